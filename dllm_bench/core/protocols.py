@@ -1,0 +1,313 @@
+"""Contracts of the parts a decoder is made of, for every piece the four works need.
+
+Shapes: K branches, W window positions (block-aligned, B a block), N = W / B blocks, L canvas
+positions, V vocabulary. Pieces are frozen dataclasses without state: what a method must remember
+lives in `DecodeState.memo`. A piece names what it `needs` and `gives` in plain words;
+`MaskedDecoder` matches them once. What one piece costs or returns is said here, nowhere else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.request import Generation, Request, SpecialTokens
+from dllm_bench.core.state import DecodeState
+from dllm_bench.core.trace import Kind
+
+Attention = Literal["full", "block_causal"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of the canvas that is being decoded, the same span for all K branches.
+
+    [start, stop) are the positions whose logits are wanted; [0, retired) is final in every branch;
+    the model sees [0, visible) of the longest branch and [0, visible_K[k]) of branch k.
+    eligible_KW: still masked and open for decoding; must_KN: blocks that have to make progress.
+    """
+
+    start: int
+    stop: int
+    visible: int
+    retired: int
+    block: int
+    eligible_KW: Tensor
+    must_KN: Tensor
+    visible_K: Tensor | None = None
+
+    def pick(self, j: Tensor) -> Window:
+        """The window of branch `j` alone."""
+        return Window(
+            self.start,
+            self.stop,
+            self.visible,
+            self.retired,
+            self.block,
+            self.eligible_KW.index_select(0, j.reshape(1)),
+            self.must_KN.index_select(0, j.reshape(1)),
+        )
+
+    def blocks(self, values_KW: Tensor) -> Tensor:
+        """(K, W) -> (K, N, B)."""
+        return values_KW.unflatten(1, (-1, self.block))
+
+    def stalled(self, where_KW: Tensor) -> Tensor:
+        """(K, W) True over blocks that must progress and have nothing chosen in `where`."""
+        stalled_KN = self.must_KN & ~self.blocks(where_KW).any(-1)
+        return stalled_KN.repeat_interleave(self.block, dim=1)
+
+    def of(self, canvas_KL: Tensor) -> Tensor:
+        """The window's columns of a canvas-wide tensor."""
+        return canvas_KL[:, self.start : self.stop]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the model proposes at every window position, decoded ones included.
+
+    ids_KW: candidate token; probability_KW: its probability (what thresholds compare);
+    confidence_KW: the ranking value, larger is surer (equal to probability, or margin, -entropy …).
+    """
+
+    ids_KW: Tensor
+    probability_KW: Tensor
+    confidence_KW: Tensor
+
+    def pick(self, j: Tensor) -> Scores:
+        """The scores of branch `j` alone."""
+        index = j.reshape(1)
+        return Scores(
+            self.ids_KW.index_select(0, index),
+            self.probability_KW.index_select(0, index),
+            self.confidence_KW.index_select(0, index),
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one forward feeds, sees and keeps; positions are absolute.
+
+    Every branch feeds [feed[0], feed[1]); cached positions outside of that span are visible.
+    Branch k does not see fed positions at or beyond visible_K[k] (None: sees all).
+    Logits are wanted for positions [rows[0], rows[1]). K/V of [store[0], store[1]) are kept once
+    the winner is known; a span of length 0 keeps nothing.
+    block_causal: a position sees the prompt, earlier blocks and its own block of `block` positions.
+    """
+
+    kind: Kind
+    feed: tuple[int, int]
+    rows: tuple[int, int]
+    store: tuple[int, int]
+    attention: Attention = "full"
+    block: int = 0
+    prompt_len: int = 0
+    visible_K: Tensor | None = None
+
+
+class KVCache(Protocol):
+    """Keys and values of one request, addressed by absolute position."""
+
+    @property
+    def length(self) -> int:
+        """Positions [0, length) hold valid keys and values."""
+
+    def keep(self, plan: Plan, branch: Tensor) -> None:
+        """Store the last forward's K/V of `branch` (0-d int64) for the positions `plan.store`."""
+
+
+class Denoiser(Protocol):
+    """A model seen as a function from tokens to logits aligned with positions.
+
+    The adapter hides logit shift, mask form, position ids and where the branches lie.
+    """
+
+    special: SpecialTokens
+    device: torch.device
+    vocab_size: int
+
+    def new_cache(self, length: int) -> KVCache:
+        """An empty cache for a canvas of `length` positions."""
+
+    def forward(self, tokens_KL: Tensor, plan: Plan, kv: KVCache) -> Tensor:
+        """Logits (K, rows, V) in the model's dtype: entry [k, i] predicts position rows[0] + i."""
+
+
+class Decoder(Protocol):
+    """A request becomes a generation. There are exactly two: masked and speculative."""
+
+    def generate(self, model: Denoiser, request: Request) -> Generation:
+        """Decode one request; equal inputs give equal outputs."""
+
+
+class Piece:
+    """What all pieces share: plain-word conditions, checked once when a decoder is put together.
+
+    `needs` maps a slot of the decoder ("schedule", "score", …) to what the piece in that slot has
+    to give; `gives` is what this piece offers. Either may be a property of the instance.
+    """
+
+    needs: ClassVar[Mapping[str, str]] = {}
+    gives: ClassVar[frozenset[str]] = frozenset()
+
+
+class Score(Piece, ABC):
+    """logits -> candidate ids and confidences for every window position (committed ones too)."""
+
+    @abstractmethod
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        """Scores in float32; may remember evidence in `state.memo`."""
+
+
+class Select(Piece, ABC):
+    """Scores of the winning branch (K = 1) -> positions to commit."""
+
+    @abstractmethod
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        """where_KW, bool; positions outside `window.eligible_KW` are ignored."""
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """(where_KW, ids_KW) for blocks that must progress and got nothing: the surest position."""
+        confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
+        best_KN1 = window.blocks(confidence_KW).argmax(-1, keepdim=True)
+        where_KNB = torch.zeros_like(window.blocks(window.eligible_KW)).scatter_(2, best_KN1, True)
+        return where_KNB.flatten(1) & window.eligible_KW, scores.ids_KW
+
+
+class Explore(Piece, ABC):
+    """Which candidate states are evaluated in one forward, and which of them goes on."""
+
+    @abstractmethod
+    def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
+        """K branches of a K = 1 state, the unchanged state (base) last; `last` is None at start."""
+
+    def valid(self, branches: DecodeState) -> Tensor:
+        """0-d int64: how many of the branches before the base are worth a forward; they lead."""
+        return branches.tokens_KL.new_tensor(branches.branches - 1)
+
+    @abstractmethod
+    def pick(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
+        """0-d int64 index of the branch that goes on; its logits are used again, not recomputed."""
+
+
+class Schedule(Piece, ABC):
+    """Which part of the canvas may be decoded, and when the next block opens."""
+
+    @abstractmethod
+    def open(self, branches: DecodeState, closed_K: Tensor) -> None:
+        """Open what is due, branch by branch, in `branches.memo`; closed branches open nothing."""
+
+    @abstractmethod
+    def survey(self, branches: DecodeState, closed_K: Tensor) -> Tensor:
+        """int64 (K, 3), on the device: masks left in open blocks, and the absolute positions where
+        the finished leading blocks end and where the open blocks end."""
+
+    @abstractmethod
+    def window(self, branches: DecodeState, survey_K3: Tensor, rows: list[list[int]]) -> Window:
+        """The window of these branches; `rows` is `survey_K3` on the host."""
+
+
+class Stop(Piece, ABC):
+    """When a branch opens no more blocks, and when a request is finished."""
+
+    def closed(self, branches: DecodeState) -> Tensor:
+        """bool (K,): open no further block."""
+        return torch.zeros(
+            branches.branches, dtype=torch.bool, device=branches.tokens_KL.device
+        )
+
+    def finished(self, state: DecodeState) -> Tensor:
+        """bool (K,): nothing more to decode, although masks are left."""
+        return self.closed(state) & False
+
+    def shorten(self, state: DecodeState, scores: Scores, window: Window) -> int | None:
+        """New canvas length (end-of-text prediction), None to leave it."""
+        return None
+
+
+class Cache(Piece, ABC):
+    """What a forward feeds and reuses."""
+
+    attention: Attention
+
+    @abstractmethod
+    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
+        """The plan of the next forward."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Draft tokens (n,) after a context; logits (n, V) they were drawn from, None when greedy.
+
+    confidence (n,): predicted probability that a token survives verification, None without a head.
+    n = 0 is legal: verification then emits one token of the target.
+    """
+
+    tokens: Tensor
+    logits: Tensor | None = None
+    confidence: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Accepted draft tokens `count` (0-d) and the target's own next token `bonus` (0-d)."""
+
+    count: Tensor
+    bonus: Tensor
+
+
+class Draft(Piece, ABC):
+    """context -> proposal."""
+
+    @abstractmethod
+    def propose(self, state: DecodeState, hidden: Tensor | None) -> Proposal:
+        """Draft after the committed tokens; `hidden` are target features of the last forward."""
+
+
+class Verify(Piece, ABC):
+    """proposal -> accepted prefix + bonus, without changing the target's output law."""
+
+    @abstractmethod
+    def __call__(self, proposal: Proposal, target_logits: Tensor) -> Verdict:
+        """target_logits (n + 1, V): row i is the target's law of draft position i."""
+
+
+class VerifyScheduler(Piece, ABC):
+    """How many draft tokens of each request are worth verifying."""
+
+    @abstractmethod
+    def lengths(self, proposals: Sequence[Proposal]) -> Sequence[int]:
+        """One length in 0..n per proposal."""
+
+
+Turns = Sequence[Mapping[str, str]]  # chat turns: [{"role": "user", "content": "..."}, ...]
+Encode = Callable[[str | Turns], list[int]]
+
+
+@dataclass(frozen=True)
+class SampleScore:
+    """Outcome of one sample: `value` in [0, 1]; `verdict` names how ("correct", "timeout", …)."""
+
+    value: float
+    verdict: str
+    metrics: Mapping[str, float]
+
+
+class Benchmark(Protocol):
+    """What to ask and how to grade; scoring is pure and repeatable from stored text."""
+
+    name: str
+
+    def requests(self, encode: Encode) -> Sequence[Request]:
+        """All requests in a fixed order; `encode` turns text or chat turns into prompt ids."""
+
+    def dataset_hash(self) -> str:
+        """sha256 of the items, templates and few-shot examples behind the requests."""
+
+    def score(self, texts: Mapping[str, str]) -> Mapping[str, SampleScore]:
+        """Grade texts by request id."""

@@ -1,0 +1,101 @@
+"""`DecodeState`: where a request stands, for K candidate branches at once.
+
+Shapes: K branches, L canvas positions (prompt + room for new tokens). The canvas has its final
+length from the start; what is not decoded holds the mask id. `commit` is the only writer of
+tokens; `fork` and `pick` carry tokens and `memo` together, so a method's memory (credits, open
+blocks) follows its branch and never outlives its request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.request import Request, SpecialTokens
+
+MASKED = -1  # value of `born` at a position that is not decoded yet
+PROMPT = -2  # value of `born` at a prompt position
+
+
+@dataclass
+class DecodeState:
+    """Tokens and bookkeeping of one request.
+
+    tokens_KL: int64 token ids; born_KL: int32 forward index at which a position was committed
+    (`MASKED`, `PROMPT` otherwise); forwards: model calls made so far; memo: per-piece tensors,
+    every one with leading dimension K.
+    """
+
+    tokens_KL: Tensor
+    born_KL: Tensor
+    prompt_len: int
+    special: SpecialTokens
+    forwards: int = 0
+    memo: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls, request: Request, special: SpecialTokens, device: torch.device | str = "cpu"
+    ) -> DecodeState:
+        """One branch: the prompt followed by `max_new_tokens` masks."""
+        prompt = torch.tensor(request.prompt_ids, dtype=torch.long, device=device)
+        length = len(prompt) + request.max_new_tokens
+        tokens_KL = torch.full((1, length), special.mask, dtype=torch.long, device=device)
+        born_KL = torch.full((1, length), MASKED, dtype=torch.int32, device=device)
+        tokens_KL[0, : len(prompt)] = prompt
+        born_KL[0, : len(prompt)] = PROMPT
+        return cls(tokens_KL, born_KL, len(prompt), special)
+
+    @property
+    def branches(self) -> int:
+        """K."""
+        return self.tokens_KL.shape[0]
+
+    @property
+    def length(self) -> int:
+        """L, prompt included."""
+        return self.tokens_KL.shape[1]
+
+    @property
+    def masked_KL(self) -> Tensor:
+        """True at positions that are still to be decoded."""
+        return self.born_KL == MASKED
+
+    def commit(self, where_KL: Tensor, ids_KL: Tensor) -> None:
+        """Write `ids` where `where` is true and stamp them with the current forward counter.
+
+        Positions already decoded are left alone (no decoder here remasks); a mask id written by a
+        decoder that does not forbid it leaves the position masked.
+        """
+        where_KL = where_KL & self.masked_KL & (ids_KL != self.special.mask)
+        self.tokens_KL = torch.where(where_KL, ids_KL, self.tokens_KL)
+        self.born_KL = self.born_KL.masked_fill(where_KL, self.forwards)
+
+    def truncate(self, length: int) -> None:
+        """Cut the canvas to `length` positions (end-of-text prediction); it never grows again."""
+        self.tokens_KL = self.tokens_KL[:, :length]
+        self.born_KL = self.born_KL[:, :length]
+
+    def take(self, index: Tensor) -> DecodeState:
+        """The branches `index` (int64), in that order, memo included."""
+        memo = {name: value.index_select(0, index) for name, value in self.memo.items()}
+        return DecodeState(
+            tokens_KL=self.tokens_KL.index_select(0, index),
+            born_KL=self.born_KL.index_select(0, index),
+            prompt_len=self.prompt_len,
+            special=self.special,
+            forwards=self.forwards,
+            memo=memo,
+        )
+
+    def fork(self, k: int) -> DecodeState:
+        """K = k copies of a single-branch state, memo included."""
+        if self.branches != 1:
+            raise ValueError(f"fork needs a state of one branch, found {self.branches}")
+        return self.take(torch.zeros(k, dtype=torch.long, device=self.tokens_KL.device))
+
+    def pick(self, j: Tensor) -> DecodeState:
+        """The branch with index `j` (0-d or 1-element int64 tensor, no host copy), memo included."""
+        return self.take(j.reshape(1))

@@ -1,0 +1,21 @@
+"""No exploration: one branch, one forward, its own scores (every decoder but LoPA)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dllm_bench.core.protocols import Explore, Scores, Window
+from dllm_bench.core.state import DecodeState
+
+
+@dataclass(frozen=True)
+class Greedy(Explore):
+    """K = 1."""
+
+    def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
+        return state
+
+    def pick(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
+        return branches.tokens_KL.new_zeros(())

@@ -1,0 +1,179 @@
+"""The only denoising loop: a request becomes a generation by masked diffusion decoding.
+
+One round: spawn branches, open blocks, plan, forward, score, pick a branch, select, commit. What
+happens in each word is the business of the piece of that name; a paper's method is a choice of six
+pieces. The loop guarantees progress (a block that must progress and gets nothing commits what the
+selector's stall rule says) and copies to the host once per round. It leaves text to the runner.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import (
+    Cache,
+    Denoiser,
+    Explore,
+    Piece,
+    Plan,
+    Schedule,
+    Score,
+    Scores,
+    Select,
+    Stop,
+    Window,
+)
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.state import DecodeState
+from dllm_bench.core.trace import Forward, Trace
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.stop.filled import Filled
+
+
+@dataclass(frozen=True)
+class MaskedDecoder:
+    """Six pieces and one switch; equal decoders produce equal tokens.
+
+    forbid_mask takes the mask token out of the model's distribution, so that no position can be
+    "decoded" to a mask (published samplers leave it in).
+    """
+
+    score: Score
+    select: Select
+    schedule: Schedule
+    cache: Cache
+    explore: Explore = field(default_factory=Greedy)
+    stop: Stop = field(default_factory=Filled)
+    forbid_mask: bool = True
+
+    def __post_init__(self) -> None:
+        check_fit({slot.name: getattr(self, slot.name) for slot in fields(self)})
+
+    @torch.inference_mode()
+    def generate(self, model: Denoiser, request: Request) -> Generation:
+        """Decode `request`; see `Generation` for what comes out."""
+        state = DecodeState.start(request, model.special, model.device)
+        kv = model.new_cache(state.length)
+        rounds = _Rounds()
+        last: tuple[Scores, Window] | None = None
+        while True:
+            branches, window = self._open(self.explore.spawn(state, last), rounds)
+            if window is None:
+                return rounds.generation(request, state)
+            plan = self.cache.plan(branches, window, kv)
+            logits_KWV = model.forward(branches.tokens_KL, plan, kv)
+            if self.forbid_mask:
+                logits_KWV[..., model.special.mask] = -torch.inf
+            scores = self.score(logits_KWV, branches, window)
+            winner = self.explore.pick(scores, window, branches)
+            kv.keep(plan, winner)
+            if branches.branches > 1:
+                scores, window, state = (x.pick(winner) for x in (scores, window, branches))
+            else:
+                state = branches
+            forced = self._commit(state, scores, window)
+            rounds.note(plan, branches.branches, winner, forced)
+            last = (scores, window)
+
+    def _open(self, branches: DecodeState, rounds: _Rounds) -> tuple[DecodeState, Window | None]:
+        """Open blocks and copy to the host, once, all that shapes the next forward."""
+        closed_K = self.stop.closed(branches)
+        self.schedule.open(branches, closed_K)
+        survey_K3 = self.schedule.survey(branches, closed_K)
+        finished = self.stop.finished(branches)[-1].long()
+        facts = torch.stack([finished, self.explore.valid(branches)])
+        over, valid, *flat = torch.cat([facts, survey_K3.flatten()]).tolist()
+        rows = [flat[i : i + 3] for i in range(0, len(flat), 3)]
+        rounds.tick(open_end=rows[-1][2])
+        if over or rows[-1][0] == 0:
+            return branches, None
+        if valid < branches.branches - 1:
+            kept = [*range(valid), branches.branches - 1]
+            index = torch.tensor(kept, device=branches.tokens_KL.device)
+            branches, survey_K3 = branches.take(index), survey_K3.index_select(0, index)
+            rows = [rows[i] for i in kept]
+        return branches, self.schedule.window(branches, survey_K3, rows)
+
+    def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor:
+        """Write what the selector chose; returns how many positions the stall rule added (0-d)."""
+        where_KW = self.select(scores, window, state) & window.eligible_KW
+        rescue_KW, ids_KW = self.select.on_stall(scores, window, state)
+        forced_KW = rescue_KW & window.stalled(where_KW)
+        ids_KL = state.tokens_KL.clone()
+        window.of(ids_KL).copy_(torch.where(forced_KW, ids_KW, scores.ids_KW))
+        where_KL = torch.zeros_like(ids_KL, dtype=torch.bool)
+        window.of(where_KL).copy_(where_KW | forced_KW)
+        state.commit(where_KL, ids_KL)
+        state.forwards += 1
+        return forced_KW.sum()
+
+
+@dataclass
+class _Rounds:
+    """Facts of the rounds of one request, kept on the device until the end."""
+
+    ticks: list[float] = field(default_factory=list)
+    plans: list[tuple[Plan, int]] = field(default_factory=list)
+    facts: list[Tensor] = field(default_factory=list)
+    open_end: int = 0
+
+    def tick(self, open_end: int) -> None:
+        """Called right after the host copy of a round, when the device has caught up."""
+        self.ticks.append(time.perf_counter())
+        self.open_end = open_end
+
+    def note(self, plan: Plan, branches: int, winner: Tensor, forced: Tensor) -> None:
+        self.plans.append((plan, branches))
+        self.facts.append(torch.stack([winner, forced]))
+
+    def trace(self) -> Trace:
+        """Round i lasts from its own host copy to the next one."""
+        pairs = torch.stack(self.facts).tolist() if self.facts else []
+        spans = zip(self.ticks, self.ticks[1:], strict=False)
+        rows = zip(self.plans, pairs, spans, strict=True)
+        return Trace(
+            [
+                Forward(
+                    kind=plan.kind,
+                    branches=branches,
+                    fed=plan.feed[1] - plan.feed[0],
+                    cached=plan.feed[0],
+                    ms=1000 * (after - before),
+                    winner=winner,
+                    forced=forced,
+                )
+                for (plan, branches), (winner, forced), (before, after) in rows
+            ]
+        )
+
+    def generation(self, request: Request, state: DecodeState) -> Generation:
+        """All open positions after the prompt, whatever follows the first end token included."""
+        span = slice(state.prompt_len, self.open_end)
+        ids = tuple(state.tokens_KL[-1, span].tolist())
+        born = tuple(state.born_KL[-1, span].tolist())
+        cut = {"length": len(ids)}
+        ends = [i for i, token in enumerate(ids) if token in state.special.ends]
+        if ends:
+            cut["eos"] = ends[0]
+        return Generation(request.id, ids, born, cut, self.trace())
+
+
+def check_fit(pieces: dict[str, object]) -> None:
+    """Match what the pieces need with what the others give.
+
+    Raises DllmBenchError naming both pieces and the missing condition.
+    """
+    for slot, piece in pieces.items():
+        if not isinstance(piece, Piece):
+            continue
+        for wanted, condition in piece.needs.items():
+            other = pieces[wanted]
+            if condition not in getattr(other, "gives", frozenset()):
+                raise DllmBenchError(
+                    f"{slot} {type(piece).__name__} needs a {wanted} with {condition}, "
+                    f"which {type(other).__name__} does not give; choose another {wanted} or {slot}."
+                )
