@@ -1,0 +1,112 @@
+"""Names, places and the tokenizer of the models that ship with the package.
+
+`EMBEDDED` maps a name to what lies in ``dllm_bench/assets/<name>``: a checkpoint folder in the
+published layout, or a peft adapter on another embedded model. All share one tokenizer: Unigram
+with one token per word (leading space included) and per number 0..99, and byte fallback, so that
+any text encodes and decodes without loss. Loading weights into modules is left to the adapters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class EmbeddedModel:
+    """One shipped model: layout is "llada" or "dream"; `base` is set for an adapter."""
+
+    name: str
+    layout: str
+    base: str | None = None
+    chat: bool = False
+
+    @property
+    def folder(self) -> Path:
+        return assets_root() / self.name
+
+
+EMBEDDED: dict[str, EmbeddedModel] = {
+    m.name: m
+    for m in (
+        EmbeddedModel("tiny-llada", "llada"),
+        EmbeddedModel("tiny-dream-base", "dream"),
+        EmbeddedModel("tiny-dream-instruct", "dream", chat=True),
+        EmbeddedModel("tiny-d2f-dream-base", "dream", base="tiny-dream-base"),
+        EmbeddedModel("tiny-d2f-dream-instruct", "dream", base="tiny-dream-instruct", chat=True),
+    )
+}
+
+MASK, EOS, EOT, PAD, BOS = "<|mask|>", "<|endoftext|>", "<|eot|>", "<|pad|>", "<|bos|>"
+USER, ASSISTANT, UNK = "<|user|>", "<|assistant|>", "<|unk|>"
+SPECIALS = (MASK, EOS, EOT, PAD, BOS, USER, ASSISTANT, UNK)
+BYTES = tuple(f"<0x{b:02X}>" for b in range(256))
+PUNCTUATION = ("\n", "    ", "        ", '"""', "####", *"()[],.:?")
+SPACED_SYMBOLS = (" %", " *", " +", " -", " <", " =", " ==", " >", " [")
+BARE_WORDS = """
+Answer Change If Keep Question Return Start a b c def if r return x xs y ys zs
+""".split()
+SPACED_WORDS = """
+Add Amy Ann Ben Cap Change Dan Eva He How If Ivy Keep Leo Max Mia Multiply Raise Reduce Return Sam
+She Start Subtract Then Tom Zoe a apples apply are as at b books borrows breaks build buys by c calc
+cards change coins collects combine compute count cups does drops each earns eggs else end equal
+exchanges finds for gets gives greater has have he hides if in is item items largest least len lends
+less loses makes many marbles max min minus modulo more most now of otherwise owns pens picks plus
+process r return run sells she shells smallest so solve stamps starts stones sum swaps than the them
+there throws tickets times to trades uses when wins with work x xs y ys zs
+""".split()
+NUMBERS = tuple(str(n) for n in range(100))
+DIGITS = NUMBERS[:10]
+HEX = tuple("<>ABCDEF")
+"""With "x" and the digits these spell ``<0x41>``, so that such a text is not read as a byte."""
+BYTE_SCORE, PIECE_SCORE = -100.0, -1.0
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'user' %}{{ '<|eot|>' }}{% else %}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""User turn = exactly the plain prompt; the assistant turn = the gold continuation and EOS."""
+
+
+def assets_root() -> Path:
+    """The folder of shipped assets, wherever the package is installed."""
+    return Path(str(resources.files("dllm_bench"))) / "assets"
+
+
+def pieces() -> list[str]:
+    """The vocabulary in id order: specials, bytes, punctuation, words, numbers. Append only."""
+    words = [*PUNCTUATION, *SPACED_SYMBOLS, *BARE_WORDS, *(" " + w for w in SPACED_WORDS)]
+    return [*SPECIALS, *BYTES, *words, *(" " + n for n in NUMBERS), *DIGITS, *HEX]
+
+
+def build_tokenizer(chat: bool = False) -> PreTrainedTokenizerFast:
+    """The tokenizer of every embedded model; `chat` adds the chat template.
+
+    All pieces have the same score, so a text is cut into as few pieces as possible.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = pieces()
+    scores = [BYTE_SCORE if p in BYTES else PIECE_SCORE for p in vocab]
+    model = models.Unigram(
+        list(zip(vocab, scores, strict=True)), vocab.index(UNK), byte_fallback=True
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, bos_token=BOS, unk_token=UNK,
+        mask_token=MASK, clean_up_tokenization_spaces=False, padding_side="left",
+        model_max_length=2048,
+    )  # fmt: skip
+    fast.chat_template = CHAT_TEMPLATE if chat else None
+    return fast

@@ -1,0 +1,164 @@
+"""Keys and values of one request, addressed by absolute position.
+
+Static buffers (kv_heads x L x head_dim per layer) behind transformers' `Cache` interface. A forward
+reads them beside its own fresh K/V, which are held until `keep` stores the winner's. For models
+with shifted logits the cache also remembers the hidden state that predicts the position after a
+kept span, because the row before the next window is then no longer fed.
+Cached keys carry their rotation. Not here: joining cached and fresh keys without a copy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.request import DllmBenchError
+
+Span = tuple[int, int]
+
+
+class PositionLayer(CacheLayerMixin):
+    """K/V of one layer: a buffer over all positions and what the last forward computed."""
+
+    is_sliding = False
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.spans: tuple[Span, ...] = ()
+        self.holding = False
+        self.fresh: tuple[Tensor, Tensor] | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Room for every position of the canvas."""
+        self.keys, self.values = (
+            states.new_empty(*states.shape[:2], self.length, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object
+    ) -> tuple[Tensor, Tensor]:
+        """The keys and values to attend to: visible cached spans, then the fresh ones."""
+        if self.holding:
+            self.fresh = (key_states, value_states)
+        if not self.spans:
+            return key_states, value_states
+        return self._join(self.keys, key_states), self._join(self.values, value_states)
+
+    def _join(self, stored: Tensor | None, fresh: Tensor) -> Tensor:
+        assert stored is not None  # spans are non-empty only after a first `store`
+        cached = [stored[:, :, start:stop] for start, stop in self.spans]
+        return torch.cat([*cached, fresh], dim=2)
+
+    def store(self, plan: Plan, branches: int, branch: Tensor) -> None:
+        """Copy the branch's fresh K/V of `plan.store` into the buffers."""
+        assert self.fresh is not None
+        if not self.is_initialized:
+            self.lazy_initialization(*self.fresh)
+        (first, last), offset = plan.store, plan.feed[0]
+        for stored, fresh in zip((self.keys, self.values), self.fresh, strict=True):
+            assert stored is not None
+            split = fresh.unflatten(2, (branches, -1))[:, :, :, first - offset : last - offset]
+            stored[:, :, first:last] = pick(split, 2, branch)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return sum(stop - start for start, stop in self.spans)
+
+    def get_max_length(self) -> int:
+        return self.length
+
+
+class PositionCache(Cache):
+    """One `PositionLayer` per layer; implements `core.protocols.KVCache`."""
+
+    def __init__(self, layers: int, length: int) -> None:
+        self.positions = [PositionLayer(length) for _ in range(layers)]
+        super().__init__(layers=list(self.positions))
+        self.spans: tuple[Span, ...] = ()
+        self._length = 0
+        self._held: tuple[Plan, Tensor] | None = None
+        self._boundary: dict[int, Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        """Positions [0, length) hold valid keys and values."""
+        return self._length
+
+    def begin(self, plan: Plan, canvas: int) -> None:
+        """Make visible what `plan` may see of the cache: all of it outside of the fed span."""
+        start, stop = plan.feed
+        if start > self._length:
+            raise ValueError(
+                f"The plan feeds from position {start}, but only {self._length} are cached."
+            )
+        around = ((0, start), (stop, min(self._length, canvas)))
+        self.spans = tuple(span for span in around if span[0] < span[1])
+        self._held = None
+        for layer in self.positions:
+            layer.spans, layer.fresh = self.spans, None
+            layer.holding = plan.store[0] < plan.store[1]
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the attention of layer `layer_idx`."""
+        return self.positions[layer_idx].update(key_states, value_states)
+
+    def hold(self, plan: Plan, hidden_KFD: Tensor) -> None:
+        """Remember the last forward until `keep` (or the next forward)."""
+        if plan.store[0] < plan.store[1]:
+            self._held = (plan, hidden_KFD)
+
+    @torch.inference_mode()
+    def keep(self, plan: Plan, branch: Tensor) -> None:
+        """Store the last forward's K/V of `branch` (0-d int64) for the positions `plan.store`."""
+        first, last = plan.store
+        if first >= last:
+            return
+        if self._held is None or self._held[0] is not plan:
+            raise ValueError("keep() needs the plan of the last forward, once.")
+        if not plan.feed[0] <= first <= self._length or last > plan.feed[1]:
+            raise ValueError(f"Cannot store {plan.store} of {plan.feed}, {self._length} cached.")
+        hidden_KFD = self._held[1]
+        for layer in self.positions:
+            layer.store(plan, len(hidden_KFD), branch)
+            layer.fresh = None
+        self._keep_boundary(plan, pick(hidden_KFD, 0, branch))
+        self._length = max(self._length, last)
+        self._held = None
+
+    def _keep_boundary(self, plan: Plan, hidden_FD: Tensor) -> None:
+        """Hidden states that predict the positions a later window may begin with."""
+        start, stop = plan.feed
+        starts = {plan.store[1], plan.rows[0]}
+        kept = {p: hidden for p, hidden in self._boundary.items() if p in starts}
+        new = {p: hidden_FD[p - 1 - start].clone() for p in starts if start < p <= stop}
+        self._boundary = kept | new
+
+    def boundary(self, position: int) -> Tensor:
+        """The kept hidden state (D,) that predicts `position`."""
+        if position not in self._boundary:
+            raise DllmBenchError(
+                f"Logits of this model are shifted by one and the row that predicts position "
+                f"{position} is neither fed nor kept (kept: {sorted(self._boundary)}); use a cache "
+                f"that feeds the position before its window or keeps K/V up to it."
+            )
+        return self._boundary[position]
+
+
+def pick(values: Tensor, dim: int, branch: Tensor) -> Tensor:
+    """`values[..., branch, ...]` without a host copy."""
+    if values.shape[dim] == 1:
+        return values.squeeze(dim)
+    return values.index_select(dim, branch.reshape(1)).squeeze(dim)

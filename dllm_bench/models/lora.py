@@ -1,0 +1,105 @@
+"""LoRA adapters in peft's layout, merged on load: W <- W + s B A, s = alpha / r.
+
+The product is added in float32 before the cast to the run's dtype. Refused, not ignored: DoRA,
+trained biases, saved modules, per-layer ranks, transposed (fan-in) weights.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.models.checkpoint import Weights, named, read_json, weight_files
+
+STEM = "adapter_model"
+CONFIG = "adapter_config.json"
+KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+PLAIN: dict[str, tuple[Any, ...]] = {  # config key -> values that leave the formula above intact
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "lora_bias": (False, None),
+}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Pairs (A, B) by parameter name of the module, and their common scale."""
+
+    scale: float
+    pairs: dict[str, tuple[Tensor, Tensor]]
+
+    def merge(self, name: str, weight: Tensor) -> Tensor:
+        """The adapted weight in float32, or `weight` itself where there is no pair."""
+        if name not in self.pairs:
+            return weight
+        down_RI, up_OR = (side.to(torch.float32) for side in self.pairs[name])
+        return weight.to(torch.float32) + self.scale * (up_OR @ down_RI)
+
+
+NONE = Lora(0.0, {})
+
+
+def adapter_files(folder: Path) -> list[Path]:
+    """Files that decide what an adapter does."""
+    return [folder / CONFIG, *weight_files(folder, STEM)]
+
+
+def read_lora(folder: Path, rename: Callable[[str], str]) -> Lora:
+    """An adapter folder; `rename` maps published tensor names to the module's."""
+    config = read_json(folder / CONFIG)
+    wrong = [f"{key}={config[key]!r}" for key in PLAIN if config.get(key) not in _allowed(key)]
+    if wrong:
+        raise DllmBenchError(
+            f"The adapter in {folder} has {', '.join(wrong)}, which a plain LoRA merge would "
+            f"ignore; merge it with peft and load the merged checkpoint."
+        )
+    weights = Weights(weight_files(folder, STEM), lambda key: key)
+    sides: dict[str, dict[str, Tensor]] = {}
+    strange = set()
+    for key in weights.names:
+        match = KEY.fullmatch(key)
+        if match is None:
+            strange.add(key)
+            continue
+        module = rename(f"{match['module']}.weight")
+        sides.setdefault(module, {})[match["side"]] = weights.read(key)
+    strange |= {name for name, pair in sides.items() if len(pair) != 2}
+    if strange:
+        raise DllmBenchError(
+            f"The adapter in {folder} has tensors that are no LoRA pair ({named(strange)}); "
+            f"merge it with peft and load the merged checkpoint."
+        )
+    root = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
+    pairs = {name: (pair["A"], pair["B"]) for name, pair in sides.items()}
+    return Lora(config["lora_alpha"] / root, pairs)
+
+
+def _allowed(key: str) -> tuple[Any, ...]:
+    return PLAIN[key] if key == "peft_type" else (*PLAIN[key], None)
+
+
+def check_targets(lora: Lora, shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
+    """Every pair must fit a weight of the model it is merged into."""
+    wrong = [
+        f"{name} ({up.shape[0]}, {down.shape[1]})"
+        for name, (down, up) in lora.pairs.items()
+        if shapes.get(name) != (up.shape[0], down.shape[1])
+    ]
+    if wrong:
+        raise DllmBenchError(
+            f"The adapter in {folder} changes weights that the model does not have in that shape: "
+            f"{named(wrong)}; use it with the checkpoint it was trained on."
+        )

@@ -1,0 +1,148 @@
+"""Tiny random checkpoints in the published layouts, for tests that need a model but no data.
+
+`tiny_checkpoint` writes a whole folder (config, safetensors, tokenizer), `tiny_denoiser` skips the
+disk. Weights are scaled so that top-1 probabilities spread over (0, 1). `load_denoiser` reads a
+checkpoint folder; `golden_dir` says where the reference data lie.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.request import SpecialTokens
+from dllm_bench.models.loading import ADAPTERS, ModelSpec, load
+from dllm_bench.models.transformer import TransformerDenoiser
+
+VOCAB, WIDTH, LAYERS, HEADS, MLP, LENGTH = 96, 32, 2, 4, 48, 512
+NAMES = ("<|mask|>", "<|endoftext|>", "<|pad|>", "<|bos|>", "<|eot|>")  # the vocabulary's last ids
+IDS = {name: VOCAB - 1 - i for i, name in enumerate(NAMES)}
+ROLES = dict(zip(("mask", "eos", "pad", "bos", "eot"), IDS.values(), strict=True))
+TEMPLATE = "{% for m in messages %}<|bos|>{{ m['content'] }}<|eot|>{% endfor %}"
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llada": {
+        "model_type": "llada",
+        "block_type": "llama",
+        "activation_type": "silu",
+        "layer_norm_type": "rms",
+        "d_model": WIDTH,
+        "n_layers": LAYERS,
+        "n_heads": HEADS,
+        "n_kv_heads": HEADS,
+        "mlp_hidden_size": MLP,
+        "rope": True,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "weight_tying": False,
+        "include_qkv_bias": False,
+        "include_bias": False,
+        "max_sequence_length": LENGTH,
+        "vocab_size": VOCAB,
+        "embedding_size": VOCAB,
+    },
+    "dream": {
+        "model_type": "Dream",
+        "hidden_act": "silu",
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS // 2,
+        "intermediate_size": MLP,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "max_position_embeddings": LENGTH,
+        "vocab_size": VOCAB,
+    },
+}
+
+
+def golden_dir() -> Path:
+    """$DLLM_BENCH_GOLDEN, else ../shared/golden beside the repository."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "golden"
+    return Path(os.environ.get("DLLM_BENCH_GOLDEN", default))
+
+
+def load_denoiser(folder: Path) -> TransformerDenoiser:
+    """The float32 denoiser of a checkpoint folder, on the CPU."""
+    spec = ModelSpec(folder.name, str(folder), dtype="float32", device="cpu")
+    denoiser = load(spec).denoiser
+    assert isinstance(denoiser, TransformerDenoiser)
+    return denoiser
+
+
+def tiny_config(layout: str, **changes: Any) -> dict[str, Any]:
+    """A published config.json of a tiny model."""
+    ids = {f"{role}_token_id": ROLES[role] for role in ("mask", "eos", "pad", "bos")}
+    return CONFIGS[layout] | ids | changes
+
+
+def tiny_weights(layout: str, seed: int, config: dict[str, Any]) -> dict[str, Tensor]:
+    """Random weights under the module's names."""
+    generator = torch.Generator().manual_seed(seed)
+    state = ADAPTERS[layout].build(config, "sdpa").state_dict()
+    return {name: _random(name, tensor, generator) for name, tensor in state.items()}
+
+
+def _random(name: str, like: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(like.shape, generator=generator)
+    if like.dim() == 1:
+        return 0.3 * noise if name.endswith("bias") else 1 + 0.1 * noise
+    if "embed_tokens" in name:
+        return 4 * noise
+    return noise * (2.5 if "lm_head" in name else 1.6) / like.shape[1] ** 0.5
+
+
+def tiny_checkpoint(layout: str, path: Path, seed: int, **changes: Any) -> Path:
+    """Write a checkpoint folder of `layout` ("llada" or "dream"); `changes` go into config.json."""
+    from safetensors.torch import save_file
+
+    path.mkdir(parents=True, exist_ok=True)
+    config = tiny_config(layout, **changes)
+    (path / "config.json").write_text(json.dumps(config))
+    rename = ADAPTERS[layout].to_published
+    weights = tiny_weights(layout, seed, config)
+    save_file(
+        {rename(name): tensor for name, tensor in weights.items()}, path / "model.safetensors"
+    )
+    tiny_tokenizer().save_pretrained(str(path))
+    return path
+
+
+def tiny_tokenizer() -> Any:
+    """Words w0, w1, ... and the special tokens, with a chat template.
+
+    Like many published tokenizers it puts a BOS before a text unless told not to.
+    """
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{i}": i for i in range(VOCAB - len(NAMES))} | IDS
+    backend = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens([AddedToken(name, special=True) for name in NAMES])
+    mask, eos, pad, bos, _ = NAMES
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, IDS[bos])]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, mask_token=mask, eos_token=eos, pad_token=pad, bos_token=bos
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def tiny_denoiser(layout: str, seed: int, attention: str = "sdpa") -> TransformerDenoiser:
+    """A random float32 model of `layout` in memory."""
+    config = tiny_config(layout)
+    module = ADAPTERS[layout].build(config, attention)
+    module.load_state_dict(tiny_weights(layout, seed, config))
+    return TransformerDenoiser(module, SpecialTokens(**ROLES), ADAPTERS[layout].shifted)

@@ -1,0 +1,176 @@
+"""Laws of masked decoding (docs/design.md, "Laws"), on tiny random models of both layouts.
+
+Random weights make confidences spread over (0, 1), so every branch of the pieces is taken; the
+laws hold for any model. The product test enumerates all combinations of pieces: each obeys the
+laws or is refused with a sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.state import MASKED
+from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.decoding.stop.any_of import AnyOf
+from dllm_bench.decoding.stop.eos import Eos
+from dllm_bench.decoding.stop.filled import Filled
+from tests.helpers import tiny_denoiser
+
+LAYOUTS = ("llada", "dream")
+REQUESTS = [
+    Request("short", (5, 9, 2), 24),
+    Request("long", tuple(range(3, 26)), 32),
+]
+NEVER = 1.5  # a threshold no probability reaches
+
+# One member a kind (and its variants where they take another path) for the product test.
+SCORES = (Confidence(), NegEntropy())
+SELECTS = (TopK(steps=3), Threshold(0.3), Threshold(0.3, strict=True))
+EXPLORES = (Greedy(), Lookahead(2), Lookahead(3, alpha=0.5, fraction=0.5))
+SCHEDULES = (
+    Blocks(8),
+    Blocks(8, sees_future=False),
+    Pipeline(8, tau_add=0.1, tau_act=0.5),
+    Pipeline(8, tau_add=1.0, tau_act=1.0),
+)
+STOPS = (Filled(), AnyOf((Eos("token"), Filled())))
+CACHES = (NoCache(), NoCache("block_causal"), BlockCache("block_causal"), BlockCache("full"))
+PRODUCT_REQUEST = Request("product", (5, 9, 2), 16)
+
+BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def model(request: pytest.FixtureRequest):
+    return tiny_denoiser(request.param, seed=1)
+
+
+def tokens(decoder: MaskedDecoder, model, request: Request = REQUESTS[1]) -> tuple[int, ...]:
+    return decoder.generate(model, request).ids
+
+
+def committed(generation: Generation) -> list[int]:
+    """Positions committed at each forward."""
+    born = [b for b in generation.born if b != MASKED]
+    return [born.count(step) for step in range(len(generation.trace))]
+
+
+@pytest.mark.parametrize("schedule", [Blocks(8), Blocks(None)])
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.id)
+def test_threshold_above_one_takes_one_token_per_forward(model, schedule, request_) -> None:
+    decoder = replace(BASE, select=Threshold(NEVER), schedule=schedule)
+    generation = decoder.generate(model, request_)
+    assert committed(generation) == [1] * request_.max_new_tokens
+    assert generation.ids == tokens(replace(decoder, select=TopK()), model, request_)
+    assert all(forward.forced == 1 for forward in generation.trace.forwards)
+
+
+@pytest.mark.parametrize("schedule", [Blocks(8), Pipeline(8, 0.1, 0.95)], ids=["blocks", "d2f"])
+def test_lookahead_without_branches_is_greedy(model, schedule) -> None:
+    decoder = replace(BASE, schedule=schedule, stop=Eos())
+    assert tokens(replace(decoder, explore=Lookahead(0)), model) == tokens(decoder, model)
+
+
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+@pytest.mark.parametrize("attention", ["full", "block_causal"])
+def test_pipeline_of_one_open_block_is_blocks(model, explore, attention) -> None:
+    blocks = replace(
+        BASE,
+        schedule=Blocks(8, sees_future=False),
+        explore=explore,
+        cache=NoCache(attention),
+        stop=Eos(),
+    )
+    pipeline = replace(blocks, schedule=Pipeline(8, tau_add=1.0, tau_act=1.0))
+    assert tokens(pipeline, model) == tokens(blocks, model)
+
+
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+@pytest.mark.parametrize(
+    "schedule", [Blocks(8), Blocks(8, sees_future=False), Pipeline(8, 0.1, 0.5)], ids=str
+)
+def test_exact_block_cache_changes_nothing(model, explore, schedule) -> None:
+    plain = replace(BASE, schedule=schedule, explore=explore, cache=NoCache("block_causal"))
+    cached = replace(plain, cache=BlockCache("block_causal"))
+    first, second = (decoder.generate(model, REQUESTS[1]) for decoder in (plain, cached))
+    assert first.ids == second.ids
+    assert first.born == second.born
+    assert sum(f.fed for f in second.trace.forwards) < sum(f.fed for f in first.trace.forwards)
+
+
+@pytest.mark.parametrize("decoder", [BASE, replace(BASE, explore=Lookahead(3), stop=Eos())])
+def test_requests_do_not_leak(model, decoder) -> None:
+    alone = decoder.generate(model, REQUESTS[1])
+    decoder.generate(model, REQUESTS[0])
+    assert decoder.generate(model, REQUESTS[1]).ids == alone.ids
+
+
+def test_lookahead_needs_no_more_rounds_at_the_same_threshold(model) -> None:
+    """Every lookahead that wins adds a token, so one-token decoding gets shorter with branches."""
+    one = replace(BASE, select=Threshold(NEVER))
+    rounds = len(one.generate(model, REQUESTS[1]).trace)
+    wide = replace(one, explore=Lookahead(3)).generate(model, REQUESTS[1])
+    assert len(wide.trace) < rounds
+    assert max(forward.branches for forward in wide.trace.forwards) == 4
+
+
+def test_equal_decoders_are_equal_values() -> None:
+    again = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
+    assert again == BASE and hash(again) == hash(BASE)
+    assert replace(BASE, select=Threshold(0.4)) != BASE
+
+
+def test_misfit_names_both_pieces() -> None:
+    with pytest.raises(DllmBenchError, match="TopK needs a schedule with .*Pipeline does not"):
+        replace(BASE, select=TopK(), schedule=Pipeline(8, 0.1, 0.95))
+
+
+def test_block_must_divide_the_generation(model) -> None:
+    with pytest.raises(DllmBenchError, match="does not divide the generation length 24"):
+        replace(BASE, schedule=Blocks(5)).generate(model, REQUESTS[0])
+
+
+def check_laws(decoder: MaskedDecoder, model, request: Request) -> None:
+    """What holds for every decoder."""
+    generation = decoder.generate(model, request)
+    per_forward = committed(generation)
+    filled = sum(b != MASKED for b in generation.born)
+    assert sum(per_forward) == filled, "committed counts add up"
+    stalls = [i for i, count in enumerate(per_forward) if count == 0]
+    assert not stalls or stalls == [len(per_forward) - 1], "every forward makes progress"
+    assert model.special.mask not in (
+        token for token, born in zip(generation.ids, generation.born, strict=True) if born != MASKED
+    )
+    assert len(generation.ids) <= request.max_new_tokens
+    if MASKED in generation.born:
+        assert generation.cut["eos"] < generation.born.index(MASKED)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("explore", EXPLORES, ids=str)
+def test_every_combination_obeys_the_laws_or_is_refused(model, schedule, explore) -> None:
+    refused = 0
+    for score, select, stop, cache in product(SCORES, SELECTS, STOPS, CACHES):
+        try:
+            decoder = MaskedDecoder(score, select, schedule, cache, explore, stop)
+        except DllmBenchError as error:
+            assert "needs a" in str(error)
+            refused += 1
+            continue
+        check_laws(decoder, model, PRODUCT_REQUEST)
+    pipelined = isinstance(schedule, Pipeline) and schedule.tau_add < 1
+    assert refused == (len(SCORES) * len(STOPS) * len(CACHES) if pipelined else 0)

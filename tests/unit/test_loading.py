@@ -1,0 +1,350 @@
+"""Loading checkpoints: layouts, shards, LoRA, text front, content hash, and every refusal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.trace import Kind
+from dllm_bench.models.loading import ADAPTERS, LoadedModel, ModelSpec, content_hash, load
+from dllm_bench.paths import conf_dir
+from tests.helpers import IDS, ROLES, tiny_checkpoint, tiny_config, tiny_denoiser, tiny_weights
+
+LAYOUTS = ("llada", "dream")
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, IDS["<|mask|>"], 9, 2, 6, IDS["<|mask|>"]]])
+PARAMETER = {
+    "llada": "model.transformer.blocks.1.attn_out.weight",
+    "dream": "model.layers.1.self_attn.o_proj.weight",
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def folder(layout: str, tmp_path: Path) -> Path:
+    return tiny_checkpoint(layout, tmp_path / "checkpoint", seed=5)
+
+
+def spec(folder: Path, **changes: Any) -> ModelSpec:
+    return ModelSpec(
+        **{"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"} | changes
+    )
+
+
+def logits(model: LoadedModel) -> Tensor:
+    length = TOKENS.shape[1]
+    plan = Plan(Kind.DENOISE, (0, length), (0, length), (0, 0))
+    return model.denoiser.forward(TOKENS, plan, model.denoiser.new_cache(length))
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_folder_loads_as_what_was_written(layout: str, folder: Path) -> None:
+    model = load(spec(folder))
+    expected = tiny_denoiser(layout, seed=5)
+    assert model.special == expected.special
+    assert model.facts.adapter == layout
+    assert model.facts.parameters == sum(t.numel() for t in tensors(folder).values())
+    assert torch.equal(logits(model), logits(LoadedModel(expected, model.text, model.facts)))
+
+
+def test_names_map_both_ways(layout: str) -> None:
+    adapter = ADAPTERS[layout]
+    names = tiny_weights(layout, 0, tiny_config(layout))
+    published = {adapter.to_published(name) for name in names}
+    assert {adapter.to_module(name) for name in published} == set(names)
+    assert PARAMETER[layout] in published
+
+
+def test_shards_equal_one_file(folder: Path) -> None:
+    whole, before = tensors(folder), logits(load(spec(folder)))
+    (folder / "model.safetensors").unlink()
+    parts = {"a.safetensors": sorted(whole)[::2], "b.safetensors": sorted(whole)[1::2]}
+    for file, names in parts.items():
+        save_file({name: whole[name] for name in names}, folder / file)
+    index = {"weight_map": {name: file for file, names in parts.items() for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(logits(load(spec(folder))), before)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(DllmBenchError, match=r"lacks b\.safetensors"):
+        load(spec(folder))
+
+
+def test_bfloat16_on_a_cpu(folder: Path) -> None:
+    half, single = load(spec(folder, dtype="bfloat16")), load(spec(folder))
+    assert logits(half).dtype == torch.bfloat16
+    assert half.facts.dtype == "bfloat16"
+    gap = (logits(half).float() - logits(single)).abs().max()
+    assert 0 < gap < 0.05 * logits(single).abs().max()
+
+
+def test_auto_means_float32_on_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    facts = load(ModelSpec("tiny", str(folder))).facts
+    assert (facts.dtype, facts.device) == ("float32", "cpu")
+    with pytest.raises(DllmBenchError, match="no CUDA"):
+        load(spec(folder, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "dropped"),
+    [
+        ("llada", {"weight_tying": True}, "model.transformer.ff_out.weight"),
+        ("dream", {"tie_word_embeddings": True}, "lm_head.weight"),
+    ],
+)
+def test_a_tied_head_needs_no_tensor(
+    layout: str, changes: dict[str, Any], dropped: str, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(layout, tmp_path, 5)
+    edit(folder / "config.json", **changes)
+    kept = {name: t for name, t in tensors(folder).items() if name != dropped}
+    save_file(kept, folder / "model.safetensors")
+    module = load(spec(folder)).denoiser.module
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    assert not module.lm_head.weight.is_meta
+
+
+def test_llada_with_qkv_bias(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llada", tmp_path / "biased", 5, include_qkv_bias=True)
+    assert "model.transformer.blocks.0.q_proj.bias" in tensors(folder)
+    biased = logits(load(spec(folder)))
+    zeroed = {n: t * (0 if n.endswith("bias") else 1) for n, t in tensors(folder).items()}
+    save_file(zeroed, folder / "model.safetensors")
+    assert (logits(load(spec(folder))) - biased).abs().max() > 1e-2
+    plain = {name: t for name, t in zeroed.items() if not name.endswith("bias")}
+    other = tiny_checkpoint("llada", tmp_path / "plain", 5)
+    save_file(plain, other / "model.safetensors")
+    torch.testing.assert_close(logits(load(spec(folder))), logits(load(spec(other))))
+
+
+def test_a_merge_equals_peft(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    folder = tiny_checkpoint("dream", tmp_path / "base", 5)
+    base = tiny_denoiser("dream", seed=5)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=targets, init_lora_weights=False)
+    torch.manual_seed(0)
+    adapted = get_peft_model(base.module, config)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    ours = load(spec(folder, lora=str(tmp_path / "adapter"))).denoiser.module.state_dict()
+    theirs = adapted.merge_and_unload().state_dict()
+    before = tiny_weights("dream", 5, tiny_config("dream"))
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected, atol=1e-6, rtol=1e-6)
+        is_target = any(f"{target}.weight" in name for target in targets)
+        assert torch.equal(ours[name], before[name]) != is_target
+
+
+def write_adapter(path: Path, key: str, sides: tuple[Tensor, Tensor], **changes: Any) -> Path:
+    path.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none"} | changes
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    stem = f"base_model.model.{key.removesuffix('.weight')}"
+    pair = {f"{stem}.lora_{side}.weight": t for side, t in zip("AB", sides, strict=True)}
+    save_file(pair, path / "adapter_model.safetensors")
+    return path
+
+
+def test_an_adapter_uses_the_published_names(layout: str, folder: Path, tmp_path: Path) -> None:
+    down, up = torch.randn(2, 32), torch.randn(32, 2)
+    adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], (down, up))
+    merged = load(spec(folder, lora=str(adapter))).denoiser.module
+    expected = tensors(folder)[PARAMETER[layout]] + 3 * up @ down
+    torch.testing.assert_close(merged.model.layers[1].self_attn.o_proj.weight.data, expected)
+    assert content_hash(spec(folder)) != content_hash(spec(folder, lora=str(adapter)))
+
+
+def test_adapters_that_a_merge_would_get_wrong(layout: str, folder: Path, tmp_path: Path) -> None:
+    sides = torch.randn(2, 32), torch.randn(32, 2)
+    dora = write_adapter(tmp_path / "dora", PARAMETER[layout], sides, use_dora=True)
+    with pytest.raises(DllmBenchError, match="use_dora=True"):
+        load(spec(folder, lora=str(dora)))
+    wide = write_adapter(tmp_path / "wide", PARAMETER[layout], (torch.randn(2, 31), sides[1]))
+    with pytest.raises(DllmBenchError, match=r"o_proj\.weight \(32, 31\)"):
+        load(spec(folder, lora=str(wide)))
+    strange = write_adapter(tmp_path / "strange", "model.nothing.weight", sides)
+    with pytest.raises(DllmBenchError, match="nothing"):
+        load(spec(folder, lora=str(strange)))
+
+
+def test_text_goes_both_ways(folder: Path) -> None:
+    plain, chat = load(spec(folder)), load(spec(folder, chat=True, bos=True))
+    bos, eot = ROLES["bos"], ROLES["eot"]
+    assert plain.encode("w3 w14 w15") == [3, 14, 15]
+    assert chat.encode("w3 w14") == [bos, 3, 14]
+    assert chat.encode([{"role": "user", "content": "w3 w14"}]) == [bos, 3, 14, eot]
+    assert plain.decode([3, ROLES["mask"], 14, ROLES["eos"]]) == "w3 w14"
+    assert plain.facts.template_sha256 is None
+    assert chat.facts.template_sha256 is not None
+    with pytest.raises(DllmBenchError, match="chat: false"):
+        plain.encode([{"role": "user", "content": "w3"}])
+
+
+def test_text_settings_that_do_not_fit(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(DllmBenchError, match="no chat template"):
+        load(spec(folder, chat=True))
+    for file in folder.glob("*token*"):
+        file.unlink()
+    with pytest.raises(DllmBenchError, match="no tokenizer files"):
+        load(spec(folder)).encode("w1")
+    edit(folder / "config.json", bos_token_id=None)
+    with pytest.raises(DllmBenchError, match="bos: true"):
+        load(spec(folder, bos=True))
+
+
+def test_special_ids_must_agree(folder: Path) -> None:
+    edit(folder / "config.json", mask_token_id=7)
+    with pytest.raises(DllmBenchError, match=f"mask_token_id=7, the tokenizer {ROLES['mask']}"):
+        load(spec(folder))
+    edit(folder / "config.json", mask_token_id=None)
+    assert load(spec(folder)).special.mask == ROLES["mask"]
+    edit(folder / "config.json", pad_token_id=4000)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").unlink()
+    edit(folder / "config.json", mask_token_id=7)
+    with pytest.raises(DllmBenchError, match="pad=4000 lie outside"):
+        load(spec(folder))
+
+
+def test_the_adapter_must_be_the_checkpoints(layout: str, folder: Path) -> None:
+    other = LAYOUTS[1 - LAYOUTS.index(layout)]
+    with pytest.raises(DllmBenchError, match=f"asks for adapter '{other}'"):
+        load(spec(folder, adapter=other))
+    edit(folder / "config.json", model_type="gpt2")
+    with pytest.raises(DllmBenchError, match="model_type 'gpt2'"):
+        load(spec(folder))
+
+
+def test_configs_that_would_be_loaded_wrongly(layout: str, folder: Path) -> None:
+    config = folder / "config.json"
+    key, value = {"llada": ("alibi", True), "dream": ("hidden_act", "gelu")}[layout]
+    edit(config, rms_norm_eps=None)
+    with pytest.raises(DllmBenchError, match="no 'rms_norm_eps'"):
+        load(spec(folder))
+    edit(config, **{key: value})
+    with pytest.raises(DllmBenchError, match=f"{key}={value!r}"):
+        load(spec(folder))
+    config.write_text("{")
+    with pytest.raises(DllmBenchError, match="not valid JSON"):
+        load(spec(folder))
+    config.unlink()
+    with pytest.raises(DllmBenchError, match=r"holds no config\.json"):
+        load(spec(folder))
+
+
+def test_tensors_that_do_not_fit_are_named(layout: str, folder: Path) -> None:
+    name, whole = PARAMETER[layout], tensors(folder)
+    save_file({n: t for n, t in whole.items() if n != name}, folder / "model.safetensors")
+    module_name = "model.layers.1.self_attn.o_proj.weight"
+    with pytest.raises(DllmBenchError, match=f"missing: {module_name}|missing: {name}"):
+        load(spec(folder))
+    save_file(whole | {"extra.weight": torch.ones(2)}, folder / "model.safetensors")
+    with pytest.raises(DllmBenchError, match=r"unexpected: extra\.weight"):
+        load(spec(folder))
+    save_file(whole | {name: torch.ones(3, 32)}, folder / "model.safetensors")
+    with pytest.raises(DllmBenchError, match=rf"mis-shaped: {name} \(3, 32\) instead of \(32, 32"):
+        load(spec(folder))
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    torch.save(tensors(folder), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DllmBenchError, match=r"pickled weights only \(pytorch_model\.bin\)"):
+        load(spec(folder))
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("assets/no-such-model", "dllm-bench train embedded/no-such-model"),
+        ("no such folder", "no model folder"),
+        ("nobody-org/no-such-model", "hf download nobody-org/no-such-model --revision abc"),
+    ],
+)
+def test_absent_models(
+    path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DllmBenchError, match=words):
+        load(ModelSpec("absent", path, revision="abc"))
+    with pytest.raises(DllmBenchError, match=words):
+        content_hash(ModelSpec("absent", path, revision="abc"))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "int4"}, {"attention": "flash"}, {"adapter": "gpt"}, {"device": "abacus"}]
+)
+def test_unknown_words(changes: dict[str, str]) -> None:
+    with pytest.raises(DllmBenchError, match=next(iter(changes.values()))):
+        ModelSpec("tiny", "anywhere", **changes)
+
+
+def test_the_content_hash_follows_content(folder: Path, tmp_path: Path) -> None:
+    first = content_hash(spec(folder))
+    assert load(spec(folder)).facts.weights_sha256 == first
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert content_hash(spec(moved)) == first
+    changed = tensors(moved)
+    changed[min(changed)].view(-1)[0] += 1e-3
+    save_file(changed, moved / "model.safetensors")
+    second = content_hash(spec(moved))
+    edit(moved / "config.json", rope_theta=5e5)
+    assert len({first, second, content_hash(spec(moved))}) == 3
+
+
+def test_the_hubs_name_of_a_file_is_its_hash(folder: Path, tmp_path: Path) -> None:
+    file, before = folder / "model.safetensors", content_hash(spec(folder))
+    blob = tmp_path / hashlib.sha256(file.read_bytes()).hexdigest()
+    file.rename(blob)
+    file.symlink_to(blob)
+    assert content_hash(spec(folder)) == before
+    file.unlink()
+    file.symlink_to(blob.rename(tmp_path / ("0" * 64)))
+    assert content_hash(spec(folder)) != before
+
+
+def test_asking_about_models_does_not_import_transformers() -> None:
+    code = "import sys, dllm_bench.models.loading; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_pinned_commit_is_hashed_without_files() -> None:
+    one, other = (
+        content_hash(ModelSpec("pinned", "owner/model", revision=digit * 40)) for digit in "ab"
+    )
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    "path", sorted((conf_dir() / "model").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_every_model_file_is_a_spec(path: Path) -> None:
+    found = ModelSpec(**yaml.safe_load(path.read_text()))
+    assert found.name == path.stem
+    assert found.adapter in ADAPTERS
+    assert not (found.chat and found.bos)

@@ -1,0 +1,306 @@
+"""Laws of the forward: alignment, masks, branches and caches, on tiny random models.
+
+The reference is the same module called the plain way, with a mask written position by position.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Attention, Plan
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.trace import Kind
+from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.masks import MaskShape, attention_mask
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import IDS, VOCAB, tiny_denoiser
+
+LAYOUTS = ("llada", "dream")
+LENGTH, PROMPT, BLOCK = 29, 5, 8
+MASK = IDS["<|mask|>"]
+FIRST = torch.tensor(0)
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def model(request: pytest.FixtureRequest) -> TransformerDenoiser:
+    return tiny_denoiser(request.param, seed=3)
+
+
+def canvas(branches: int = 1, seed: int = 0, length: int = LENGTH) -> Tensor:
+    """Tokens with about half of the positions after the prompt masked."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, length), generator=generator)
+    masked_KL = torch.rand(branches, length, generator=generator) < 0.5
+    masked_KL[:, :PROMPT] = False
+    tokens_KL[:, :PROMPT] = tokens_KL[:1, :PROMPT]
+    return tokens_KL.masked_fill(masked_KL, MASK)
+
+
+def plan(
+    feed: tuple[int, int],
+    rows: tuple[int, int] | None = None,
+    store: tuple[int, int] = (0, 0),
+    attention: Attention = "full",
+    visible_K: Tensor | None = None,
+) -> Plan:
+    return Plan(Kind.DENOISE, feed, rows or feed, store, attention, BLOCK, PROMPT, visible_K)
+
+
+def forward(model: TransformerDenoiser, tokens_KL: Tensor, what: Plan, kv: PositionCache) -> Tensor:
+    """One forward whose K/V are kept (of branch 0) if the plan says so."""
+    logits_KRV = model.forward(tokens_KL, what, kv)
+    kv.keep(what, FIRST)
+    return logits_KRV
+
+
+def full(model: TransformerDenoiser, tokens_KL: Tensor, attention: Attention = "full") -> Tensor:
+    """All positions, no cache."""
+    length = tokens_KL.shape[1]
+    return model.forward(tokens_KL, plan((0, length), attention=attention), model.new_cache(length))
+
+
+def block_of(position: int) -> int:
+    return 0 if position < PROMPT else 1 + (position - PROMPT) // BLOCK
+
+
+def reference(
+    model: TransformerDenoiser, tokens_1L: Tensor, sees: Callable[[int, int], bool]
+) -> Tensor:
+    """Aligned logits of a plain module call under an explicit mask."""
+    length = tokens_1L.shape[1]
+    mask_LL = torch.tensor(
+        [[0.0 if sees(q, k) else -torch.inf for k in range(length)] for q in range(length)]
+    )
+    with torch.inference_mode():
+        raw_1LV = model.module(tokens_1L, attention_mask=mask_LL[None, None]).logits
+    return torch.cat([raw_1LV[:, :1], raw_1LV[:, :-1]], 1) if model.shifted else raw_1LV
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_full_attention_without_a_mask_equals_a_zero_mask(model: TransformerDenoiser) -> None:
+    close(full(model, canvas()), reference(model, canvas(), lambda q, k: True))
+
+
+def test_block_causal_equals_an_explicit_mask(model: TransformerDenoiser) -> None:
+    expected = reference(model, canvas(), lambda q, k: block_of(k) <= block_of(q))
+    close(full(model, canvas(), "block_causal"), expected)
+    assert (expected - full(model, canvas())).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("rows", [(0, 1), (0, 7), (1, 2), (12, LENGTH), (LENGTH - 1, LENGTH)])
+def test_rows_are_a_slice_of_all_rows(model: TransformerDenoiser, rows: tuple[int, int]) -> None:
+    some = model.forward(canvas(), plan((0, LENGTH), rows), model.new_cache(LENGTH))
+    close(some, full(model, canvas())[:, slice(*rows)])
+
+
+def test_shifted_models_predict_from_the_row_before() -> None:
+    dream, llada = (tiny_denoiser(layout, seed=3) for layout in ("dream", "llada"))
+    with torch.inference_mode():
+        bidirectional = torch.zeros(1, 1, LENGTH, LENGTH)
+        raw, unshifted = (
+            model.module(canvas(), attention_mask=bidirectional).logits for model in (dream, llada)
+        )
+    close(full(dream, canvas())[:, 1:], raw[:, :-1])
+    close(full(dream, canvas())[:, 0], raw[:, 0])
+    close(full(llada, canvas()), unshifted)
+
+
+def test_exact_block_cache_equals_no_cache(model: TransformerDenoiser) -> None:
+    """Block by block, each kept in the forward that also feeds the next one."""
+    tokens_1L, kv = canvas(), model.new_cache(LENGTH)
+    expected = full(model, tokens_1L, "block_causal")
+    for stop in (PROMPT + BLOCK, PROMPT + 2 * BLOCK, LENGTH):
+        retired = stop - BLOCK
+        step = plan((kv.length, stop), (retired, stop), (kv.length, retired), "block_causal")
+        close(forward(model, tokens_1L, step, kv), expected[:, retired:stop])
+        assert kv.length == retired
+        again = plan((retired, stop), None, (retired, retired), "block_causal")
+        close(forward(model, tokens_1L, again, kv), expected[:, retired:stop])
+
+
+def test_keeping_all_fed_positions_leaves_the_next_window_exact(model: TransformerDenoiser) -> None:
+    tokens_1L, kv, cut = canvas(), model.new_cache(LENGTH), PROMPT + BLOCK
+    expected = full(model, tokens_1L, "block_causal")
+    forward(model, tokens_1L, plan((0, cut), (3, 6), (0, cut), "block_causal"), kv)
+    after = plan((cut, LENGTH), attention="block_causal")
+    close(forward(model, tokens_1L, after, kv), expected[:, cut:])
+
+
+@pytest.mark.parametrize("attention", ["full", "block_causal"])
+@pytest.mark.parametrize("cached", [0, PROMPT])
+def test_branches_in_one_forward_equal_separate_forwards(
+    model: TransformerDenoiser, attention: Attention, cached: int
+) -> None:
+    tokens_KL = canvas(branches=4)
+    ends = (LENGTH, LENGTH - BLOCK, PROMPT + BLOCK, LENGTH)
+    prefill = plan((0, PROMPT + BLOCK), (cached, PROMPT + BLOCK), (0, cached), attention)
+    shared, kv = torch.tensor(ends), model.new_cache(LENGTH)
+    forward(model, tokens_KL[:1], prefill, kv)
+    together = plan((cached, LENGTH), attention=attention, visible_K=shared)
+    logits_KRV = model.forward(tokens_KL, together, kv)
+    for k, end in enumerate(ends):
+        own = model.new_cache(LENGTH)
+        forward(model, tokens_KL[:1], prefill, own)
+        alone = model.forward(tokens_KL[k, None], plan((cached, end), attention=attention), own)
+        close(logits_KRV[k, : end - cached], alone[0])
+
+
+def test_hidden_positions_are_seen_by_no_one(model: TransformerDenoiser) -> None:
+    tokens_KL, hidden = canvas(branches=2), torch.tensor([20, LENGTH])
+    changed_KL = tokens_KL.clone()
+    changed_KL[0, 20:] = 1
+    step = plan((0, LENGTH), visible_K=hidden)
+    before, after = (
+        model.forward(t, step, model.new_cache(LENGTH)) for t in (tokens_KL, changed_KL)
+    )
+    close(before[0, :20], after[0, :20])
+    assert torch.equal(before[1], after[1])
+    all_seen = model.forward(changed_KL, plan((0, LENGTH)), model.new_cache(LENGTH))
+    assert (all_seen[0, :20] - after[0, :20]).abs().max() > 1e-3
+
+
+def test_dual_window_equals_the_full_forward_while_nothing_changed(
+    model: TransformerDenoiser,
+) -> None:
+    tokens_1L, kv = canvas(), model.new_cache(LENGTH)
+    start, stop = PROMPT + BLOCK, PROMPT + 2 * BLOCK
+    everything = plan((0, LENGTH), (start, stop), (0, LENGTH))
+    expected = forward(model, tokens_1L, everything, kv)
+    window = plan((start, stop), store=(start, stop))
+    close(forward(model, tokens_1L, window, kv), expected)
+    assert kv.length == LENGTH
+    changed_1L = tokens_1L.clone()
+    changed_1L[:, :start], changed_1L[:, stop:] = 1, 2
+    close(forward(model, changed_1L, window, kv), expected)
+    prefix = model.new_cache(LENGTH)
+    forward(model, tokens_1L, plan((0, LENGTH), (start, stop), (0, start)), prefix)
+    assert (model.forward(tokens_1L, window, prefix) - expected).abs().max() > 1e-3
+
+
+def test_a_shorter_canvas_hides_the_cached_positions_behind_it(model: TransformerDenoiser) -> None:
+    tokens_1L, start, stop, end = canvas(), 8, 16, 24
+    window, logits = plan((start, stop)), []
+    for stored in (LENGTH, end):
+        kv = model.new_cache(LENGTH)
+        forward(model, tokens_1L, plan((0, LENGTH), (start, stop), (0, stored)), kv)
+        logits.append(model.forward(tokens_1L[:, :end], window, kv))
+    close(*logits)
+
+
+@pytest.mark.parametrize("winner", [0, 1, 2])
+def test_keep_stores_the_winner(model: TransformerDenoiser, winner: int) -> None:
+    tokens_KL, kv, own = canvas(3), model.new_cache(LENGTH), model.new_cache(LENGTH)
+    step, cut = plan((0, LENGTH), (PROMPT, LENGTH), (0, 13)), 13
+    model.forward(tokens_KL, step, kv)
+    kv.keep(step, torch.tensor(winner))
+    forward(model, tokens_KL[winner, None], step, own)
+    after = plan((cut, LENGTH))
+    close(model.forward(tokens_KL[:1], after, kv), model.forward(tokens_KL[:1], after, own))
+
+
+def test_a_forward_that_is_not_kept_leaves_the_cache_alone(model: TransformerDenoiser) -> None:
+    kv, after = model.new_cache(LENGTH), plan((13, LENGTH))
+    forward(model, canvas(), plan((0, LENGTH), (PROMPT, LENGTH), (0, 13)), kv)
+    before = model.forward(canvas(), after, kv)
+    model.forward(canvas(seed=9), plan((8, LENGTH), (PROMPT + 8, LENGTH), (8, 20)), kv)
+    assert kv.length == 13
+    assert torch.equal(model.forward(canvas(), after, kv), before)
+
+
+def test_requests_do_not_leak_into_each_other(model: TransformerDenoiser) -> None:
+    alone = full(model, canvas(seed=2))
+    forward(model, canvas(seed=1), plan((0, LENGTH), None, (0, 20)), model.new_cache(LENGTH))
+    assert torch.equal(full(model, canvas(seed=2)), alone)
+
+
+def test_logits_may_be_changed_in_place(model: TransformerDenoiser) -> None:
+    """A decoder writes -inf into them; nothing the cache keeps may change with them."""
+    kv, after = model.new_cache(LENGTH), plan((13, LENGTH))
+    forward(model, canvas(), plan((0, LENGTH), (13, LENGTH), (0, 13)), kv)
+    first = model.forward(canvas(), after, kv)
+    expected = first.clone()
+    with torch.inference_mode():
+        first.fill_(0.0)
+    assert torch.equal(model.forward(canvas(), after, kv), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_eager_attention_equals_sdpa(layout: str) -> None:
+    tokens_KL = canvas(branches=2)
+    sdpa, eager = (tiny_denoiser(layout, 3, attention) for attention in ("sdpa", "eager"))
+    for attention in ("full", "block_causal"):
+        close(full(sdpa, tokens_KL, attention), full(eager, tokens_KL, attention))
+
+
+def test_misuse_is_refused(model: TransformerDenoiser) -> None:
+    kv = model.new_cache(LENGTH)
+    with pytest.raises(ValueError, match="only 0 are cached"):
+        model.forward(canvas(), plan((4, LENGTH)), kv)
+    with pytest.raises(ValueError, match=r"Rows \(2, 9\) of \(0, 8\)"):
+        model.forward(canvas(), plan((0, 8), (2, 9)), kv)
+    step = plan((0, LENGTH), (PROMPT, LENGTH), (0, 13))
+    with pytest.raises(ValueError, match="last forward"):
+        kv.keep(step, FIRST)
+    forward(model, canvas(), step, kv)
+    with pytest.raises(ValueError, match="last forward"):
+        kv.keep(step, FIRST)
+    gap = plan((0, LENGTH), (PROMPT, LENGTH), (20, 25))
+    model.forward(canvas(), gap, kv)
+    with pytest.raises(ValueError, match="Cannot store"):
+        kv.keep(gap, FIRST)
+
+
+def test_a_shifted_window_needs_the_row_before_it() -> None:
+    model = tiny_denoiser("dream", seed=3)
+    kv = model.new_cache(LENGTH)
+    forward(model, canvas(), plan((0, LENGTH), (0, 8), (0, LENGTH)), kv)
+    with pytest.raises(DllmBenchError, match=r"shifted by one .* position 12"):
+        model.forward(canvas(), plan((12, 20)), kv)
+    inside = model.forward(canvas(), plan((12, 20), (13, 20)), kv)
+    close(inside, full(model, canvas())[:, 13:20])
+
+
+def naive(shape: MaskShape, visible: list[int] | None) -> Tensor:
+    """(Q, keys) True where seen, position by position."""
+    fed, cached = list(range(*shape.feed)), [p for span in shape.cached for p in range(*span)]
+    keys = [(None, p) for p in cached] + [(k, p) for k in range(shape.branches) for p in fed]
+
+    def sees(branch: int, query: int, owner: int | None, key: int) -> bool:
+        own = owner is None or owner == branch
+        open_ = owner is None or visible is None or key < visible[owner]
+        ordered = shape.block == 0 or shape.block_index(key) <= shape.block_index(query)
+        return own and open_ and ordered
+
+    queries = [(k, p) for k in range(shape.branches) for p in fed]
+    return torch.tensor([[sees(*query, *key) for key in keys] for query in queries])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_masks_equal_the_rule_written_out(seed: int) -> None:
+    draw = random.Random(seed)
+    start, fed, branches = draw.randint(0, 9), draw.randint(1, 9), draw.randint(1, 3)
+    stop = start + fed
+    spans = [(0, start), (stop, stop + draw.randint(0, 4))]
+    shape = MaskShape(
+        branches,
+        (start, stop),
+        tuple(span for span in spans if span[0] < span[1]),
+        draw.randint(1, 6),
+        draw.choice([0, 3]),
+    )
+    visible = [draw.randint(start + 1, stop) for _ in range(branches)] if seed % 2 else None
+    ends_K = None if visible is None else torch.tensor(visible)
+    mask = attention_mask(shape, ends_K, torch.float32, torch.device("cpu"))
+    expected = naive(shape, visible)
+    if mask is None:
+        assert expected.all()
+    else:
+        assert torch.equal((mask == 0).expand(1, 1, *expected.shape)[0, 0], expected)

@@ -1,0 +1,83 @@
+"""DecodeState: commit is the only writer, and a branch carries its memo."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dllm_bench.core.request import DllmBenchError, Request, SpecialTokens
+from dllm_bench.core.state import MASKED, PROMPT, DecodeState
+from dllm_bench.core.trace import Forward, Kind, Trace
+
+SPECIAL = SpecialTokens(mask=1, eos=2, eot=3)
+
+
+def fresh() -> DecodeState:
+    return DecodeState.start(Request("r", (7, 8), 3), SPECIAL)
+
+
+def test_start_is_prompt_then_masks() -> None:
+    state = fresh()
+    assert state.tokens_KL.tolist() == [[7, 8, 1, 1, 1]]
+    assert state.born_KL.tolist() == [[PROMPT, PROMPT, MASKED, MASKED, MASKED]]
+
+
+def test_commit_stamps_and_never_overwrites() -> None:
+    state = fresh()
+    state.forwards = 4
+    state.commit(torch.tensor([[True, False, True, False, False]]), torch.full((1, 5), 9))
+    assert state.tokens_KL.tolist() == [[7, 8, 9, 1, 1]]
+    state.forwards = 5
+    state.commit(torch.ones(1, 5, dtype=torch.bool), torch.full((1, 5), 6))
+    assert state.tokens_KL.tolist() == [[7, 8, 9, 6, 6]]
+    assert state.born_KL.tolist() == [[PROMPT, PROMPT, 4, 5, 5]]
+
+
+def test_committing_the_mask_token_leaves_a_position_masked() -> None:
+    state = fresh()
+    state.commit(torch.ones(1, 5, dtype=torch.bool), torch.full((1, 5), SPECIAL.mask))
+    assert state.masked_KL.tolist() == [[False, False, True, True, True]]
+
+
+def test_fork_and_pick_carry_tokens_and_memo() -> None:
+    state = fresh()
+    state.memo["credit"] = torch.tensor([[0.5]])
+    branches = state.fork(3)
+    branches.memo["credit"] = torch.tensor([[1.0], [2.0], [3.0]])
+    where_KL = torch.zeros(3, 5, dtype=torch.bool)
+    where_KL[1, 2] = True
+    branches.commit(where_KL, torch.full((3, 5), 9))
+    picked = branches.pick(torch.tensor(1))
+    assert picked.tokens_KL.tolist() == [[7, 8, 9, 1, 1]]
+    assert picked.memo["credit"].tolist() == [[2.0]]
+    assert state.memo["credit"].tolist() == [[0.5]], "the parent is untouched"
+    assert branches.take(torch.tensor([0, 2])).memo["credit"].tolist() == [[1.0], [3.0]]
+
+
+def test_fork_needs_one_branch() -> None:
+    with pytest.raises(ValueError, match="one branch"):
+        fresh().fork(2).fork(2)
+
+
+def test_truncate_cuts_tokens_and_born() -> None:
+    state = fresh()
+    state.truncate(4)
+    assert state.length == 4 and state.born_KL.shape == (1, 4)
+
+
+def test_requests_without_prompt_or_room_are_refused() -> None:
+    with pytest.raises(DllmBenchError, match="empty prompt"):
+        Request("r", (), 3)
+    with pytest.raises(DllmBenchError, match="asks for 0 new tokens"):
+        Request("r", (1,), 0)
+
+
+def test_ends_name_each_token_once() -> None:
+    assert SPECIAL.ends == (2, 3)
+    assert SpecialTokens(mask=1, eos=2, eot=2).ends == (2,)
+
+
+def test_trace_columns_round_trip() -> None:
+    trace = Trace([Forward(Kind.PREFILL, 1, 20, 0, 1.5), Forward(Kind.DENOISE, 4, 16, 20, 2.5, 3)])
+    assert Trace.from_columns(trace.columns()) == trace
+    assert Trace.from_columns(Trace().columns()) == Trace()
