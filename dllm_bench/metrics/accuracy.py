@@ -1,0 +1,122 @@
+"""Scores with their uncertainty: a mean with an interval, and two runs compared on shared samples.
+
+Right/wrong values get the Wilson interval, fractional ones a seeded percentile bootstrap. Two runs
+are compared pairwise on the samples both have: exact McNemar for right/wrong values, paired
+bootstrap otherwise. The statistics are SciPy's, imported on first use. Speed lives in `speed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from dllm_bench.core.request import DllmBenchError
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean of `n` sample scores in [low, high] at `LEVEL`; `method` says how the interval came."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    method: str
+
+    @property
+    def margin(self) -> float:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """ours - theirs over `n` shared samples; `p_value` of no difference, None for a bootstrap.
+
+    low/high: interval of the difference. `differs` is the only ground to call two runs different.
+    """
+
+    difference: float
+    low: float
+    high: float
+    n: int
+    p_value: float | None
+    method: str
+
+    @property
+    def differs(self) -> bool:
+        if self.p_value is not None:
+            return self.p_value < 1 - LEVEL
+        return not self.low <= 0 <= self.high
+
+
+def is_binary(values: Sequence[float]) -> bool:
+    """True when every value is 0 or 1."""
+    return all(value in (0, 1) for value in values)
+
+
+def mean_score(values: Sequence[float], *, seed: int = 0) -> Score | None:
+    """Mean and interval of sample scores in [0, 1]; None without samples."""
+    if not values:
+        return None
+    if is_binary(values):
+        low, high = wilson(int(sum(values)), len(values))
+        return Score(fmean(values), low, high, len(values), "wilson")
+    low, high = bootstrap(values, seed)
+    return Score(fmean(values), low, high, len(values), "bootstrap")
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """Wilson interval of a share."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean; one sample says nothing beyond its own value."""
+    import numpy as np
+    from scipy import stats
+
+    if len(values) < 2:
+        return values[0], values[0]
+    result = stats.bootstrap(
+        (np.asarray(values, dtype=float),),
+        np.mean,
+        n_resamples=RESAMPLES,
+        batch=256,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def mcnemar(only_ours: int, only_theirs: int) -> float:
+    """Exact two-sided McNemar p-value of the discordant pairs."""
+    from scipy.stats import binomtest
+
+    discordant = only_ours + only_theirs
+    return float(binomtest(only_ours, discordant, 0.5).pvalue) if discordant else 1.0
+
+
+def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int = 0) -> Comparison:
+    """Pairwise comparison on the sample ids both runs have."""
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        raise DllmBenchError(
+            f"The two runs share no sample ({len(ours)} and {len(theirs)} ids); "
+            "compare runs of the same benchmark and limit."
+        )
+    differences = [ours[key] - theirs[key] for key in shared]
+    low, high = bootstrap(differences, seed)
+    mean = fmean(differences)
+    if is_binary([*(ours[key] for key in shared), *(theirs[key] for key in shared)]):
+        p_value = mcnemar(differences.count(1), differences.count(-1))
+        return Comparison(mean, low, high, len(shared), p_value, "mcnemar exact")
+    return Comparison(mean, low, high, len(shared), None, "paired bootstrap")

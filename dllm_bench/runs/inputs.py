@@ -1,0 +1,105 @@
+"""What a configuration stands for on this machine: hardware class, pieces, content of the inputs.
+
+`resolve` turns "auto" into the device found, spells the decoder out with its defaults (which also
+refuses an impossible combination before anything is loaded) and hashes items and weights. Objects
+made from equal plain data are made once per process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.runs.targets import TARGET, describe, instantiate
+
+if TYPE_CHECKING:
+    from dllm_bench.core.protocols import Benchmark
+    from dllm_bench.models.loading import ModelSpec
+
+Plain = dict[str, Any]
+AUTO = "auto"
+
+
+def resolve(config: Plain) -> Plain:
+    """The configuration with hardware and decoder spelled out, and "inputs" hashed."""
+    decoder = {key: value for key, value in config["decoder"].items() if key != "name"}
+    named = {"name": config["decoder"]["name"]} if "name" in config["decoder"] else {}
+    hardware = resolve_hardware(config["hardware"])
+    model = resolve_model(config["model"], hardware)
+    return {
+        **config,
+        "hardware": hardware,
+        "model": model,
+        "decoder": {**describe(instantiate(decoder)), **named},
+        "inputs": {
+            "dataset": benchmark_of(config["benchmark"]).dataset_hash(),
+            **model_hashes(model),
+        },
+    }
+
+
+def resolve_hardware(plain: Mapping[str, Any]) -> Plain:
+    """Hardware settings with "auto" replaced by what this machine has."""
+    if AUTO not in plain.values():
+        return dict(plain)
+    found = _cuda_class() or {"name": "cpu", "device": "cpu", "dtype": "float32", "threads": 1}
+    return {key: found[key] if value == AUTO else value for key, value in plain.items()}
+
+
+def _cuda_class() -> Plain | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    words = torch.cuda.get_device_name().lower().replace("-", " ").split()
+    name = next((word for word in words if any(map(str.isdigit, word))), "cuda")
+    return {"name": name, "device": "cuda", "dtype": "bfloat16", "threads": 8}
+
+
+def benchmark_of(plain: Mapping[str, Any]) -> Benchmark:
+    """The benchmark a configuration group describes, made once per process."""
+    if TARGET not in plain:
+        raise DllmBenchError(
+            f"Benchmark {plain.get('name')!r} names no _target_ class; mend its yaml."
+        )
+    return _benchmark(json.dumps(plain, sort_keys=True))
+
+
+@lru_cache(maxsize=8)
+def _benchmark(text: str) -> Benchmark:
+    benchmark: Benchmark = instantiate(json.loads(text))
+    return benchmark
+
+
+def resolve_model(plain: Mapping[str, Any], hardware: Mapping[str, Any]) -> Plain:
+    """Model settings with dtype, attention backend and device taken from the hardware."""
+    given = {key: value for key, value in plain.items() if value not in (None, AUTO)}
+    shared = {key: hardware[key] for key in ("dtype", "attention", "device") if key in hardware}
+    return {**shared, **given}
+
+
+def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
+    """The model a resolved configuration group describes."""
+    model: ModelSpec = instantiate({TARGET: "dllm_bench.models.loading.ModelSpec", **plain})
+    return model
+
+
+def weights_hash(plain: Mapping[str, Any]) -> str:
+    """Hash of the weights alone."""
+    return model_hashes(plain)["weights"]
+
+
+def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
+    """Hash of the weights, and of the tokenizer where no pinned commit covers it."""
+    from dllm_bench.models import checkpoint, loading
+    from dllm_bench.models.text import tokenizer_files
+
+    model = model_spec(plain)
+    hashes = {"weights": loading.content_hash(model)}
+    if not loading.COMMIT.fullmatch(model.revision or ""):
+        files = tokenizer_files(loading.locate(model.path, model.revision))
+        hashes["tokenizer"] = checkpoint.content_hash(files)
+    return hashes

@@ -1,0 +1,217 @@
+"""What a run leaves behind: one `SampleRecord` per line of samples.jsonl, one sealed `RunRecord`.
+
+A sample holds raw facts (tokens, trace, seconds). A record holds per-sample columns, enough to
+compute every metric and table cell without the samples. Both carry a schema version; a newer one
+than this code knows is refused with a sentence. Where the files lie is the store's business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.metrics import speed
+from dllm_bench.metrics.accuracy import Score, mean_score
+from dllm_bench.metrics.speed import Facts
+from dllm_bench.runs.spec import Plain, RunSpec
+
+if TYPE_CHECKING:
+    from dllm_bench.core.protocols import SampleScore
+
+SCHEMA = 1  # raised with every change of the stored form
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """One finished request. `counts` are the facts of `speed.count`; times are in seconds.
+
+    cut: reason -> index in `ids` where the text ends for it; trace: columns of the forwards;
+    session: which start of the run decoded it; started_at: seconds since the epoch.
+    """
+
+    id: str
+    prompt_sha256: str
+    ids: list[int]
+    born: list[int]
+    cut: dict[str, int]
+    text: str
+    trace: dict[str, list]
+    counts: dict[str, int]
+    seconds: float
+    first_step_s: float
+    started_at: float
+    session: int
+
+    def to_line(self) -> str:
+        """One line of JSON, without the line's end."""
+        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_line(cls, line: str | bytes) -> SampleRecord:
+        """Inverse of `to_line`; ValueError for anything else."""
+        plain = json.loads(line)
+        names = {field.name for field in fields(cls)}
+        if not isinstance(plain, dict) or set(plain) != names:
+            raise ValueError("not a sample record")
+        return cls(**plain)
+
+    def facts(self) -> Facts:
+        """What the metrics are computed from."""
+        return Facts(
+            **self.counts,
+            seconds=self.seconds,
+            steps_s=sum(self.trace["ms"]) / 1000,
+            first_step_s=self.first_step_s,
+            truncated=set(self.cut) <= {"length"},
+            empty=not self.text.strip(),
+        )
+
+
+@dataclass(frozen=True)
+class Session:
+    """One start of a run: when, on what, with how many warm-up requests."""
+
+    started_at: float
+    warmups: int
+    environment: Plain
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A finished run; its presence in the store is the run's completion.
+
+    columns: per-sample lists of equal length ("id", "value", "verdict", the names of `Facts`,
+    "score/NAME" for each further score); summary: every speed definition by name.
+    """
+
+    spec: RunSpec
+    identity_hash: str
+    score: Score | None
+    summary: dict[str, float | None]
+    columns: dict[str, list]
+    sessions: list[Session]
+    sealed_at: float
+    schema: int = SCHEMA
+
+    @property
+    def environment(self) -> Plain:
+        """Provenance of the first session."""
+        return self.sessions[0].environment if self.sessions else {}
+
+    @property
+    def facts(self) -> list[Facts]:
+        """One entry per sample, in column order."""
+        return speed.from_columns(self.columns)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Sample score by id, for paired comparisons."""
+        return dict(zip(self.columns["id"], self.columns["value"], strict=True))
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """How many samples ended with each verdict (timeouts apart from failures)."""
+        return dict(sorted(Counter(self.columns["verdict"]).items()))
+
+    def to_json(self) -> str:
+        """The stored text: keys sorted, one column per line."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        plain["spec"] = self.spec.to_plain()
+        plain["score"] = asdict(self.score) if self.score else None
+        plain["sessions"] = [asdict(session) for session in self.sessions]
+        columns = {name: _Line(column) for name, column in self.columns.items()}
+        return _dump({**plain, "columns": columns})
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "record.json") -> Self:
+        """Inverse of `to_json`; `source` names the file in an error."""
+        try:
+            plain = json.loads(text)
+            _check_schema(plain.get("schema"), source)
+            plain["spec"] = RunSpec.from_plain(plain["spec"])
+            plain["score"] = Score(**plain["score"]) if plain["score"] else None
+            plain["sessions"] = [Session(**session) for session in plain["sessions"]]
+            return cls(**plain)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DllmBenchError(
+                f"{source} is no run record ({type(error).__name__}: {error}); move it away and "
+                "run the cell again."
+            ) from error
+
+
+class _Line:
+    """A list to be written on one line."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+
+
+def _dump(plain: Plain) -> str:
+    lines: list[str] = []
+
+    def mark(value: object) -> str:
+        if not isinstance(value, _Line):
+            raise TypeError(f"{type(value).__name__} cannot be stored")
+        lines.append(value.text)
+        return f"\0{len(lines) - 1}\0"
+
+    text = json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, default=mark)
+    for index, line in enumerate(lines):
+        text = text.replace(f'"\\u0000{index}\\u0000"', line)
+    return text + "\n"
+
+
+def _check_schema(found: object, source: str) -> None:
+    if not isinstance(found, int) or found < 1:
+        raise ValueError(f"schema version {found!r}")
+    if found > SCHEMA:
+        raise DllmBenchError(
+            f"{source} has schema version {found}, this code knows versions up to {SCHEMA}; "
+            "update dllm-bench."
+        )
+
+
+def seal(
+    spec: RunSpec,
+    samples: Sequence[SampleRecord],
+    scores: Mapping[str, SampleScore],
+    sessions: Sequence[Session],
+    sealed_at: float,
+) -> RunRecord:
+    """The record of a complete run; samples in request order, one score each."""
+    facts = [sample.facts() for sample in samples]
+    columns: dict[str, list] = {"id": [sample.id for sample in samples]}
+    columns["value"] = [float(scores[sample.id].value) for sample in samples]
+    columns["verdict"] = [str(scores[sample.id].verdict) for sample in samples]
+    for name in Facts.columns():
+        columns[name] = [_short(getattr(fact, name)) for fact in facts]
+    further = sorted({name for score in scores.values() for name in score.metrics})
+    for name in further:
+        columns[f"score/{name}"] = [_number(scores[s.id].metrics.get(name)) for s in samples]
+    counted = Counter(sample.session for sample in samples)
+    return RunRecord(
+        spec=spec,
+        identity_hash=spec.identity_hash,
+        score=mean_score(columns["value"], seed=spec.seed),
+        summary=speed.measure_all(speed.from_columns(columns)),
+        columns=columns,
+        sessions=[
+            Session(s.started_at, s.warmups, s.environment, counted[i])
+            for i, s in enumerate(sessions)
+        ],
+        sealed_at=sealed_at,
+    )
+
+
+def _short(value: float) -> float:
+    """Seconds to the microsecond: more digits are noise and cost space."""
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,218 @@
+"""spec -> record, the one path: resume, warm up, decode each request under the clock, grade, seal.
+
+Only `decoder.generate` is timed, device synchronised on both sides; encoding, decoding to text,
+cutting, disk and display come before or after. Every sample is on its own: its random numbers
+follow from seed and id, so a resumed run gives what an unbroken one gives. Scheduling of several
+runs is in `launch`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.metrics import speed
+from dllm_bench.runs import provenance
+from dllm_bench.runs.loggers import NoLogger
+from dllm_bench.runs.parts import REAL, Loaded, Parts
+from dllm_bench.runs.progress import Observer, Running, Silent, Together
+from dllm_bench.runs.record import RunRecord, SampleRecord, Session, seal
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import OpenRun, Store
+
+if TYPE_CHECKING:
+    from dllm_bench.core.protocols import Benchmark, Decoder
+
+WARMUPS = 2
+
+
+def run(
+    spec: RunSpec,
+    *,
+    store: Store,
+    logger: Observer | None = None,
+    progress: Observer | None = None,
+    parts: Parts = REAL,
+) -> RunRecord:
+    """The record of `spec`: read if sealed, else what is missing is decoded and the run sealed."""
+    sealed = store.record(spec)
+    if sealed is not None:
+        return sealed
+    benchmark = parts.benchmark(spec)
+    getattr(benchmark, "check", _nothing)()
+    decoder = parts.decoder(spec)
+    parts.prepare(spec)
+    loaded = parts.model(spec)
+    with store.open(spec) as opened:
+        if opened.record is not None:
+            return opened.record
+        observer = Together([logger or NoLogger(), progress or Silent()])
+        work = _Work(spec, parts, benchmark, decoder, loaded, opened, observer)
+        try:
+            return work.finish(work.decode())
+        except Exception as error:
+            opened.fail(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            observer.close()
+
+
+def _nothing() -> None:
+    """The check of a benchmark that has none."""
+
+
+@dataclass
+class _Work:
+    """One session of one run."""
+
+    spec: RunSpec
+    parts: Parts
+    benchmark: Benchmark
+    decoder: Decoder
+    loaded: Loaded
+    opened: OpenRun
+    observer: Observer
+
+    def requests(self) -> list[Request]:
+        """The run's requests in the benchmark's order, `limit` of them; ids tell them apart."""
+        every = self.benchmark.requests(self.loaded.encode)
+        requests = list(islice(every, self.spec.limit))
+        if not requests:
+            raise DllmBenchError(
+                f"Benchmark {self.benchmark.name} with limit {self.spec.limit} gives no request; "
+                "raise the limit."
+            )
+        if len({request.id for request in requests}) < len(requests):
+            raise DllmBenchError(f"Benchmark {self.benchmark.name} gives two requests one id.")
+        return requests
+
+    def decode(self) -> list[SampleRecord]:
+        """Decode what is not finished; all samples, in request order."""
+        requests = self.requests()
+        self.opened.expect(len(requests))
+        running = self._running(len(requests))
+        self.observer.start(self.spec, self.opened.folder, running)
+        missing = [request for request in requests if request.id not in self.opened.samples]
+        if missing:
+            session = self._begin(requests[:WARMUPS])
+            started = self.parts.clock()
+            for request in missing:
+                sample = self._sample(request, session)
+                self.opened.append(sample)
+                running.add(sample.facts(), self._value(sample), self.parts.clock() - started)
+                self.observer.sample(sample, running)
+        return [self.opened.samples[request.id] for request in requests]
+
+    def finish(self, samples: Sequence[SampleRecord]) -> RunRecord:
+        """Grade the stored texts and seal the run."""
+        scores = self.benchmark.score({sample.id: sample.text for sample in samples})
+        absent = [sample.id for sample in samples if sample.id not in scores]
+        if absent:
+            raise DllmBenchError(
+                f"Benchmark {self.benchmark.name} left {len(absent)} of {len(samples)} samples "
+                f"without a score, {absent[0]!r} first; mend its scorer and run again."
+            )
+        record = seal(self.spec, samples, scores, self.opened.sessions, self.parts.now())
+        self.opened.seal(record)
+        self.opened.note(f"sealed with {len(samples)} samples")
+        self.observer.finish(record)
+        return record
+
+    def _running(self, total: int) -> Running:
+        running = Running(total)
+        for sample in self.opened.samples.values():
+            running.add(sample.facts(), self._value(sample))
+        return running
+
+    def _begin(self, warmups: Sequence[Request]) -> int:
+        """Warm up on fixed requests, whose results are thrown away, and note the session."""
+        for request in warmups:
+            self._seed(request)
+            self.decoder.generate(self.loaded.denoiser, request)
+        facts = provenance.environment(str(self.spec.hardware["device"]))
+        index = self.opened.begin(Session(self.parts.now(), len(warmups), facts))
+        self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
+        return index
+
+    def _seed(self, request: Request) -> None:
+        """Random numbers of a request follow from the run's seed and its id, nothing else."""
+        import torch
+
+        text = f"{self.spec.seed}/{request.id}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
+
+    def _sample(self, request: Request, session: int) -> SampleRecord:
+        """Decode one request under the clock and write down what happened."""
+        self._seed(request)
+        started_at = self.parts.now()
+        self.parts.sync(self.spec)
+        started = self.parts.clock()
+        generation = self.decoder.generate(self.loaded.denoiser, request)
+        self.parts.sync(self.spec)
+        seconds = self.parts.clock() - started
+        generation = cut(generation, request, self.loaded)
+        columns = generation.trace.columns()
+        columns["ms"] = [round(ms, 4) for ms in columns["ms"]]
+        return SampleRecord(
+            id=request.id,
+            prompt_sha256=hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest(),
+            ids=list(generation.ids),
+            born=list(generation.born),
+            cut=generation.cut,
+            text=generation.text,
+            trace={name: [*map(_plain, column)] for name, column in columns.items()},
+            counts=speed.count(generation, self.loaded.denoiser.special),
+            seconds=seconds,
+            first_step_s=columns["ms"][0] / 1000 if columns["ms"] else 0.0,
+            started_at=started_at,
+            session=session,
+        )
+
+    def _value(self, sample: SampleRecord) -> float | None:
+        """The sample's score for the progress line, where scoring costs next to nothing."""
+        if not getattr(self.benchmark, "scores_fast", False):
+            return None
+        return self.benchmark.score({sample.id: sample.text})[sample.id].value
+
+
+def _plain(value: object) -> object:
+    """Text of an enum; anything else as it is."""
+    return str(value) if isinstance(value, str) else value
+
+
+def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:
+    """The generation with its text, cut at the first end token and the first stop string.
+
+    Every reason is recorded as an index into the ids: "eos", "stop" and, always, "length".
+    """
+    special = loaded.denoiser.special
+    reasons = {**generation.cut, "length": len(generation.ids)}
+    ends = [index for index, token in enumerate(generation.ids) if token in special.ends]
+    if ends:
+        reasons["eos"] = ends[0]
+    ids = [token for token in generation.ids[: min(reasons.values())] if token != special.mask]
+    text = loaded.decode(ids)
+    at = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=None)
+    if at is not None:
+        kept = _tokens_within(ids, at, loaded)
+        reasons["stop"] = _position(generation.ids, kept, special.mask)
+        text = text[:at]
+    return replace(generation, cut=reasons, text=text)
+
+
+def _tokens_within(ids: Sequence[int], length: int, loaded: Loaded) -> int:
+    """How many leading tokens decode to at most `length` characters."""
+    return bisect_left(
+        range(1, len(ids) + 1), True, key=lambda n: len(loaded.decode(ids[:n])) > length
+    )
+
+
+def _position(ids: Sequence[int], kept: int, mask: int) -> int:
+    """Index in `ids` of the token after `kept` tokens that are not masks."""
+    filled = [index for index, token in enumerate(ids) if token != mask]
+    return filled[kept] if kept < len(filled) else len(ids)

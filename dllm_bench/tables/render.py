@@ -1,0 +1,142 @@
+"""A built table as files: md, tex, html, csv and json, the same bytes for the same records.
+
+Rendering reads the built table alone (no torch, no store, no clock). json holds every cell with its
+keys, state, measured and reported value; csv the same, one line per cell. The three for readers
+have a file each: `render_md`, `render_tex`, `render_html`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dllm_bench.tables.build import BuiltCell, BuiltTable
+from dllm_bench.tables.plan import PlannedRun, distinct_runs
+from dllm_bench.tables.render_html import html
+from dllm_bench.tables.render_md import markdown
+from dllm_bench.tables.render_tex import latex
+from dllm_bench.tables.view import here
+
+SCHEMA = 1  # raised with every change of the json form
+DIGITS = 4
+
+
+def write(built: BuiltTable, folder: Path) -> list[Path]:
+    """Write `<folder>/<paper>/<table>.<form>` for every form, each file whole or not at all."""
+    stem = (
+        built.table.name if built.profile.embedded else f"{built.table.name}-{built.profile.name}"
+    )
+    paths = []
+    for form, text in render(built).items():
+        path = folder / f"{stem}.{form}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.tmp")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+        paths.append(path)
+    return paths
+
+
+def render(built: BuiltTable) -> dict[str, str]:
+    """Form -> text."""
+    return {form: function(built) for form, function in FORMS.items()}
+
+
+def rounded(value: float | None) -> float | None:
+    """A number as stored; the digits beyond are noise."""
+    return None if value is None else round(value, DIGITS)
+
+
+def cell_plain(built: BuiltCell) -> dict[str, Any]:
+    """A cell as plain data."""
+    cell, run = built.cell, built.run
+    return {
+        "keys": cell.keys,
+        "metric": cell.metric.name,
+        "definition": cell.metric.definition,
+        "unit": built.unit,
+        "state": str(run.state),
+        "measured": rounded(built.measured),
+        "interval": [rounded(end) for end in built.interval] if built.interval else None,
+        "n": built.n,
+        "measured_with": dict(zip(("model", "benchmark"), here([run]), strict=False)),
+        "reported": cell.reported.value if cell.reported else None,
+        "reported_text": cell.reported.text if cell.reported else None,
+        "source": cell.reported.source if cell.reported else None,
+        "delta": rounded(built.delta),
+        "verdict": str(built.verdict),
+        "reason": built.why,
+        "notes": list(cell.notes),
+        "run": run.spec.identity_hash if run.spec else None,
+    }
+
+
+def run_plain(run: PlannedRun) -> dict[str, Any]:
+    """A run as plain data; cells name it by its hash."""
+    return {"state": str(run.state), "folder": run.folder, "query": list(run.query)}
+
+
+def as_json(built: BuiltTable) -> str:
+    """Everything, for programs."""
+    table = built.table
+    plain = {
+        "schema": SCHEMA,
+        "table": table.name,
+        "title": table.title,
+        "source": table.source,
+        "profile": built.profile.name,
+        "definitions": {
+            d.name: {"label": d.label, "unit": d.unit, "text": d.text} for d in built.definitions
+        },
+        "hardware": list(built.hardware),
+        "code": list(built.code),
+        "inputs": list(built.inputs),
+        "notes": [
+            {
+                "id": note.name,
+                "text": note.text,
+                "where": {k: list(v) for k, v in note.where.items()},
+            }
+            for note in table.notes
+        ],
+        "runs": {
+            run.spec.identity_hash: run_plain(run)
+            for run in distinct_runs(built.planned())
+            if run.spec
+        },
+        "cells": [cell_plain(cell) for cell in built.cells],
+    }
+    return json.dumps(plain, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+
+
+def as_csv(built: BuiltTable) -> str:
+    """One line per cell."""
+    facets = list(built.table.facets)
+    plain = ("metric", "definition", "unit", "state", "measured", "low", "high", "n")
+    names = [*facets, *plain, "measured_model", "measured_benchmark", "reported", "source"]
+    names += ["delta", "verdict", "reason", "notes", "run"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for cell in built.cells:
+        entry = cell_plain(cell)
+        low, high = entry["interval"] or (None, None)
+        measured_with = {f"measured_{key}": value for key, value in entry["measured_with"].items()}
+        row = {**entry, **entry["keys"], **measured_with, "low": low, "high": high}
+        row |= {"reported": entry["reported_text"], "notes": " ".join(entry["notes"])}
+        writer.writerow(row)
+    return text.getvalue()
+
+
+FORMS: dict[str, Callable[[BuiltTable], str]] = {
+    "md": markdown,
+    "html": html,
+    "tex": latex,
+    "csv": as_csv,
+    "json": as_json,
+}

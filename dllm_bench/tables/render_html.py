@@ -1,0 +1,163 @@
+"""A built table as one self-contained HTML page, light and dark, no script.
+
+A table per section in the paper's form: all column groups side by side, measured ones tinted, the
+interval under its number, the run folder behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+
+from dllm_bench.tables import view
+from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict
+from dllm_bench.tables.spec import Query
+from dllm_bench.tables.view import Block, Row
+
+CODE = re.compile("`([^`]*)`")
+STYLE = """
+:root { color-scheme: light dark; --ink: #1d2430; --soft: #5d6775; --page: #ffffff;
+  --line: #d6dbe3; --here: #eef4fb; --paper: #ffffff; --link: #1f5fa8;
+  --ok: #1d7a4c; --near: #8a6100; --off: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa5b4; --page: #14181f;
+  --line: #303845; --here: #1c2736; --paper: #14181f; --link: #8ab8ee;
+  --ok: #6fcf97; --near: #e0b050; --off: #ff8a80; } }
+body { margin: 2rem auto; max-width: 96rem; padding: 0 1.5rem; background: var(--page);
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; } h3 { font-size: 1rem; }
+p, li { max-width: 60rem; } a { color: var(--link); text-decoration: none; }
+a:hover { text-decoration: underline; } code { font: 0.9em ui-monospace, monospace; }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px;
+  white-space: nowrap; width: 100%; }
+th, td { padding: 0.3rem 0.6rem; text-align: right; border-top: 1px solid var(--line); }
+thead tr:first-child th { border-top: 0; } thead th { vertical-align: bottom; }
+th.head, td.head { text-align: left; } th.group { text-align: center; }
+th.first, td.first { border-left: 1px solid var(--line); }
+td.head:first-child, th.head:first-child { position: sticky; left: 0; background: var(--page); }
+.here { background: var(--here); } .paper { background: var(--paper); }
+.ci { display: block; color: var(--soft); font-size: 11px; } td.empty { color: var(--soft);
+  font-style: italic; } sup, sub { font-size: 0.75em; color: var(--soft); }
+.ok { color: var(--ok); } .near { color: var(--near); } .off { color: var(--off); }
+.soft { color: var(--soft); } footer { margin-top: 2rem; border-top: 1px solid var(--line); }
+"""
+CLASSES = {
+    Verdict.INSIDE_CI: "ok",
+    Verdict.INSIDE_TOLERANCE: "near",
+    Verdict.OUTSIDE: "off",
+    Verdict.NOT_COMPARABLE: "soft",
+    Verdict.NONE: "soft",
+}
+
+
+def html(built: BuiltTable) -> str:
+    """The whole page."""
+    title = escape(built.table.title)
+    lines = [
+        "<!doctype html>",
+        '<html lang="en">',
+        '<head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title>",
+        f"<style>{STYLE}</style></head>",
+        "<body>",
+        f"<h1>{title}</h1>",
+        f"<p>{prose(view.profile_text(built))}</p>",
+        f'<p class="soft">{escape(view.progress(built))}.</p>',
+    ]
+    for section, found in groupby(view.blocks(built), key=lambda block: block.section):
+        lines += _section(built, section, list(found))
+    lines += ["<footer>", *_footer(built), "</footer>", "</body></html>"]
+    return "\n".join(lines) + "\n"
+
+
+def prose(text: str) -> str:
+    """Escaped text; `code` becomes <code>."""
+    return CODE.sub(r"<code>\1</code>", escape(text))
+
+
+def _section(built: BuiltTable, section: str, blocks: Sequence[Block]) -> Iterator[str]:
+    yield f"<h2>{escape(section)}</h2>"
+    yield '<div class="scroll"><table><thead>'
+    yield from _head(blocks)
+    yield "</thead><tbody>"
+    for rows in zip(*(block.rows for block in blocks), strict=True):
+        yield f"<tr>{''.join(_row(built, rows, blocks))}</tr>"
+    yield "</tbody></table></div>"
+    yield from (_verdict(block) for block in blocks)
+
+
+def _head(blocks: Sequence[Block]) -> Iterator[str]:
+    span = len(blocks[0].metrics)
+    top = "".join(
+        f'<th class="group first here" colspan="{span}">Measured<br>'
+        f"{escape(block.measured_on)}</th>"
+        f'<th class="group first paper" colspan="{span}">Reported<br>'
+        f"{escape(block.section)}, {escape(block.paper)}</th>"
+        for block in blocks
+    )
+    heads = "".join(
+        f'<th class="head" rowspan="2" scope="col">{escape(text)}</th>' for text in blocks[0].heads
+    )
+    yield f"<tr>{heads}{top}</tr>"
+    labels = [
+        f'<th class="{side}{" first" if index == 0 else ""}" scope="col">{escape(label)}</th>'
+        for block in blocks
+        for side in ("here", "paper")
+        for index, label in enumerate(block.labels)
+    ]
+    yield f"<tr>{''.join(labels)}</tr>"
+
+
+def _row(built: BuiltTable, rows: Sequence[Row], blocks: Sequence[Block]) -> Iterator[str]:
+    first, *rest = rows[0].heads
+    common = tuple(name for name in rows[0].notes if all(name in row.notes for row in rows))
+    yield f'<td class="head">{escape(first)}{_notes(common)}</td>'
+    yield from (f'<td class="head">{escape(text)}</td>' for text in rest)
+    for row, block in zip(rows, blocks, strict=True):
+        marked = not block.verdict()
+        for index, cell in enumerate(row.cells):
+            yield _measured(built, cell, index == 0, marked)
+        for index, cell in enumerate(row.cells):
+            yield _reported(cell, common, index == 0)
+
+
+def _measured(built: BuiltTable, cell: BuiltCell, first: bool, marked: bool) -> str:
+    side = "here first" if first else "here"
+    if cell.measured is None:
+        why = escape(cell.why, quote=True)
+        return f'<td class="{side} empty" title="{why}">{escape(view.empty_text(cell))}</td>'
+    title = f"{cell.cell.metric.definition}, {cell.n} samples, run {view.short_hash(cell.run)}"
+    text = f'<a href="{escape(view.link(built, cell.run))}/record.json">'
+    text += f"{view.number(cell.measured)}</a>"
+    if marked and cell.verdict:
+        text += f'<sub class="{CLASSES[cell.verdict]}">{view.MARKS[cell.verdict]}</sub>'
+    if cell.interval:
+        text += f'<span class="ci">{view.interval_text(cell)}</span>'
+    return f'<td class="{side}" title="{escape(title)}">{text}</td>'
+
+
+def _reported(cell: BuiltCell, shown: Query, first: bool) -> str:
+    side = "paper first" if first else "paper"
+    text = escape(view.reported_text(cell))
+    return f'<td class="{side}">{text}{_notes(view.own_notes(cell, shown))}</td>'
+
+
+def _notes(names: Sequence[str]) -> str:
+    return f" <sup>{escape(' '.join(names))}</sup>" if names else ""
+
+
+def _verdict(block: Block) -> str:
+    if all(cell.measured is None for cell in block.cells):
+        return ""
+    common = block.verdict()
+    text = f"verdict: {common}" if common else f"marks: {view.LEGEND}"
+    return f'<p class="soft">{escape(block.paper)} {escape(text)}.</p>'
+
+
+def _footer(built: BuiltTable) -> Iterator[str]:
+    for title, entries in [*view.footer(built), ("Runs", view.run_lines(built))]:
+        items = "".join(f"<li>{prose(entry)}</li>" for entry in entries)
+        yield f"<h3>{escape(title)}</h3><ul>{items}</ul>"

@@ -1,0 +1,83 @@
+"""A built table as GitHub Markdown: a table per block, measured columns left of reported ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from dllm_bench.tables import view
+from dllm_bench.tables.build import BuiltCell, BuiltTable
+from dllm_bench.tables.view import Block, Row
+
+SPECIAL = re.compile(r"[\\`*_\[\]|]")
+
+
+def markdown(built: BuiltTable) -> str:
+    """The whole page."""
+    lines = [f"# {built.table.title}", "", view.profile_text(built), "", view.progress(built) + "."]
+    section = ""
+    for block in view.blocks(built):
+        if block.section != section:
+            section = block.section
+            lines += ["", f"## {text(section)}"]
+        lines += ["", *_block(built, block)]
+    for title, entries in view.footer(built):
+        lines += ["", f"**{title}**", "", *(f"- {entry.replace('<', '&lt;')}" for entry in entries)]
+    return "\n".join(lines) + "\n"
+
+
+def _block(built: BuiltTable, block: Block) -> Iterator[str]:
+    common = block.verdict()
+    yield f"### {text(block.paper)} · measured: {block.measured_on}"
+    yield ""
+    yield _line(_headers(block))
+    yield _line(("---",) * len(block.heads) + ("---:",) * 2 * len(block.metrics) + ("---",))
+    for row in block.rows:
+        yield _line(_row(built, row, marked=not common))
+    if any(cell.measured is not None for cell in block.cells):
+        yield ""
+        yield f"Verdict: {common}." if common else f"Marks: {view.LEGEND}."
+
+
+def _headers(block: Block) -> Iterator[str]:
+    yield from map(text, block.heads)
+    measured = "".join(f"<br>{text(name)}" for name in block.here or ("measured",))
+    reported = f"<br>{text(block.section)}<br>{text(block.paper)}<br>(reported)"
+    yield from (text(label) + measured for label in block.labels)
+    yield from (text(label) + reported for label in block.labels)
+    yield "Run"
+
+
+def _row(built: BuiltTable, row: Row, marked: bool) -> Iterator[str]:
+    first, *rest = row.heads
+    yield text(first) + _notes(row.notes)
+    yield from map(text, rest)
+    yield from (_measured(cell, marked) for cell in row.cells)
+    yield from (_reported(cell, row) for cell in row.cells)
+    shown = f"`{view.short_hash(row.run)}`" if row.run.spec else "–"
+    yield f"[{shown}]({view.link(built, row.run)})" if row.run.record else shown
+
+
+def _measured(cell: BuiltCell, marked: bool) -> str:
+    if cell.measured is None:
+        return f"*{text(view.empty_text(cell))}*"
+    mark = f"<sub>{view.MARKS[cell.verdict]}</sub>" if marked and cell.verdict else ""
+    parts = (f"**{view.number(cell.measured)}**{mark}", view.interval_text(cell))
+    return " ".join(filter(None, parts))
+
+
+def _reported(cell: BuiltCell, row: Row) -> str:
+    return text(view.reported_text(cell)) + _notes(view.own_notes(cell, row.notes))
+
+
+def _notes(names: Sequence[str]) -> str:
+    return f" <sup>{' '.join(names)}</sup>" if names else ""
+
+
+def _line(entries: Iterable[str]) -> str:
+    return "| " + " | ".join(entries) + " |"
+
+
+def text(plain: str) -> str:
+    """Text that Markdown shows as it stands, in a table too."""
+    return SPECIAL.sub(r"\\\g<0>", plain.replace("&", "&amp;").replace("<", "&lt;"))

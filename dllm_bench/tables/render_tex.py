@@ -1,0 +1,141 @@
+"""A built table as LaTeX: one booktabs table per block, remarks as a list behind them.
+
+Preamble: booktabs and graphicx. Every text is escaped and ASCII, so any engine and encoding will
+do. Numbers carry no links, since a paper has no run folders beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+
+from dllm_bench.tables import view
+from dllm_bench.tables.build import BuiltCell, BuiltTable
+from dllm_bench.tables.view import Block, Row
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+    '"': "''",
+    "τ": r"$\tau$",
+    "α": r"$\alpha$",
+    "β": r"$\beta$",
+    "γ": r"$\gamma$",
+    "–": "--",
+    "—": "---",
+    "−": r"$-$",
+    "×": r"$\times$",
+    "÷": r"$\div$",
+    "±": r"$\pm$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "·": r"$\cdot$",
+    "…": r"\ldots{}",
+    "\N{NO-BREAK SPACE}": "~",
+}
+CODE = re.compile("`([^`]*)`")
+
+
+def escape(text: str) -> str:
+    """Text that LaTeX sets as it stands; what has no ASCII form falls back to its letters."""
+    return "".join(SPECIAL.get(character) or _plain(character) for character in text)
+
+
+def _plain(character: str) -> str:
+    if character.isascii():
+        return character
+    return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
+
+
+def prose(text: str) -> str:
+    """Escaped text; `code` becomes typewriter."""
+    pieces = CODE.split(text)
+    return "".join(
+        rf"\texttt{{{escape(piece)}}}" if index % 2 else escape(piece)
+        for index, piece in enumerate(pieces)
+    )
+
+
+def latex(built: BuiltTable) -> str:
+    """The tables and their remarks, to be read with \\input."""
+    lines = [
+        f"% {escape(built.table.title)}; profile {escape(built.profile.name)}",
+        r"% preamble: \usepackage{booktabs,graphicx}",
+    ]
+    for index, block in enumerate(view.blocks(built)):
+        lines += _block(built, block, index)
+    lines += [
+        r"\begingroup\footnotesize\raggedright",
+        rf"\noindent {prose(view.profile_text(built))}",
+    ]
+    footer = [*view.footer(built, commands=False), ("Runs", view.run_lines(built))]
+    for title, entries in footer:
+        items = "; ".join(entry.removesuffix(".") for entry in entries)
+        lines += ["", rf"\noindent\textbf{{{escape(title)}.}} {prose(items)}."]
+    return "\n".join([*lines, r"\par\endgroup"]) + "\n"
+
+
+def _block(built: BuiltTable, block: Block, index: int) -> Iterator[str]:
+    common = block.verdict()
+    heads, metrics = len(block.heads), len(block.metrics)
+    first, last = heads + 1, heads + 2 * metrics
+    measured = prose(f"Measured: {block.measured_on}")
+    reported = prose(f"Reported: {block.section}, {block.paper}")
+    caption = f"{built.table.title}. {block.section}, {block.paper}. {_verdict(block, common)}"
+    yield from (r"\begin{table*}[p]", r"\centering\small")
+    yield rf"\caption{{{prose(caption)}}}"
+    yield rf"\label{{tab:{built.table.name.replace('/', '-')}-{index + 1}}}"
+    yield r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
+    yield rf"\begin{{tabular}}{{{'l' * heads}{'r' * 2 * metrics}}}"
+    yield r"\toprule"
+    groups = (rf"\multicolumn{{{metrics}}}{{c}}{{{text}}}" for text in (measured, reported))
+    yield _line(("", *("",) * (heads - 1), *groups))
+    spans = (f"{first}-{first + metrics - 1}", f"{first + metrics}-{last}")
+    yield "".join(rf"\cmidrule(lr){{{span}}}" for span in spans)
+    yield _line(escape(text) for text in (*block.heads, *block.labels, *block.labels))
+    yield r"\midrule"
+    yield from (_line(_row(row, marked=not common)) for row in block.rows)
+    yield from (r"\bottomrule", r"\end{tabular}}", r"\end{table*}", "")
+
+
+def _verdict(block: Block, common: str) -> str:
+    if all(cell.measured is None for cell in block.cells):
+        return "Nothing measured yet."
+    return f"Verdict: {common}." if common else f"Marks: {view.LEGEND}."
+
+
+def _row(row: Row, marked: bool) -> Iterator[str]:
+    first, *rest = row.heads
+    yield escape(first) + _notes(row.notes)
+    yield from (escape(text) for text in rest)
+    yield from (_measured(cell, marked) for cell in row.cells)
+    for cell in row.cells:
+        yield escape(view.reported_text(cell)) + _notes(view.own_notes(cell, row.notes))
+
+
+def _measured(cell: BuiltCell, marked: bool) -> str:
+    if cell.measured is None:
+        return rf"\textit{{{escape(view.empty_text(cell))}}}"
+    mark = rf"\textsubscript{{{view.MARKS[cell.verdict]}}}" if marked and cell.verdict else ""
+    interval = rf"\,{{\scriptsize {view.interval_text(cell)}}}" if cell.interval else ""
+    return view.number(cell.measured) + mark + interval
+
+
+def _notes(names: Sequence[str]) -> str:
+    return rf"\textsuperscript{{{escape(' '.join(names))}}}" if names else ""
+
+
+def _line(entries: Iterable[str]) -> str:
+    return " & ".join(entries) + r" \\"

@@ -1,0 +1,183 @@
+"""A model, decoder and benchmark without any network inside: made to be run, killed and compared.
+
+The text of a sample depends on its prompt, the seed and torch's random numbers, so that a wrong
+resume shows in the tokens. `SlowDecoder` notes every call in a file that outlives its process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dllm_bench.core.protocols import Encode, SampleScore
+from dllm_bench.core.request import Generation, Request, SpecialTokens
+from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.runs.parts import Parts
+from dllm_bench.runs.record import RunRecord
+from dllm_bench.runs.spec import RunSpec
+
+SPECIAL = SpecialTokens(mask=0, eos=1, pad=2)
+FIRST = 8  # ids below are special
+LETTERS = "abcdefghij"
+CLOCKED = ("seconds", "steps_s", "first_step_s")
+
+
+def spec(n: int = 12, **changes: Any) -> RunSpec:
+    """A run of `n` samples."""
+    run = RunSpec(
+        model={"name": "fake"},
+        decoder={"_target_": "nowhere", "tau": 0.5},
+        benchmark={"name": "letters", "_target_": "nowhere"},
+        hardware={"name": "cpu", "device": "cpu", "threads": 1},
+        limit=n,
+        label="fake",
+    )
+    return replace(run, **changes)
+
+
+@dataclass
+class FakeDenoiser:
+    """Only its special tokens are asked for."""
+
+    special: SpecialTokens = SPECIAL
+
+
+@dataclass
+class FakeModel:
+    """One character is one token."""
+
+    denoiser: FakeDenoiser = field(default_factory=FakeDenoiser)
+
+    def encode(self, text: Any) -> list[int]:
+        return [FIRST + ord(c) for c in str(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(i - FIRST) for i in ids if i >= FIRST)
+
+
+@dataclass
+class Letters:
+    """Prompts "p0", "p1", …; a text is right when it holds an even number of letters a."""
+
+    name: str = "letters"
+    n: int = 1000
+    stop: tuple[str, ...] = ()
+    scores_fast: bool = True
+
+    def requests(self, encode: Encode) -> list[Request]:
+        return [Request(f"item-{i}", tuple(encode(f"p{i}")), 12, self.stop) for i in range(self.n)]
+
+    def dataset_hash(self) -> str:
+        return "0" * 64
+
+    def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
+        return {key: self._grade(text) for key, text in texts.items()}
+
+    def _grade(self, text: str) -> SampleScore:
+        right = text.count("a") % 2 == 0
+        return SampleScore(float(right), "correct" if right else "wrong", {"length": len(text)})
+
+
+@dataclass
+class FakeDecoder:
+    """Random letters, an end token somewhere, one mask left at the end."""
+
+    log: Path | None = None
+    pause_s: float = 0.0
+    ids: tuple[int, ...] | None = None
+
+    def generate(self, model: Any, request: Request) -> Generation:
+        if self.log is not None:
+            with open(self.log, "a") as file:
+                file.write(f"{os.getpid()} {request.id}\n")
+        time.sleep(self.pause_s)
+        ids = self.ids or self._draw(request)
+        born = tuple(-1 if token == SPECIAL.mask else i // 4 for i, token in enumerate(ids))
+        forwards = [Forward(Kind.DENOISE, 2, 12, 3, ms=5.0 + i, forced=i % 2) for i in range(3)]
+        return Generation(request.id, ids, born, {}, Trace(forwards))
+
+    def _draw(self, request: Request) -> tuple[int, ...]:
+        draws = torch.randint(len(LETTERS), (request.max_new_tokens,)).tolist()
+        ids = [FIRST + ord(LETTERS[i]) for i in draws]
+        ids[6 + draws[0] % 4] = SPECIAL.eos
+        ids[-1] = SPECIAL.mask
+        return tuple(ids)
+
+
+@dataclass
+class Always:
+    """A function that gives `value` for every run; can be sent to another process."""
+
+    value: Any
+
+    def __call__(self, spec: RunSpec) -> Any:
+        return self.value
+
+
+@dataclass
+class Mixed:
+    """Decoders by a run's limit; `usual` for the other limits."""
+
+    usual: Any
+    by_limit: dict[int, Any]
+
+    def __call__(self, spec: RunSpec) -> Any:
+        return self.by_limit.get(spec.limit or 0, self.usual)
+
+
+class BrokenDecoder:
+    """A bug."""
+
+    def generate(self, model: Any, request: Request) -> Generation:
+        raise ZeroDivisionError("by design")
+
+
+@dataclass
+class StuckDecoder(FakeDecoder):
+    """Thinks about one request for a minute."""
+
+    stuck_at: str = "item-3"
+
+    def generate(self, model: Any, request: Request) -> Generation:
+        generation = super().generate(model, request)
+        time.sleep(60.0 * (request.id == self.stuck_at))
+        return generation
+
+
+class DyingDecoder:
+    """Kills its own process, as the kernel does when memory is out."""
+
+    def generate(self, model: Any, request: Request) -> Generation:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("still alive")
+
+
+def parts(**changes: Any) -> Parts:
+    """Fake parts; keyword arguments replace single values or functions."""
+    values = {"model": FakeModel(), "decoder": FakeDecoder(), "benchmark": Letters()}
+    made: dict[str, Any] = {name: Always(value) for name, value in values.items()}
+    made["prepare"] = Always(None)
+    for name, value in changes.items():
+        made[name] = Always(value) if name in values and not isinstance(value, Mixed) else value
+    return Parts(**made)
+
+
+def timeless(record: RunRecord) -> dict[str, Any]:
+    """What of a record may not depend on clocks or interruptions."""
+    columns = {name: value for name, value in record.columns.items() if name not in CLOCKED}
+    counts = {k: v for k, v in record.summary.items() if not k.startswith(("tps/", "latency/"))}
+    counts.pop("step_ms")
+    return {
+        "spec": record.spec.to_plain(),
+        "hash": record.identity_hash,
+        "score": record.score,
+        "columns": columns,
+        "summary": counts,
+    }

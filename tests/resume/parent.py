@@ -1,0 +1,14 @@
+"""Two fake runs that get stuck in two workers: `python -m tests.resume.parent ROOT LOG N`."""
+
+import sys
+from pathlib import Path
+
+from dllm_bench.runs.launch import run_all
+from dllm_bench.runs.store import Store
+from tests.resume import fakes
+
+if __name__ == "__main__":
+    root, log, n = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    decoder = fakes.StuckDecoder(log=log)
+    specs = [fakes.spec(n), fakes.spec(n + 1)]
+    run_all(specs, store=Store(root), jobs=2, parts=fakes.parts(decoder=decoder))

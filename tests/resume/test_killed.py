@@ -1,0 +1,182 @@
+"""A run that is killed, at any point, finishes as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.runs import files, runner
+from dllm_bench.runs import store as store_module
+from dllm_bench.runs.parts import Parts
+from dllm_bench.runs.record import RunRecord
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.store import SAMPLES, State, Store, read_samples
+from tests.resume import fakes
+
+N = 40
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    """The same run, not interrupted."""
+    return run(fakes.spec(N), store=Store(tmp_path_factory.mktemp("whole")), parts=fakes.parts())
+
+
+def start(root: Path, log: Path) -> subprocess.Popen[bytes]:
+    arguments = [sys.executable, "-m", "tests.resume.child", str(root), str(log), str(N)]
+    return subprocess.Popen(arguments, cwd=Path(__file__).parents[2])
+
+
+def wait_for(path: Path, size: int, child: subprocess.Popen[bytes]) -> None:
+    """Until `path` holds more than `size` bytes."""
+    while child.poll() is None and (not path.exists() or path.stat().st_size <= size):
+        time.sleep(0.005)
+
+
+def test_sigkill_at_random_points_loses_and_repeats_nothing(
+    tmp_path: Path, whole: RunRecord
+) -> None:
+    root, log = tmp_path / "runs", tmp_path / "calls.log"
+    store = Store(root)
+    samples = store.path(fakes.spec(N)) / SAMPLES
+    chance = random.Random(20)
+    kept = b""
+    for session in range(3):
+        child = start(root, log)
+        wait_for(samples, len(kept), child)
+        time.sleep(chance.uniform(0, 0.2))
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL, "the run ended before it was killed"
+        assert store.record(fakes.spec(N)) is None
+        found = samples.read_bytes()
+        assert found.startswith(kept), "a finished sample was changed"
+        kept = found[: found.rfind(b"\n") + 1]
+        calls = [line.split() for line in log.read_text().splitlines()]
+        mine = [key for pid, key in calls if pid == calls[-1][0]]
+        before = {s.id for s in read_samples(samples.parent).values() if s.session < session}
+        assert mine[:2] == ["item-0", "item-1"], "every session warms up on the same requests"
+        assert not before & set(mine[2:]), "a finished sample was decoded again"
+        assert len(mine[2:]) == len(set(mine[2:]))
+    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    assert samples.read_bytes().startswith(kept)
+    assert fakes.timeless(record) == fakes.timeless(whole)
+    assert len(record.sessions) == 4
+    assert all(s.warmups == 2 and s.samples > 0 for s in record.sessions)
+    assert sum(s.samples for s in record.sessions) == N
+
+
+class Killed(BaseException):
+    """Stands for a death that no handler sees."""
+
+
+def die(*_: Any, **__: Any) -> None:
+    raise Killed
+
+
+def die_at_nth(n: int, function: Any) -> Any:
+    """`function` that dies instead of its n-th call."""
+    calls = iter(range(n))
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if next(calls, None) is None:
+            raise Killed
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+POINTS: dict[str, tuple[Any, str, int | None]] = {
+    "before the first sample": (store_module.OpenRun, "append", 0),
+    "before the sixth sample": (store_module.OpenRun, "append", 5),
+    "while grading": (fakes.Letters, "score", N),
+    "before the record": (runner, "seal", 0),
+    "while writing the record": (files.os, "replace", 2),
+    "after the record": (runner._Work, "finish", None),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_death_at_a_point_of_the_path(
+    point: str, tmp_path: Path, whole: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    owner, name, n = POINTS[point]
+    with monkeypatch.context() as patch:
+        original = getattr(owner, name)
+
+        def last_words(*args: Any) -> None:
+            original(*args)
+            raise Killed
+
+        patch.setattr(owner, name, last_words if n is None else die_at_nth(n, original))
+        with pytest.raises(Killed):
+            run(fakes.spec(N), store=store, parts=fakes.parts())
+    state = store.state(fakes.spec(N))
+    assert state is (State.SEALED if point == "after the record" else State.PARTIAL)
+    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    assert fakes.timeless(record) == fakes.timeless(whole)
+
+
+def test_a_half_written_line_is_dropped_and_its_sample_done_again(
+    tmp_path: Path, whole: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    monkeypatch.setattr(store_module.OpenRun, "append", die_at_nth(5, store_module.OpenRun.append))
+    with pytest.raises(Killed):
+        run(fakes.spec(N), store=store, parts=fakes.parts())
+    monkeypatch.undo()
+    samples = store.path(fakes.spec(N)) / SAMPLES
+    text = samples.read_bytes()
+    for cut_at in (len(text) - 1, len(text) - 40, text.rfind(b"\n", 0, -1) + 3):
+        samples.write_bytes(text[:cut_at])
+        with store.open(fakes.spec(N)) as opened:
+            assert len(opened.samples) == 4
+            assert samples.read_bytes().endswith(b"}\n")
+    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    assert fakes.timeless(record) == fakes.timeless(whole)
+
+
+def test_a_full_disk_is_a_sentence_and_costs_one_sample(
+    tmp_path: Path, whole: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    written = files.os.write
+
+    def full(descriptor: int, data: Any) -> int:
+        """Room for 9,000 bytes: the last line goes in by half."""
+        size = files.os.fstat(descriptor).st_size
+        if size >= 9000:
+            raise OSError(28, "No space left on device")
+        return written(descriptor, bytes(data)[: 9000 - size])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "write", full)
+        with pytest.raises(DllmBenchError, match="No space left on device"):
+            run(fakes.spec(N), store=store, parts=fakes.parts())
+    folder = store.path(fakes.spec(N))
+    assert 0 < len((folder / SAMPLES).read_bytes()) < 9000
+    assert (folder / SAMPLES).read_bytes().endswith(b"}\n")
+    assert store.state(fakes.spec(N)) is State.FAILED
+    entry = store.entry(fakes.spec(N))
+    assert entry is not None
+    assert 0 < entry.done < N
+    assert "No space left" in entry.error
+    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    assert fakes.timeless(record) == fakes.timeless(whole)
+    assert store.state(fakes.spec(N)) is State.SEALED
+
+
+def test_a_sealed_run_is_read_and_nothing_is_built(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = run(fakes.spec(5), store=store, parts=fakes.parts())
+    nothing: Any = die
+    broken = Parts(model=nothing, decoder=nothing, benchmark=nothing, prepare=nothing)
+    assert run(fakes.spec(5), store=store, parts=broken) == first

@@ -1,0 +1,202 @@
+"""Several runs at once: no repeats, a failure stays alone, workers die with their parent."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.runs.launch import Job, Outcome, run_all, submit, take_next
+from dllm_bench.runs.progress import Board, ProgressLine, Running, duration
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.store import State, Store
+from tests.resume import fakes
+
+SPECS = [fakes.spec(n) for n in (3, 4, 5, 6)]
+
+
+def test_one_after_the_other(tmp_path: Path) -> None:
+    store, stream = Store(tmp_path), io.StringIO()
+    decoder = fakes.Mixed(fakes.FakeDecoder(), {4: fakes.BrokenDecoder()})
+    outcomes = run_all(SPECS, store=store, stream=stream, parts=fakes.parts(decoder=decoder))
+    assert [o.error for o in outcomes] == ["", "ZeroDivisionError: by design", "", ""]
+    assert [store.state(spec) for spec in SPECS] == ["sealed", "failed", "sealed", "sealed"]
+    text = stream.getvalue()
+    assert text.count("score") == 3
+    assert "[4/4]" in text
+    assert "by design" in text
+    again = run_all([*SPECS, SPECS[0]], store=store, stream=stream, parts=fakes.parts())
+    assert [o.error for o in again] == [""] * 5
+    assert stream.getvalue().removeprefix(text).count("[1/1]") == 1, "only the failed one is made"
+
+
+def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path: Path) -> None:
+    store, stream = Store(tmp_path / "runs"), io.StringIO()
+    log = tmp_path / "calls"
+    kinds = {4: fakes.DyingDecoder(), 6: fakes.BrokenDecoder()}
+    decoder = fakes.Mixed(fakes.FakeDecoder(log=log), kinds)
+    specs = [*SPECS, fakes.spec(7)]
+    outcomes = run_all(
+        specs, store=store, jobs=2, stream=stream, parts=fakes.parts(decoder=decoder)
+    )
+    assert [bool(o.error) for o in outcomes] == [False, True, False, True, False]
+    assert "exit code -9" in outcomes[1].error
+    assert "by design" in outcomes[3].error
+    pids = {line.split()[0] for line in log.read_text().splitlines()}
+    assert str(os.getpid()) not in pids
+    assert "[5/5]" in stream.getvalue()
+    for n in (3, 5, 7):
+        alone = run(fakes.spec(n), store=Store(tmp_path / "alone"), parts=fakes.parts())
+        record = store.record(fakes.spec(n))
+        assert record is not None
+        assert fakes.timeless(record) == fakes.timeless(alone)
+    healed = run_all(specs, store=store, stream=stream, parts=fakes.parts())
+    assert not any(o.error for o in healed)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks processes up in /proc")
+def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    root = Path(__file__).parents[2]
+    arguments = [
+        sys.executable,
+        "-m",
+        "tests.resume.parent",
+        str(tmp_path / "runs"),
+        str(log),
+        "9",
+    ]
+    parent = subprocess.Popen(arguments, cwd=root, stderr=subprocess.DEVNULL)
+    pids: set[int] = set()
+    deadline = time.monotonic() + 60
+    while len(pids) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        lines = log.read_text().splitlines() if log.exists() else []
+        pids = {int(line.split()[0]) for line in lines if line.endswith("item-3")}
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(alive, pids)), "a worker still holds its run's lock"
+    with Store(tmp_path / "runs").open(fakes.spec(9)) as opened:
+        assert list(opened.samples) == ["item-0", "item-1", "item-2"]
+
+
+def test_a_worker_stays_with_its_model_and_benchmark() -> None:
+    def made(model: str, benchmark: str, n: int) -> Any:
+        return fakes.spec(n, model={"name": model}, benchmark={"name": benchmark})
+
+    waiting = [made("a", "x", 1), made("b", "x", 1), made("b", "x", 2), made("a", "x", 2)]
+    waiting.append(made("b", "y", 1))
+    order, held = [], None
+    while waiting:
+        held = take_next(waiting, held)
+        order.append((held.model["name"], held.benchmark["name"]))
+    assert order == [("a", "x")] * 2 + [("b", "x")] * 2 + [("b", "y")]
+
+
+def test_a_job_is_a_value_that_is_queued_again_after_preemption(tmp_path: Path) -> None:
+    job = Job(fakes.spec(3), Store(tmp_path), fakes.parts())
+    assert job() == Outcome(fakes.spec(3))
+    pytest.importorskip("submitit", reason="the extra 'slurm' is not installed")
+    assert job.checkpoint().function is job
+
+
+def test_sending_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit", reason="the extra 'slurm' is not installed")
+    store = Store(tmp_path / "runs")
+    run(SPECS[0], store=store, parts=fakes.parts())
+    jobs = submit(
+        SPECS,
+        store=store,
+        folder=tmp_path / "jobs",
+        cluster="debug",
+        parameters={"timeout_min": 5},
+        parts=fakes.parts(),
+    )
+    assert len(jobs) == 3, "what is sealed is not sent"
+    assert [job.result().error for job in jobs] == [""] * 3
+    assert all(store.state(spec) is State.SEALED for spec in SPECS)
+    assert submit(SPECS, store=store, folder=tmp_path / "jobs") == []
+
+
+def test_without_submitit_a_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(DllmBenchError, match=r"dllm-bench\[slurm\]"):
+        submit(SPECS, store=Store(tmp_path), folder=tmp_path)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_progress_line_of_a_run(tmp_path: Path) -> None:
+    now = [0.0]
+
+    class Slow(fakes.FakeDecoder):
+        def generate(self, model: Any, request: Any) -> Any:
+            now[0] += 3.0
+            return super().generate(model, request)
+
+    plain, terminal = io.StringIO(), Terminal()
+    made = fakes.parts(decoder=Slow(), clock=lambda: now[0])
+    for stream, root in ((plain, "a"), (terminal, "b")):
+        now[0] = 0.0
+        line = ProgressLine(stream, clock=lambda: now[0])
+        run(fakes.spec(12), store=Store(tmp_path / root), progress=line, parts=made)
+    shown = plain.getvalue().splitlines()
+    assert len(shown) == 4, "after 12, 24 and 36 of 42 seconds, two warm-ups included; the end"
+    assert "2/12 · ETA 0:30 · score" in shown[0]
+    assert all(word in shown[0] for word in (" ± ", "TPF ", "TPS "))
+    assert "done, 12 samples" in shown[-1]
+    assert terminal.getvalue().count("\r") == 13
+    assert terminal.getvalue().count("\n") == 1
+
+
+def test_a_resumed_run_says_so_and_estimates_by_its_own_pace(tmp_path: Path) -> None:
+    running = Running(total=100)
+    sample = fakes.spec(1)
+    record = run(sample, store=Store(tmp_path), parts=fakes.parts())
+    for _ in range(50):
+        running.add(record.facts[0], None)
+    assert running.eta_s is None
+    running.add(record.facts[0], None, fresh_s=2.0)
+    running.add(record.facts[0], None, fresh_s=4.0)
+    assert running.eta_s == 2.0 * 48
+    assert running.score() is None
+    assert [duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]
+
+
+def test_the_board_of_many_runs() -> None:
+    now, stream = [0.0], io.StringIO()
+    board = Board(10, stream, clock=lambda: now[0])
+    board.update("a", "1/9")
+    assert stream.getvalue() == ""
+    now[0] = 30.0
+    board.end("b", "done")
+    board.update("a", "5/9")
+    assert stream.getvalue() == "[1/10] b: done\n1/10 runs, ETA 4:30 | a: 5/9\n"

@@ -1,0 +1,200 @@
+"""One session of a run: what the clock sees, how a text is cut, what is recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.core.protocols import Encode
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.runs import files
+from dllm_bench.runs.runner import cut, run
+from dllm_bench.runs.store import SAMPLES, Store, read_samples
+from tests.resume import fakes
+
+EOS, MASK = fakes.SPECIAL.eos, fakes.SPECIAL.mask
+MODEL: Any = fakes.FakeModel()
+
+
+class Clock:
+    """A clock that moves only when something takes time."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def costs(self, seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, taking `seconds`."""
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            self.now += seconds
+            return function(*args, **kwargs)
+
+        return slow
+
+
+def test_only_decoding_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    model, decoder, benchmark = fakes.FakeModel(), fakes.FakeDecoder(), fakes.Letters()
+    for thing, name, cost in (
+        (model, "encode", 100.0),
+        (model, "decode", 10.0),
+        (benchmark, "score", 10.0),
+        (decoder, "generate", 0.25),
+        (files.Appender, "append", 50.0),
+    ):
+        monkeypatch.setattr(thing, name, clock.costs(cost, getattr(thing, name)))
+    made = fakes.parts(model=model, decoder=decoder, benchmark=benchmark, clock=clock)
+    record = run(fakes.spec(6), store=Store(tmp_path), parts=made)
+    assert record.columns["seconds"] == [0.25] * 6
+    assert record.summary["latency/mean"] == 0.25
+
+
+def test_the_device_is_waited_for_on_both_sides_of_the_clock(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    class Noting(fakes.FakeDecoder):
+        def generate(self, model: Any, request: Request) -> Generation:
+            events.append("generate")
+            return super().generate(model, request)
+
+    def tick() -> float:
+        events.append("clock")
+        return float(len(events))
+
+    made = fakes.parts(decoder=Noting(), clock=tick, sync=lambda spec: events.append("sync"))
+    run(fakes.spec(3), store=Store(tmp_path), parts=made)
+    timed = ["sync", "clock", "generate", "sync", "clock"]
+    assert events[:2] == ["generate", "generate"], "two warm-ups, not timed"
+    text = " ".join(events)
+    assert text.count(" ".join(timed)) == 3
+
+
+def test_warm_ups_are_not_recorded(tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    made = fakes.parts(decoder=fakes.FakeDecoder(log=log))
+    record = run(fakes.spec(4), store=Store(tmp_path / "runs"), parts=made)
+    calls = [line.split()[1] for line in log.read_text().splitlines()]
+    assert calls == ["item-0", "item-1", "item-0", "item-1", "item-2", "item-3"]
+    assert record.columns["id"] == ["item-0", "item-1", "item-2", "item-3"]
+    assert record.sessions[0].warmups == 2
+
+
+def test_a_sample_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
+    few = run(fakes.spec(3), store=Store(tmp_path / "a"), parts=fakes.parts())
+    many = run(fakes.spec(9), store=Store(tmp_path / "b"), parts=fakes.parts())
+    texts = [
+        [s.text for s in read_samples(Store(root).path(record.spec)).values()]
+        for root, record in ((tmp_path / "a", few), (tmp_path / "b", many))
+    ]
+    assert texts[0] == texts[1][:3]
+    assert len(set(texts[1])) > 5, "requests do not share their random numbers"
+    other = run(fakes.spec(3, seed=1), store=Store(tmp_path / "a"), parts=fakes.parts())
+    assert other.identity_hash != few.identity_hash
+    assert read_samples(Store(tmp_path / "a").path(other.spec))["item-0"].text != texts[0][0]
+
+
+def generated(text: str, *, stop: tuple[str, ...] = (), eos_at: int | None = None) -> Generation:
+    ids = MODEL.encode(text)
+    if eos_at is not None:
+        ids[eos_at] = EOS
+    request = Request("r", (9,), len(ids), stop)
+    trace = Trace([Forward(Kind.DENOISE, 1, 4, 0)])
+    return cut(Generation("r", tuple(ids), (0,) * len(ids), {}, trace), request, MODEL)
+
+
+def test_a_text_ends_at_the_first_end_token() -> None:
+    result = generated("hello world again", eos_at=5)
+    assert result.text == "hello"
+    assert result.cut == {"eos": 5, "length": 17}
+    assert result.emitted == 5
+
+
+def test_a_text_ends_at_the_first_stop_string_and_the_reason_is_kept() -> None:
+    result = generated("x = 1\n\nQ: y\nA: z", stop=("A:", "Q:"))
+    assert result.text == "x = 1\n\n"
+    assert result.cut == {"stop": 7, "length": 16}
+
+
+def test_a_stop_string_behind_the_end_does_not_count() -> None:
+    result = generated("abc STOP", stop=("STOP",), eos_at=3)
+    assert result.text == "abc"
+    assert result.cut == {"eos": 3, "length": 8}
+
+
+def test_both_reasons_are_kept() -> None:
+    result = generated("ab;cd.", stop=(";",), eos_at=5)
+    assert (result.text, result.cut) == ("ab", {"eos": 5, "stop": 2, "length": 6})
+    assert result.emitted == 2
+
+
+def test_without_a_stop_string_only_the_length_ends_it() -> None:
+    result = generated("abc")
+    assert (result.text, result.cut, result.emitted) == ("abc", {"length": 3}, 3)
+
+
+def test_masks_that_are_left_are_no_text(tmp_path: Path) -> None:
+    ids = (*MODEL.encode("ab"), MASK, *MODEL.encode("c!"), MASK, *MODEL.encode("de"))
+    request = Request("r", (9,), 8, ("!",))
+    result = cut(Generation("r", ids, (0,) * 8, {}), request, MODEL)
+    assert result.text == "abc"
+    assert result.cut["stop"] == 4
+    decoder = fakes.FakeDecoder(ids=ids)
+    record = run(fakes.spec(1), store=Store(tmp_path), parts=fakes.parts(decoder=decoder))
+    counts = {name: record.columns[name][0] for name in ("allocated", "committed", "emitted")}
+    assert counts == {"allocated": 8, "committed": 6, "emitted": 6}
+    assert record.columns["truncated"] == [True]
+
+
+def test_the_record_alone_gives_the_numbers(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = run(fakes.spec(20), store=store, parts=fakes.parts())
+    samples = read_samples(store.path(record.spec))
+    assert [s.facts().emitted for s in samples.values()] == record.columns["emitted"]
+    assert record.summary["tpf/emitted"] == sum(record.columns["emitted"]) / (20 * 3)
+    assert record.summary["row_cost"] == 20 * 72 / sum(record.columns["emitted"])
+    assert record.score is not None
+    assert record.score.mean == sum(record.columns["value"]) / 20
+    assert record.columns["score/length"] == [len(s.text) for s in samples.values()]
+    reread = store.record(record.spec)
+    assert reread is not None
+    assert reread.to_json() == record.to_json()
+
+
+def test_a_failing_run_leaves_its_reason(tmp_path: Path) -> None:
+    class Broken(fakes.Letters):
+        def score(self, texts: Any) -> Any:
+            return {}
+
+    store = Store(tmp_path)
+    with pytest.raises(DllmBenchError, match="without a score"):
+        run(fakes.spec(3), store=store, parts=fakes.parts(benchmark=Broken(scores_fast=False)))
+    entry = store.entry(fakes.spec(3))
+    assert entry is not None
+    assert (entry.state, entry.done, entry.total) == ("failed", 3, 3)
+    assert "without a score" in entry.error
+
+
+def test_two_requests_of_one_id_are_refused(tmp_path: Path) -> None:
+    class Twice(fakes.Letters):
+        def requests(self, encode: Encode) -> list[Request]:
+            return super().requests(encode)[:2] * 2
+
+    with pytest.raises(DllmBenchError, match="one id"):
+        run(fakes.spec(4), store=Store(tmp_path), parts=fakes.parts(benchmark=Twice()))
+
+
+def test_lines_are_json_with_the_raw_facts(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run(fakes.spec(2), store=store, parts=fakes.parts())
+    line = json.loads((store.path(fakes.spec(2)) / SAMPLES).read_text().splitlines()[0])
+    assert line["trace"]["ms"] == [5.0, 6.0, 7.0]
+    assert line["trace"]["kind"] == ["denoise"] * 3
+    assert len(line["ids"]) == len(line["born"]) == 12

@@ -1,0 +1,153 @@
+"""Made-up runs for the table tests: a small table, two profiles, records with fixed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.metrics.accuracy import mean_score
+from dllm_bench.metrics.speed import Facts
+from dllm_bench.runs.record import RunRecord, Session
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import ERROR, RECORD, SAMPLES, Store
+from dllm_bench.tables.build import BuiltTable, build
+from dllm_bench.tables.plan import PlannedCell, plan
+from dllm_bench.tables.spec import PaperTable, Profile, read_table
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
+TINY = Profile(
+    "embedded",
+    embedded=True,
+    replace={
+        "model": {"alpha": "tiny-alpha"},
+        "benchmark": {"quiz": "miniquiz", "code": "minicode"},
+        "benchmark.max_new_tokens": {"512": "64"},
+    },
+    set=("limit=20", "hardware=cpu"),
+)
+FULL = Profile("paper", embedded=False, replace={}, set=("hardware=cpu",))
+ENVIRONMENT = {
+    "device": "Test CPU",
+    "commit": "0123456789abcdef",
+    "diff_sha256": "fedcba9876543210",
+}
+
+
+def small_table() -> PaperTable:
+    """The table of the folder `small`."""
+    return read_table("small/table1", HERE / "small" / "table.yaml", HERE / "small")
+
+
+def compose(query: Sequence[str]) -> dict[str, Any]:
+    """A stand-in for Hydra: dotted overrides to nested plain data."""
+    config: dict[str, Any] = {"seed": 0, "limit": None}
+    for override in query:
+        key, _, value = override.partition("=")
+        group, _, name = key.partition(".")
+        if name:
+            config.setdefault(group, {})[name] = value
+        elif group in ("limit", "seed"):
+            config[group] = int(value)
+        else:
+            config.setdefault(group, {})["name"] = value
+    config["hardware"] |= {"device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
+    return config
+
+
+def spec_of(config: Mapping[str, Any]) -> RunSpec:
+    """The run of a composed configuration, without touching data or weights."""
+    groups = {name: dict(config[name]) for name in ("model", "decoder", "benchmark", "hardware")}
+    label = groups["decoder"].pop("name")
+    return RunSpec(
+        **groups,
+        seed=config["seed"],
+        limit=config["limit"],
+        inputs={"dataset": "d" * 64, "weights": "e" * 64},
+        decoding_version=1,
+        label=label,
+    )
+
+
+def record_of(spec: RunSpec, right: int = 11, n: int = 20, speed_up: float = 1.0) -> RunRecord:
+    """A sealed run of `n` samples of which `right` are right; times are simple fractions."""
+    columns: dict[str, list[Any]] = {"id": [f"item-{i}" for i in range(n)]}
+    columns["value"] = [1.0 if i < right else 0.0 for i in range(n)]
+    columns["verdict"] = ["correct" if i < right else "wrong" for i in range(n)]
+    counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), 64)
+    for i in range(n):
+        seconds = (0.25 + 0.0125 * (i % 7)) / speed_up
+        facts = Facts(
+            **counts,
+            forwards=10 + i % 3,
+            rows=400,
+            forced=0,
+            seconds=seconds + 0.05,
+            steps_s=seconds,
+            first_step_s=0.05,
+            truncated=False,
+            empty=False,
+        )
+        for name in Facts.columns():
+            columns.setdefault(name, []).append(getattr(facts, name))
+    return RunRecord(
+        spec=spec,
+        identity_hash=spec.identity_hash,
+        score=mean_score(columns["value"], seed=spec.seed),
+        summary={},
+        columns=columns,
+        sessions=[Session(0.0, 2, dict(ENVIRONMENT), n)],
+        sealed_at=0.0,
+    )
+
+
+def seal(store: Store, record: RunRecord) -> Path:
+    """Put a record where its run belongs."""
+    folder = store.path(record.spec)
+    folder.mkdir(parents=True)
+    (folder / RECORD).write_text(record.to_json(), encoding="utf-8")
+    return folder
+
+
+def start(store: Store, spec: RunSpec, done: int, total: int, error: str = "") -> None:
+    """Leave an unfinished run: `done` lines of samples, and what stopped it."""
+    with store.open(spec, total) as run:
+        (run.folder / SAMPLES).write_text("{}\n" * done, encoding="utf-8")
+        if error:
+            (run.folder / ERROR).write_text(error + "\n", encoding="utf-8")
+
+
+def planned_small(
+    store: Store, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> list[PlannedCell]:
+    """The small table's plan, with runs specified by `spec_of`."""
+    monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
+    return plan(small_table(), profile, compose, store)
+
+
+def spec_at(planned: Sequence[PlannedCell], setting: str, benchmark: str) -> RunSpec:
+    """The run behind one combination."""
+    for entry in planned:
+        keys = entry.cell.keys
+        if (keys["setting"], keys["benchmark"]) == (setting, benchmark) and entry.run.spec:
+            return entry.run.spec
+    raise AssertionError(f"no run for {setting}, {benchmark}")
+
+
+def every_state(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
+    """The small table with a sealed, a partial, a failed and a missing run.
+
+    S3 is impossible under the paper profile and sealed under the embedded one.
+    """
+    store = Store(root)
+    planned = planned_small(store, profile, monkeypatch)
+    seal(store, record_of(spec_at(planned, "S1", "quiz")))
+    start(store, spec_at(planned, "S1", "code"), done=7, total=20)
+    start(store, spec_at(planned, "S2", "quiz"), done=3, total=20, error="The disk is full.")
+    if profile.embedded:
+        seal(store, record_of(spec_at(planned, "S3", "quiz"), right=10, speed_up=2.0))
+        seal(store, record_of(spec_at(planned, "S3", "code"), right=4))
+    return build(small_table(), profile, planned_small(store, profile, monkeypatch))

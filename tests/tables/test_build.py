@@ -1,0 +1,133 @@
+"""Measured numbers, their intervals, and verdicts against the reported ones."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from dllm_bench.metrics import speed
+from dllm_bench.metrics.accuracy import wilson
+from dllm_bench.runs.store import Store
+from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict, build
+from dllm_bench.tables.plan import State
+from tests.tables.builders import (
+    FULL,
+    TINY,
+    every_state,
+    planned_small,
+    record_of,
+    seal,
+    small_table,
+    spec_at,
+)
+
+
+def cell(built: BuiltTable, setting: str, benchmark: str, metric: str) -> BuiltCell:
+    """The cell with these keys."""
+    wanted = ("alpha_7b", setting, benchmark, metric)
+    return next(c for c in built.cells if (*c.cell.keys.values(), c.cell.metric.name) == wanted)
+
+
+def sealed(tmp_path, profile, monkeypatch, **record) -> BuiltTable:
+    """The small table with one sealed run, S1 on quiz."""
+    store = Store(tmp_path)
+    seal(
+        store,
+        record_of(spec_at(planned_small(store, profile, monkeypatch), "S1", "quiz"), **record),
+    )
+    return build(small_table(), profile, planned_small(store, profile, monkeypatch))
+
+
+def test_a_score_is_a_percentage_with_its_wilson_interval(tmp_path, monkeypatch) -> None:
+    found = cell(sealed(tmp_path, FULL, monkeypatch), "S1", "quiz", "score")
+    low, high = wilson(11, 20)
+    assert found.measured == pytest.approx(55.0)
+    assert found.interval == pytest.approx((100 * low, 100 * high))
+    assert (found.unit, found.n) == ("%", 20)
+
+
+def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path, monkeypatch) -> None:
+    built = sealed(tmp_path, FULL, monkeypatch)
+    average, largest = (cell(built, "S1", "quiz", m) for m in ("tps_avg", "tps_max"))
+    facts = average.run.record.facts
+    each = [64 / (fact.seconds - fact.first_step_s) for fact in facts]
+    assert average.measured == pytest.approx(fmean(each))
+    assert average.measured == speed.measure("tps/no_first_step", facts)
+    low, high = average.interval
+    assert min(each) < low < average.measured < high < max(each)
+    assert largest.measured == pytest.approx(max(each))
+    assert largest.interval is None
+
+
+@pytest.mark.parametrize(
+    ("right", "verdict"),
+    [
+        (11, Verdict.INSIDE_CI),  # 55.0 of 55.00
+        (20, Verdict.OUTSIDE),  # 100 against 55
+        (1, Verdict.OUTSIDE),
+    ],
+)
+def test_a_score_is_judged_by_its_interval(tmp_path, monkeypatch, right, verdict) -> None:
+    built = sealed(tmp_path, FULL, monkeypatch, right=right)
+    found = cell(built, "S1", "quiz", "score")
+    assert found.verdict is verdict
+    assert found.delta == pytest.approx(5 * right - 55)
+
+
+def test_a_score_outside_of_a_narrow_interval_may_be_inside_the_tolerance(
+    tmp_path, monkeypatch
+) -> None:
+    found = cell(sealed(tmp_path, FULL, monkeypatch, right=5680, n=10000), "S1", "quiz", "score")
+    assert found.interval[0] > 55.0
+    assert found.verdict is Verdict.INSIDE_TOLERANCE
+
+
+def test_a_speed_is_compared_on_the_reported_hardware_only(tmp_path, monkeypatch) -> None:
+    built = sealed(tmp_path, FULL, monkeypatch)
+    found = cell(built, "S1", "quiz", "tps_max")
+    assert found.verdict is Verdict.OUTSIDE
+    assert found.delta is not None
+    record = found.run.record
+    record.environment["device"] = "Another CPU"
+    planned = built.planned()
+    again = build(small_table(), FULL, planned)
+    speed_cell, score_cell = (cell(again, "S1", "quiz", m) for m in ("tps_max", "score"))
+    assert speed_cell.verdict is Verdict.NOT_COMPARABLE
+    assert speed_cell.delta is None
+    assert speed_cell.why == "measured on Another CPU, reported on Test CPU"
+    assert score_cell.verdict is Verdict.INSIDE_CI
+
+
+def test_an_embedded_number_is_never_compared(tmp_path, monkeypatch) -> None:
+    built = every_state(tmp_path, TINY, monkeypatch)
+    measured = [c for c in built.cells if c.measured is not None]
+    assert len(measured) == 9
+    assert {c.verdict for c in measured} == {Verdict.NOT_COMPARABLE}
+    assert all(c.delta is None for c in measured)
+    assert measured[0].why == "embedded model tiny-alpha on miniquiz"
+
+
+def test_an_empty_cell_carries_its_reason(tmp_path, monkeypatch) -> None:
+    built = every_state(tmp_path, FULL, monkeypatch)
+    empty = [c for c in built.cells if c.measured is None]
+    assert len(empty) == 15
+    assert all(c.why and c.run.short and c.verdict is Verdict.NONE for c in empty)
+    assert built.states() == {
+        State.SEALED: 1,
+        State.PARTIAL: 1,
+        State.MISSING: 1,
+        State.FAILED: 1,
+        State.IMPOSSIBLE: 2,
+    }
+    assert built.impossible == ("needs: NPU × 8. This machine cannot stand in for it.",)
+
+
+def test_nothing_reported_gives_no_verdict(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path)
+    planned = planned_small(store, FULL, monkeypatch)
+    seal(store, record_of(spec_at(planned, "S2", "code")))
+    built = build(small_table(), FULL, planned_small(store, FULL, monkeypatch))
+    found = cell(built, "S2", "code", "tps_max")
+    assert found.measured is not None
+    assert (found.verdict, found.delta, found.cell.reported) == (Verdict.NONE, None, None)

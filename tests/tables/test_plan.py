@@ -1,0 +1,165 @@
+"""Which runs a table needs and where they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.runs.record import RunRecord
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import RECORD, Store
+from dllm_bench.tables.plan import State, distinct_runs, estimate_s, open_runs, plan
+from dllm_bench.tables.spec import load_profile, load_table
+from tests.tables.builders import (
+    FULL,
+    TINY,
+    compose,
+    planned_small,
+    record_of,
+    seal,
+    small_table,
+    spec_at,
+    spec_of,
+    start,
+)
+
+
+def states(store: Store, profile, monkeypatch) -> dict[tuple[str, str], State]:
+    planned = planned_small(store, profile, monkeypatch)
+    return {(p.cell.keys["setting"], p.cell.keys["benchmark"]): p.run.state for p in planned}
+
+
+def test_the_metrics_of_a_combination_share_a_run(tmp_path, monkeypatch) -> None:
+    planned = planned_small(Store(tmp_path), TINY, monkeypatch)
+    assert len(planned) == 3 * 2 * 3
+    assert len(distinct_runs(planned)) == 3 * 2
+    assert all(run.state is State.MISSING for run in distinct_runs(planned))
+
+
+def test_every_state_is_told_from_the_store(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path)
+    planned = planned_small(store, FULL, monkeypatch)
+    seal(store, record_of(spec_at(planned, "S1", "quiz")))
+    start(store, spec_at(planned, "S1", "code"), done=7, total=20)
+    start(store, spec_at(planned, "S2", "quiz"), done=3, total=20, error="The disk is full.")
+    assert states(store, FULL, monkeypatch) == {
+        ("S1", "quiz"): State.SEALED,
+        ("S1", "code"): State.PARTIAL,
+        ("S2", "quiz"): State.FAILED,
+        ("S2", "code"): State.MISSING,
+        ("S3", "quiz"): State.IMPOSSIBLE,
+        ("S3", "code"): State.IMPOSSIBLE,
+    }
+    planned = planned_small(store, FULL, monkeypatch)
+    assert [run.state for run in open_runs(planned)] == [
+        State.PARTIAL,
+        State.FAILED,
+        State.MISSING,
+    ]
+    failed = next(p.run for p in planned if p.run.state is State.FAILED)
+    assert failed.reason == "The disk is full. (3 of 20 samples finished)"
+    partial = next(p.run for p in planned if p.run.state is State.PARTIAL)
+    assert (partial.short, partial.done, partial.total) == ("7 of 20 samples", 7, 20)
+
+
+def test_a_damaged_record_is_a_failed_run(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path)
+    planned = planned_small(store, TINY, monkeypatch)
+    folder = seal(store, record_of(spec_at(planned, "S1", "quiz")))
+    (folder / RECORD).write_text("{")
+    run = planned_small(store, TINY, monkeypatch)[0].run
+    assert run.state is State.FAILED
+    assert "is no run record" in run.reason
+
+
+def test_what_the_machine_lacks_says_what_it_needs(tmp_path, monkeypatch) -> None:
+    planned = planned_small(Store(tmp_path), FULL, monkeypatch)
+    runs = [p.run for p in planned if p.cell.keys["setting"] == "S3"]
+    assert {run.short for run in runs} == {"needs: NPU × 8"}
+    assert all(run.spec is None and not run.open for run in runs)
+
+
+def test_absent_weights_or_data_make_a_cell_impossible(tmp_path, monkeypatch) -> None:
+    def refuse(config: object) -> RunSpec:
+        raise DllmBenchError("The weights of alpha are not here; put them there.")
+
+    monkeypatch.setattr(RunSpec, "from_config", staticmethod(refuse))
+    run = plan(small_table(), FULL, compose, Store(tmp_path))[0].run
+    assert run.state is State.IMPOSSIBLE
+    assert run.short == "needs: weights or data"
+    assert "The weights of alpha are not here" in run.reason
+
+
+def test_an_absent_device_makes_a_cell_impossible(tmp_path, monkeypatch) -> None:
+    import torch
+
+    def on_cuda(query):
+        config = compose(query)
+        config["hardware"] |= {"name": "z100", "device": "cuda", "match": "Z100"}
+        return config
+
+    monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Y90")
+    run = plan(small_table(), FULL, on_cuda, Store(tmp_path))[0].run
+    assert (run.state, run.short) == (State.IMPOSSIBLE, "needs: a GPU (Z100)")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Z100 80GB")
+    run = plan(small_table(), FULL, on_cuda, Store(tmp_path))[0].run
+    assert run.state is State.MISSING
+
+
+def test_a_value_without_counterpart_is_impossible_not_an_error(tmp_path, monkeypatch) -> None:
+    bare = TINY.__class__("embedded", True, {"model": {}}, ("hardware=cpu",))
+    run = planned_small(Store(tmp_path), bare, monkeypatch)[0].run
+    assert run.state is State.IMPOSSIBLE
+    assert "no counterpart of model=alpha" in run.reason
+
+
+def test_the_command_of_a_run_is_its_query(tmp_path, monkeypatch) -> None:
+    run = planned_small(Store(tmp_path), TINY, monkeypatch)[0].run
+    assert run.command.startswith("dllm-bench run decoder=lopa model=tiny-alpha ")
+    assert run.spec == spec_of(compose(run.command.split()[2:]))
+
+
+def test_the_cost_is_open_requests_times_the_median_of_the_siblings(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path)
+    planned = planned_small(store, TINY, monkeypatch)
+    record = record_of(spec_at(planned, "S1", "quiz"))
+    seal(store, record)
+    start(store, spec_at(planned, "S2", "quiz"), done=15, total=20)
+    planned = planned_small(store, TINY, monkeypatch)
+    runs = distinct_runs(planned)
+    by_key = {(p.cell.keys["setting"], p.cell.keys["benchmark"]): p.run for p in planned}
+    middle = sorted(record.columns["seconds"])[9:11]
+    each = sum(middle) / 2
+    assert estimate_s(by_key["S3", "quiz"], runs) == pytest.approx(20 * each)
+    assert estimate_s(by_key["S2", "quiz"], runs) == pytest.approx(5 * each)
+    assert estimate_s(by_key["S2", "code"], runs) is None  # no sibling on that benchmark
+
+
+def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) -> None:
+    """Every eighth run of the plan has the hash that `dllm-bench run` gives to its command."""
+    from dllm_bench import cli
+    from dllm_bench.runs import runner
+
+    made: list[RunSpec] = []
+
+    def note(spec: RunSpec, *_: object, **__: object) -> RunRecord:
+        made.append(spec)
+        return record_of(spec)
+
+    monkeypatch.setattr(runner, "run", note)
+    planned = plan(
+        load_table("lopa/table4"), load_profile("embedded"), cli.compose, Store(tmp_path)
+    )
+    runs = distinct_runs(planned)
+    assert (len(planned), len(runs)) == (288, 72)
+    assert {run.state for run in runs} == {State.MISSING}
+    assert len({run.spec for run in runs}) == 72
+    monkeypatch.chdir(tmp_path)
+    for run in runs[::8]:
+        made.clear()
+        assert cli.main(run.command.split()[1:]) == 0
+        assert made == [run.spec]

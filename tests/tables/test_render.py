@@ -1,0 +1,191 @@
+"""Rendered bytes: golden files, determinism, well-formed markup, no heavy import.
+
+After a wanted change of a form, write the golden files anew with
+`DLLM_BENCH_REGOLD=1 pytest tests/tables/test_render.py` and read the diff.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables.plan import distinct_runs
+from dllm_bench.tables.render import FORMS, render, write
+from dllm_bench.tables.render_tex import escape
+from dllm_bench.tables.spec import load_table
+from dllm_bench.tables.view import SHOWN_HASH
+from tests.tables.builders import FULL, GOLDEN, TINY, every_state
+
+PROFILES = {profile.name: profile for profile in (TINY, FULL)}
+VOID = {"meta", "br"}
+
+
+def without_hashes(text: str, built: BuiltTable) -> str:
+    """The text with run hashes numbered: what is in a run's identity is not the table's matter."""
+    for i, run in enumerate(run for run in distinct_runs(built.planned()) if run.spec):
+        full = run.spec.identity_hash
+        text = text.replace(full, f"hash-{i}").replace(full[:SHOWN_HASH], f"short-{i}")
+    return text
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_bytes_are_the_stored_ones(tmp_path, monkeypatch, name, form) -> None:
+    built = every_state(tmp_path, PROFILES[name], monkeypatch)
+    text = without_hashes(render(built)[form], built)
+    path = GOLDEN / f"{name}.{form}"
+    if os.environ.get("DLLM_BENCH_REGOLD"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_equal_records_give_equal_bytes(tmp_path, monkeypatch) -> None:
+    one = write(every_state(tmp_path / "a" / "runs", TINY, monkeypatch), tmp_path / "a" / "tables")
+    two = write(every_state(tmp_path / "b" / "runs", TINY, monkeypatch), tmp_path / "b" / "tables")
+    assert [path.name for path in one] == [f"table1.{form}" for form in FORMS]
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_profiles_do_not_overwrite_each_other(tmp_path, monkeypatch) -> None:
+    tiny = write(every_state(tmp_path / "a", TINY, monkeypatch), tmp_path)
+    full = write(every_state(tmp_path / "b", FULL, monkeypatch), tmp_path)
+    assert not set(tiny) & set(full)
+
+
+def test_links_lead_to_the_record(tmp_path, monkeypatch) -> None:
+    results = tmp_path / "results"
+    built = every_state(results / "runs", TINY, monkeypatch)
+    page = next(p for p in write(built, results / "tables") if p.suffix == ".html")
+    links = set(re.findall(r'href="([^"]+)"', page.read_text(encoding="utf-8")))
+    assert len(links) == 3
+    assert all((page.parent / link).is_file() for link in links)
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    return every_state(tmp_path, TINY, monkeypatch)
+
+
+def test_json_holds_every_cell_under_its_names(built) -> None:
+    plain = json.loads(render(built)["json"])
+    cells = plain["cells"]
+    assert len(cells) == 18
+    assert {cell["run"] for cell in cells} == set(plain["runs"])
+    first = cells[0]
+    assert first["keys"] == {"model": "alpha_7b", "setting": "S1", "benchmark": "quiz"}
+    wanted = {"metric", "definition", "state", "measured", "interval", "reported", "source", "run"}
+    assert wanted <= set(first)
+    assert first["state"] == "sealed"
+    assert first["reported"] == 240.0
+    assert first["measured_with"] == {"model": "tiny-alpha", "benchmark": "miniquiz"}
+    assert all((cell["measured"] is None) == (cell["state"] != "sealed") for cell in cells)
+
+
+def test_csv_has_a_line_per_cell_and_the_printed_digits(built) -> None:
+    rows = list(csv.DictReader(io.StringIO(render(built)["csv"])))
+    assert len(rows) == 18
+    assert rows[0]["reported"] == "240.00"
+    assert rows[0]["measured_model"] == "tiny-alpha"
+
+
+def test_markdown_columns_name_model_and_benchmark(built) -> None:
+    lines = render(built)["md"].splitlines()
+    heads = [line for line in lines if line.startswith("| Setting")]
+    assert len(heads) == 2
+    assert "Avg TPS<br>tiny-alpha<br>miniquiz" in heads[0]
+    assert r"Avg TPS<br>Alpha\_7B<br>Quiz 4-shot<br>(reported)" in heads[0]
+    tables = [line for line in lines if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {3 + 3 + 3 + 1 + 1}
+
+
+def test_markdown_shows_why_a_cell_is_empty(tmp_path, monkeypatch) -> None:
+    text = render(every_state(tmp_path, FULL, monkeypatch))["md"]
+    for reason in ("*needs: NPU × 8*", "*missing*", "*failed*", "*7 of 20 samples*"):
+        assert reason in text
+    assert "`dllm-bench run decoder=lopa model=alpha " in text
+
+
+class Checker(HTMLParser):
+    """Tags close in order; rows have the columns their header promises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells = 0
+        self.widths: list[int] = []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "td":
+            self.cells += 1
+        assert tag not in ("script", "img", "link")
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+        if tag == "tr" and self.cells:
+            self.widths.append(self.cells)
+            self.cells = 0
+
+
+def test_html_is_well_formed_and_self_contained(built) -> None:
+    text = render(built)["html"]
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert checker.widths == [3 + 2 * 6] * 3
+    assert "Code &lt;0-shot&gt;" in text
+    assert "<0-shot>" not in text
+    assert "http" not in text
+
+
+def test_latex_is_ascii_balanced_and_escaped(built) -> None:
+    text = render(built)["tex"]
+    assert text.isascii()
+    body = re.sub(r"%.*", "", re.sub(r"\\%", "", text))
+    plain = re.sub(r"\\[{}]", "", body)
+    assert plain.count("{") == plain.count("}")
+    assert re.findall(r"\\begin\{(.*?)\}", body).count("tabular") == 2
+    stack: list[str] = []
+    for kind, name in re.findall(r"\\(begin|end)\{(.*?)\}", body):
+        if kind == "begin":
+            stack.append(name)
+        else:
+            assert stack.pop() == name
+    assert stack == []
+    rows = [line for line in body.splitlines() if line.startswith("S")]
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {3 + 6 - 1}
+    assert not re.search(r"(?<!\\)[_#~^]", re.sub(r"\\label\{.*?\}|\\text\w+\{\}", "", body))
+
+
+def test_latex_escapes_what_latex_reads_as_commands() -> None:
+    assert escape("50 % & a_b #1 {x} ~y ^z \\q $") == (
+        r"50 \% \& a\_b \#1 \{x\} \textasciitilde{}y \textasciicircum{}z \textbackslash{}q \$"
+    )
+    assert escape("τ ≥ 0.9 – é") == r"$\tau$ $\geq$ 0.9 -- e"
+
+
+def test_every_character_of_a_real_table_has_a_latex_form() -> None:
+    table = load_table("lopa/table4")
+    texts = [table.title, table.source, *(note.text for note in table.notes)]
+    assert all("?" not in escape(text) for text in texts if "?" not in text)
+
+
+def test_rendering_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import dllm_bench.tables.render, dllm_bench.tables.plan; "
+        "print([m for m in ('torch', 'hydra', 'omegaconf', 'scipy', 'transformers')"
+        " if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

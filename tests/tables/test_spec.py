@@ -1,0 +1,166 @@
+"""Tables and profiles as data: cells, queries, reported values, notes."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.paths import conf_dir
+from dllm_bench.tables.spec import REPORTED, load_profile, load_table, read_yaml, table_names
+from tests.tables.builders import TINY, small_table
+
+TABLE4 = "lopa/table4"
+SHARED = Path(os.environ.get("DLLM_BENCH_GOLDEN", "../shared/golden")).parent / "paper_tables"
+
+
+def test_table4_has_a_cell_for_every_printed_value() -> None:
+    table = load_table(TABLE4)
+    cells = list(table.cells())
+    assert len(cells) == 18 * 2 * 2 * 4
+    assert len({cell.run for cell in cells}) == 18 * 2 * 2
+    assert all(cell.reported for cell in cells)
+    assert len(table.reported) == len(cells)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is absent")
+def test_table4_reports_what_the_transcription_says() -> None:
+    with (SHARED / "lopa" / "table4.csv").open(newline="") as file:
+        printed = {
+            (row["model"], row["setting"], row["benchmark"], row["metric"]): row["value"]
+            for row in csv.DictReader(file)
+        }
+    cells = {
+        (*cell.keys.values(), cell.metric.name): cell.reported.text
+        for cell in load_table(TABLE4).cells()
+        if cell.reported
+    }
+    assert cells == printed
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is absent")
+def test_the_settings_are_the_transcription_of_table_6() -> None:
+    theirs = (SHARED / "lopa" / "table6_wide.csv").read_text()
+    assert (REPORTED / "lopa" / "table6.csv").read_text().split() == theirs.split()
+
+
+def test_settings_become_overrides() -> None:
+    cells = {tuple(cell.keys.values()): cell for cell in load_table(TABLE4).cells()}
+    run = cells["d2f-dream-7b-instruct", "S9", "gsm8k"].run
+    assert set(run) == {
+        "decoder=lopa",
+        "benchmark.template=chat_multiturn",
+        "benchmark.escape_until=true",
+        "model=d2f-dream-instruct",
+        "benchmark=gsm8k",
+        "benchmark.shots=4",
+        "benchmark.max_new_tokens=512",
+        "decoder.schedule.block=32",
+        "decoder.schedule.tau_add=0.1",
+        "decoder.schedule.tau_act=0.85",
+        "decoder.select.tau=0.85",
+        "decoder.explore.k=7",
+        "decoder.cache.attention=full",
+    }
+    ascend = cells["d2f-dream-7b-base", "S18", "mbpp"]
+    assert {"decoder.explore.k=3", "decoder.cache.attention=block_causal"} <= set(ascend.run)
+    assert ascend.needs
+    assert "D2" in ascend.notes
+    assert not cells["d2f-dream-7b-base", "S6", "mbpp"].needs
+
+
+def test_errata_stand_at_their_cells_only() -> None:
+    marked = {
+        note: {(*cell.keys.values(), cell.metric.name) for cell in load_table(TABLE4).cells()
+               if note in cell.notes}
+        for note in ("L13", "L14", "L15", "L18")
+    }  # fmt: skip
+    assert marked["L14"] == {("d2f-dream-7b-base", "S13", "mbpp", "tps_max")}
+    assert {key[3] for key in marked["L13"]} == {"tps_max", "tps_top10"}
+    assert {key[:2] for key in marked["L13"]} == {("d2f-dream-7b-instruct", "S13")}
+    assert {key[3] for key in marked["L15"]} == {"score"}
+    assert len(marked["L15"]) == 2 + 4
+    assert {key[1] for key in marked["L18"]} == {f"S{i}" for i in range(13, 19)}
+
+
+def test_every_note_holds_somewhere() -> None:
+    table = load_table(TABLE4)
+    used = {name for cell in table.cells() for name in cell.notes}
+    assert used == {note.name for note in table.notes if note.where}
+
+
+def test_an_unknown_table_lists_the_tables() -> None:
+    with pytest.raises(
+        DllmBenchError, match=r"no table 'lopa/table9'; choose one of: .*lopa/table4"
+    ):
+        load_table("lopa/table9")
+
+
+def test_an_unknown_profile_lists_the_profiles() -> None:
+    with pytest.raises(DllmBenchError, match=r"no profile 'huge'; choose one of: .*embedded"):
+        load_profile("huge")
+
+
+def test_the_embedded_profile_translates_every_cell_of_every_table() -> None:
+    profile = load_profile("embedded")
+    for name in table_names():
+        for cell in load_table(name).cells():
+            chosen = dict(override.split("=", 1) for override in profile.translate(cell.run))
+            assert chosen["model"].startswith("tiny-")
+            assert chosen["benchmark"].startswith("mini")
+            assert chosen["hardware"] == "cpu"
+            assert (
+                int(chosen["benchmark.max_new_tokens"]) % int(chosen["decoder.schedule.block"]) == 0
+            )
+
+
+def test_the_paper_profile_keeps_the_query() -> None:
+    profile = load_profile("paper")
+    cell = next(load_table(TABLE4).cells())
+    assert profile.translate(cell.run)[: len(cell.run)] == cell.run
+
+
+def test_settings_of_a_profile_win_and_keep_the_place_of_their_key() -> None:
+    assert TINY.translate(("limit=5", "model=alpha")) == (
+        "limit=20",
+        "model=tiny-alpha",
+        "hardware=cpu",
+    )
+
+
+def test_a_value_without_counterpart_is_a_sentence() -> None:
+    with pytest.raises(DllmBenchError, match="no counterpart of model=beta; add one"):
+        TINY.translate(("model=beta",))
+
+
+def test_tables_hold_no_embedded_special_case() -> None:
+    for name in table_names():
+        text = (conf_dir() / "table" / f"{name}.yaml").read_text()
+        assert "tiny" not in text
+        assert "mini" not in text
+        assert "embedded" not in text
+
+
+def test_tolerances_are_relative_or_in_the_unit() -> None:
+    average, _, score = small_table().metrics
+    assert average.allowed(200.0) == pytest.approx(20.0)
+    assert score.allowed(50.0) == pytest.approx(2.0)
+
+
+def test_reported_values_keep_their_printed_digits() -> None:
+    cells = {(*c.keys.values(), c.metric.name): c.reported for c in small_table().cells()}
+    found = cells["alpha_7b", "S1", "quiz", "tps_max"]
+    assert found
+    assert found.text == "500.5"
+    assert found.value == 500.5
+    assert cells["alpha_7b", "S2", "code", "tps_max"] is None
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_layout_places_every_facet_once(name: str) -> None:
+    plain = read_yaml(conf_dir() / "table" / f"{name}.yaml")
+    placed = [facet for part in plain["layout"].values() for facet in part]
+    assert sorted(placed) == sorted(plain["facets"])

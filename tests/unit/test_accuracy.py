@@ -1,0 +1,121 @@
+"""Intervals and paired tests against published values, coverage and symmetry."""
+
+from __future__ import annotations
+
+import random
+from math import comb
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.metrics.accuracy import compare, mcnemar, mean_score
+
+
+def test_wilson_against_published_values() -> None:
+    """Newcombe (1998), Statistics in Medicine 17:857, Table I, method 3."""
+    published = (
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    )
+    for right, n, low, high in published:
+        score = mean_score([1.0] * right + [0.0] * (n - right))
+        assert score is not None
+        assert (score.mean, score.n, score.method) == (right / n, n, "wilson")
+        assert score.low == pytest.approx(low, abs=5e-5)
+        assert score.high == pytest.approx(high, abs=5e-5)
+
+
+def test_fractional_scores_get_a_seeded_bootstrap() -> None:
+    chance = random.Random(1)
+    values = [chance.random() for _ in range(200)]
+    score = mean_score(values, seed=3)
+    assert score is not None
+    assert score == mean_score(values, seed=3)
+    assert score != mean_score(values, seed=4)
+    assert score.method == "bootstrap"
+    error = (sum((v - score.mean) ** 2 for v in values) / 200) ** 0.5 / 200**0.5
+    assert score.high - score.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert score.low < score.mean < score.high
+
+
+def test_edges() -> None:
+    assert mean_score([]) is None
+    one = mean_score([0.5])
+    assert one is not None
+    assert (one.low, one.mean, one.high) == (0.5, 0.5, 0.5)
+    same = mean_score([0.25] * 9)
+    assert same is not None
+    assert (same.low, same.high) == (0.25, 0.25)
+
+
+def test_mcnemar_is_the_exact_binomial() -> None:
+    for b, c in ((0, 0), (1, 0), (3, 12), (12, 3), (5, 5)):
+        n, k = b + c, min(b, c)
+        by_hand = min(1.0, 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n)
+        assert mcnemar(b, c) == pytest.approx(by_hand)
+
+
+def test_runs_are_compared_on_shared_samples_only() -> None:
+    ours = {f"{i}": 1.0 for i in range(20)} | {"only-ours": 0.0}
+    theirs = {f"{i}": float(i >= 10) for i in range(20)} | {"only-theirs": 1.0}
+    found = compare(ours, theirs)
+    assert (found.n, found.difference, found.method) == (20, 0.5, "mcnemar exact")
+    assert found.p_value == pytest.approx(2 / 2**10)
+    assert found.differs
+    back = compare(theirs, ours)
+    assert (back.difference, back.p_value) == (-0.5, found.p_value)
+    assert (back.low, back.high) == pytest.approx((-found.high, -found.low), abs=0.06)
+
+
+def test_pairing_sees_what_separate_intervals_do_not() -> None:
+    """Eight of 400 items differ, all in one direction: the means' intervals overlap, pairs tell."""
+    ours = {str(i): float(i % 2) for i in range(400)}
+    theirs = {key: 0.0 if int(key) in range(1, 17, 2) else value for key, value in ours.items()}
+    one, other = mean_score(list(ours.values())), mean_score(list(theirs.values()))
+    assert one is not None
+    assert other is not None
+    assert one.low < other.high
+    assert compare(ours, theirs).differs
+
+
+def test_equal_runs_do_not_differ() -> None:
+    for values in ({"a": 1.0, "b": 0.0}, {"a": 0.3, "b": 0.6}):
+        assert not compare(values, dict(values)).differs
+
+
+def test_fractional_runs_by_paired_bootstrap() -> None:
+    chance = random.Random(2)
+    ours = {str(i): chance.random() for i in range(100)}
+    slightly = {key: value - 0.02 for key, value in ours.items()}
+    assert compare(ours, slightly).p_value is None
+    assert compare(ours, slightly).differs
+
+
+def test_nothing_shared_is_a_sentence() -> None:
+    with pytest.raises(DllmBenchError, match="share no sample"):
+        compare({"a": 1.0}, {"b": 1.0})
+
+
+def test_differs_is_rarely_said_of_equal_runs() -> None:
+    """Under no difference the exact test errs in at most 5 % of comparisons."""
+    chance = random.Random(4)
+    wrong = 0
+    for _ in range(200):
+        ours = {str(i): float(chance.random() < 0.7) for i in range(60)}
+        theirs = {str(i): float(chance.random() < 0.7) for i in range(60)}
+        only_ours = sum(ours[k] > theirs[k] for k in ours)
+        only_theirs = sum(ours[k] < theirs[k] for k in ours)
+        wrong += mcnemar(only_ours, only_theirs) < 0.05
+    assert wrong <= 200 * 0.05
+
+
+def test_the_bootstrap_covers_no_difference() -> None:
+    """About 5 % of 95 % intervals miss; 13 or more of 100 has a chance below 1 in 400."""
+    chance = random.Random(5)
+    keys = [str(i) for i in range(60)]
+    pairs = [
+        ({k: chance.random() for k in keys}, {k: chance.random() for k in keys}) for _ in range(100)
+    ]
+    assert 0 < sum(compare(ours, theirs).differs for ours, theirs in pairs) < 13

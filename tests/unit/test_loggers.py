@@ -1,0 +1,197 @@
+"""Mirrors: the offline W&B file holds the numbers, and no trouble of W&B reaches the run.
+
+The reader below knows the file's framing (LevelDB log: 7-byte header ":W&B" 0xBEE1 version, blocks
+of 32 KiB, records of crc32, length, type) and takes the records' own protobuf from the package.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dllm_bench.runs.loggers import NoLogger, WandbLogger
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.store import State, Store
+from dllm_bench.runs.targets import instantiate
+from tests.resume import fakes
+
+BLOCK, FRAME = 32768, struct.Struct("<IHB")
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def payloads(content: bytes) -> Iterator[bytes]:
+    """The logical records of a .wandb file."""
+    assert struct.unpack_from("<4sH", content) == (b":W&B", 0xBEE1)
+    at, parts = 7, b""
+    while at + FRAME.size <= len(content):
+        room = BLOCK - at % BLOCK
+        _, length, kind = FRAME.unpack_from(content, at)
+        if room < FRAME.size or kind == 0:
+            at += room  # the rest of a block is padding
+            continue
+        piece = content[at + FRAME.size : at + FRAME.size + length]
+        at += FRAME.size + length
+        parts = piece if kind in (FULL, FIRST) else parts + piece
+        if kind in (FULL, LAST):
+            yield parts
+
+
+def records(folder: Path) -> list[Any]:
+    """The records of the folder's one offline run."""
+    protocol: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    found = []
+    for payload in payloads(path.read_bytes()):
+        found.append(protocol.Record())
+        found[-1].ParseFromString(payload)
+    return found
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """Everything that was logged, in order; W&B's own process may still be writing at the end."""
+    deadline = time.monotonic() + 20
+    while not any(r.WhichOneof("record_type") == "exit" for r in records(folder)):
+        assert time.monotonic() < deadline, "the file has no end"
+        time.sleep(0.05)
+    rows = [r.history for r in records(folder) if r.WhichOneof("record_type") == "history"]
+    return [
+        {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in row.item}
+        for row in rows
+    ]
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    store = Store(tmp_path)
+    logger = instantiate({"_target_": "dllm_bench.runs.loggers.WandbLogger", "project": "test"})
+    record = run(fakes.spec(7), store=store, parts=fakes.parts(), logger=logger)
+    rows = history(store.path(record.spec))
+    assert len(rows) == 8, "seven samples and the summary"
+    for index, row in enumerate(rows[:7]):
+        emitted = sum(record.columns["emitted"][: index + 1])
+        assert row["tpf"] == pytest.approx(emitted / (3 * (index + 1)))
+        assert row["tps"] == pytest.approx(emitted / (0.018 * (index + 1)))
+        assert row["latency"] == pytest.approx(record.columns["seconds"][index], abs=1e-6)
+        assert row["score"] == pytest.approx(
+            sum(record.columns["value"][: index + 1]) / (index + 1)
+        )
+    last = rows[-1]
+    assert record.score is not None
+    assert last["score"] == record.score.mean
+    assert (last["score/low"], last["score/high"]) == (record.score.low, record.score.high)
+    assert last["latency"] == record.summary["latency/mean"]
+    for name, value in record.summary.items():
+        assert last.get(name) == value
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("setting", "environment", "passed"),
+    [
+        (None, {}, {"mode": "offline"}),
+        (None, {"WANDB_API_KEY": "k"}, {"mode": "online"}),
+        (None, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, {}),
+        ("offline", {"WANDB_API_KEY": "k"}, {"mode": "offline"}),
+    ],
+)
+def test_offline_unless_a_key_is_there(
+    setting: str | None,
+    environment: dict[str, str],
+    passed: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    seen: dict[str, Any] = {}
+    fake = SimpleNamespace(init=lambda **arguments: seen.update(arguments))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    run(fakes.spec(2), store=Store(tmp_path), parts=fakes.parts(), logger=WandbLogger(mode=setting))
+    assert {key: seen[key] for key in ("mode",) if key in seen} == passed
+    assert Path(seen["dir"]) == Store(tmp_path).path(fakes.spec(2))
+    assert seen["id"] == fakes.spec(2).short
+
+
+class Failing:
+    """A W&B run that breaks at one of its calls."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def log(self, *_: Any, **__: Any) -> None:
+        if self.at == "log":
+            raise ConnectionError("no route")
+
+    def finish(self) -> None:
+        if self.at == "finish":
+            raise RuntimeError("busy")
+
+
+@pytest.mark.parametrize("at", ["import", "init", "log", "finish"])
+def test_a_failure_of_wandb_is_one_warning(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: Any) -> Failing:
+        if at == "init":
+            raise ValueError("refused")
+        return Failing(at)
+
+    module = None if at == "import" else SimpleNamespace(init=init)  # None: ImportError
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    store = Store(tmp_path)
+    with pytest.warns(UserWarning, match="W&B mirror stopped") as caught:
+        run(fakes.spec(4), store=store, parts=fakes.parts(), logger=WandbLogger())
+    assert len(caught) == 1
+    assert store.state(fakes.spec(4)) is State.SEALED
+
+
+def test_no_logger_needs_no_wandb(tmp_path: Path) -> None:
+    """In a fresh process in which wandb cannot be imported."""
+    code = (
+        "import sys; sys.modules['wandb'] = None\n"
+        "from pathlib import Path\n"
+        "from dllm_bench.runs.runner import run\n"
+        "from dllm_bench.runs.store import Store\n"
+        "from dllm_bench.runs.targets import instantiate\n"
+        "from tests.resume import fakes\n"
+        "logger = instantiate({'_target_': 'dllm_bench.runs.loggers.NoLogger'})\n"
+        "run(fakes.spec(2), store=Store(Path(sys.argv[1])), parts=fakes.parts(), logger=logger)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert Store(tmp_path).state(fakes.spec(2)) is State.SEALED
+
+
+def test_nothing_of_the_package_imports_wandb_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[str] = []
+    original = builtins.__import__
+
+    def noting(name: str, *rest: Any, **more: Any) -> Any:
+        wanted.append(name)
+        return original(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", noting)
+    NoLogger()
+    WandbLogger()
+    assert "wandb" not in wanted

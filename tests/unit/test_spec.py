@@ -1,0 +1,227 @@
+"""A run's identity: every key is classed, equal content is one hash, other content another."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.runs import inputs
+from dllm_bench.runs.spec import (
+    FIELDS,
+    Role,
+    RunSpec,
+    canonical,
+    digest,
+    leaves,
+    role_of,
+    slug,
+    split,
+)
+from dllm_bench.runs.targets import TARGET, describe, instantiate
+
+DECODER: dict[str, Any] = {
+    TARGET: "dllm_bench.decoding.masked.MaskedDecoder",
+    "score": {TARGET: "dllm_bench.decoding.score.confidence.Confidence"},
+    "select": {TARGET: "dllm_bench.decoding.select.threshold.Threshold", "tau": 0.9},
+    "schedule": {TARGET: "dllm_bench.decoding.schedule.blocks.Blocks", "block": 16},
+    "cache": {TARGET: "dllm_bench.decoding.cache.none.NoCache"},
+}
+CONFIG: dict[str, Any] = {
+    "model": {
+        "name": "tiny-llada",
+        "path": "assets/tiny-llada",
+        "adapter": "llada",
+        "revision": None,
+        "chat": False,
+        "bos": False,
+    },
+    "decoder": DECODER,
+    "benchmark": {TARGET: "dllm_bench.benchmarks.lm_eval.LmEval", "name": "minigsm"},
+    "hardware": {
+        "name": "cpu",
+        "device": "cpu",
+        "dtype": "float32",
+        "attention": "sdpa",
+        "threads": 1,
+        "match": None,
+    },
+    "logger": {TARGET: "dllm_bench.runs.loggers.NoLogger"},
+    "paths": {"results": "results", "data": None, "models": None},
+    "seed": 0,
+    "limit": 50,
+}
+SOME_OTHER: dict[type, Any] = {bool: True, str: "other", int: 7, float: 0.123, type(None): "other"}
+
+
+def resolve(config: dict[str, Any]) -> dict[str, Any]:
+    """Pieces spelled out, inputs of a fixed hash."""
+    decoder = {k: v for k, v in config["decoder"].items() if k != "name"}
+    label = {"name": config["decoder"]["name"]} if "name" in config["decoder"] else {}
+    spelled = {**describe(instantiate(decoder)), **label}
+    return {**config, "decoder": spelled, "inputs": {"dataset": "d" * 64, "weights": "w" * 64}}
+
+
+def spec(**changes: Any) -> RunSpec:
+    """The fixture's run with dotted keys changed (dots written as two underscores)."""
+    config = copy.deepcopy(CONFIG)
+    for key, value in changes.items():
+        *parents, name = key.split("__")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[name] = value
+    return RunSpec.from_config(config, resolve)
+
+
+def test_every_key_of_a_composed_configuration_is_classed() -> None:
+    for key, _ in leaves(CONFIG):
+        assert role_of(key) in Role
+
+
+def test_a_key_nobody_classed_is_refused() -> None:
+    for key in ("model__colour", "hardware__cores", "temperature"):
+        with pytest.raises(DllmBenchError, match="neither as identity nor as runtime"):
+            spec(**{key: 1})
+
+
+@pytest.mark.parametrize("key", [k for k, _ in leaves(CONFIG) if not k.endswith(TARGET)])
+def test_identity_keys_change_the_hash_and_runtime_keys_do_not(key: str) -> None:
+    value = dict(leaves(CONFIG))[key]
+    other = not value if isinstance(value, bool) else SOME_OTHER[type(value)]
+    changed = spec(**{key.replace(".", "__"): other})
+    assert (changed.identity_hash != spec().identity_hash) == (role_of(key) is Role.IDENTITY)
+
+
+def test_the_class_of_a_piece_and_the_inputs_change_the_hash() -> None:
+    other = {TARGET: "dllm_bench.decoding.score.neg_entropy.NegEntropy"}
+    assert spec(decoder__score=other).identity_hash != spec().identity_hash
+    moved = {**resolve(CONFIG), "inputs": {"dataset": "d" * 64, "weights": "x" * 64}}
+    assert RunSpec.from_config(CONFIG, lambda _: moved).identity_hash != spec().identity_hash
+
+
+def test_a_newer_decoding_version_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = spec()
+    newer = RunSpec.from_plain({**old.to_plain(), "decoding_version": old.decoding_version + 1})
+    assert newer.identity_hash != old.identity_hash
+
+
+def test_equal_content_is_one_hash_however_it_is_written() -> None:
+    backwards = dict(reversed(list(CONFIG.items())))
+    assert RunSpec.from_config(backwards, resolve) == spec()
+    spelled_out = spec(decoder__forbid_mask=True, decoder__schedule__sees_future=True)
+    assert spelled_out == spec(), "a default that is written is the same value"
+    assert spec(decoder__select__tau=1) == spec(decoder__select__tau=1.0)
+    assert spec(decoder__name="my-label") == spec(), "a label is no content"
+    assert spec(decoder__name="my-label").label == "my-label"
+    assert len({spec(), spec(decoder__name="b"), spec(seed=1)}) == 2
+
+
+def test_the_hash_is_the_same_in_another_process_and_pinned() -> None:
+    pinned = "6b8085af"  # sha256sum of {"a":{"x":"é","y":true},"b":[1,0.9,null]}
+    plain = {"b": [1.0, 0.9, None], "a": {"y": True, "x": "é"}, "gone": None}
+    assert digest(plain)[:8] == pinned
+    code = f"from dllm_bench.runs.spec import digest; print(digest({plain!r})[:8])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONHASHSEED": "77", "PATH": ""},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == pinned
+
+
+def test_a_run_survives_json() -> None:
+    run = spec(decoder__name="lopa")
+    again = RunSpec.from_plain(json.loads(json.dumps(run.to_plain())))
+    assert again == run
+    assert (again.folder, again.label) == (run.folder, "lopa")
+    assert again.model["path"] == "assets/tiny-llada"
+    assert "results" not in json.dumps(run.to_plain()["hardware"])
+    assert instantiate(again.decoder) == instantiate(DECODER)
+
+
+def test_fields_of_a_newer_version_are_refused() -> None:
+    with pytest.raises(DllmBenchError, match="newer version"):
+        RunSpec.from_plain({**spec().to_plain(), "tempo": 1})
+
+
+def test_the_folder_names_benchmark_model_decoder_and_hash() -> None:
+    run = spec(decoder__name="lopa k=3", model__name="GSAI-ML/LLaDA-8B")
+    assert run.folder == f"minigsm/GSAI-ML-LLaDA-8B/lopa-k-3-{run.identity_hash[:10]}"
+    assert spec().folder.split("/")[2].startswith("maskeddecoder-")
+    assert slug("../..") == "unnamed"
+
+
+def test_a_missing_group_is_a_sentence() -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "benchmark"}
+    with pytest.raises(DllmBenchError, match="no benchmark"):
+        RunSpec.from_config(config, resolve)
+
+
+def test_the_table_of_fields_has_only_roles() -> None:
+    assert set(FIELDS.values()) == {Role.IDENTITY, Role.RUNTIME}
+    sides = split(CONFIG)
+    assert set(sides[Role.RUNTIME]) == {"model", "hardware", "logger", "paths"}
+    assert sides[Role.IDENTITY]["decoder"]["select"]["tau"] == 0.9
+
+
+def test_canonical_form() -> None:
+    assert canonical({"b": (1.0, 2.5), "a": None}) == {"b": [1, 2.5]}
+
+
+def test_a_decoder_is_built_from_plain_data_and_described_back() -> None:
+    decoder = instantiate(DECODER)
+    assert isinstance(decoder, MaskedDecoder)
+    plain = describe(decoder)
+    assert plain["select"]["tau"] == 0.9
+    assert plain["explore"] == {TARGET: "dllm_bench.decoding.explore.greedy.Greedy"}
+    assert instantiate(plain) == decoder
+    assert json.loads(json.dumps(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("plain", "sentence"),
+    [
+        ({TARGET: "os.system", "command": "true"}, "outside of this package"),
+        ({TARGET: "dllm_bench.nothing.Here"}, "no module"),
+        ({TARGET: "dllm_bench.runs.spec.Absent"}, "has no 'Absent'"),
+        ({TARGET: "dllm_bench.runs.spec.SHOWN"}, "no class or function"),
+        ({**DECODER, "cooler": 1}, "cooler"),
+        ({k: v for k, v in DECODER.items() if k != "score"}, "score"),
+        ([{TARGET: "subprocess.run"}], "outside of this package"),
+    ],
+)
+def test_targets_that_are_refused(plain: Any, sentence: str) -> None:
+    with pytest.raises(DllmBenchError, match=sentence):
+        instantiate(plain)
+
+
+def test_auto_hardware_is_named_for_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto: dict[str, Any] = {"name": "auto", "device": "auto", "dtype": "auto", "attention": "sdpa"}
+    auto |= {"threads": "auto", "match": None}
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = inputs.resolve_hardware(auto)
+    assert found == CONFIG["hardware"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200 NVL")
+    found = inputs.resolve_hardware(auto)
+    assert (found["name"], found["device"], found["dtype"]) == ("h200", "cuda", "bfloat16")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    assert inputs.resolve_hardware(auto)["name"] == "a100"
+
+
+def test_the_model_takes_what_it_does_not_say_from_the_hardware() -> None:
+    hardware = CONFIG["hardware"]
+    model = inputs.resolve_model({"name": "m", "path": "p", "dtype": "auto"}, hardware)
+    assert (model["dtype"], model["attention"], model["device"]) == ("float32", "sdpa", "cpu")
+    assert inputs.resolve_model({"dtype": "bfloat16"}, hardware)["dtype"] == "bfloat16"

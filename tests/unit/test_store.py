@@ -1,0 +1,269 @@
+"""Run folders: states, one writer at a time, atomic seals, records that are refused or read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.runs import files, provenance
+from dllm_bench.runs.files import Appender, Lock, lines, write_atomic
+from dllm_bench.runs.record import SCHEMA, RunRecord, SampleRecord
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.store import LOCK, RECORD, SAMPLES, SPEC, State, Store, read_samples
+from tests.resume import fakes
+
+SPEC_5 = fakes.spec(5)
+
+
+def made(root: Path) -> tuple[Store, RunRecord]:
+    """A store with one sealed run of five samples."""
+    store = Store(root)
+    return store, run(SPEC_5, store=store, parts=fakes.parts())
+
+
+def test_a_run_is_absent_then_partial_then_sealed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.state(SPEC_5) is State.ABSENT
+    assert store.record(SPEC_5) is None
+    assert store.entry(SPEC_5) is None
+    assert list(store.entries()) == []
+    with store.open(SPEC_5, total=5):
+        pass
+    assert store.state(SPEC_5) is State.PARTIAL
+    made(tmp_path)
+    assert store.state(SPEC_5) is State.SEALED
+    names = {path.name for path in store.path(SPEC_5).iterdir()}
+    assert {SPEC, SAMPLES, RECORD, "log.txt"} <= names
+    assert not any(name.endswith(".tmp") for name in names)
+
+
+def test_status_lists_runs_without_touching_them(tmp_path: Path) -> None:
+    store, record = made(tmp_path)
+    with store.open(fakes.spec(9), total=9):
+        shown = {
+            entry.spec.limit: (entry.state, entry.done, entry.total) for entry in store.entries()
+        }
+    assert shown == {5: (State.SEALED, 5, 5), 9: (State.PARTIAL, 0, 9)}
+    assert [found.identity_hash for found in store.records()] == [record.identity_hash]
+    assert store.find(record.identity_hash[:6]).spec == SPEC_5
+    with pytest.raises(DllmBenchError, match="0 runs"):
+        store.find("zzz")
+    with pytest.raises(DllmBenchError, match="2 runs"):
+        store.find("")
+
+
+def test_a_record_alone_is_enough(tmp_path: Path) -> None:
+    store, record = made(tmp_path)
+    for path in store.path(SPEC_5).iterdir():
+        if path.name != RECORD:
+            path.unlink()
+    again = store.record(SPEC_5)
+    assert again is not None
+    assert again == record
+    assert again.facts == record.facts
+    assert again.environment["python"]
+
+
+def test_a_run_is_found_under_another_label(tmp_path: Path) -> None:
+    store, record = made(tmp_path)
+    renamed = fakes.spec(5, label="other-name")
+    assert renamed.folder != SPEC_5.folder
+    assert store.record(renamed) == record
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.open(SPEC_5) as opened:
+        with pytest.raises(DllmBenchError, match=f"process {os.getpid()}"), store.open(SPEC_5):
+            pass
+        with store.open(fakes.spec(6)):
+            pass
+        assert opened.samples == {}
+    with store.open(SPEC_5):
+        pass
+
+
+def test_another_process_is_refused_and_a_dead_one_is_succeeded(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from dllm_bench.runs.files import Lock;"
+        "Lock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)"
+    )
+    path = tmp_path / LOCK
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(DllmBenchError, match=f"process {holder.pid} on"):
+        Lock(path).acquire()
+    holder.kill()
+    holder.wait()
+    assert json.loads(path.read_text())["pid"] == holder.pid
+    lock = Lock(path)
+    lock.acquire()
+    assert json.loads(path.read_text())["pid"] == os.getpid()
+    lock.release()
+
+
+def test_an_owner_on_another_machine_is_respected(tmp_path: Path) -> None:
+    path = tmp_path / LOCK
+    path.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+    with pytest.raises(DllmBenchError, match="elsewhere"):
+        Lock(path).acquire()
+    path.unlink()
+    lock = Lock(path)
+    lock.acquire()
+    lock.release()
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    store, _ = made(tmp_path)
+    folder, other = store.path(SPEC_5), fakes.spec(6)
+    target = store.root / other.folder
+    folder.rename(target)
+    with pytest.raises(DllmBenchError, match="belongs to run"):
+        store.record(other)
+    (target / RECORD).unlink()
+    with pytest.raises(DllmBenchError, match="belongs to run"), store.open(other):
+        pass
+    with pytest.raises(DllmBenchError, match="belongs to run"), store.open(other):
+        pass  # the lock was let go
+
+
+def test_a_write_that_dies_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "record.json"
+    write_atomic(path, "old")
+
+    def die(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(files.os, step, die)
+            with pytest.raises(OSError, match="No space"):
+                write_atomic(path, "new")
+        assert path.read_text() == "old"
+
+
+def test_lines_reach_the_disk_within_a_second_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, synced = [100.0], []
+    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(files.os, "fsync", lambda descriptor: synced.append(now[0]))
+    appender = Appender(tmp_path / "lines")
+    for step in range(25):
+        now[0] = 100 + step / 10
+        appender.append(str(step))
+    assert synced == [101.0, 102.0]
+    appender.close()
+    assert synced == [101.0, 102.0, 102.4]
+    assert lines(tmp_path / "lines") == [str(step).encode() for step in range(25)]
+
+
+def test_broken_lines_are_left_out(tmp_path: Path) -> None:
+    store, _ = made(tmp_path)
+    path = store.path(SPEC_5) / SAMPLES
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(
+        b"".join([whole[0], b"\0\0\0\n", b'{"id": 3}\n', whole[1], whole[0], whole[2][:9]])
+    )
+    assert list(read_samples(path.parent)) == ["item-0", "item-1"]
+    (path.parent / RECORD).unlink()
+    with store.open(SPEC_5) as opened:
+        assert list(opened.samples) == ["item-0", "item-1"]
+    assert path.read_bytes() == whole[0] + whole[1]
+    assert "broken lines" in (path.parent / "log.txt").read_text()
+
+
+def test_a_sample_survives_its_line(tmp_path: Path) -> None:
+    store, _ = made(tmp_path)
+    for line in lines(store.path(SPEC_5) / SAMPLES):
+        assert SampleRecord.from_line(line).to_line().encode() == line
+    with pytest.raises(ValueError, match="not a sample"):
+        SampleRecord.from_line("[1]")
+
+
+def test_a_record_of_a_newer_version_is_refused_loudly(tmp_path: Path) -> None:
+    store, record = made(tmp_path)
+    path = store.path(SPEC_5) / RECORD
+    plain = json.loads(path.read_text())
+    path.write_text(json.dumps({**plain, "schema": SCHEMA + 1}))
+    with pytest.raises(DllmBenchError, match=f"schema version {SCHEMA + 1}.*update"):
+        store.record(SPEC_5)
+    for text in ("", "{}", "[]", json.dumps({**plain, "columns": None}).replace('"spec"', '"sp"')):
+        path.write_text(text)
+        with pytest.raises(DllmBenchError, match=r"record\.json is no run record"):
+            store.record(SPEC_5)
+    path.write_text(record.to_json())
+    assert store.record(SPEC_5) == record
+
+
+def test_a_record_is_compact_and_readable(tmp_path: Path) -> None:
+    _, record = made(tmp_path)
+    text = record.to_json()
+    assert "\0" not in text
+    assert '"emitted": [' in text
+    assert max(map(len, text.splitlines())) < 5000
+    assert text.count("\n") < 250
+
+
+def test_provenance_is_cheap_and_complete(root: Path) -> None:
+    provenance.environment()  # file caches
+    started = time.process_time()
+    facts = provenance.environment()
+    assert time.process_time() - started < 0.3
+    assert facts["packages"]["torch"]
+    assert facts["packages"]["submitit"] is None or isinstance(facts["packages"]["submitit"], str)
+    assert facts["cpu"]
+    assert facts["device"] == facts["cpu"]
+    assert facts["threads"] == 1
+    json.dumps(facts)
+
+
+def git(where: Path, *arguments: str) -> None:
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(
+        ["git", "-C", str(where), *settings, *arguments], check=True, capture_output=True
+    )
+
+
+def test_commit_and_local_changes(tmp_path: Path) -> None:
+    nothing = {"commit": None, "dirty": None, "diff_sha256": None, "diff": None}
+    assert provenance.code(tmp_path) == nothing, "outside of a repository"
+    git(tmp_path, "init", "-q")
+    assert provenance.code(tmp_path) == nothing, "before the first commit"
+    package = tmp_path / "dllm_bench"
+    package.mkdir()
+    (package / "a.py").write_text("a = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    clean = provenance.code(tmp_path)
+    assert (len(clean["commit"]), clean["dirty"], clean["diff_sha256"]) == (40, False, None)
+    (tmp_path / "results.txt").write_text("not code")
+    assert provenance.code(tmp_path) == clean
+    (package / "b.py").write_text("b = 1\n")
+    untracked = provenance.code(tmp_path)
+    assert untracked["dirty"] is True
+    assert "b.py" in untracked["diff"]
+    (package / "a.py").write_text("a = 2\n")
+    changed = provenance.code(tmp_path)
+    assert "+a = 2" in changed["diff"]
+    assert len({str(x["diff_sha256"]) for x in (clean, untracked, changed)}) == 3
+    assert provenance.code(package) == nothing, "inside somebody else's repository"
+
+
+def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.environment()["commit"] is None
