@@ -98,6 +98,7 @@ class Plan:
     Logits are wanted for positions [rows[0], rows[1]). K/V of [store[0], store[1]) are kept once
     the winner is known; a span of length 0 keeps nothing.
     block_causal: a position sees the prompt, earlier blocks and its own block of `block` positions.
+    `forward` is the index of the planned forward in its request.
     """
 
     kind: Kind
@@ -108,10 +109,15 @@ class Plan:
     block: int = 0
     prompt_len: int = 0
     visible_K: Tensor | None = None
+    forward: int = 0
 
 
 class KVCache(Protocol):
     """Keys and values of one request, addressed by absolute position."""
+
+    @property
+    def kept(self) -> Plan | None:
+        """The plan whose K/V were stored last."""
 
     @property
     def length(self) -> int:

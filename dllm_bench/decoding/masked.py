@@ -71,12 +71,11 @@ class MaskedDecoder:
             scores = self.score(logits_KWV, branches, window)
             winner = self.explore.pick(scores, window, branches)
             kv.keep(plan, winner)
+            rounds.began(plan, branches.branches)
+            state = branches
             if branches.branches > 1:
-                scores, window, state = (x.pick(winner) for x in (scores, window, branches))
-            else:
-                state = branches
-            forced = self._commit(state, scores, window)
-            rounds.note(plan, branches.branches, winner, forced)
+                scores, window, state = scores.pick(winner), window.pick(winner), state.pick(winner)
+            rounds.note(winner, forced=self._commit(state, scores, window))
             last = (scores, window)
 
     def _open(self, branches: DecodeState, rounds: _Rounds) -> tuple[DecodeState, Window | None]:
@@ -126,8 +125,12 @@ class _Rounds:
         self.ticks.append(time.perf_counter())
         self.open_end = open_end
 
-    def note(self, plan: Plan, branches: int, winner: Tensor, forced: Tensor) -> None:
+    def began(self, plan: Plan, branches: int) -> None:
+        """The round's forward: its plan and the number of branches in it."""
         self.plans.append((plan, branches))
+
+    def note(self, winner: Tensor, forced: Tensor) -> None:
+        """The round's outcome, two 0-d tensors."""
         self.facts.append(torch.stack([winner, forced]))
 
     def trace(self) -> Trace:

@@ -83,6 +83,7 @@ class PositionCache(Cache):
         super().__init__(layers=list(self.positions))
         self.spans: tuple[Span, ...] = ()
         self._length = 0
+        self.kept: Plan | None = None
         self._held: tuple[Plan, Tensor] | None = None
         self._boundary: dict[int, Tensor] = {}
 
@@ -136,7 +137,7 @@ class PositionCache(Cache):
             layer.fresh = None
         self._keep_boundary(plan, pick(hidden_KFD, 0, branch))
         self._length = max(self._length, last)
-        self._held = None
+        self.kept, self._held = plan, None
 
     def _keep_boundary(self, plan: Plan, hidden_FD: Tensor) -> None:
         """Hidden states that predict the positions a later window may begin with."""

@@ -8,6 +8,7 @@ samplers leave the mask token in the distribution, so these decoders do too (`fo
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest
 
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -65,6 +68,12 @@ def llada(case: dict) -> MaskedDecoder:
     )
 
 
+def block_cached(case: dict) -> MaskedDecoder:
+    """Fast-dLLM's threshold with the prefix or the dual cache."""
+    caches = {"fast_dllm_prefix_cache": PrefixCache(), "fast_dllm_dual_cache": DualCache()}
+    return replace(llada(case), cache=caches[case["method"]])
+
+
 def pipelined(case: dict) -> MaskedDecoder:
     """D2F, and LoPA over it; one lookahead less than two branches means none."""
     params = case["params"]
@@ -95,6 +104,9 @@ def name(case: dict) -> str:
 
 
 LLADA = cases("llada/llada_cases.json", {"llada_vanilla", "fast_dllm_threshold"})
+LLADA_CACHED = cases(
+    "llada/llada_cases.json", {"fast_dllm_prefix_cache", "fast_dllm_dual_cache"}
+)
 D2F = cases("dream/d2f_cases.json", {"d2f_dream"}) + cases(
     "dream/lopa_cases.json", {"diffucoder_d2f", "lopa_dream_single_branch"}
 )
@@ -112,6 +124,22 @@ def test_llada(case: dict) -> None:
     assert list(generation.ids) == case["output"]
     assert len(generation.trace) == case["nfe"]
     assert canvases(generation, case) == case["states"]
+
+
+@pytest.mark.skipif(not LLADA_CACHED, reason=f"no golden traces at {GOLDEN}")
+@pytest.mark.parametrize("case", LLADA_CACHED, ids=name)
+def test_llada_with_cache(case: dict) -> None:
+    """Official forwards over a block that its first forward has filled change nothing: not made."""
+    generation = replay(case, "llada", block_cached(case))
+    assert list(generation.ids) == case["output"]
+    total = len(case["prompt"]) + case["params"]["gen_length"]
+    block = case["params"]["block_length"]
+    useful = [
+        call["len"]
+        for call in case["calls"]
+        if call["len"] == total or call["masked"] > call["len"] - block
+    ]
+    assert [forward.fed for forward in generation.trace.forwards] == useful
 
 
 def canvases(generation, case: dict) -> list[list[int]]:

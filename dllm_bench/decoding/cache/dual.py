@@ -1,0 +1,23 @@
+"""Approximate dual cache (Fast-dLLM §3.1): K/V of everything around the open block are kept.
+
+As the prefix cache, but the masks after the block are cached as well, so that a forward between
+renewals feeds the open block only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dllm_bench.core.protocols import Window
+from dllm_bench.decoding.cache.prefix import PrefixCache
+
+
+@dataclass(frozen=True)
+class DualCache(PrefixCache):
+    """Prefix and suffix; see `PrefixCache` for `every`."""
+
+    def _fed(self, window: Window) -> tuple[int, int]:
+        return window.start, window.stop
+
+    def _kept(self, window: Window) -> int:
+        return window.visible
