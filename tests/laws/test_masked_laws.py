@@ -11,20 +11,26 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 
 from dllm_bench.core.request import DllmBenchError, Generation, Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.credit import Credit
 from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.factor import Factor
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.decoding.select.union import Union
 from dllm_bench.decoding.stop.any_of import AnyOf
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
@@ -38,8 +44,8 @@ REQUESTS = [
 NEVER = 1.5  # a threshold no probability reaches
 
 # One member a kind (and its variants where they take another path) for the product test.
-SCORES = (Confidence(), NegEntropy())
-SELECTS = (TopK(steps=3), Threshold(0.3), Threshold(0.3, strict=True))
+SCORES = (Confidence(), NegEntropy(), Credit(Confidence()))
+SELECTS = (TopK(steps=3), Threshold(0.3), Union(Factor(1.0), Threshold(0.9, strict=True)))
 EXPLORES = (Greedy(), Lookahead(2), Lookahead(3, alpha=0.5, fraction=0.5))
 SCHEDULES = (
     Blocks(8),
@@ -48,7 +54,7 @@ SCHEDULES = (
     Pipeline(8, tau_add=1.0, tau_act=1.0),
 )
 STOPS = (Filled(), AnyOf((Eos("token"), Filled())))
-CACHES = (NoCache(), NoCache("block_causal"), BlockCache("block_causal"), BlockCache("full"))
+CACHES = (NoCache(), BlockCache("block_causal"), BlockCache("full"), PrefixCache(), DualCache(2))
 PRODUCT_REQUEST = Request("product", (5, 9, 2), 16)
 
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
@@ -110,6 +116,68 @@ def test_exact_block_cache_changes_nothing(model, explore, schedule) -> None:
     assert first.ids == second.ids
     assert first.born == second.born
     assert sum(f.fed for f in second.trace.forwards) < sum(f.fed for f in first.trace.forwards)
+
+
+@pytest.mark.parametrize("schedule", [Blocks(8), Pipeline(8, 0.1, 0.5)], ids=["blocks", "d2f"])
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+@pytest.mark.parametrize("cache", [PrefixCache(every=1), DualCache(every=1)], ids=str)
+def test_cache_renewed_every_forward_changes_nothing(model, schedule, explore, cache) -> None:
+    plain = replace(BASE, schedule=schedule, explore=explore)
+    first, second = (
+        decoder.generate(model, REQUESTS[1]) for decoder in (plain, replace(plain, cache=cache))
+    )
+    assert first.born == second.born and first.ids == second.ids
+
+
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+@pytest.mark.parametrize("inner", [Confidence(), NegEntropy()], ids=["confidence", "entropy"])
+def test_credit_without_weight_is_the_inner_score(model, explore, inner) -> None:
+    plain = replace(BASE, score=inner, explore=explore)
+    credited = replace(plain, score=Credit(inner, alpha=0.0))
+    assert tokens(credited, model) == tokens(plain, model)
+
+
+class DenseCredit(Credit):
+    """Eq. 6 and 7 written down with a table over the whole vocabulary."""
+
+    def __call__(self, logits_KWV, state, window):
+        probability_KWV = logits_KWV.softmax(-1)
+        best_KW1 = probability_KWV.argmax(-1, keepdim=True)
+        masked_KW1 = window.of(state.masked_KL)[..., None]
+        gained_KWV = torch.zeros_like(probability_KWV).scatter(
+            -1, best_KW1, probability_KWV.gather(-1, best_KW1) ** self.gamma * masked_KW1
+        )
+        name = f"dense@{window.start}"
+        credit_KWV = self.beta * state.memo.get(name, 0.0) + gained_KWV
+        state.memo[name] = credit_KWV
+        return self.inner(logits_KWV + self.alpha * credit_KWV.log1p(), state, window)
+
+
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+def test_sparse_credit_is_dense_credit(model, explore) -> None:
+    numbers = {"alpha": 2.0, "beta": 0.9, "gamma": 0.2}
+    one_block = replace(BASE, schedule=Blocks(None), select=Threshold(0.6), explore=explore)
+    sparse = replace(one_block, score=Credit(Confidence(), **numbers))
+    dense = replace(sparse, score=DenseCredit(Confidence(), **numbers))
+    assert tokens(sparse, model) == tokens(dense, model)
+    assert tokens(sparse, model) != tokens(replace(sparse, score=Confidence()), model)
+
+
+def test_full_distribution_credits_every_token(model) -> None:
+    top = replace(BASE, score=Credit(Confidence(), alpha=2.0), schedule=Blocks(16))
+    full = replace(top, score=Credit(Confidence(), alpha=2.0, full_distribution=True))
+    assert full.generate(model, REQUESTS[1]).born != top.generate(model, REQUESTS[1]).born
+
+
+def test_adaptive_credit_starts_without_weight(model) -> None:
+    """The block is fully masked at its first forward: alpha = 0, so the first commit agrees."""
+    careful = replace(BASE, select=Threshold(0.9), schedule=Blocks(None))
+    plain = careful.generate(model, REQUESTS[1])
+    credit = Credit(Confidence(), adaptive=True)
+    adaptive = replace(careful, score=credit).generate(model, REQUESTS[1])
+    first = [at for at, born in enumerate(plain.born) if born == 0]
+    assert [at for at, born in enumerate(adaptive.born) if born == 0] == first
+    assert adaptive.born != plain.born
 
 
 @pytest.mark.parametrize("decoder", [BASE, replace(BASE, explore=Lookahead(3), stop=Eos())])

@@ -3,6 +3,8 @@
 {p >= tau}, or {p > tau} when strict; a block that must progress and has none commits its surest
 position (the inherited stall rule). That equals Fast-dLLM's "the best one always, the others by
 threshold", because whenever anything passes, the most probable position passes.
+dInfer lowers the threshold to just below the most probable position instead, so that everything
+within 1e-5 of it is committed along: `band`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ class Threshold(Select):
 
     tau: float
     strict: bool = False
+    band: float | None = None
 
     def __post_init__(self) -> None:
         if self.tau < 0:
@@ -29,4 +32,8 @@ class Threshold(Select):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         probability_KW = scores.probability_KW
-        return probability_KW > self.tau if self.strict else probability_KW >= self.tau
+        if self.band is None:
+            return probability_KW > self.tau if self.strict else probability_KW >= self.tau
+        open_KW = window.eligible_KW & (scores.ids_KW != state.special.mask)
+        best_K1 = probability_KW.masked_fill(~open_KW, 0).amax(1, keepdim=True)
+        return open_KW & (probability_KW >= (best_K1 - self.band).clamp(max=self.tau))

@@ -1,0 +1,32 @@
+"""Two selectors at once: what either chooses is committed (Learn2PD: filter or top-k).
+
+Stalls are the first one's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dllm_bench.core.protocols import Scores, Select, Window
+from dllm_bench.core.state import DecodeState
+
+
+@dataclass(frozen=True)
+class Union(Select):
+    """`first` or `second`; needs and stall rule are those of the parts."""
+
+    first: Select
+    second: Select
+
+    @property
+    def needs(self) -> dict[str, str]:  # type: ignore[override]
+        """Both parts' conditions."""
+        return {**self.first.needs, **self.second.needs}
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        return self.first(scores, window, state) | self.second(scores, window, state)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        return self.first.on_stall(scores, window, state)
