@@ -76,6 +76,7 @@ class MaskedDecoder:
             if branches.branches > 1:
                 scores, window, state = scores.pick(winner), window.pick(winner), state.pick(winner)
             rounds.note(winner, forced=self._commit(state, scores, window))
+            rounds.check_progress(request)
             last = (scores, window)
 
     def _open(self, branches: DecodeState, rounds: _Rounds) -> tuple[DecodeState, Window | None]:
@@ -132,6 +133,14 @@ class _Rounds:
     def note(self, winner: Tensor, forced: Tensor) -> None:
         """The round's outcome, two 0-d tensors."""
         self.facts.append(torch.stack([winner, forced]))
+
+    def check_progress(self, request: Request) -> None:
+        """A round commits at least one token, unless the model's candidate is the mask itself."""
+        if len(self.plans) > 2 * request.max_new_tokens:
+            raise DllmBenchError(
+                f"Request {request.id!r} is not decoded after {len(self.plans)} forwards: the model "
+                "predicts the mask token wherever it is masked; set decoder.forbid_mask=true."
+            )
 
     def trace(self) -> Trace:
         """Round i lasts from its own host copy to the next one."""

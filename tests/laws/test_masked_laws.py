@@ -212,6 +212,26 @@ def test_block_must_divide_the_generation(model) -> None:
         replace(BASE, schedule=Blocks(5)).generate(model, REQUESTS[0])
 
 
+class OnlyMasks:
+    """A model that predicts the mask token everywhere."""
+
+    def __init__(self, model) -> None:
+        self.model, self.special, self.device = model, model.special, model.device
+        self.vocab_size, self.new_cache = model.vocab_size, model.new_cache
+
+    def forward(self, tokens_KL, plan, kv):
+        logits_KWV = self.model.forward(tokens_KL, plan, kv)
+        logits_KWV[..., self.special.mask] = 100.0
+        return logits_KWV
+
+
+def test_forbidding_the_mask_token_keeps_decoding_alive(model) -> None:
+    stuck = OnlyMasks(model)
+    assert tokens(BASE, stuck) == tokens(BASE, model)
+    with pytest.raises(DllmBenchError, match="set decoder.forbid_mask=true"):
+        tokens(replace(BASE, forbid_mask=False), stuck)
+
+
 def check_laws(decoder: MaskedDecoder, model, request: Request) -> None:
     """What holds for every decoder."""
     generation = decoder.generate(model, request)
