@@ -223,9 +223,7 @@ class Stop(Piece, ABC):
 
     def closed(self, branches: DecodeState) -> Tensor:
         """bool (K,): open no further block."""
-        return torch.zeros(
-            branches.branches, dtype=torch.bool, device=branches.tokens_KL.device
-        )
+        return torch.zeros(branches.branches, dtype=torch.bool, device=branches.tokens_KL.device)
 
     def finished(self, state: DecodeState) -> Tensor:
         """bool (K,): nothing more to decode, although masks are left."""

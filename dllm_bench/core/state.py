@@ -97,5 +97,5 @@ class DecodeState:
         return self.take(torch.zeros(k, dtype=torch.long, device=self.tokens_KL.device))
 
     def pick(self, j: Tensor) -> DecodeState:
-        """The branch with index `j` (0-d or 1-element int64 tensor, no host copy), memo included."""
+        """Branch `j` (0-d or 1-element int64 tensor, no host copy), memo included."""
         return self.take(j.reshape(1))

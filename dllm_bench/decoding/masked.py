@@ -138,8 +138,8 @@ class _Rounds:
         """A round commits at least one token, unless the model's candidate is the mask itself."""
         if len(self.plans) > 2 * request.max_new_tokens:
             raise DllmBenchError(
-                f"Request {request.id!r} is not decoded after {len(self.plans)} forwards: the model "
-                "predicts the mask token wherever it is masked; set decoder.forbid_mask=true."
+                f"Request {request.id!r} is not decoded after {len(self.plans)} forwards: the "
+                "model predicts the mask token at all masks; set decoder.forbid_mask=true."
             )
 
     def trace(self) -> Trace:
@@ -186,6 +186,6 @@ def check_fit(pieces: dict[str, object]) -> None:
             other = pieces[wanted]
             if condition not in getattr(other, "gives", frozenset()):
                 raise DllmBenchError(
-                    f"{slot} {type(piece).__name__} needs a {wanted} with {condition}, "
-                    f"which {type(other).__name__} does not give; choose another {wanted} or {slot}."
+                    f"{slot} {type(piece).__name__} needs a {wanted} with {condition}, which "
+                    f"{type(other).__name__} does not give; choose another {wanted} or {slot}."
                 )

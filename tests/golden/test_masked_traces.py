@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 
@@ -104,9 +103,7 @@ def name(case: dict) -> str:
 
 
 LLADA = cases("llada/llada_cases.json", {"llada_vanilla", "fast_dllm_threshold"})
-LLADA_CACHED = cases(
-    "llada/llada_cases.json", {"fast_dllm_prefix_cache", "fast_dllm_dual_cache"}
-)
+LLADA_CACHED = cases("llada/llada_cases.json", {"fast_dllm_prefix_cache", "fast_dllm_dual_cache"})
 D2F = cases("dream/d2f_cases.json", {"d2f_dream"}) + cases(
     "dream/lopa_cases.json", {"diffucoder_d2f", "lopa_dream_single_branch"}
 )

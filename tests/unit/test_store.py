@@ -229,6 +229,7 @@ def test_provenance_is_cheap_and_complete(root: Path) -> None:
     assert facts["cpu"]
     assert facts["device"] == facts["cpu"]
     assert facts["threads"] == 1
+    assert facts["load"] >= 0
     json.dumps(facts)
 
 

@@ -17,7 +17,7 @@ from dllm_bench.core.trace import Kind
 
 @dataclass(frozen=True)
 class PrefixCache(Cache):
-    """`every`: forwards after which the cache is renewed within a block; None: only at its start."""
+    """`every`: forwards until a renewal within a block; None: renewed at its start only."""
 
     every: int | None = None
     attention: Attention = "full"

@@ -1,4 +1,4 @@
-"""CreditDecoding (arXiv 2510.06133, Eq. 6-7, 13; Algorithm 1): evidence of earlier steps as a prior.
+"""CreditDecoding (arXiv 2510.06133, Eq. 6, 7, 13; Algorithm 1): evidence of earlier steps.
 
 C_t = beta C_{t+1} + p^gamma at the raw top-1 token of every masked position, fused as
 l + alpha log(1 + C); another Score reads the fused logits. Credits live per block, in the state's

@@ -20,7 +20,7 @@ from dllm_bench.core.state import DecodeState
 
 @dataclass(frozen=True)
 class Threshold(Select):
-    """`tau` is compared with the candidate's probability; above 1 one token is taken per forward."""
+    """`tau` is compared with the candidate's probability; above 1: one token per forward."""
 
     tau: float
     strict: bool = False

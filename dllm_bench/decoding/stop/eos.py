@@ -49,5 +49,3 @@ class Eos(Stop):
         ended_KG = ends_KG(state).long().cummax(dim=1).values.bool()
         before_KG = state.masked_KL[:, state.prompt_len :] & ~ended_KG
         return ended_KG[:, -1] & ~before_KG.any(dim=1)
-
-

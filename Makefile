@@ -1,0 +1,55 @@
+# Everything a newcomer needs. `make` alone prints the targets; each builds .venv first if needed.
+SHELL := /bin/bash
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+STAMP := $(VENV)/.installed-$(PINS)
+PYTEST_ARGS ?= -q -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help venv table4 lopa-table4 test lint fmt clean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+table4: lopa-table4 ## Regenerate LoPA's Table 4 with the embedded models (about 10 minutes, once)
+lopa-table4: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table lopa/table4 --run
+
+test: $(STAMP) ## Run the tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## Check style, types and the direction of imports
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . || { echo "lint: ruff found the above; 'make fmt' mends most of it"; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo > .mypy_cache/imports.txt || { cat .mypy_cache/imports.txt; exit 1; }
+	@echo "lint: style, types and imports are in order"
+
+fmt: $(STAMP) ## Format the code and mend what ruff can mend
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+
+venv: $(STAMP) ## Build .venv (once, and again when pyproject.toml or constraints.txt change)
+	@:
+
+# The stamp is written last and its name holds a checksum of the pins: changed pins update a finished
+# environment, an install that was interrupted left no stamp and starts from nothing.
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed and $(PYTHON) is not; try: make PYTHON=python3.12"; exit 2; }
+	@if ls $(VENV)/.installed-* > /dev/null 2>&1; then \
+	   echo "Updating $(VENV) to the versions of constraints.txt (log: $(VENV)/install.log)"; \
+	   rm -f $(VENV)/.installed-*; \
+	 else \
+	   echo "Building $(VENV) with the versions of constraints.txt (about two minutes; log: $(VENV)/install.log)"; \
+	   $(PYTHON) -m venv --clear $(VENV); \
+	 fi
+	@{ $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --upgrade pip && \
+	   $(BIN)/python -m pip install -q --no-compile $(PIP_ARGS) -c constraints.txt -e '.[code,wandb,dev]'; } \
+	   > $(VENV)/install.log 2>&1 \
+	   || { tail -n 20 $(VENV)/install.log; echo "The install failed; the lines above say why. Run make again to retry."; exit 1; }
+	@touch $@
+
+clean: ## Remove caches (keeps .venv and results)
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

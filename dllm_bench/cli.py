@@ -1,0 +1,321 @@
+"""The command line: run · table · status · show · compare · doctor · train.
+
+Thin: it composes a configuration, hands plain data to the layer below and prints what comes back.
+Hydra and OmegaConf appear in this file alone. Everything heavy is imported by the command that
+needs it, so `--help` is immediate. A mistake of the user is one sentence and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench import __version__, commands
+from dllm_bench.commands import EMBEDDED, Plain
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.paths import conf_dir, options
+from dllm_bench.preflight import check
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+GROUPS = ("model", "decoder", "benchmark", "hardware", "logger", "paths", "hydra/launcher")
+RUN_FLAGS = (
+    "-m",
+    "--multirun",
+    "-c",
+    "--cfg",
+    "-p",
+    "--package",
+    "-r",
+    "--resolve",
+    "-i",
+    "--info",
+)
+RUN_HELP = """\
+usage: dllm-bench run [-m] [--cfg job] [GROUP=CHOICE ...] [SETTING=VALUE ...]
+
+Run one decoder on one benchmark with one model. A finished run is not repeated, an interrupted one
+goes on where it stopped.
+
+  dllm-bench run model=tiny-llada benchmark=minigsm decoder=fast_dllm limit=50
+  dllm-bench run -m decoder=vanilla,fast_dllm seed=0,1       every combination
+  dllm-bench run decoder=fast_dllm decoder.select.tau=0.7
+  dllm-bench run --cfg job decoder=lopa                      print the settings, run nothing
+
+settings: seed, limit, and everything `--cfg job` prints
+choices:
+"""
+
+
+# --- run -----------------------------------------------------------------------------------------
+
+_failed: list[str] = []  # sentences of the failed jobs of a multirun in this process
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The Hydra app: overrides, `-m`, `--cfg job`."""
+    if {"-h", "--help"} & set(arguments):
+        print(RUN_HELP + "\n".join(choices_lines()))
+        return 0
+    check_flags(arguments)
+    import hydra
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, we make the sentence
+    multirun = [flag for flag in ("-m", "--multirun") if flag in arguments]
+    rest = [argument for argument in arguments if argument not in multirun]
+    sys.argv = ["dllm-bench run", *multirun[:1], *rest]
+    _failed.clear()
+    with sentences():
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="run")(run_one)()
+    for sentence in _failed:
+        print(f"dllm-bench: {sentence}", file=sys.stderr)
+    return 2 if _failed else 0
+
+
+def run_one(cfg: DictConfig) -> None:
+    """One composed run; in a local multirun a failed job does not stop the others."""
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra_config = HydraConfig.get()
+    local = hydra_config.launcher._target_.endswith("BasicLauncher")
+    try:
+        with sentences():
+            config = to_plain(labelled(cfg, hydra_config.runtime.choices))
+        check(config, reads_data(cfg))
+        measure(config)
+    except DllmBenchError as error:
+        if not local:
+            raise
+        _failed.append(str(error))
+
+
+def measure(config: Plain) -> None:
+    """Make (or look up) the run of a composed configuration and print what it measured."""
+    from dllm_bench.runs.progress import ProgressLine, summary
+    from dllm_bench.runs.runner import run as run_spec
+    from dllm_bench.runs.spec import RunSpec
+    from dllm_bench.runs.store import Store
+    from dllm_bench.runs.targets import instantiate
+
+    spec = RunSpec.from_config(config)
+    store = Store(Path(config["paths"]["results"]) / "runs")
+    logger = instantiate(config["logger"])
+    record = run_spec(spec, store=store, logger=logger, progress=ProgressLine())
+    commands.echo([*summary(record), f"stored in {store.path(spec)}"])
+
+
+def reads_data(cfg: DictConfig) -> bool:
+    """Whether the benchmark refers to the data directory, set or not."""
+    from omegaconf import OmegaConf
+
+    return "${paths.data}" in str(OmegaConf.to_container(cfg.benchmark, resolve=False))
+
+
+def check_flags(arguments: Sequence[str]) -> None:
+    """Refuse flags that `run` does not know; `--hydra-…` and the like stay out of reach."""
+    for argument in arguments:
+        if argument.startswith("-") and argument not in RUN_FLAGS:
+            raise DllmBenchError(
+                f"run has no flag {argument!r}; settings are written name=value, "
+                "see `dllm-bench run --help`."
+            )
+
+
+def choices_lines() -> Iterator[str]:
+    """One line per configuration group."""
+    for group in GROUPS:
+        yield f"  {group + '=':17}{' · '.join(options(group))}"
+
+
+# --- configuration -------------------------------------------------------------------------------
+
+
+def to_plain(cfg: DictConfig) -> Plain:
+    """Resolved plain data; no layer below sees OmegaConf."""
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+def labelled(cfg: DictConfig, choices: Mapping[str, Any]) -> DictConfig:
+    """The configuration without Hydra's own part; a decoder without a name gets its yaml's."""
+    from omegaconf import OmegaConf
+
+    names = [str(key) for key in cfg if key != "hydra"]
+    own = OmegaConf.masked_copy(cfg, names)
+    if "decoder" in own:
+        OmegaConf.update(own.decoder, "name", own.decoder.get("name") or choices["decoder"])
+    OmegaConf.set_struct(own, True)
+    return own
+
+
+def compose(overrides: Sequence[str]) -> Plain:
+    """The run configuration for `overrides` as plain data, the same that `run` would use.
+
+    Hydra composes the choice of groups once; plain `setting=value` overrides are put on a copy, as
+    Hydra would. Whatever that does not cover goes the long way.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    with sentences():
+        groups, values = split_overrides(overrides)
+        cfg = deepcopy(compose_groups(groups))
+        try:
+            for key, value in values:
+                OmegaConf.update(cfg, key, value, merge=True)
+        except OmegaConfBaseException:
+            cfg = compose_groups(tuple(overrides))
+        return to_plain(cfg)
+
+
+@cache
+def compose_groups(overrides: tuple[str, ...]) -> DictConfig:
+    """What Hydra makes of the overrides; not to be changed by the caller."""
+    import hydra
+
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = hydra.compose("run", overrides=list(overrides), return_hydra_config=True)
+    return labelled(cfg, cfg.hydra.runtime.choices)
+
+
+def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[tuple[str, Any]]]:
+    """(overrides for Hydra, (key, value) of those that just set a value)."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import OverrideType
+
+    groups: list[str] = []
+    values: list[tuple[str, Any]] = []
+    for text, parsed in zip(
+        overrides, OverridesParser.create().parse_overrides(list(overrides)), strict=True
+    ):
+        key = parsed.key_or_group
+        sets = parsed.type is OverrideType.CHANGE and not parsed.is_sweep_override()
+        if sets and not parsed.package and not (conf_dir() / key).is_dir():
+            values.append((key, parsed.value()))
+        else:
+            groups.append(text)
+    return tuple(groups), values
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Turn configuration errors into one sentence."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise DllmBenchError(sentence(error)) from error
+
+
+def sentence(error: Exception) -> str:
+    """What was asked, what was found, what to do."""
+    text = " ".join(re.split(r"Config search path|See https", str(error))[0].split())
+    absent = getattr(error, "missing_cfg_file", None)
+    unknown = re.match(r"Could not override '([^']+)'", text)
+    several = re.match(r"Ambiguous value for argument '([^']+)'", text)
+    unread = getattr(error, "override", None)
+    if absent:
+        group, _, name = str(absent).rpartition("/")
+        return f"There is no {group} {name!r}; choose one of: {', '.join(options(group))}."
+    if unknown:
+        return f"No setting is called {unknown[1]!r}; {advice(unknown[1])}"
+    if several:
+        return f"{several[1]!r} gives several values; add -m to run them all."
+    if unread:
+        return f"{unread!r} cannot be read; write name=value, see `dllm-bench run --help`."
+    return text.removesuffix(".") + "; see `dllm-bench run --help`."
+
+
+def advice(name: str) -> str:
+    """The nearest known name, or where the known names are printed."""
+    near = get_close_matches(name, [*GROUPS, "seed", "limit"], n=1)
+    found = f"did you mean {near[0]!r}? " if near else ""
+    return found + "`dllm-bench run --cfg job` prints all settings."
+
+
+# --- parser --------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    """All subcommands; `run` is listed here and parsed by Hydra."""
+    top = argparse.ArgumentParser(
+        prog="dllm-bench",
+        description="Decoding methods for diffusion language models, measured alike.",
+    )
+    top.add_argument("--version", action="version", version=f"dllm-bench {__version__}")
+    listed = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    listed.add_parser("run", help="run a decoder on a benchmark (overrides, -m for several)")
+    add_table(listed)
+    add(listed, "status", commands.status, "board of runs and tables")
+    one = add(listed, "show", commands.show, "a run's numbers, or one sample's filling order")
+    one.add_argument("run", help="hash of a run, or its beginning (see status)")
+    one.add_argument("--sample", metavar="ID", help="show the filling order of this sample")
+    two = add(listed, "compare", commands.compare, "paired difference of two runs")
+    two.add_argument("a", help="hash of a run")
+    two.add_argument("b", help="hash of another run")
+    machine = add(listed, "doctor", commands.doctor, "what this machine can run, what is absent")
+    machine.add_argument("model", nargs="?", help="check this model's weights too")
+    learn = add(listed, "train", commands.train, "train an embedded model from its recipe")
+    learn.add_argument("model", help="embedded/NAME, for example embedded/tiny-llada")
+    learn.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/training/NAME")
+    learn.add_argument("--steps", type=positive, metavar="N", help="at most N steps, a smoke run")
+    return top
+
+
+def add_table(listed: Any) -> None:
+    """The options of `table`."""
+    added = add(listed, "table", commands.table, "a paper's table: measured, reported, missing")
+    added.add_argument("table", metavar="PAPER/TABLE", help="for example lopa/table4")
+    added.add_argument("--profile", default=EMBEDDED, help="embedded (default) or paper")
+    added.add_argument("--run", action="store_true", help="run what is missing, here")
+    added.add_argument("--submit", action="store_true", help="send what is missing to SLURM")
+    added.add_argument("--jobs", type=positive, metavar="N", help="runs beside each other")
+    added.add_argument("--limit", type=positive, metavar="N", help="N items per run, a quick look")
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above zero")
+    return int(text)
+
+
+def add(listed: Any, name: str, action: commands.Action, text: str) -> argparse.ArgumentParser:
+    """A subcommand with the option all of them share."""
+    added: argparse.ArgumentParser = listed.add_parser(name, help=text, description=text)
+    added.add_argument("--results", metavar="DIR", help="results directory (default: ./results)")
+    added.set_defaults(action=action)
+    return added
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["run"]:
+            return run(arguments[1:])
+        args = parser().parse_args(arguments)
+        return int(args.action(args, compose))
+    except DllmBenchError as error:
+        print(f"dllm-bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ndllm-bench: stopped; the same command goes on from here.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

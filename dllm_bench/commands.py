@@ -1,0 +1,154 @@
+"""The commands beside `run`: table · status · show · compare · doctor · train.
+
+Each takes the parsed arguments and `compose` (overrides -> plain configuration), finds what is
+stored and prints what the layer below says about it. Without Hydra; heavy imports inside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.core.request import DllmBenchError
+
+if TYPE_CHECKING:
+    from dllm_bench.runs.spec import RunSpec
+    from dllm_bench.runs.store import Store
+
+Plain = dict[str, Any]
+Compose = Callable[[Sequence[str]], Plain]
+Action = Callable[[Namespace, Compose], int]
+EMBEDDED = "embedded"
+
+
+def paths_of(args: Namespace, compose: Compose) -> Plain:
+    """The configured paths, with `--results` in first place."""
+    paths = dict(compose([])["paths"])
+    return {**paths, **({"results": args.results} if args.results else {})}
+
+
+def store_of(args: Namespace, compose: Compose) -> Store:
+    """The store below the results directory."""
+    from dllm_bench.runs.store import Store
+
+    return Store(Path(paths_of(args, compose)["results"]) / "runs")
+
+
+def echo(lines: Iterable[str]) -> int:
+    """Print lines; success."""
+    for line in lines:
+        print(line)
+    return 0
+
+
+def table(args: Namespace, compose: Compose) -> int:
+    """A paper's table: run what is missing if asked to, render, say what is still missing."""
+    from dllm_bench.report import terminal
+    from dllm_bench.tables.build import build
+    from dllm_bench.tables.plan import open_runs, plan
+    from dllm_bench.tables.render import write
+    from dllm_bench.tables.spec import load_profile, load_table
+
+    paper, profile, store = (
+        load_table(args.table),
+        load_profile(args.profile),
+        store_of(args, compose),
+    )
+    folder = "tables"
+    if args.limit is not None:  # a quick look, which must not replace the table itself
+        profile = replace(profile, set=(*profile.set, f"limit={args.limit}"))
+        folder = f"tables-limit-{args.limit}"
+    planned = plan(paper, profile, compose, store)
+    waiting = [run.spec for run in open_runs(planned) if run.spec]
+    failed = fill(args, waiting, store)
+    if waiting and args.run:
+        planned = plan(paper, profile, compose, store)
+    built = build(paper, profile, planned)
+    written = write(built, store.root.parent / folder)
+    echo(terminal.table(built))
+    echo(f"written: {path}" for path in written)
+    for sentence in failed:
+        print(f"dllm-bench: {sentence}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def fill(args: Namespace, specs: Sequence[RunSpec], store: Store) -> list[str]:
+    """Run or submit what a table misses, as asked; sentences of what failed."""
+    from dllm_bench.runs import launch
+
+    if args.submit:
+        jobs = launch.submit(specs, store=store, folder=store.root.parent / ".launch")
+        echo([f"submitted {len(jobs)} runs as one array; `dllm-bench status` shows them"])
+    if not args.run:
+        return []
+    outcomes = launch.run_all(specs, store=store, jobs=args.jobs or default_jobs(args.profile))
+    return [f"{outcome.spec.folder}: {outcome.error}" for outcome in outcomes if outcome.error]
+
+
+def default_jobs(profile: str) -> int:
+    """Two embedded runs beside each other where there are two cores, else one at a time."""
+    return min(2, os.cpu_count() or 1) if profile == EMBEDDED else 1
+
+
+def status(args: Namespace, compose: Compose) -> int:
+    """The board of runs and tables."""
+    from dllm_bench.report import terminal
+
+    store = store_of(args, compose)
+    return echo(terminal.board(store, store.root.parent / "tables"))
+
+
+def show(args: Namespace, compose: Compose) -> int:
+    """One run, or one sample of it."""
+    from dllm_bench.report import terminal
+    from dllm_bench.runs.store import read_record, read_samples
+
+    entry = store_of(args, compose).find(args.run)
+    if args.sample is None:
+        record = read_record(entry.path)
+        return echo(terminal.summary(record) if record else terminal.unfinished(entry))
+    sample = terminal.pick_sample(read_samples(entry.path), args.sample, args.run)
+    model = compose([f"model={entry.spec.model['name']}"])["model"]
+    return echo(terminal.filling(sample, terminal.decoder_of(model)))
+
+
+def compare(args: Namespace, compose: Compose) -> int:
+    """Two sealed runs, pairwise on the samples both have."""
+    from dllm_bench.report import terminal
+
+    store = store_of(args, compose)
+    one, other = (terminal.sealed(store.find(name)) for name in (args.a, args.b))
+    return echo(terminal.comparison(one, other))
+
+
+def doctor(args: Namespace, compose: Compose) -> int:
+    """What this machine can run; exit 1 when something needed is absent."""
+    from dllm_bench.report import doctor as report
+
+    config = compose([f"model={args.model}"] if args.model else [])
+    lines = list(report.lines(config, model_asked=bool(args.model)))
+    for mark, topic, text in lines:
+        print(f"{mark}  {topic:24}{text}")
+    return 1 if any(mark == report.NEED for mark, _, _ in lines) else 0
+
+
+def train(args: Namespace, compose: Compose) -> int:
+    """Train an embedded model from its recipe."""
+    family, _, name = args.model.partition("/")
+    if family != "embedded" or not name:
+        raise DllmBenchError(
+            f"train knows embedded models only, asked for {args.model!r}; write embedded/NAME."
+        )
+    from dllm_bench.training.embedded import train as train_embedded
+    from dllm_bench.training.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise DllmBenchError(f"No recipe makes {name!r}; choose one of: {', '.join(RECIPES)}.")
+    results = Path(paths_of(args, compose)["results"])
+    folder = train_embedded(name, args.out or results / "training" / name, steps=args.steps)
+    return echo([f"written: {folder}"])

@@ -1,0 +1,27 @@
+"""Where the package's own files lie: configuration and embedded assets.
+
+In a checkout `conf/` stands beside the package; a wheel carries it inside (`dllm_bench/conf`).
+User directories (results, data) are configuration, see `conf/paths`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def conf_dir() -> Path:
+    """The root of the configuration groups."""
+    inside = PACKAGE / "conf"
+    return inside if inside.is_dir() else PACKAGE.parent / "conf"
+
+
+def assets_dir() -> Path:
+    """Embedded weights, tokenizer and task data."""
+    return PACKAGE / "assets"
+
+
+def options(group: str) -> list[str]:
+    """Names a configuration group offers: the yaml files of its folder, sorted."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))

@@ -1,0 +1,181 @@
+"""The command line as a user meets it: help, exit codes, one sentence per mistake.
+
+Mostly called in this process for speed; what has to hold for the installed command (start time,
+`python -m`, a clean working directory) is run as a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dllm_bench import __version__
+from dllm_bench.cli import main
+from dllm_bench.paths import options
+
+COMMANDS = ("table", "status", "show", "compare", "doctor", "train")
+Capture = pytest.CaptureFixture[str]
+
+
+def dllm_bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "dllm_bench", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def only_sentence(capture: Capture) -> str:
+    """What stderr holds, which has to be one line."""
+    lines = capture.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("dllm-bench: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([command, "--help"])
+    assert exit_.value.code == 0
+    assert f"dllm-bench {command}" in capsys.readouterr().out
+
+
+def test_top_help_names_every_command(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--help"])
+    assert exit_.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n    {command} " in printed for command in ("run", *COMMANDS))
+
+
+def test_run_help_lists_the_choices(capsys: Capture) -> None:
+    assert main(["run", "--help"]) == 0
+    printed = capsys.readouterr().out
+    for name in (*options("model"), *options("decoder"), *options("benchmark")):
+        assert name in printed
+
+
+def test_help_is_immediate(tmp_path: Path) -> None:
+    """Nothing heavy is imported for it; CPU time is counted, since the machine may be busy."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert dllm_bench("--help", cwd=tmp_path).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+    heavy = "import sys, dllm_bench.cli; print({'torch', 'hydra', 'yaml'} & set(sys.modules))"
+    found = subprocess.run(
+        [sys.executable, "-c", heavy], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "set()"
+
+
+def test_console_script_is_the_same_command(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("dllm-bench")
+    if not script.exists():
+        pytest.skip("the package is not installed in this environment")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"dllm-bench {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["decoder=nope"], ["no decoder 'nope'", "vanilla"]),
+        (["model=nope"], ["no model 'nope'", "tiny-llada"]),
+        (["decoder/score=nope"], ["no decoder/score 'nope'", "confidence"]),
+        (["decoders=vanilla"], ["'decoders'", "did you mean 'decoder'"]),
+        (["decoder.select.colour=1"], ["'decoder.select.colour'", "--cfg job"]),
+        (["+colour=red"], ["'colour'"]),
+        (["limit"], ["'limit' cannot be read", "name=value"]),
+        (["seed=0,1"], ["'seed=0,1' gives several values", "-m"]),
+        (["--multi"], ["no flag '--multi'"]),
+        (["limit=some"], ["limit='some'", "whole number"]),
+        (["limit=0"], ["limit=0", "null means all"]),
+        (["benchmark=gsm8k", "paths.data=nowhere"], ["paths.data=nowhere", "no directory"]),
+        (["benchmark=gsm8k", "paths.data=."], ["gsm8k/test.jsonl", "paths.data=DIR"]),
+        (["benchmark=gsm8k", "paths.data=null"], ["no data directory", "paths.data=DIR"]),
+        (["model=dream-base"], ["Dream-org/", "hf download"]),
+        (["model.path=assets/nope"], ["assets/nope", "train embedded/nope"]),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str],
+    words: list[str],
+    capsys: Capture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert main(["run", f"paths.results={tmp_path}", *arguments]) == 2
+    sentence = only_sentence(capsys)
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize("benchmark", ["minicode", "humaneval"])
+def test_unset_consent_is_one_sentence_before_anything_is_decoded(
+    benchmark: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DLLM_BENCH_ALLOW_CODE", raising=False)
+    arguments = [f"benchmark={benchmark}", f"paths.results={tmp_path}", "paths.data=."]
+    assert main(["run", "limit=1", *arguments]) == 2
+    assert "benchmark.allow_code_execution=true" in only_sentence(capsys)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("argument", ["model=nope", "model=dream-base", "benchmark=minicode"])
+def test_a_mistake_costs_no_heavy_import(argument: str, tmp_path: Path) -> None:
+    """That is what makes the sentence come at once."""
+    code = (
+        "import sys; from dllm_bench.cli import main; "
+        f"code = main(['run', 'paths.results={tmp_path}', '{argument}']); "
+        "print(code, 'torch' in sys.modules)"
+    )
+    clean = {k: v for k, v in os.environ.items() if k != "DLLM_BENCH_ALLOW_CODE"}
+    clean["HF_HOME"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean
+    )
+    assert done.stdout.split() == ["2", "False"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["show", "abc"], "abc"),
+        (["compare", "abc", "def"], "abc"),
+        (["table", "lopa/table99"], "lopa/table4"),
+        (["table", "lopa/table4", "--profile", "nope"], "embedded"),
+        (["train", "tiny-llada"], "embedded/NAME"),
+        (["doctor", "nope"], "no model 'nope'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_other_mistakes_are_one_sentence(
+    arguments: list[str], word: str, capsys: Capture, tmp_path: Path
+) -> None:
+    extra = [] if arguments[0] == "train" else ["--results", str(tmp_path)]
+    assert main([*arguments, *extra]) == 2
+    assert word in only_sentence(capsys)
+
+
+def test_unknown_command_exits_2(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["decode"])
+    assert exit_.value.code == 2
+    assert "invalid choice: 'decode'" in capsys.readouterr().err
+
+
+def test_configuration_is_printed_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    done = dllm_bench("run", "--cfg", "job", "decoder=fast_dllm", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "dllm_bench.decoding.masked.MaskedDecoder" in done.stdout
+    assert os.listdir(tmp_path) == []
+
+
+def test_status_of_an_empty_store(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["status", "--results", str(tmp_path)]) == 0
+    assert "No runs" in capsys.readouterr().out

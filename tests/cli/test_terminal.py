@@ -1,0 +1,131 @@
+"""Stored runs as text: what the lines say follows from the stored facts, in their order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.core.protocols import SampleScore
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.report import terminal
+from dllm_bench.runs.record import RunRecord, SampleRecord, Session, seal
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import Store
+
+WORDS = {1: "four", 2: " and", 3: " two", 4: " is six"}
+
+
+def spec(**changes: Any) -> RunSpec:
+    group = {"name": "n"}
+    plain = {"model": group, "decoder": group, "benchmark": group, "hardware": group, "label": "d"}
+    return RunSpec(**{**plain, **changes})
+
+
+def sample(name: str = "a", text: str = "four and two is six") -> SampleRecord:
+    """Four positions in two forwards: the last two first."""
+    return SampleRecord(
+        id=name,
+        prompt_sha256="",
+        ids=[1, 2, 3, 4],
+        born=[1, 1, 0, 0],
+        cut={"length": 4},
+        text=text,
+        trace={
+            "kind": ["prefill", "denoise"],
+            "branches": [1, 3],
+            "fed": [20, 8],
+            "cached": [0, 12],
+            "ms": [5.0, 2.5],
+            "winner": [0, 2],
+            "forced": [0, 0],
+        },
+        counts={
+            "allocated": 4,
+            "committed": 4,
+            "content": 4,
+            "emitted": 4,
+            "forwards": 2,
+            "rows": 44,
+            "forced": 0,
+        },
+        seconds=0.0075,
+        first_step_s=0.005,
+        started_at=0.0,
+        session=0,
+    )
+
+
+def record(values: list[float], **changes: Any) -> RunRecord:
+    samples = [sample(str(i)) for i in range(len(values))]
+    scores = {str(i): SampleScore(v, "correct" if v else "wrong", {}) for i, v in enumerate(values)}
+    environment = {"device": "a machine", "threads": 1, "commit": "0123456789abcdef", "dirty": True}
+    return seal(spec(**changes), samples, scores, [Session(0.0, 2, environment)], 0.0)
+
+
+def test_filling_order_lists_every_position_at_its_forward() -> None:
+    lines = list(terminal.filling(sample(), lambda ids: WORDS[ids[0]]))
+    first, second = lines[2], lines[3]
+    assert first.split()[:6] == ["0", "prefill", "1", "20", "0", "5.0"]
+    assert first.endswith("2:' two' 3:' is six'")
+    assert second.split()[:6] == ["1", "denoise", "3", "8", "12", "2.5"]
+    assert second.endswith("0:'four' 1:' and'")
+    assert lines[-2:] == ["ends: length at 4", "four and two is six"]
+
+
+def test_summary_names_definition_machine_and_commit() -> None:
+    text = "\n".join(terminal.summary(record([1.0, 0.0])))
+    assert "score 50.0 [" in text
+    assert "correct 1, wrong 1" in text
+    assert "tpf/emitted" in text
+    assert "a machine, 1 threads" in text
+    assert "0123456789 with local changes" in text
+
+
+def test_comparison_speaks_of_shared_samples_and_calls_no_difference_without_ground() -> None:
+    one, other = record([1.0] * 8 + [0.0] * 2), record([1.0] * 7 + [0.0] * 3)
+    text = "\n".join(terminal.comparison(one, other))
+    assert "difference +10.0 [" in text
+    assert "10 shared samples" in text
+    assert "no difference is shown" in text
+    clear = "\n".join(terminal.comparison(record([1.0] * 20), record([0.0] * 20)))
+    assert "the runs differ" in clear
+
+
+def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs")
+    done = record([1.0, 1.0])
+    with store.open(done.spec, total=2) as opened:
+        opened.seal(done)
+    with store.open(spec(seed=1), total=5) as opened:
+        opened.begin(Session(0.0, 0, {}))
+        opened.append(sample())
+    lines = list(terminal.board(store, tmp_path / "tables"))
+    assert sorted(line.split()[1] for line in lines[1:3]) == ["partial", "sealed"]
+    assert any(" 1/5 " in line for line in lines)
+    assert any("100.0 [" in line and " 2.00 " in line for line in lines)
+
+
+def test_board_counts_the_cells_of_rendered_tables(tmp_path: Path) -> None:
+    folder = tmp_path / "tables" / "lopa"
+    folder.mkdir(parents=True)
+    states = ["sealed", "sealed", "missing"]
+    cells = ", ".join(f'{{"state": "{state}"}}' for state in states)
+    (folder / "table4.json").write_text(f'{{"cells": [{cells}]}}')
+    lines = list(terminal.board(Store(tmp_path / "runs"), tmp_path / "tables"))
+    assert lines[-1] == "table lopa/table4: 3 cells, 1 missing, 2 sealed"
+
+
+def test_an_unknown_sample_is_a_sentence_with_examples() -> None:
+    with pytest.raises(DllmBenchError, match="no stored sample 'z' among 2; the first are: a, b"):
+        terminal.pick_sample({"a": sample("a"), "b": sample("b")}, "z", "run")
+
+
+def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.open(spec(), total=3):
+        pass
+    (entry,) = store.entries()
+    with pytest.raises(DllmBenchError, match="partial"):
+        terminal.sealed(entry)

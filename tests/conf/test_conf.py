@@ -1,0 +1,164 @@
+"""Every configuration composes, and every piece, decoder, model and benchmark can be made from it.
+
+Parametrised by directory listing: a new yaml is tested without touching this file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dllm_bench.cli import compose
+from dllm_bench.core.protocols import Piece
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.models.loading import ModelSpec
+from dllm_bench.paths import conf_dir, options
+from dllm_bench.runs.spec import FIELDS, leaves, role_of
+from dllm_bench.runs.targets import instantiate
+from dllm_bench.tables.spec import load_profile, load_table, table_names
+
+COMBINATORS = {"any_of", "union"}  # made of other pieces, written out in a decoder's yaml
+NOT_OF_A_RUN = {"hydra", "table", "profile"}
+SLOTS = sorted(path.name for path in (conf_dir() / "decoder").iterdir() if path.is_dir())
+
+
+def groups() -> list[str]:
+    """All groups a run is composed of, `decoder/score` and its like included."""
+    folders = {path.parent.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml")}
+    names = sorted(folder.as_posix() for folder in folders if folder.parts)
+    return [name for name in names if name.split("/")[0] not in NOT_OF_A_RUN]
+
+
+CHOICES = [f"{group}={name}" for group in groups() for name in options(group)]
+
+
+def test_the_root_is_a_table_of_contents() -> None:
+    root = yaml.safe_load((conf_dir() / "run.yaml").read_text())
+    assert set(root) == {"defaults", "seed", "limit", "hydra"}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_composes_to_classed_plain_data(choice: str) -> None:
+    config = compose([choice])
+    assert all(role_of(key) for key, _ in leaves(config))
+    assert not [value for _, value in leaves(config) if str(value) in ("???", "${")]
+
+
+@pytest.mark.parametrize("name", options("decoder"))
+def test_every_decoder_can_be_made_and_its_pieces_fit(name: str) -> None:
+    plain = compose([f"decoder={name}"])["decoder"]
+    decoder = instantiate({key: value for key, value in plain.items() if key != "name"})
+    assert isinstance(decoder, MaskedDecoder)
+    assert hash(decoder) == hash(decoder)
+
+
+@pytest.mark.parametrize(
+    "choice", [f"{slot}={n}" for slot in SLOTS for n in options(f"decoder/{slot}")]
+)
+def test_every_piece_can_be_made(choice: str) -> None:
+    slot = choice.partition("=")[0]
+    plain = compose([f"decoder/{choice}"])["decoder"][slot]
+    assert isinstance(instantiate(plain), Piece)
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_every_piece_has_a_yaml(slot: str) -> None:
+    import dllm_bench.decoding
+
+    folder = Path(dllm_bench.decoding.__path__[0]) / slot
+    names = [path.stem for path in folder.glob("*.py") if path.stem not in COMBINATORS]
+    modules = [importlib.import_module(f"dllm_bench.decoding.{slot}.{name}") for name in names]
+    written = {
+        f"{kind.__module__}.{kind.__qualname__}"
+        for module in modules
+        for kind in vars(module).values()
+        if is_concrete_piece(kind) and kind.__module__ == module.__name__
+    }
+    yamls = (conf_dir() / "decoder" / slot).glob("*.yaml")
+    assert written == {yaml.safe_load(path.read_text())["_target_"] for path in yamls}
+
+
+def is_concrete_piece(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Piece) and not inspect.isabstract(kind)
+
+
+@pytest.mark.parametrize("name", options("model"))
+def test_every_model_is_a_model_spec(name: str) -> None:
+    model = compose([f"model={name}"])["model"]
+    assert ModelSpec(**model).name == name
+
+
+@pytest.mark.parametrize("name", options("benchmark"))
+def test_every_benchmark_can_be_made(name: str, real_data: Path) -> None:
+    plain = compose([f"benchmark={name}", f"paths.data={real_data}"])["benchmark"]
+    if "evalplus" in plain["_target_"]:
+        pytest.importorskip("evalplus", reason="code benchmarks need the extra [code]")
+    assert instantiate(plain).name == plain["name"]
+
+
+@pytest.mark.parametrize("name", ["minigsm", "minicode"])
+def test_embedded_benchmarks_need_no_data_directory(name: str) -> None:
+    plain = compose([f"benchmark={name}", "paths.data=null"])["benchmark"]
+    assert instantiate(plain).name == plain["name"]
+
+
+@pytest.mark.parametrize("name", options("hydra/launcher"))
+def test_every_launcher_composes(name: str) -> None:
+    plugin = "hydra_plugins.hydra_submitit_launcher"
+    if name == "slurm" and importlib.util.find_spec(plugin) is None:
+        pytest.skip("hydra/launcher=slurm needs the extra [slurm]")
+    assert compose([f"hydra/launcher={name}"]) == compose([])
+
+
+@pytest.mark.parametrize("profile", options("profile"))
+@pytest.mark.parametrize("name", table_names())
+def test_every_run_of_every_table_composes(name: str, profile: str) -> None:
+    queries = {cell.run for cell in load_table(name).cells()}
+    translated = {load_profile(profile).translate(query) for query in queries}
+    assert len(translated) == len(queries), "two settings of the paper fall together"
+    for query in sorted(translated):
+        compose(query)
+
+
+def test_a_key_nobody_classed_is_refused() -> None:
+    config: dict[str, Any] = compose(["+colour=red"])
+    with pytest.raises(DllmBenchError, match="colour"):
+        [role_of(key) for key, _ in leaves(config)]
+    assert "colour" not in FIELDS
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["decoder=lopa", "decoder.schedule.tau_add=0.25", "limit=7", "seed=3", "paths.data=null"],
+        ["limit=null", "decoder/score=margin", "decoder.forbid_mask=false", "paths.results=x/y"],
+        ["+decoder.cache.extra=[1,2]", "decoder.cache.attention='full'", "~seed"],
+        ["limit=1", "decoder=fast_dllm", "limit=2", "logger=wandb", "logger.mode=offline"],
+    ],
+    ids=str,
+)
+def test_the_quick_way_composes_what_hydra_composes(overrides: list[str]) -> None:
+    """`compose` puts plain values on a cached choice of groups; Hydra alone gives the same."""
+    import hydra
+    from omegaconf import OmegaConf
+
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = hydra.compose("run", overrides=overrides)
+    expected = OmegaConf.to_container(cfg, resolve=True)
+    found = compose(overrides)
+    found["decoder"].pop("name")
+    assert found == expected
+
+
+def test_composing_leaves_nothing_behind() -> None:
+    before = compose(["decoder=lopa"])
+    compose(["decoder=lopa", "decoder.explore.k=99"])
+    assert compose(["decoder=lopa"]) == before

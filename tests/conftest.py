@@ -1,0 +1,91 @@
+"""Shared by all tests: one thread per process, no network, where the golden data lie.
+
+Sockets are closed for every test: connecting anywhere but to this machine raises. Tests that need
+the reference data use the `golden` fixture, which skips with a reason where they are absent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[name] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["WANDB_SILENT"] = "true"
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCAL = ("127.0.0.1", "localhost", "::1", "")
+
+
+def is_local(address: Any) -> bool:
+    """True for unix sockets (a path) and for this machine's own addresses."""
+    return not isinstance(address, tuple) or address[0] in LOCAL
+
+
+@pytest.fixture(scope="session", autouse=True)
+def closed_sockets() -> Iterator[None]:
+    """Connecting to another machine raises; so does asking for its address."""
+    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+    getaddrinfo = socket.getaddrinfo
+
+    def guard(address: Any) -> None:
+        if not is_local(address):
+            raise PermissionError(f"A test tried to reach {address!r}; tests run without network.")
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        guard(address)
+        return connect(self, address)
+
+    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
+        guard(address)
+        return connect_ex(self, address)
+
+    def guarded_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        guard((host or "",))
+        return getaddrinfo(host, *args, **kwargs)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(socket.socket, "connect", guarded_connect)
+    patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
+    patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Torch uses one thread: tests run beside each other."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Directory of reference traces: $DLLM_BENCH_GOLDEN, else ../shared/golden."""
+    path = Path(os.environ.get("DLLM_BENCH_GOLDEN", ROOT.parent / "shared" / "golden"))
+    if not path.is_dir():
+        pytest.skip(f"reference data not found at {path}; set DLLM_BENCH_GOLDEN")
+    return path
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Directory of original benchmark files: $DLLM_BENCH_DATA, else ../shared/data."""
+    path = Path(os.environ.get("DLLM_BENCH_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"benchmark data not found at {path}; set DLLM_BENCH_DATA")
+    return path

@@ -1,0 +1,151 @@
+"""Ratchets: limits the code may not cross. Lower them when there is room, never raise them.
+
+Sizes of files and functions, number of parameters, headers, and a few things that are never
+written here: token ids, path hacks, bare excepts, keyword tunnels, paths of one machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE_LINES = 400
+FUNCTION_LINES = 60
+FUNCTION_LINES_P90 = 35
+FUNCTION_LINES_MEDIAN = 12
+PARAMETERS = 8
+YAML_LINES = 25
+TABLE_YAML_LINES = 50  # a paper's table holds layout, settings and metrics in one file
+HEADER_WORDS = 6
+
+PACKAGE = sorted((ROOT / "dllm_bench").rglob("*.py"))
+PYTHON = sorted([*PACKAGE, *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
+YAML = sorted((ROOT / "conf").rglob("*.yaml"))
+PROSE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+# Mask, end and padding ids of LLaDA, LLaDA-MoE and Dream/Qwen2 vocabularies.
+TOKEN_IDS = {126080, 126081, 126336, 126346, 126347, 126348, 156892, 156895} | set(
+    range(151643, 151670)
+)
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/(work|root|home|Users|mnt|data\d*|scratch)/\w")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    a = function.args
+    names = [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+def offences(path: Path) -> Iterator[str]:
+    """Every broken rule of one Python file, as a sentence with its line."""
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    if len(source.splitlines()) > FILE_LINES:
+        yield f"{len(source.splitlines())} lines, at most {FILE_LINES}"
+    if source.strip() and len((ast.get_docstring(tree) or "").split()) < HEADER_WORDS:
+        yield "no header docstring that says what the file is"
+    for function in functions(tree):
+        where = f"line {function.lineno}: {function.name}"
+        if length(function) > FUNCTION_LINES:
+            yield f"{where} has {length(function)} lines, at most {FUNCTION_LINES}"
+        if parameters(function) > PARAMETERS:
+            yield f"{where} has {parameters(function)} parameters, at most {PARAMETERS}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield f"line {node.lineno}: bare except"
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path":
+            yield f"line {node.lineno}: touches the module search path"
+
+
+def package_offences(path: Path) -> Iterator[str]:
+    """Rules for the package alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for function in functions(tree):
+        if function.args.kwarg:
+            yield f"line {function.lineno}: {function.name} takes **{function.args.kwarg.arg}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value in TOKEN_IDS:
+            yield f"line {node.lineno}: literal token id {node.value}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("SpecialTokens"):
+            values = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if any(isinstance(value, ast.Constant) and value.value is not None for value in values):
+                yield f"line {node.lineno}: SpecialTokens built from a literal id"
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=relative)
+def test_python_file_keeps_the_limits(path: Path) -> None:
+    assert list(offences(path)) == []
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+def test_package_file_keeps_the_rules(path: Path) -> None:
+    assert list(package_offences(path)) == []
+
+
+def test_functions_are_short_as_a_rule() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE]
+    lengths = [length(function) for tree in trees for function in functions(tree)]
+    assert statistics.median(lengths) <= FUNCTION_LINES_MEDIAN
+    assert statistics.quantiles(lengths, n=10)[-1] <= FUNCTION_LINES_P90
+
+
+@pytest.mark.parametrize("path", YAML, ids=relative)
+def test_yaml_is_short_and_its_numbers_have_a_source(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    table = (ROOT / "conf" / "table") in path.parents
+    assert len(lines) <= (TABLE_YAML_LINES if table else YAML_LINES)
+    numbers = [line for line in lines if re.search(r":\s*-?[\d.]+\s*(#|$)", line)]
+    assert not numbers or any("#" in line for line in lines), "no comment names a source"
+    ids = {int(number) for line in lines for number in re.findall(r"\b\d{6}\b", line)}
+    assert not ids & TOKEN_IDS, "literal token id"
+
+
+@pytest.mark.parametrize("path", [*PACKAGE, *YAML, *PROSE], ids=relative)
+def test_no_path_of_one_machine(path: Path) -> None:
+    assert MACHINE_PATH.search(path.read_text(encoding="utf-8")) is None
+
+
+BROKEN = '''"""A file that breaks the rules, to show that the ratchets can fail."""
+import sys
+sys.path.append(".")
+def f(a, b, c, d, e, g, h, i, j, **rest):
+    try:
+        return 126336
+    except:
+        return SpecialTokens(mask=3, eos=0)
+'''
+
+
+def test_the_ratchets_can_fail(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(BROKEN)
+    found = "\n".join([*offences(path), *package_offences(path)])
+    for word in ("9 parameters", "bare except", "search path", "**rest", "126336", "SpecialTokens"):
+        assert word in found
+    path.write_text("x = 1\n" * (FILE_LINES + 1))
+    assert len(list(offences(path))) == 2
+    path.write_text(
+        '"""A long function, to show that the ratchets can fail."""\ndef f():\n'
+        + "    x = 1\n" * 60
+    )
+    assert any("61 lines" in offence for offence in offences(path))
