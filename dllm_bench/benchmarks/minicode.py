@@ -1,0 +1,239 @@
+"""minicode: docstring -> small Python function, in the EvalPlus HumanEval+ field layout.
+
+Three families: a chain of arithmetic on the arguments, one comparison with two returns, and a list
+that is filtered, mapped and reduced. Every docstring has two surface forms and every solution a
+drawn variable name and operand order, so one prompt has several right answers; tests decide.
+Train and test never share a program: a hash of its content (wording, function and variable names
+left out) decides the split. Execution of model output is not done here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+TEST_ONE_IN = 8
+ENTRY_POINTS = (
+    "solve", "compute", "apply", "combine", "run", "calc", "process", "change", "build", "work",
+)  # fmt: skip
+PARAMS = ("a", "b", "c")
+TEMPORARIES = ("x", "y", "r")
+SWAP_RATE = 0.15
+BASE_INPUTS, PLUS_INPUTS = 4, 12
+MIN_DISTINCT_RESULTS = 3
+
+CHAIN_OPS = ("+", "-", "*", "max", "min", "%")
+CHAIN_WORDS = {
+    "+": ("Add {0}.", "plus {0}"),
+    "-": ("Subtract {0}.", "minus {0}"),
+    "*": ("Multiply by {0}.", "times {0}"),
+    "max": ("Raise to at least {0}.", "at least {0}"),
+    "min": ("Cap at {0}.", "at most {0}"),
+    "%": ("Reduce modulo {0}.", "modulo {0}"),
+}
+COMPARE_WORDS = {">": "greater than", "<": "less than", "==": "equal to"}
+REDUCE_WORDS = {"sum": "sum", "len": "count", "max": "largest", "min": "smallest"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A drawn program: parameters, docstring text, body (ends in a newline), canonical content."""
+
+    family: str
+    params: tuple[str, ...]
+    doc: str
+    body: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One item with the EvalPlus fields; `prompt` ends after the docstring's newline."""
+
+    task_id: str
+    prompt: str
+    entry_point: str
+    canonical_solution: str
+    base_input: list[list[Any]]
+    plus_input: list[list[Any]]
+    test: str
+    contract: str = ""
+    atol: float = 0.0
+
+
+def generate(split: str, limit: int, seed: int = 0) -> Iterator[Problem]:
+    """Yield `limit` problems with distinct prompts of a split ("train" or "test")."""
+    rng = random.Random(f"minicode/{split}/{seed}")
+    seen: set[str] = set()
+    for program in draw_programs(split, rng):
+        if len(seen) >= limit:
+            return
+        entry_point = rng.choice(ENTRY_POINTS)
+        prompt = prompt_of(program, entry_point)
+        inputs = draw_inputs(rng, program)
+        results = _results(prompt + program.body, entry_point, inputs)
+        if prompt in seen or len({repr(r) for r in results}) < MIN_DISTINCT_RESULTS:
+            continue
+        task_id = f"minicode/{split}/{len(seen)}"
+        seen.add(prompt)
+        base = inputs[:BASE_INPUTS]
+        yield Problem(
+            task_id, prompt, entry_point, program.body, base, inputs[BASE_INPUTS:],
+            _check_function(base, results),
+        )  # fmt: skip
+
+
+def draw_programs(split: str, rng: random.Random) -> Iterator[Program]:
+    """An endless stream of programs of one split, in the family proportions 5 : 2 : 3."""
+    if split not in ("train", "test"):
+        raise ValueError(f"minicode has the splits 'train' and 'test', not {split!r}")
+    while True:
+        program = rng.choices((_draw_chain, _draw_branch, _draw_list), (5, 2, 3))[0](rng)
+        if split_of(program) == split:
+            yield program
+
+
+def split_of(program: Program) -> str:
+    """The split a program belongs to: by content, so that no seed can mix the splits."""
+    digest = hashlib.blake2b(program.content.encode(), digest_size=8).digest()
+    return "test" if int.from_bytes(digest, "big") % TEST_ONE_IN == 0 else "train"
+
+
+def prompt_of(program: Program, entry_point: str) -> str:
+    """The def line and the docstring, as HumanEval prompts have them."""
+    head = f"def {entry_point}({', '.join(program.params)}):\n"
+    return head + f'    """{program.doc}\n    """\n'
+
+
+def _operand(rng: random.Random, op: str, params: tuple[str, ...]) -> str:
+    if op == "%":
+        return str(rng.randint(2, 9))
+    if op == "*":
+        return rng.choice((*params[1:], str(rng.randint(2, 9))))
+    return rng.choice((*params[1:], str(rng.randint(1, 20))))
+
+
+def _expression(rng: random.Random, op: str, left: str, right: str) -> str:
+    if op in ("+", "*") and rng.random() < SWAP_RATE:
+        left, right = right, left
+    return f"{op}({left}, {right})" if op in ("max", "min") else f"{left} {op} {right}"
+
+
+def _draw_chain(rng: random.Random) -> Program:
+    params = PARAMS[: rng.randint(1, 3)]
+    steps: list[tuple[str, str]] = []
+    for _ in range(rng.randint(2, 4)):
+        op = rng.choice([o for o in CHAIN_OPS if not steps or o != steps[-1][0]])
+        steps.append((op, _operand(rng, op, params)))
+    name, current, lines = rng.choice(TEMPORARIES), params[0], []
+    for i, (op, operand) in enumerate(steps):
+        target = "return" if i == len(steps) - 1 else f"{name} ="
+        lines.append(f"    {target} {_expression(rng, op, current, operand)}\n")
+        current = name
+    if rng.random() < 0.5:
+        doc = " ".join(
+            [f"Start with {params[0]}.", *(CHAIN_WORDS[o][0].format(v) for o, v in steps)]
+        )
+    else:
+        doc = (
+            ", ".join([f"Return {params[0]}", *(CHAIN_WORDS[o][1].format(v) for o, v in steps)])
+            + "."
+        )
+    content = f"chain|{len(params)}|" + "|".join(f"{o}{v}" for o, v in steps)
+    return Program("chain", params, doc, "".join(lines), content)
+
+
+def _draw_branch(rng: random.Random) -> Program:
+    params = PARAMS[: rng.randint(1, 3)]
+    compare, left = rng.choice(list(COMPARE_WORDS)), rng.choice(params)
+    right = rng.choice([*(p for p in params if p != left), str(rng.randint(1, 20))])
+    arms = []
+    for _ in range(2):
+        op, first = rng.choice("+-*"), rng.choice(params)
+        arms.append((op, first, _operand(rng, op, params)))
+    words = [f"{first} {CHAIN_WORDS[op][1].format(v)}" for op, first, v in arms]
+    code = [_expression(rng, op, first, v) for op, first, v in arms]
+    test = f"{left} is {COMPARE_WORDS[compare]} {right}"
+    if rng.random() < 0.5:
+        doc = f"If {test} return {words[0]}, otherwise return {words[1]}."
+    else:
+        doc = f"Return {words[0]} when {test}, else {words[1]}."
+    body = f"    if {left} {compare} {right}:\n        return {code[0]}\n    return {code[1]}\n"
+    return Program("branch", params, doc, body, f"branch|{len(params)}|{test}|{arms}")
+
+
+def _draw_list(rng: random.Random) -> Program:
+    keep = (rng.choice("><"), rng.randint(1, 20)) if rng.random() < 0.5 else None
+    change = (rng.choice("+-*"), rng.randint(2, 20)) if rng.random() < 0.7 or not keep else None
+    reduce = rng.choice(list(REDUCE_WORDS) if not keep else ["sum", "len"])
+    after = (rng.choice("+-*"), rng.randint(2, 20)) if rng.random() < 0.6 else None
+    item, name, source, lines = "x", rng.choice(("ys", "zs")), "xs", []
+    if keep:
+        lines.append(
+            f"    {name} = [{item} for {item} in {source} if {item} {keep[0]} {keep[1]}]\n"
+        )
+        source = name
+    if change:
+        value = f"{item} {change[0]} {change[1]}"
+        lines.append(f"    {name} = [{value} for {item} in {source}]\n")
+        source = name
+    tail = f" {after[0]} {after[1]}" if after else ""
+    lines.append(f"    return {reduce}({source}){tail}\n")
+    doc = _list_doc(rng, keep, change, reduce, after)
+    return Program("list", ("xs",), doc, "".join(lines), f"list|{keep}|{change}|{reduce}|{after}")
+
+
+def _list_doc(
+    rng: random.Random,
+    keep: tuple[str, int] | None,
+    change: tuple[str, int] | None,
+    reduce: str,
+    after: tuple[str, int] | None,
+) -> str:
+    form = rng.randrange(2)
+    tail = f" {CHAIN_WORDS[after[0]][1].format(after[1])}" if after else ""
+    if form == 0:
+        parts = [f"Keep items {COMPARE_WORDS[keep[0]]} {keep[1]}."] if keep else []
+        parts += (
+            [f"Change each item to item {CHAIN_WORDS[change[0]][1].format(change[1])}."]
+            if change
+            else []
+        )
+        return " ".join([*parts, f"Return the {REDUCE_WORDS[reduce]}{tail}."])
+    doc = f"Return the {REDUCE_WORDS[reduce]}{tail} of"
+    doc += f" item {CHAIN_WORDS[change[0]][1].format(change[1])} for" if change else ""
+    return doc + " items" + (f" {COMPARE_WORDS[keep[0]]} {keep[1]}" if keep else "") + " in xs."
+
+
+def draw_inputs(rng: random.Random, program: Program) -> list[list[Any]]:
+    """BASE_INPUTS + PLUS_INPUTS argument lists; some with equal arguments, all lists non-empty."""
+    draw: Callable[[], Any]
+    if program.family == "list":
+        draw = lambda: [[rng.randint(-10, 40) for _ in range(rng.randint(1, 7))]]  # noqa: E731
+    else:
+        draw = lambda: _scalars(rng, len(program.params))  # noqa: E731
+    return [draw() for _ in range(BASE_INPUTS + PLUS_INPUTS)]
+
+
+def _scalars(rng: random.Random, count: int) -> list[int]:
+    high = rng.choice((10, 30, 100))
+    values = [rng.randint(-high // 3, high) for _ in range(count)]
+    return [values[0]] * count if rng.random() < 0.2 else values
+
+
+def _results(source: str, entry_point: str, inputs: list[list[Any]]) -> list[Any]:
+    """Results of one of *our own* canonical programs (never of model output)."""
+    scope: dict[str, Any] = {}
+    exec(compile(source, "<minicode canonical>", "exec"), scope)
+    return [scope[entry_point](*args) for args in inputs]
+
+
+def _check_function(inputs: list[list[Any]], results: list[Any]) -> str:
+    lines = [
+        f"    assert candidate({', '.join(map(repr, args))}) == {result!r}\n"
+        for args, result in zip(inputs, results, strict=False)
+    ]
+    return "\n\ndef check(candidate):\n" + "".join(lines)

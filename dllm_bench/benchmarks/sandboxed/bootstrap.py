@@ -1,0 +1,237 @@
+"""First program of a sandboxed child: gives up rights, then runs the source it was sent.
+
+Standard library only; sent as compiled code, so that nothing but the interpreter has to be
+readable. In order: resource limits, another uid where root can give it, own user / mount / network
+namespaces with a read-only file system and a small private working directory, no capabilities,
+Landlock against writes elsewhere, and a seccomp filter against new processes, signals, tracing and
+sockets. A step the kernel refuses is left out and missing from the list of what holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import sys
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing would double the start time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+NOBODY = 65534
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x08000000, 0x10000000, 0x40000000
+CLONE_THREAD = 0x10000
+MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x40000, 0x2, 0x4
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NODEV = 0x1, 0x4
+SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 38, 22, 1, 4
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT, LANDLOCK_PATH = 444, 445, 446, 1
+LANDLOCK_WRITE_FILE = 1 << 1
+LANDLOCK_CHANGES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove, make
+LANDLOCK_TRUNCATE = 1 << 14  # from the third version on
+SIGKILL = 9
+# machine: (audit architecture, clone, refused calls, capset); numbers from the kernel's tables.
+# refused: fork vfork socket socketpair ptrace kill tkill tgkill process_vm_writev mount unshare
+#          setns bpf io_uring_setup keyctl pidfd_send_signal
+MACHINES = {
+    "x86_64": (
+        0xC000003E,
+        56,
+        (57, 58, 41, 53, 101, 62, 200, 234, 311, 165, 272, 308, 321, 425, 250, 424),
+        126,
+    ),
+    "aarch64": (
+        0xC00000B7,
+        220,
+        (198, 199, 117, 129, 130, 131, 271, 40, 97, 268, 280, 425, 219, 424),
+        91,
+    ),
+}
+SYS_CLONE3 = 435
+X32_CALLS = 0x40000000  # first number of the second call table of x86_64
+DENIED = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSYS)
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(result: int) -> None:
+    """Raise OSError for a failed libc call."""
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def limit_resources(limits: dict[str, int]) -> None:
+    """Address space, CPU seconds, file size, processes and threads, open files, no core file."""
+    for name, value in limits.items():
+        which = getattr(resource, name)
+        hard = resource.getrlimit(which)[1]
+        soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        grace = 1 if name == "RLIMIT_CPU" else 0
+        top = soft + grace if hard == resource.RLIM_INFINITY else min(soft + grace, hard)
+        resource.setrlimit(which, (soft, top))
+
+
+def other_uid() -> None:
+    """Root becomes `nobody`, if that user can still read the standard library."""
+    if os.geteuid() != 0:
+        raise OSError(errno.EPERM, "not root")
+    path = os.path.realpath(os.__file__)
+    while path != "/":
+        path = os.path.dirname(path)
+        if not os.stat(path).st_mode & 0o001:
+            raise OSError(errno.EACCES, path)
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # else /proc/self, and the id maps, stay root's
+
+
+def namespaces() -> None:
+    """Own user, network, IPC and mount namespaces; the user keeps its own id inside."""
+    uid, gid = os.geteuid(), os.getegid()
+    call(libc.unshare(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWNS))
+    maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
+    for name, text in maps.items():
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def set_mount(path: bytes, attributes: int, clear: int, flags: int) -> None:
+    """mount_setattr(2): set and clear attributes of the mount at `path`."""
+    attr = (ctypes.c_uint64 * 4)(attributes, clear, 0, 0)
+    call(libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path, flags, attr, ctypes.sizeof(attr)))
+
+
+def read_only_files(bytes_free: int) -> None:
+    """The whole file system read-only and without devices, but for a small working directory."""
+    here = os.getcwd().encode()
+    call(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+    devices = (b"/dev/null", b"/dev/urandom")
+    for device in devices:
+        call(libc.mount(device, device, None, MS_BIND, None))
+    set_mount(b"/", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV, 0, AT_RECURSIVE)
+    for device in devices:
+        set_mount(device, 0, MOUNT_ATTR_NODEV, 0)
+    options = f"size={bytes_free},mode=0700".encode()
+    call(libc.mount(b"tmpfs", here, b"tmpfs", MS_NOSUID | MS_NODEV, options))
+    os.chdir(here)
+
+
+def no_capabilities() -> None:
+    """Empty capability sets: what the new user namespace gave cannot be used or regained."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    call(libc.syscall(MACHINES[os.uname().machine][3], header, (ctypes.c_uint32 * 6)()))
+
+
+def no_new_privileges() -> None:
+    """No set-uid program raises rights; needed for an unprivileged seccomp filter."""
+    call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def landlock() -> None:
+    """Nothing outside of the working directory is written, and no process outside is traced."""
+    version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
+    call(version)
+    changes = LANDLOCK_CHANGES | (LANDLOCK_TRUNCATE if version >= 3 else 0)
+    handled = ctypes.c_uint64(changes)
+    rules = libc.syscall(LANDLOCK_CREATE, ctypes.byref(handled), ctypes.c_size_t(8), 0)
+    call(rules)
+    for path, allowed in ((".", changes), (os.devnull, LANDLOCK_WRITE_FILE)):
+        below = os.open(path, os.O_PATH)
+        rule = allowed.to_bytes(8, sys.byteorder) + below.to_bytes(4, sys.byteorder)
+        call(libc.syscall(LANDLOCK_ADD, rules, LANDLOCK_PATH, rule, 0))
+        os.close(below)
+    call(libc.syscall(LANDLOCK_RESTRICT, rules, 0))
+    os.close(rules)
+
+
+def seccomp() -> None:
+    """Refuse new processes (threads may start), sockets, signals, tracing and mounts."""
+    arch, clone, refused, _ = MACHINES[os.uname().machine]
+    load, jump_eq, jump_ge, jump_set, ret = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, kill, error = 0x7FFF0000, 0x80000000, 0x00050000
+    tail = [(ret, 0, 0, allow), (ret, 0, 0, error | errno.EPERM), (ret, 0, 0, error | errno.ENOSYS)]
+    body = [(load, 0, 0, 4), (jump_eq, 1, 0, arch), (ret, 0, 0, kill), (load, 0, 0, 0)]
+    body += [
+        (jump_ge, -2, 0, X32_CALLS),
+        (jump_eq, 0, 2, clone),
+        (load, 0, 0, 16),
+        (jump_set, -1, -2, CLONE_THREAD),
+    ]
+    body += [(jump_eq, -3, 0, SYS_CLONE3)] + [(jump_eq, -2, 0, number) for number in refused]
+    targets = {-1: 0, -2: 1, -3: 2}  # negative jumps: index into `tail`
+    code = []
+    for i, (op, yes, no, k) in enumerate(body):
+        yes, no = (len(body) - i - 1 + targets[j] if j < 0 else j for j in (yes, no))
+        code.append((op, yes, no, k))
+    raw = b"".join(
+        op.to_bytes(2, sys.byteorder) + bytes((yes, no)) + k.to_bytes(4, sys.byteorder)
+        for op, yes, no, k in code + tail
+    )
+    program = ctypes.create_string_buffer(raw)
+
+    class Filter(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+    filter_ = Filter(len(code + tail), ctypes.addressof(program))
+    call(libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(filter_), 0, 0))
+
+
+def isolate(job: dict[str, Any]) -> list[str]:
+    """Take every step the kernel allows; returns the names of those that hold."""
+    held = []
+
+    def attempt(step: Callable[..., None], *args: object) -> None:
+        try:
+            step(*args)
+            held.append(step.__name__)
+        except (OSError, AttributeError, KeyError):
+            pass
+
+    attempt(other_uid)
+    attempt(namespaces)
+    if "namespaces" in held:
+        attempt(read_only_files, job["limits"]["RLIMIT_FSIZE"])
+        attempt(no_capabilities)
+    limit_resources(job["limits"])
+    attempt(no_new_privileges)
+    attempt(landlock)
+    attempt(seccomp)
+    return held
+
+
+def main(job: dict[str, Any]) -> None:
+    """Isolate, run the job's source and report how it ended."""
+    channel, nonce = job["channel"], job["nonce"]
+
+    def report(*words: object) -> None:
+        line = "\t".join(
+            str(word).replace("\t", " ").replace("\n", " ") for word in (nonce, *words)
+        )
+        os.write(channel, line.encode(errors="replace") + b"\n")
+
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    report("held", *isolate(job))
+    space: dict[str, Any] = {"__name__": "__main__"}
+    verdict, detail = "passed", ""
+    try:
+        source = job["source"]
+        is_text = isinstance(source, bytes)
+        exec(compile(source, "<program>", "exec", dont_inherit=True) if is_text else source, space)
+        if job["payload"] is not None:
+            space["main"](job["payload"], report)
+    except MemoryError:
+        verdict = "memory"
+    except BaseException as error:
+        denied = isinstance(error, OSError) and error.errno in DENIED
+        verdict = "refused" if denied else "failed"
+        detail = f"{type(error).__name__}: {error}"[:200]
+    try:  # noqa: SIM105 (contextlib costs start time)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        pass
+    report("end", verdict, detail)
+    os._exit(0)

@@ -1,0 +1,105 @@
+"""Model cards of the embedded models, rendered from the recipe and from measured numbers.
+
+`write` is called at the end of training with the numbers training itself knows, and again with
+decoding results when those have been measured. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dllm_bench.training.recipes import RECIPES, Phase, Recipe
+
+OBJECTIVES = {
+    "causal": "next token under causal attention on the answer (autoregressive start)",
+    "blockwise": "block diffusion on [clean | noised copy], loss 1/t",
+    "masked": "masked diffusion under full attention, answer only, loss weights 1/t",
+    "rising": "D2F: cross-entropy on masked positions under the block-causal mask, "
+    "mask ratios rising from block to block, blocks of 8, 16, 32",
+}
+PROMPTS = """- minigsm: `Question: {question}\\nAnswer:`; the answer begins with a space.
+- minicode: the EvalPlus `prompt` field; the answer is the indented body.
+- The answer is followed by `<|endoftext|>` to the end of the generation region."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One decoding result: accuracy in percent on `count` items; content tokens per forward."""
+
+    task: str
+    setting: str
+    count: int
+    accuracy: float
+    content_tpf: float
+
+
+def write(folder: Path, recipe: Recipe, wall_s: float, rows: list[Measurement]) -> None:
+    """Write CARD.md."""
+    (folder / "CARD.md").write_text(render(recipe, wall_s, rows))
+
+
+def render(recipe: Recipe, wall_s: float, rows: list[Measurement]) -> str:
+    """The card as markdown."""
+    kind = f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else "masked diffusion LM"
+    shift = "position p is read from row p-1" if recipe.shift else "position p is read from row p"
+    lines = [
+        f"# {recipe.name}", "",
+        f"A small {kind} in the {recipe.layout} layout ({shift}), trained by this project",
+        f"with `dllm-bench train embedded/{recipe.name}`. MIT licence, as the package.",
+        "",
+        "## Data", "",
+        "Generated: the train splits of minigsm and minicode "
+        f"({recipe.pool_size:,} problems each, generator seed {recipe.pool_seed}) and a drill of",
+        "bare minigsm equations. The splits share no problem (a hash of the content decides).",
+        "The drill covers all equations, so test problems are new but their arithmetic is not.", "",
+        "## Prompts", "", PROMPTS, _chat_line(recipe), "",
+        "## Recipe", "", _start_line(recipe), "",
+        *(_phase_line(p) for p in recipe.phases), "",
+        f"Seed {recipe.seed}, {recipe.batch_tokens} tokens a step, Muon on matrices, AdamW on the",
+        "rest, moving average of weights 0.998; rate flat, then cosine to zero.",
+        f"Wall time {wall_s / 60:.0f} minutes, one thread of 2 shared CPU cores.", "",
+        "## Measured", "", *_table(rows), "",
+    ]  # fmt: skip
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _chat_line(recipe: Recipe) -> str:
+    if not recipe.chat:
+        return "- No chat template."
+    return "- The user turn is exactly that prompt: `<|user|>{prompt}<|eot|><|assistant|>`."
+
+
+def _start_line(recipe: Recipe) -> str:
+    if recipe.start is None:
+        return "From random weights."
+    phases = RECIPES[recipe.start].phases if recipe.start in RECIPES else ()
+    made = "; ".join(f"{p.objective}, {p.steps} steps" for p in phases)
+    note = " (biases dropped, key/value heads repeated)" if recipe.layout == "llada" else ""
+    return f"From `{recipe.start}` ({made}){note}."
+
+
+def _phase_line(phase: Phase) -> str:
+    lengths = ", ".join(f"{length} ({share:.0%})" for length, share in phase.lengths)
+    gsm, code, drill = phase.data
+    line = f"- {phase.steps} steps, peak rate {phase.lr:g}, last {phase.decay_steps} decaying: "
+    line += f"{OBJECTIVES[phase.objective]}. Rows: minigsm {gsm:.0%}, minicode {code:.0%}, "
+    line += f"drill {drill:.0%}; row lengths {lengths}."
+    if phase.objective == "masked":
+        whole, window, hard = phase.states
+        line += f" States: whole answer {whole:.0%}, windows of 1..32 with a clean left and a "
+        line += f"masked right side {window:.0%}, content tokens masked more often {hard:.0%}."
+    return line
+
+
+def _table(rows: list[Measurement]) -> list[str]:
+    if not rows:
+        return ["Not yet measured by decoding; see `training_log.json`."]
+    head = [
+        "| task | decoding | n | accuracy % | content tokens per forward |",
+        "|---|---|---|---|---|",
+    ]
+    return head + [
+        f"| {r.task} | {r.setting} | {r.count} | {r.accuracy:.1f} | {r.content_tpf:.2f} |"
+        for r in rows
+    ]

@@ -1,0 +1,142 @@
+"""Token pools and batches for training the embedded models.
+
+A pool holds the tokenised train split of one task: prompt, answer, EOS fill. A batch draws rows
+that fit a total length L, so the generation region is L - prompt and every row is full: no
+padding, no attention mask. Drill rows are bare equations. Nothing here knows an objective.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dllm_bench.benchmarks import minicode, minigsm
+from dllm_bench.models import embedded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+POOL_WIDTH = 120
+STEP_WEIGHTS = (1.0, 1.0, 1.5, 2.0, 2.5)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows sorted by length: `ids_NW` int16 (EOS filled), prompt and total lengths (no EOS)."""
+
+    ids_NW: Tensor
+    prompt_N: Tensor
+    total_N: Tensor
+
+    def fitting(self, length: int) -> int:
+        """How many rows (from the front) leave room for at least one EOS in `length`."""
+        return int((self.total_N < length).sum())
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`ids_BL` int64; answers start at `prompt_B`, end before `total_B`; drills have prompt 0."""
+
+    ids_BL: Tensor
+    prompt_B: Tensor
+    total_B: Tensor
+    drill_B: Tensor
+
+
+def texts(task: str, split: str, count: int, seed: int) -> list[tuple[str, str]]:
+    """(prompt, gold continuation without EOS) pairs of one task."""
+    if task == "minigsm":
+        weights = STEP_WEIGHTS if split == "train" else (1.0,) * minigsm.MAX_STEPS
+        problems = minigsm.generate(split, count, seed, weights)
+        return [(minigsm.prompt_of(p.question), " " + p.answer) for p in problems]
+    if split == "test":
+        return [(p.prompt, p.canonical_solution) for p in minicode.generate(split, count, seed)]
+    rng = random.Random(f"minicode/{split}/{seed}")
+    programs = minicode.draw_programs(split, rng)
+    entry_points = minicode.ENTRY_POINTS
+    return [
+        (minicode.prompt_of(p, rng.choice(entry_points)), p.body)
+        for p, _ in zip(programs, range(count), strict=False)
+    ]
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
+    """The plain prompt as a user turn, ready for the assistant's answer."""
+    turns = [{"role": "user", "content": prompt}]
+    return str(tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+
+
+def make_pool(pairs: list[tuple[str, str]], chat: bool) -> Pool:
+    """Tokenise pairs into a pool."""
+    tokenizer = embedded.build_tokenizer(chat)
+    backend = tokenizer.backend_tokenizer
+    if chat:
+        pairs = [(chat_prompt(tokenizer, prompt), answer) for prompt, answer in pairs]
+    prompts = [e.ids for e in backend.encode_batch([p for p, _ in pairs], add_special_tokens=False)]
+    answers = [e.ids for e in backend.encode_batch([a for _, a in pairs], add_special_tokens=False)]
+    order = sorted(range(len(pairs)), key=lambda i: len(prompts[i]) + len(answers[i]))
+    ids_NW = torch.full((len(pairs), POOL_WIDTH), tokenizer.eos_token_id, dtype=torch.int16)
+    for row, i in enumerate(order):
+        line = prompts[i] + answers[i]
+        ids_NW[row, : len(line)] = torch.tensor(line, dtype=torch.int16)
+    prompt_N = torch.tensor([len(prompts[i]) for i in order])
+    return Pool(ids_NW, prompt_N, prompt_N + torch.tensor([len(answers[i]) for i in order]))
+
+
+def load_pool(task: str, count: int, seed: int, chat: bool, cache: Path | None) -> Pool:
+    """The training pool of a task, kept in `cache` between runs when given."""
+    path = cache / f"{task}-{count}-{seed}-{int(chat)}.pt" if cache else None
+    if path and path.exists():
+        return Pool(**torch.load(path))
+    pool = make_pool(texts(task, "train", count, seed), chat)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(vars(pool), path)
+    return pool
+
+
+def draw_rows(pool: Pool, count: int, length: int, rng: torch.Generator, eos: int) -> Batch:
+    """`count` random rows of a pool that fit `length`, long ones preferred, EOS filled to it."""
+    rows = (torch.rand(count, generator=rng).sqrt() * pool.fitting(length)).long()
+    ids_BL = torch.full((count, length), eos, dtype=torch.int64)
+    width = min(length, POOL_WIDTH)
+    ids_BL[:, :width] = pool.ids_NW[rows, :width].long()
+    drill_B = torch.zeros(count, dtype=torch.bool)
+    return Batch(ids_BL, pool.prompt_N[rows], pool.total_N[rows], drill_B)
+
+
+def equation_table(tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """All minigsm equations as tokens, [E, 6]: `` a op b = c.`` with the result at column 4."""
+    lines = []
+    for op, operands in (("+", range(1, 21)), ("-", range(1, 21)), ("*", range(2, 6))):
+        for left in range(minigsm.MAX_VALUE + 1):
+            for right in operands:
+                result = minigsm.apply_op(op, left, right)
+                if 0 <= result <= minigsm.MAX_VALUE:
+                    lines.append(f" {left} {op} {right} = {result}.")
+                    if op != "-":
+                        lines.append(f" {right} {op} {left} = {result}.")
+    return torch.tensor(tokenizer(lines).input_ids)
+
+
+def draw_drills(
+    equations_E6: Tensor, count: int, length: int, rng: torch.Generator, eos: int
+) -> Batch:
+    """Rows of random equations, without a prompt."""
+    per_row = (length - 1) // 6
+    pick = torch.randint(len(equations_E6), (count, per_row), generator=rng)
+    ids_BL = torch.full((count, length), eos, dtype=torch.int64)
+    ids_BL[:, : per_row * 6] = equations_E6[pick].reshape(count, -1)
+    ends = torch.full((count,), per_row * 6)
+    return Batch(ids_BL, torch.zeros_like(ends), ends, torch.ones(count, dtype=torch.bool))
+
+
+def join(batches: list[Batch]) -> Batch:
+    """One batch of all rows (same length)."""
+    fields = ("ids_BL", "prompt_B", "total_B", "drill_B")
+    return Batch(*(torch.cat([getattr(b, name) for b in batches]) for name in fields))

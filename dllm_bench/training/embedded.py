@@ -1,0 +1,302 @@
+"""Training of the embedded models by recipe: ``train("tiny-llada", out_dir)``.
+
+One process, one or few CPU threads; state is written every minute or two and a run resumes from
+it with the same data and masks, since both depend on (seed, phase, step) alone. Recipes are in
+`recipes.py`, objectives in `objectives.py`. Scoring by decoding is left to the benchmark; the live
+number here is accuracy on content tokens from the left context alone, on the test split.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dllm_bench.models import embedded
+from dllm_bench.training import card, data, export, net, objectives
+from dllm_bench.training.optim import Optimizer, learning_rate_factor
+from dllm_bench.training.recipes import RECIPES, Phase, Recipe
+
+LORA_ALPHA_PER_RANK = 1
+LORA_TARGETS = ("q", "k", "v", "o")
+PROBE_ROWS = 256
+DRILL_WIDTH = 6
+
+
+@dataclass
+class Run:
+    """Everything one training run holds in memory."""
+
+    recipe: Recipe
+    cfg: net.NetConfig
+    vocabulary: objectives.Vocabulary
+    pools: dict[str, data.Pool]
+    probes: dict[str, data.Batch]
+    equations_E6: Tensor
+    base: net.Weights
+    trained: net.Weights
+    log: list[dict[str, float]] = field(default_factory=list)
+    phase: int = 0
+    step: int = 0
+    seconds: float = 0.0
+
+
+def train(
+    name: str,
+    out_dir: Path,
+    steps: int | None = None,
+    resume: bool = True,
+    threads: int = 1,
+    save_every_s: float = 120.0,
+    report: Callable[[str], None] = print,
+    recipe: Recipe | None = None,
+) -> Path:
+    """Train an embedded model and write its folder; returns the folder.
+
+    `steps` caps every phase (a smoke run); `resume` continues from ``out_dir/state.pt``; models
+    that start from another one read it from the shipped assets, or train it in a folder beside
+    `out_dir` when it does not ship. `recipe` replaces the shipped one.
+    """
+    torch.set_num_threads(threads)
+    torch._dynamo.config.recompile_limit = 64
+    recipe = recipe or RECIPES[name]
+    start_dir = _start_folder(recipe, out_dir)
+    if start_dir and not (start_dir / "model.safetensors").exists():
+        train(str(recipe.start), start_dir, steps, resume, threads, save_every_s, report)
+    run = prepare(recipe, out_dir.parent / "pools", start_dir)
+    state_file = out_dir / "state.pt"
+    saved = torch.load(state_file) if resume and state_file.exists() else None
+    if saved:
+        _restore(run, saved)
+    compiled = torch.compile(net.hidden_states, dynamic=False)
+    for index in range(run.phase, len(run.recipe.phases)):
+        phase = run.recipe.phases[index]
+        phase = replace(phase, steps=min(phase.steps, steps)) if steps else phase
+        optimizer = Optimizer(run.trained, phase.lr, lambda n: _is_matrix(run, n))
+        if saved and saved["phase"] == index:
+            optimizer.load(saved["optimizer"])
+        run.phase = index
+        _run_phase(run, phase, optimizer, compiled, (out_dir, save_every_s, report))
+        run.trained = {n: t.clone().requires_grad_() for n, t in optimizer.average.items()}
+        run.step = 0
+    write(run, out_dir, run.trained)
+    return out_dir
+
+
+def _start_folder(recipe: Recipe, out_dir: Path) -> Path | None:
+    if recipe.start is None:
+        return None
+    shipped = embedded.EMBEDDED.get(recipe.start)
+    return shipped.folder if shipped else out_dir.parent / recipe.start
+
+
+def prepare(recipe: Recipe, cache: Path | None, start_dir: Path | None = None) -> Run:
+    """Build vocabulary, pools, probes and starting weights."""
+    tokenizer = embedded.build_tokenizer(recipe.chat)
+    cfg = _net_config(recipe.layout, len(tokenizer))
+    tasks = ("minigsm", "minicode")
+    pools = {
+        t: data.load_pool(t, recipe.pool_size, recipe.pool_seed, recipe.chat, cache) for t in tasks
+    }
+    equations = data.equation_table(tokenizer)
+    base = _starting_weights(recipe, cfg, start_dir, tokenizer.convert_tokens_to_ids)
+    trained = _new_lora(base, recipe) if recipe.lora_rank else base
+    run = Run(
+        recipe, cfg, _vocabulary(tokenizer), pools, {}, equations, base,
+        {n: t.requires_grad_() for n, t in trained.items()},
+    )  # fmt: skip
+    run.probes = {t: _probe_batch(recipe, t, run.vocabulary.eos_id) for t in tasks}
+    return run
+
+
+def _starting_weights(
+    recipe: Recipe, cfg: net.NetConfig, start_dir: Path | None, to_ids: Callable
+) -> net.Weights:
+    if start_dir is None:
+        return net.initial_weights(cfg, recipe.seed, to_ids([" " + n for n in embedded.NUMBERS]))
+    start = RECIPES[str(recipe.start)]
+    source = _net_config(start.layout, cfg.vocab_size)
+    weights = export.read_weights(start_dir, list(net.shapes(source)), start.layout)
+    return weights if source == cfg else net.without_bias_and_groups(weights, source)
+
+
+def _net_config(layout: str, vocab_size: int) -> net.NetConfig:
+    dream = layout == "dream"
+    return net.NetConfig(vocab_size, n_kv_heads=2 if dream else 4, qkv_bias=dream)
+
+
+def _new_lora(base: net.Weights, recipe: Recipe) -> net.Weights:
+    rng = torch.Generator().manual_seed(recipe.seed)
+    lora: net.Weights = {}
+    for name, weight in base.items():
+        if name.split(".")[-1] in LORA_TARGETS and weight.ndim == 2:
+            rows, columns = weight.shape
+            down = torch.randn(recipe.lora_rank, columns, generator=rng) / columns**0.5
+            lora |= {f"{name}.A": down, f"{name}.B": torch.zeros(rows, recipe.lora_rank)}
+    return lora
+
+
+def _vocabulary(tokenizer: Any) -> objectives.Vocabulary:
+    hard = [" " + n for n in embedded.NUMBERS] + [*"abcxry", "xs", "ys", "zs"]
+    hard += [" " + w for w in "a b c x r y xs ys zs + - * % > < == max min".split()]
+    hard_V = torch.zeros(len(tokenizer), dtype=torch.bool)
+    hard_V[torch.tensor(tokenizer.convert_tokens_to_ids(hard))] = True
+    return objectives.Vocabulary(tokenizer.mask_token_id, tokenizer.eos_token_id, hard_V)
+
+
+def _probe_batch(recipe: Recipe, task: str, eos: int) -> data.Batch:
+    pool = data.make_pool(data.texts(task, "test", PROBE_ROWS, 99), recipe.chat)
+    return data.draw_rows(pool, PROBE_ROWS, 128, torch.Generator().manual_seed(0), eos)
+
+
+def _is_matrix(run: Run, name: str) -> bool:
+    return not run.recipe.lora_rank and name not in ("wte", "head") and run.trained[name].ndim == 2
+
+
+def effective_weights(run: Run, trained: net.Weights) -> net.Weights:
+    """The weights of the forward pass: the trained ones, or base + B A for an adapter."""
+    if not run.recipe.lora_rank:
+        return trained
+    merged = dict(run.base)
+    for name in {n.rsplit(".", 1)[0] for n in trained}:
+        update = trained[f"{name}.B"] @ trained[f"{name}.A"] * LORA_ALPHA_PER_RANK
+        merged[name] = run.base[name].detach() + update
+    return merged
+
+
+def draw_batch(run: Run, phase: Phase, rng: torch.Generator) -> data.Batch:
+    """Rows of both tasks and drills at one drawn length."""
+    lengths, shares = zip(*phase.lengths, strict=True)
+    length = lengths[int(torch.multinomial(torch.tensor(shares), 1, generator=rng))]
+    rows = run.recipe.batch_tokens // length
+    counts = [round(rows * share) for share in phase.data]
+    counts[0] += rows - sum(counts)
+    eos = run.vocabulary.eos_id
+    parts = [data.draw_rows(run.pools["minigsm"], counts[0], length, rng, eos)]
+    parts.append(data.draw_rows(run.pools["minicode"], counts[1], length, rng, eos))
+    parts.append(data.draw_drills(run.equations_E6, counts[2], length, rng, eos))
+    return data.join(parts)
+
+
+def make_example(run: Run, phase: Phase, rng: torch.Generator) -> objectives.Example:
+    """One training example batch under the phase's objective."""
+    batch, shift = draw_batch(run, phase, rng), run.recipe.shift
+    if phase.objective == "masked":
+        return objectives.masked(batch, run.vocabulary, rng, shift, phase.states)
+    build = {
+        "causal": objectives.causal,
+        "blockwise": objectives.blockwise,
+        "rising": objectives.rising,
+    }[phase.objective]
+    return build(batch, run.vocabulary, rng, shift)
+
+
+def loss_of(
+    run: Run, weights: net.Weights, example: objectives.Example, forward: Callable
+) -> Tensor:
+    """Weighted cross-entropy (nats) at the scored positions."""
+    states = forward(weights, run.cfg, example.inputs_BL, _rope(run.cfg, example), example.bias)
+    rows_ND = states.reshape(-1, run.cfg.d_model)[example.rows_N]
+    logits_NV = F.linear(rows_ND, weights["head"].to(rows_ND.dtype)).float()
+    losses_N = F.cross_entropy(logits_NV, example.targets_N, reduction="none")
+    return (losses_N * example.weights_N).sum()
+
+
+def _rope(cfg: net.NetConfig, example: objectives.Example) -> tuple[Tensor, Tensor]:
+    if example.positions_BL is None:
+        return net.rotary(cfg, example.inputs_BL.shape[1])
+    cos, sin = net.rotary(cfg, int(example.positions_BL.max()) + 1)
+    return cos[example.positions_BL][:, None], sin[example.positions_BL][:, None]
+
+
+def _run_phase(
+    run: Run,
+    phase: Phase,
+    optimizer: Optimizer,
+    forward: Callable,
+    output: tuple[Path, float, Callable],
+) -> None:
+    out_dir, save_every_s, report = output
+    started = saved_at = time.monotonic()
+    first_step, losses = run.step, []
+    while run.step < phase.steps:
+        key = (run.recipe.seed * 10 + run.phase) * 1_000_000 + run.step
+        example = make_example(run, phase, torch.Generator().manual_seed(key))
+        loss = loss_of(run, effective_weights(run, run.trained), example, forward)
+        loss.backward()
+        optimizer.step(learning_rate_factor(run.step, phase.steps, phase.decay_steps))
+        run.step += 1
+        losses.append(loss.item())
+        if run.step % 200 == 0 or run.step == phase.steps:
+            rate = (time.monotonic() - started) / (run.step - first_step)
+            entry = {"phase": run.phase, "step": run.step, "loss": sum(losses) / len(losses)}
+            entry |= {f"left_{t}": probe(run, phase, optimizer.average, t) for t in run.probes}
+            run.log.append({k: round(v, 4) for k, v in entry.items()})
+            eta_s = (phase.steps - run.step) * rate
+            report(f"{phase.objective} {run.log[-1]} {rate * 1e3:.0f} ms/step ETA {eta_s:.0f} s")
+            losses = []
+        if time.monotonic() - saved_at > save_every_s or run.step == phase.steps:
+            run.seconds += time.monotonic() - saved_at
+            saved_at = time.monotonic()
+            _save(run, optimizer, out_dir)
+
+
+@torch.no_grad()
+def probe(run: Run, phase: Phase, trained: net.Weights, task: str) -> float:
+    """Share of content tokens right when all left is clean and all right is masked (test split).
+
+    One random content token of each probe row; causal attention in the causal phase.
+    """
+    batch, shift = run.probes[task], run.recipe.shift
+    offset_BL = torch.arange(batch.ids_BL.shape[1])[None] - batch.prompt_B[:, None]
+    hard_BL = run.vocabulary.hard_V[batch.ids_BL] & (offset_BL >= 0)
+    generator = torch.Generator().manual_seed(run.step)
+    chosen_B = torch.multinomial(hard_BL.float(), 1, generator=generator)[:, 0]
+    position_L = torch.arange(batch.ids_BL.shape[1])
+    hidden_BL = (position_L[None] >= chosen_B[:, None]) & (offset_BL >= 0)
+    inputs_BL = batch.ids_BL.masked_fill(hidden_BL, run.vocabulary.mask_id)
+    bias = None
+    if phase.objective == "causal":
+        bias = torch.full((len(position_L),) * 2, objectives.NEVER).triu(1)
+    weights = effective_weights(run, trained)
+    rope = net.rotary(run.cfg, len(position_L))
+    states_BLD = net.hidden_states(weights, run.cfg, inputs_BL, rope, bias)
+    picked_BD = states_BLD[torch.arange(len(chosen_B)), chosen_B - shift].float()
+    guess_B = (picked_BD @ weights["head"].T).argmax(-1)
+    return (guess_B == batch.ids_BL[torch.arange(len(chosen_B)), chosen_B]).float().mean().item()
+
+
+def _save(run: Run, optimizer: Optimizer, out_dir: Path) -> None:
+    out_dir.mkdir(parents=True, exist_ok=True)
+    state = {"phase": run.phase, "step": run.step, "log": run.log, "seconds": run.seconds}
+    state |= {"trained": run.trained, "optimizer": optimizer.state()}
+    torch.save(state, out_dir / "state.tmp")
+    (out_dir / "state.tmp").replace(out_dir / "state.pt")
+    write(run, out_dir, optimizer.average)
+
+
+def _restore(run: Run, saved: dict[str, Any]) -> None:
+    run.phase, run.step, run.log = saved["phase"], saved["step"], saved["log"]
+    run.seconds = saved["seconds"]
+    for name, tensor in run.trained.items():
+        tensor.data.copy_(saved["trained"][name])
+
+
+def write(run: Run, out_dir: Path, trained: net.Weights) -> None:
+    """Write the model folder (checkpoint or adapter) and the training log."""
+    recipe = run.recipe
+    if recipe.lora_rank:
+        alpha = recipe.lora_rank * LORA_ALPHA_PER_RANK
+        base = str(recipe.start)
+        export.write_adapter(out_dir, trained, base, recipe.lora_rank, alpha, recipe.chat)
+    else:
+        export.write_checkpoint(out_dir, trained, run.cfg, recipe.layout, recipe.chat)
+    card.write(out_dir, recipe, run.seconds, [])
+    (out_dir / "training_log.json").write_text(json.dumps({"curve": run.log}) + "\n")

@@ -1,0 +1,248 @@
+"""Training states of the embedded models: what is fed, what is masked, what is scored.
+
+`causal`: next token on the answer (the autoregressive start of Dream). `masked`: masked diffusion,
+weights 1/t (LLaDA, eq. 3, answer-only as in its SFT), on whole answers and on windows with a clean
+left and a masked right side. `blockwise`: [clean | noised copy] under a block-causal mask, so that
+every block is scored in one pass. `rising`: D2F states, mask ratios that rise from block to block.
+Each returns an `Example`; the shift of Dream (row p-1 predicts p) is `shift=1`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dllm_bench.training.data import Batch
+
+NEVER = -1e4
+WINDOWS = torch.tensor([1, 2, 4, 8, 16, 32])
+WIDE_WINDOWS = torch.tensor([8, 16, 32])
+COPY_LENGTH = 56
+"""Answer positions that the `blockwise` objective copies: every gold answer and its EOS fit."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Special ids and the mask of tokens that carry a problem's content (numbers, names, ops)."""
+
+    mask_id: int
+    eos_id: int
+    hard_V: Tensor
+
+
+@dataclass(frozen=True)
+class Example:
+    """Inputs of one step. `rows_N` index the flattened [B * L] states that predict `targets_N`."""
+
+    inputs_BL: Tensor
+    rows_N: Tensor
+    targets_N: Tensor
+    weights_N: Tensor
+    bias: Tensor | None = None
+    positions_BL: Tensor | None = None
+
+
+def _uniform(rng: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=rng)
+
+
+def _choose(rng: torch.Generator, values: Tensor, count: int) -> Tensor:
+    return values[torch.randint(len(values), (count,), generator=rng)]
+
+
+def _stratified(rng: torch.Generator, count: int) -> Tensor:
+    """`count` draws of U(0, 1), one from each of `count` equal bins, in random order."""
+    return (torch.randperm(count, generator=rng) + _uniform(rng, count)) / count
+
+
+def _grid(batch: Batch) -> tuple[Tensor, Tensor]:
+    """(offset_BL from the start of the answer, answer_BL)."""
+    length = batch.ids_BL.shape[1]
+    offset_BL = torch.arange(length)[None] - batch.prompt_B[:, None]
+    return offset_BL, offset_BL >= 0
+
+
+def _is_result(batch: Batch) -> Tensor:
+    """Where drill rows hold a result (column 4 of six)."""
+    column_L = torch.arange(batch.ids_BL.shape[1]) % 6
+    inside_BL = torch.arange(batch.ids_BL.shape[1])[None] < batch.total_B[:, None]
+    return (column_L == 4)[None] & inside_BL & batch.drill_B[:, None]
+
+
+def _finish(
+    batch: Batch, inputs_BL: Tensor, weights_BL: Tensor, shift: int, bias: Tensor | None = None
+) -> Example:
+    """Collect the scored positions (weight > 0); weights are divided by the number of rows."""
+    flat = weights_BL.reshape(-1).nonzero()[:, 0]
+    targets, weights = batch.ids_BL.reshape(-1)[flat], weights_BL.reshape(-1)[flat]
+    return Example(inputs_BL, flat - shift, targets, weights / len(inputs_BL), bias)
+
+
+def causal(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int) -> Example:
+    """Next-token prediction of the answer and four EOS; of the results in drill rows."""
+    offset_BL, answer_BL = _grid(batch)
+    span_B = batch.total_B - batch.prompt_B + 4
+    scored_BL = answer_BL & (offset_BL < span_B[:, None]) & ~batch.drill_B[:, None]
+    scored_BL = (scored_BL | _is_result(batch)).float()
+    length = batch.ids_BL.shape[1]
+    bias = torch.full((length, length), NEVER).triu(1)
+    return _finish(batch, batch.ids_BL, _per_row_mean(scored_BL), shift, bias)
+
+
+def _per_row_mean(scored_BL: Tensor) -> Tensor:
+    return scored_BL / scored_BL.sum(1, keepdim=True).clamp(min=1)
+
+
+def masked(
+    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int,
+    shares: tuple[float, float, float],
+) -> Example:  # fmt: skip
+    """Bidirectional masked diffusion; `shares` of rows: whole answer, windows, hard tokens first.
+
+    Whole answer: t ~ U(0, 1), loss 1 / (t * answer length). Window of w: left clean, right all
+    masked, t ~ U(1/w, 1) inside, loss 1 / (t * w). "Hard tokens first" masks the content tokens
+    of a window with a higher ratio than the rest: the states that confident-first decoding visits.
+    """
+    count, length = batch.ids_BL.shape
+    kind_B = torch.multinomial(torch.tensor(shares), count, replacement=True, generator=rng)
+    offset_BL, answer_BL = _grid(batch)
+    wide_B = torch.where(
+        kind_B == 2, _choose(rng, WIDE_WINDOWS, count), _choose(rng, WINDOWS, count)
+    )
+    start_B = _window_starts(batch, wide_B, rng)
+    whole_B = kind_B == 0
+    size_B = torch.where(whole_B, length - batch.prompt_B, wide_B)
+    start_B = torch.where(whole_B, 0, start_B)
+    inside_BL = (offset_BL >= start_B[:, None]) & (offset_BL < (start_B + size_B)[:, None])
+    ratio_BL = _ratios(batch, vocabulary, rng, kind_B, size_B)
+    noised_BL = inside_BL & (_uniform(rng, count, length) < ratio_BL)
+    none_B1 = ~noised_BL.any(1, keepdim=True)
+    noised_BL, ratio_BL = noised_BL | (none_B1 & inside_BL), ratio_BL.masked_fill(none_B1, 1.0)
+    weights_BL = noised_BL / (ratio_BL * size_B[:, None])
+    hidden_BL = noised_BL | (offset_BL >= (start_B + size_B)[:, None])
+    hidden_BL, weights_BL = _drill_states(batch, rng, hidden_BL & answer_BL, weights_BL)
+    inputs_BL = batch.ids_BL.masked_fill(hidden_BL, vocabulary.mask_id)
+    return _finish(batch, inputs_BL, weights_BL, shift)
+
+
+def _window_starts(batch: Batch, size_B: Tensor, rng: torch.Generator) -> Tensor:
+    """Offsets within the answer and its first EOS; half of them on the block grid."""
+    count = len(size_B)
+    start_B = (_uniform(rng, count) * (batch.total_B - batch.prompt_B + 1)).long()
+    aligned_B = start_B // size_B * size_B
+    return torch.where(_uniform(rng, count) < 0.5, aligned_B, start_B)
+
+
+def _ratios(
+    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, kind_B: Tensor, size_B: Tensor
+) -> Tensor:
+    count = len(kind_B)
+    even_B = torch.maximum(_stratified(rng, count), 1.0 / size_B)
+    hard_B, easy_B = 1 - 0.7 * _uniform(rng, count) ** 2, 0.05 + 0.9 * _uniform(rng, count) ** 2
+    hard_BL = torch.where(vocabulary.hard_V[batch.ids_BL], hard_B[:, None], easy_B[:, None])
+    return torch.where((kind_B == 2)[:, None], hard_BL.clamp(min=0.2), even_B[:, None])
+
+
+def _drill_states(
+    batch: Batch, rng: torch.Generator, hidden_BL: Tensor, weights_BL: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Drill rows: results hidden with a random ratio; in 60 % everything after a cut hidden too."""
+    count, length = batch.ids_BL.shape
+    result_BL = _is_result(batch)
+    cut_B = ((_uniform(rng, count) * length / 6).long() + 1) * 6
+    cut_B = torch.where(_uniform(rng, count) < 0.6, cut_B, length)
+    before_BL = torch.arange(length)[None] < cut_B[:, None]
+    ratio_B1 = 0.3 + 0.7 * _uniform(rng, count, 1)
+    asked_BL = result_BL & before_BL & (_uniform(rng, count, length) < ratio_B1)
+    drill_B1 = batch.drill_B[:, None]
+    hidden_BL = torch.where(drill_B1, asked_BL | ~before_BL, hidden_BL)
+    return hidden_BL, torch.where(drill_B1, _per_row_mean(asked_BL.float()), weights_BL)
+
+
+def blockwise(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int) -> Example:
+    """Block diffusion on [clean row | noised copy of the answer]; unshifted models only.
+
+    Block sizes 1..32 by row, one mask ratio t per block, loss 1/t. A noised block sees the prompt,
+    the clean blocks before it and itself.
+    """
+    if shift:
+        raise ValueError("the blockwise objective reads row p for position p; use shift=0")
+    count, length = batch.ids_BL.shape
+    copy_BK = (batch.prompt_B[:, None] + torch.arange(COPY_LENGTH)).clamp(max=length - 1)
+    valid_BK = batch.prompt_B[:, None] + torch.arange(COPY_LENGTH) < length
+    targets_BK = batch.ids_BL.gather(1, copy_BK)
+    size_B1 = _choose(rng, WINDOWS, count)[:, None]
+    block_BK = (torch.arange(COPY_LENGTH) // size_B1).clamp(max=COPY_LENGTH)
+    ratio_BK = torch.maximum(_uniform(rng, count, COPY_LENGTH + 1).gather(1, block_BK), 1 / size_B1)
+    noised_BK = (_uniform(rng, count, COPY_LENGTH) < ratio_BK) & valid_BK
+    weights_BK = noised_BK / (ratio_BK * COPY_LENGTH)
+    result_BK = _is_result(batch).gather(1, copy_BK) & valid_BK
+    noised_BK = torch.where(batch.drill_B[:, None], result_BK, noised_BK)
+    weights_BK = torch.where(batch.drill_B[:, None], _per_row_mean(result_BK.float()), weights_BK)
+    inputs_BK = targets_BK.masked_fill(noised_BK, vocabulary.mask_id)
+    offset_BL, _ = _grid(batch)
+    bias = _two_stream_bias(_block_of(offset_BL, size_B1), block_BK)
+    flat = (weights_BK > 0).reshape(-1).nonzero()[:, 0]
+    rows_N = flat // COPY_LENGTH * (length + COPY_LENGTH) + length + flat % COPY_LENGTH
+    positions = torch.cat([torch.arange(length).expand(count, -1), copy_BK], 1)
+    return Example(
+        torch.cat([batch.ids_BL, inputs_BK], 1), rows_N, targets_BK.reshape(-1)[flat],
+        weights_BK.reshape(-1)[flat] / count, bias, positions,
+    )  # fmt: skip
+
+
+def _block_of(offset_BL: Tensor, size_B1: Tensor) -> Tensor:
+    """Block index of each position; -1 for the prompt."""
+    return torch.where(offset_BL < 0, -1, offset_BL // size_B1)
+
+
+def _two_stream_bias(clean_BL: Tensor, copy_BK: Tensor) -> Tensor:
+    """Additive mask [B, 1, L+K, L+K] from the block indices of both streams."""
+    to_clean = clean_BL[:, None] <= clean_BL[:, :, None]
+    clean_to_copy = torch.zeros(*clean_BL.shape, copy_BK.shape[1], dtype=torch.bool)
+    copy_to_clean = clean_BL[:, None] < copy_BK[:, :, None]
+    to_copy = copy_BK[:, None] == copy_BK[:, :, None]
+    top, bottom = torch.cat([to_clean, clean_to_copy], 2), torch.cat([copy_to_clean, to_copy], 2)
+    return torch.where(torch.cat([top, bottom], 1), 0.0, NEVER)[:, None]
+
+
+def rising(
+    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, full_share: float = 0.25
+) -> Example:
+    """D2F states under the block-causal mask (in `full_share` of batches: full attention).
+
+    Block sizes 8, 16, 32 by row. Half of the rows: ratios sorted upwards over blocks; half:
+    clean, one or two blocks in work, the rest all masked. Cross-entropy on masked positions.
+    """
+    count, length = batch.ids_BL.shape
+    offset_BL, answer_BL = _grid(batch)
+    size_B1 = _choose(rng, WIDE_WINDOWS, count)[:, None]
+    block_BL = _block_of(offset_BL, size_B1)
+    used_B = (batch.total_B - batch.prompt_B) // size_B1[:, 0] + 1
+    ratio_BJ = _rising_ratios(rng, count, length // 8 + 1, used_B)
+    ratio_BL = ratio_BJ.gather(1, block_BL.clamp(min=0))
+    noised_BL = answer_BL & (_uniform(rng, count, length) < ratio_BL)
+    near_BL = block_BL <= used_B[:, None]
+    weights_BL = _per_row_mean((noised_BL & near_BL).float())
+    noised_BL, weights_BL = _drill_states(batch, rng, noised_BL, weights_BL)
+    inputs_BL = batch.ids_BL.masked_fill(noised_BL, vocabulary.mask_id)
+    seen_BLL = block_BL[:, None] <= block_BL[:, :, None]
+    full = _uniform(rng, 1).item() < full_share
+    bias = torch.where(seen_BLL | full, 0.0, NEVER)[:, None]
+    return _finish(batch, inputs_BL, weights_BL, shift, bias)
+
+
+def _rising_ratios(rng: torch.Generator, count: int, blocks: int, used_B: Tensor) -> Tensor:
+    """Mask ratio of every block, [B, blocks]."""
+    index_J = torch.arange(blocks)[None]
+    beyond_BJ = index_J >= used_B[:, None] + 1
+    sorted_BJ = _uniform(rng, count, blocks).masked_fill(beyond_BJ, 1.0).sort(1).values
+    first_B1 = (_uniform(rng, count) * used_B).long()[:, None]
+    stage_BJ = index_J - first_B1
+    working = torch.where(
+        stage_BJ == 0, _uniform(rng, count, 1), 0.5 + 0.5 * _uniform(rng, count, 1)
+    )
+    semi_BJ = torch.where(stage_BJ < 0, 0.0, torch.where(stage_BJ < 2, working, 1.0))
+    return torch.where(_uniform(rng, count, 1) < 0.5, sorted_BJ, semi_BJ)

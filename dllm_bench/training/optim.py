@@ -1,0 +1,68 @@
+"""Optimiser, learning-rate schedule and weight average for the embedded models.
+
+Muon on the block matrices (update scaled to AdamW's RMS), AdamW on embeddings, head, norms and
+biases; flat learning rate, then cosine to zero; exponential moving average of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARMUP_STEPS = 100
+EMA_DECAY = 0.998
+CLIP_NORM = 1.0
+
+
+def learning_rate_factor(step: int, steps: int, decay_steps: int) -> float:
+    """Warm-up, flat at 1, cosine to zero over the last `decay_steps` of `steps`."""
+    warm = min(1.0, (step + 1) / WARMUP_STEPS)
+    left = (steps - step) / max(decay_steps, 1)
+    return warm * (0.5 - 0.5 * math.cos(math.pi * min(1.0, max(left, 0.0))))
+
+
+class Optimizer:
+    """Muon and AdamW over a dictionary of tensors, with clipping and the moving average."""
+
+    def __init__(self, tensors: dict[str, Tensor], lr: float, muon: Callable[[str], bool]):
+        self.lr, self.tensors = lr, tensors
+        matrices = [t for n, t in tensors.items() if muon(n)]
+        others = [t for n, t in tensors.items() if not muon(n)]
+        self.parts: list[Any] = [torch.optim.AdamW(others, lr, betas=(0.9, 0.98), weight_decay=0.0)]
+        if matrices:
+            self.parts.append(
+                torch.optim.Muon(matrices, lr, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+            )
+        self.average = {n: t.detach().clone() for n, t in tensors.items()}
+        self.count = 0
+
+    def step(self, factor: float) -> None:
+        """One update from the gradients held by the tensors, which are then cleared."""
+        torch.nn.utils.clip_grad_norm_(list(self.tensors.values()), CLIP_NORM, foreach=True)
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = self.lr * factor
+            part.step()
+            part.zero_grad()
+        self.count += 1
+        decay = min(EMA_DECAY, self.count / (self.count + 10))
+        _lerp(self.average.values(), (t.detach() for t in self.tensors.values()), 1 - decay)
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs."""
+        parts = [p.state_dict() for p in self.parts]
+        return {"parts": parts, "average": self.average, "count": self.count}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore what `state` gave."""
+        for part, saved in zip(self.parts, state["parts"], strict=True):
+            part.load_state_dict(saved)
+        self.average, self.count = state["average"], state["count"]
+
+
+def _lerp(averages: Iterable[Tensor], values: Iterable[Tensor], weight: float) -> None:
+    torch._foreach_lerp_(list(averages), list(values), weight)

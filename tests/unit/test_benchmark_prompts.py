@@ -1,0 +1,200 @@
+"""Benchmarks: prompts are the standard ones, in one order; what cannot work is said at once.
+
+Prompts are compared with lm-eval's own task files, read from the installed package.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks import base, minigsm, programs, sandbox
+from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
+from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
+from dllm_bench.core.protocols import Turns
+from dllm_bench.core.request import DllmBenchError
+from tests.benchmark_helpers import (
+    COMPLETION,
+    Bench,
+    encode,
+    evalplus_benchmark,
+    lm_eval_benchmark,
+    stock_config,
+)
+
+
+def prompts(benchmark: Bench) -> list[str]:
+    return [request.prompt for request in benchmark.requests(encode)]
+
+
+def test_gsm8k_prompts_are_lm_eval_s_own(real_data: Path) -> None:
+    from lm_eval.api.task import ConfigurableTask
+
+    config = stock_config("gsm8k/gsm8k.yaml", "gsm8k", real_data)
+    config["fewshot_config"] = {"sampler": "first_n"}
+    stock = ConfigurableTask(config=config)
+    ours = lm_eval_benchmark("gsm8k", shots=4, limit=5, data_dir=str(real_data))
+    theirs = [stock.fewshot_context(dict(item), 4) for item in ours.items]
+    assert prompts(ours) == theirs
+    assert theirs[0].count("Question: ") == 5
+
+
+def test_humaneval_prompts_are_the_items_own(real_data: Path) -> None:
+    benchmark = lm_eval_benchmark("humaneval", COMPLETION, limit=5, data_dir=str(real_data))
+    assert prompts(benchmark) == [item["prompt"] for item in benchmark.items]
+
+
+def test_mbpp_prompts_are_lm_eval_s_own(real_data: Path) -> None:
+    """The stock module cannot be imported without network; its text is read instead."""
+    import lm_eval.tasks
+    import yaml
+    from jinja2 import Template
+
+    folder = Path(inspect.getfile(lm_eval.tasks)).parent / "mbpp"
+    tree = ast.parse((folder / "utils.py").read_text())
+    (function,) = [n for n in ast.walk(tree) if getattr(n, "name", "") == "list_fewshot_samples"]
+    shots = ast.literal_eval(function.body[0].value)  # type: ignore[attr-defined]
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: None)
+    stock = yaml.load((folder / "mbpp.yaml").read_text(), Loader)
+    question, answer = Template(stock["doc_to_text"]), Template(stock["doc_to_target"])
+
+    def ask(doc: Mapping[str, Any]) -> str:
+        return question.render(**doc) + "\n"
+
+    examples = "".join(ask(shot) + answer.render(**shot) + "\n\n" for shot in shots)
+    ours = lm_eval_benchmark("mbpp", COMPLETION, shots=3, limit=4, data_dir=str(real_data))
+    assert prompts(ours) == [examples + ask(item) for item in ours.items]
+
+
+def test_embedded_prompts_are_those_of_training() -> None:
+    gsm, code = lm_eval_benchmark("minigsm", limit=20), evalplus_benchmark("minicode", limit=20)
+    assert prompts(gsm) == [minigsm.prompt_of(item["question"]) for item in gsm.items]
+    assert prompts(code) == [item["prompt"] for item in code.items]
+
+
+def test_chat_forms(real_data: Path) -> None:
+    def form(**more: Any) -> str:
+        settings: dict[str, Any] = {"shots": 2, "limit": 1, "data_dir": str(real_data), **more}
+        return prompts(lm_eval_benchmark("gsm8k", **settings))[0]
+
+    plain, single = form(), json.loads(form(template="chat"))
+    turns = json.loads(form(template="chat_multiturn"))
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user", "assistant", "user"]
+    assert single == [{"role": "user", "content": plain}]
+    assert turns[1]["content"] in plain
+    assert turns[-1]["content"] == "Question:" + plain.rpartition("Question:")[2]
+    assert form(template="chat_multiturn", chat=False) == plain
+
+
+def test_code_in_a_chat_turn() -> None:
+    (bare,) = json.loads(prompts(evalplus_benchmark("minicode", limit=1, template="chat"))[0])
+    told = evalplus_benchmark("minicode", limit=1, template="chat", instruction="Do this.")
+    (turn,) = json.loads(prompts(told)[0])
+    assert bare == {"role": "user", "content": told.items[0]["prompt"]}
+    assert turn["content"] == f"Do this.\n```python\n{bare['content']}```\n"
+
+
+@pytest.mark.parametrize("kind", ["minigsm", "minicode"])
+def test_a_limit_takes_the_first_of_one_order(kind: str) -> None:
+    make = lm_eval_benchmark if kind == "minigsm" else evalplus_benchmark
+    whole = [request.id for request in make(kind).requests(encode)]
+    few = [request.id for request in make(kind, limit=7).requests(encode)]
+    assert few == whole[:7]
+    assert len(set(whole)) == len(whole) == 1000
+    assert whole != sorted(whole)
+    assert {item.rpartition("/")[0] for item in whole} == {f"{kind}/test"}
+
+
+def test_requests_carry_budget_stops_and_ids() -> None:
+    benchmark = lm_eval_benchmark("minigsm", stop=("Question:",), hard_stop=("[END]",))
+    requests = benchmark.requests(encode)
+    first = requests[0]
+    assert (first.max_new_tokens, first.stop) == (64, ("Question:", "[END]"))
+    assert bytes(first.prompt_ids).decode() == first.prompt
+    assert [r.id for r in requests[2:4]] == [item["id"] for item in benchmark.items[2:4]]
+
+
+def test_requests_are_made_when_asked_for() -> None:
+    asked: list[str | Turns] = []
+
+    def noting(prompt: str | Turns) -> list[int]:
+        asked.append(prompt)
+        return [1]
+
+    requests = evalplus_benchmark("minicode").requests(noting)
+    assert (len(requests), len(asked)) == (1000, 0)
+    assert [requests[5].prompt] == asked
+
+
+REFUSALS = [
+    (lm_eval_benchmark("nonsense"), "Unknown lm-eval task 'nonsense'; known are gsm8k"),
+    (evalplus_benchmark("nonsense"), "Unknown EvalPlus problem set 'nonsense'"),
+    (lm_eval_benchmark("minigsm", "accuracy"), "Unknown primary metric of 'minigsm'"),
+    (lm_eval_benchmark("minigsm", template="xml"), "Unknown template of 'minigsm'"),
+    (lm_eval_benchmark("minigsm", split="dev"), "Unknown split"),
+    (evalplus_benchmark("minicode", shots=3), "asked for 3 few-shot examples"),
+    (lm_eval_benchmark("gsm8k", data_dir="absent"), "reads gsm8k/test.jsonl.*paths.data=DIR"),
+    (lm_eval_benchmark("gsm8k"), "no data directory.*paths.data=DIR"),
+    (evalplus_benchmark("humaneval_plus", data_dir="absent"), "HumanEvalPlus.jsonl.*paths.data="),
+    (EvalPlusBenchmark("minicode", "minicode", 64), "allow_code_execution=true"),
+    (LmEvalBenchmark("m", "mbpp", 64, COMPLETION, data_dir="absent"), "reads mbpp/mbpp.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("benchmark", "sentence"), REFUSALS)
+def test_what_would_fail_later_is_said_at_once(
+    benchmark: Bench, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(sandbox.CONSENT, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setattr(base, "reachable", lambda host: False)
+    began = time.monotonic()
+    with pytest.raises(DllmBenchError, match=sentence):
+        benchmark.check()
+    assert time.monotonic() - began < 1
+
+
+def test_a_host_that_is_not_there_is_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    began = time.monotonic()
+    assert not base.reachable("huggingface.co")
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("    return 1\n", "    return 1\n"),
+        ("Sure:\n```python\ndef f():\n    return 1\n```\nDone.", "def f():\n    return 1"),
+        ("```\nreturn 1\n```", "return 1"),
+        ("    return 1\n```\nThis returns 1.", "    return 1\n"),
+        ("```python\nx = 1", "x = 1"),
+        ("    return 1\n```\nOr:\n```python\nx\n```", "    return 1\n"),
+    ],
+)
+def test_code_of_an_answer(answer: str, code: str) -> None:
+    assert programs.code_of(answer) == code
+
+
+def test_programs_from_answers() -> None:
+    prompt = 'def f():\n    """One."""\n'
+    assert programs.assemble(prompt, "    return 1\n") == prompt + "    return 1\n"
+    anew = programs.assemble(prompt, "```python\ndef f():\n    return 1\n```")
+    assert programs.parses(anew)
+    assert anew.endswith("\n\ndef f():\n    return 1")
+    broken = prompt + "    return 1\n\nThat is it."
+    assert programs.trimmed(broken) == prompt + "    return 1\n\n"
+    assert not programs.parses("def f(:")
+    assert programs.trimmed("def f(:") == "def f(:"

@@ -1,0 +1,317 @@
+"""Benchmarks: gold answers score 1, foreign ones 0; verdicts and hashes are fixed.
+
+Real item sets are read from the data directory and skip where it is absent. Answer filters are
+compared with lm-eval's own task file, read from the installed package.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks.evalplus import HUMANEVAL_RULES, MBPP_RULES, EvalPlusBenchmark
+from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, as_lm, load_task
+from dllm_bench.benchmarks.tasks import data
+from dllm_bench.core.request import DllmBenchError
+from tests.benchmark_helpers import (
+    COMPLETION,
+    EXTRACTED,
+    FLEXIBLE,
+    GOLD,
+    STRICT,
+    Bench,
+    encode,
+    evalplus_benchmark,
+    foreign,
+    gold,
+    lm_eval_benchmark,
+    mean,
+    stock_config,
+)
+
+
+def assert_grades(benchmark: Bench, lucky: float) -> None:
+    """Gold is right everywhere; foreign answers are right for at most a share of `lucky`."""
+    texts = gold(benchmark)
+    scores = benchmark.score(texts)
+    assert {i: s.verdict for i, s in scores.items() if s.value != 1} == {}
+    assert list(scores) == list(texts)
+    assert mean(benchmark.score(foreign(texts))) <= lucky
+
+
+def test_minigsm_gold_is_right_and_foreign_answers_are_not() -> None:
+    assert_grades(lm_eval_benchmark("minigsm", limit=50), lucky=0.1)
+
+
+def test_minicode_gold_is_right_and_foreign_answers_are_not() -> None:
+    assert_grades(evalplus_benchmark("minicode", limit=50), lucky=0.1)
+
+
+@pytest.mark.parametrize("primary", [STRICT, FLEXIBLE])
+def test_gsm8k(real_data: Path, primary: str) -> None:
+    assert_grades(lm_eval_benchmark("gsm8k", primary, limit=40, data_dir=str(real_data)), 0.1)
+
+
+@pytest.mark.parametrize(("task", "shots"), [("humaneval", 0), ("mbpp", 3)])
+@pytest.mark.parametrize("primary", [COMPLETION, EXTRACTED])
+def test_lm_eval_code_tasks(real_data: Path, task: str, shots: int, primary: str) -> None:
+    settings = {"limit": 8, "shots": shots, "data_dir": str(real_data)}
+    assert_grades(lm_eval_benchmark(task, primary, **settings), lucky=0)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sanitize", "limit"), [("humaneval_plus", True, 6), ("mbpp_plus", False, 3)]
+)
+def test_evalplus_sets(real_data: Path, dataset: str, sanitize: bool, limit: int) -> None:
+    pytest.importorskip("evalplus", reason="needs the extra [code]")
+    settings = {"limit": limit, "sanitize": sanitize, "data_dir": str(real_data)}
+    assert_grades(evalplus_benchmark(dataset, **settings), lucky=0)
+
+
+def test_problems_with_their_own_rule(real_data: Path) -> None:
+    """Sets, several right answers and inputs JSON cannot hold, of both EvalPlus sets."""
+    pytest.importorskip("evalplus", reason="needs the extra [code]")
+    for dataset, names in (
+        ("humaneval_plus", [*HUMANEVAL_RULES]),
+        ("mbpp_plus", [*MBPP_RULES, "empty_list", "angle_complex", "convert"]),
+    ):
+        benchmark = evalplus_benchmark(dataset, data_dir=str(real_data))
+        chosen = [item for item in benchmark.items if item["entry_point"] in names]
+        scores = benchmark.score({item["id"]: GOLD[dataset](item) for item in chosen})
+        assert len(scores) >= len(set(names)) - 3
+        assert {i: s.verdict for i, s in scores.items() if s.value != 1} == {}
+
+
+def test_a_root_of_a_polynomial_is_checked_as_such(real_data: Path) -> None:
+    benchmark = evalplus_benchmark("humaneval_plus", data_dir=str(real_data))
+    (item,) = [i for i in benchmark.items if i["entry_point"] == "find_zero"]
+    wrong = "    return 0.5\n"
+    assert benchmark.score({item["id"]: wrong})[item["id"]].verdict == "wrong"
+
+
+def test_the_rules_are_evalplus_s_own() -> None:
+    pytest.importorskip("evalplus", reason="needs the extra [code]")
+    from evalplus.eval import _special_oracle as theirs
+
+    by_rule = {
+        rule: {n for n, r in MBPP_RULES.items() if r == rule} for rule in MBPP_RULES.values()
+    }
+    assert by_rule["same_set"] == set(theirs.MBPP_OUTPUT_SET_EQ_TASKS)
+    assert by_rule["found"] == set(theirs.MBPP_OUTPUT_NOT_NONE_TASKS)
+
+
+# Texts by which two readings of an answer differ; {n} is the right number.
+ANSWERS = [
+    "", "#### {n}", "so #### {n}.", "#### {n}\nQuestion: x #### 9", "about ${n} or 7",
+    "5 + {n} = {n}.", "#### five", "The answer is {n}", "####{n}", "#### {n}\n\nThe next is 20",
+    " 3 apples #### {n} ##", "#### {n}.00", "#### -{n}", "#### {n} #### 4", "#### 1,{n}",
+]  # fmt: skip
+
+
+def test_gsm8k_is_graded_as_lm_eval_s_own_task_grades(real_data: Path) -> None:
+    """Every metric of our task on made-up texts equals the stock task's, which is not always 0."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.task import ConfigurableTask
+
+    benchmark = lm_eval_benchmark("gsm8k", limit=len(ANSWERS), data_dir=str(real_data))
+    stock = ConfigurableTask(config=stock_config("gsm8k/gsm8k.yaml", "gsm8k", real_data))
+    seen: list[tuple[float, float]] = []
+    for doc, answer in zip(benchmark.items, ANSWERS, strict=True):
+        text = answer.format(n=doc["answer"].split("#### ")[-1])
+        instance = Instance("generate_until", dict(doc), ("", {}), 0, ("g", 0, 1), [text])
+        stock._instances = [instance]
+        stock.apply_filters()
+        theirs = [
+            stock.process_results(doc, [instance.filtered_resps[name]])["exact_match"]
+            for name in ("strict-match", "flexible-extract")
+        ]
+        metrics = benchmark.score({doc["id"]: text})[doc["id"]].metrics
+        assert [metrics[STRICT], metrics[FLEXIBLE]] == theirs, text
+        seen.append((metrics[STRICT], metrics[FLEXIBLE]))
+    assert set(seen) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_escape_until_keeps_hard_stops_only() -> None:
+    item_id = "minigsm/test/0"
+    (item,) = [i for i in lm_eval_benchmark("minigsm").items if i["id"] == item_id]
+    text = GOLD["minigsm"](item) + "\nQuestion: more?\n#### 100[END]#### 101"
+    settings = {"stop": ("Question:",), "hard_stop": ("[END]",)}
+    ends = lm_eval_benchmark("minigsm", FLEXIBLE, **settings)
+    runs_on = lm_eval_benchmark("minigsm", FLEXIBLE, escape_until=True, **settings)
+    assert runs_on.requests(encode)[0].stop == ("[END]",)
+    assert ends.score({item_id: text})[item_id].value == 1
+    assert runs_on.score({item_id: text})[item_id].value == 0  # reads on to 100
+    assert runs_on.score({item_id: text})[item_id].metrics[STRICT] == 1
+
+
+def test_verdicts_of_answers() -> None:
+    benchmark = lm_eval_benchmark("minigsm", limit=4)
+    answers = [GOLD["minigsm"](benchmark.items[0]), " \n", "no number", "#### 1000"]
+    scores = benchmark.score(dict(zip((i["id"] for i in benchmark.items), answers, strict=True)))
+    assert [s.verdict for s in scores.values()] == ["correct", "empty", "no_answer", "wrong"]
+
+
+def test_verdicts_of_programs_and_stages() -> None:
+    """A time-out is told from a failure and leaves the others alone; plus needs base."""
+    benchmark = evalplus_benchmark("minicode", limit=6)
+    names = [item["id"] for item in benchmark.items]
+    gold_texts = gold(benchmark)
+    bodies = [
+        "    while True: pass\n",
+        "    import os; os._exit(0)\n",
+        "    return bytearray(8 << 30)\n",
+        "    return (\n",
+        "",
+        gold_texts[names[5]],
+    ]
+    scores = benchmark.score(dict(zip(names, bodies, strict=True)))
+    verdicts = [scores[name].verdict for name in names]
+    assert verdicts == ["timeout", "wrong", "memory", "wrong", "empty", "correct"]
+
+
+@pytest.mark.parametrize(
+    ("word", "metrics"),
+    [("not in", {"base": 1.0, "plus": 0.0}), ("in", {"base": 0.0, "plus": 0.0})],
+)
+def test_right_on_one_set_of_inputs(word: str, metrics: dict[str, float]) -> None:
+    """Wrong outside of the base inputs, then wrong on them: plus counts only with base."""
+    benchmark = evalplus_benchmark("minicode", limit=1)
+    (item,) = benchmark.items
+    names = item["prompt"].split("(", 1)[1].split(")", 1)[0]
+    body = f"    if [{names}] {word} {item['base_input']!r}: return None\n"
+    texts = {item["id"]: body + item["canonical_solution"]}
+    assert benchmark.score(texts)[item["id"]].metrics == metrics
+    by_base = replace(benchmark, primary="base").score(texts)[item["id"]]
+    assert (by_base.value, by_base.verdict == "correct") == (metrics["base"], metrics["base"] == 1)
+
+
+def test_grading_is_repeatable_and_takes_any_part() -> None:
+    benchmark = evalplus_benchmark("minicode", limit=6)
+    texts = foreign(gold(benchmark))
+    some = dict(list(texts.items())[2:4])
+    whole = benchmark.score(texts)
+    assert benchmark.score(texts) == whole
+    assert benchmark.score(some) == {name: whole[name] for name in some}
+
+
+@pytest.mark.parametrize(
+    "benchmark", [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
+)
+def test_foreign_ids_are_refused(benchmark: Bench) -> None:
+    with pytest.raises(DllmBenchError, match=r"'nowhere/1'.*limit, split and data"):
+        benchmark.score({"nowhere/1": "x"})
+    assert benchmark.score({}) == {}
+
+
+CHANGES: Sequence[dict[str, Any]] = (
+    {"limit": 9}, {"split": "train"}, {"stop": ("x",)}, {"template": "chat"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "benchmark", [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
+)
+def test_the_hash_follows_what_is_asked(benchmark: Bench) -> None:
+    changed = [replace(benchmark, **change).dataset_hash() for change in CHANGES]
+    assert len({benchmark.dataset_hash(), *changed}) == len(CHANGES) + 1
+    assert replace(benchmark).dataset_hash() == benchmark.dataset_hash()
+    same = ({"data_dir": "x"}, {"max_new_tokens": 5}, {"allow_code_execution": False})
+    assert {replace(benchmark, **one).dataset_hash() for one in same} == {benchmark.dataset_hash()}
+
+
+def test_the_hash_sees_shots_and_items(real_data: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"shots": 2, "data_dir": str(real_data)}
+    before = lm_eval_benchmark("gsm8k", **settings).dataset_hash()
+    assert lm_eval_benchmark("gsm8k", **{**settings, "shots": 3}).dataset_hash() != before
+    for name in ("train", "test"):
+        text = (real_data / "gsm8k" / f"{name}.jsonl").read_text()
+        (tmp_path / "gsm8k").mkdir(exist_ok=True)
+        (tmp_path / "gsm8k" / f"{name}.jsonl").write_text(text)
+    settings["data_dir"] = str(tmp_path)
+    assert lm_eval_benchmark("gsm8k", **settings).dataset_hash() == before
+    (tmp_path / "gsm8k" / "train.jsonl").write_text(text)
+    data.rows.cache_clear()
+    assert lm_eval_benchmark("gsm8k", **settings).dataset_hash() != before
+
+
+LIGHT = """
+import sys
+sys.modules["evalplus"] = None
+from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
+from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
+one = LmEvalBenchmark("minigsm", "minigsm", 64, "exact_match,strict-match")
+two = EvalPlusBenchmark("minicode", "minicode", 64, allow_code_execution=True)
+one.check(), two.check()
+print(one.dataset_hash(), two.dataset_hash())
+heavy = {"torch", "lm_eval", "datasets", "transformers"} & set(sys.modules)
+assert not heavy, heavy
+item = two.items[0]
+assert two.score({item["id"]: item["canonical_solution"]})[item["id"]].value == 1
+one.requests(lambda prompt: [1])[0]
+one.score({one.items[0]["id"]: "#### 1"})
+"""
+
+
+def test_checks_are_light_and_runs_leave_no_trace(root: Path, tmp_path: Path) -> None:
+    """Checking imports no harness, minicode needs no EvalPlus, the hub's cache stays empty.
+
+    The hashes are the same in a process with another order of sets.
+    """
+    home = tmp_path / "hub"
+    found = subprocess.run(
+        [sys.executable, "-c", LIGHT],
+        env={"HF_HOME": str(home), "PYTHONHASHSEED": "7", "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    ours: list[Bench] = [lm_eval_benchmark("minigsm"), evalplus_benchmark("minicode")]
+    assert found.stdout.split() == [benchmark.dataset_hash() for benchmark in ours]
+    assert [path for path in home.rglob("*") if path.is_file()] == []
+
+
+def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(sandbox.CONSENT, raising=False)
+    monkeypatch.setattr(sandbox, "execute", lambda *args: pytest.fail("a program was run"))
+    with pytest.raises(DllmBenchError, match="nobody allowed that here"):
+        EvalPlusBenchmark("minicode", "minicode", 64).score({"minicode/test/0": "    return 1\n"})
+    mbpp = LmEvalBenchmark("mbpp", "mbpp", 64, COMPLETION)
+    with pytest.raises(DllmBenchError, match="nobody allowed that here"):
+        mbpp.score({"mbpp/test/11": "x"})
+
+
+def test_lm_eval_s_evaluator_runs_our_tasks() -> None:
+    """The same task file through lm-eval's own `evaluate` gives the same mean."""
+    import lm_eval
+
+    benchmark = lm_eval_benchmark("minigsm", limit=12)
+    texts = gold(benchmark)
+    wrong = next(iter(texts))
+    by_prompt = {r.prompt: texts[r.id] for r in benchmark.requests(encode) if r.id != wrong}
+    model = as_lm(lambda asked: [by_prompt.get(prompt, "#### 1000") for prompt in asked])
+    task = load_task("minigsm", {"limit": 12})
+    found = lm_eval.evaluate(model, {"minigsm": task}, bootstrap_iters=0, log_samples=False)
+    assert found["results"]["minigsm"][STRICT] == pytest.approx(11 / 12)
+
+
+def test_the_adapter_cuts_and_has_no_likelihoods() -> None:
+    from lm_eval.api.instance import Instance
+
+    model = as_lm(lambda asked: [prompt + " a b c" for prompt in asked])
+
+    def ask(until: Any) -> Instance:
+        return Instance("generate_until", {}, ("x", {"until": until}), 0)
+
+    assert model.generate_until([ask([" b"]), ask(" c"), ask([])]) == ["x a", "x a b", "x a b c"]
+    with pytest.raises(DllmBenchError, match="output_type generate_until"):
+        model.loglikelihood([ask([])])
+    with pytest.raises(DllmBenchError, match="pass render"):
+        model.apply_chat_template([{"role": "user", "content": "x"}])

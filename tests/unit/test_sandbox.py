@@ -1,0 +1,252 @@
+"""Drills for the sandbox: what a program may not do, each with its verdict and a bounded time.
+
+A drill that relies on what only some kernels give names the step and skips where it does not hold.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks.sandbox import Limits, Outcome, execute
+from dllm_bench.core.request import DllmBenchError
+
+DRILL_S = 3.0
+SECRET = "DLLM_BENCH_TEST_SECRET"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No working directory of a drill outlives it."""
+    temporary = Path(tempfile.gettempdir())
+    before = set(temporary.glob("dllm-bench-*"))
+    yield
+    assert not set(temporary.glob("dllm-bench-*")) - before
+
+
+def drill(source: str, **limits: Any) -> Outcome:
+    """Run a program under tight limits and check that it cost no more than a drill may."""
+    began = time.monotonic()
+    outcome = execute(source, limits=Limits(**{"cpu_s": 1, "wall_s": 2.0, **limits}))
+    assert time.monotonic() - began < DRILL_S
+    return outcome
+
+
+def needs(*steps: str) -> None:
+    """Skip where none of these steps holds."""
+    if not set(steps) & set(sandbox.isolation()):
+        pytest.skip(f"this kernel does not give {' or '.join(steps)}")
+
+
+def test_a_program_runs_and_its_output_is_kept() -> None:
+    outcome = drill("print('two', 1 + 1)")
+    assert (outcome.verdict, outcome.stdout, outcome.detail) == ("passed", "two 2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "detail"),
+    [
+        ("assert 1 == 2", "AssertionError"),
+        ("def f(:", "SyntaxError"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("import os; os._exit(0)", "left before its end"),
+        ("import os; os.execv('/bin/true', ['true'])", "left before its end"),
+        ("def f(): f()\nf()", "RecursionError"),
+        ("a = '\\0'\n\0", "null bytes"),
+    ],
+)
+def test_errors_and_early_exits_fail(source: str, detail: str) -> None:
+    outcome = drill(source)
+    assert outcome.verdict == "failed"
+    assert detail in outcome.detail
+
+
+def test_an_endless_loop_ends_by_cpu_time() -> None:
+    outcome = drill("while True: pass")
+    assert outcome.verdict == "timeout"
+    assert outcome.seconds < DRILL_S
+
+
+def test_a_sleeping_program_ends_by_wall_time() -> None:
+    outcome = drill("import time; time.sleep(60)", wall_s=0.5)
+    assert (outcome.verdict, outcome.detail) == ("timeout", "wall time")
+    assert 0.5 <= outcome.seconds < 1.5
+
+
+def test_a_stopped_program_is_gone() -> None:
+    source = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    outcome = drill(source, wall_s=0.8)
+    assert outcome.verdict == "timeout"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(outcome.stdout), 0)
+
+
+def test_a_program_that_swallows_the_cpu_signal_is_killed() -> None:
+    source = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    assert drill(source).verdict == "timeout"
+
+
+def test_a_fork_bomb_is_harmless() -> None:
+    needs("seccomp")
+    assert drill("import os\nwhile True: os.fork()").verdict == "refused"
+    assert drill("import subprocess; subprocess.run(['true'])").verdict == "refused"
+
+
+def test_threads_are_few() -> None:
+    source = (
+        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(1,)).start()"
+    )
+    assert drill(source).verdict == "failed"
+
+
+def test_one_thread_may_start() -> None:
+    source = (
+        "import threading\nt = threading.Thread(target=print, args=('hi',)); t.start(); t.join()"
+    )
+    assert drill(source).stdout == "hi\n"
+
+
+def test_a_large_allocation_is_a_memory_verdict() -> None:
+    assert drill("x = bytearray(64 << 30)").verdict == "memory"
+    hoard = "x = []\nwhile True: x.append(bytearray(1 << 24))"
+    assert drill(hoard, memory_mb=256).verdict == "memory"
+
+
+def test_a_crash_names_its_signal() -> None:
+    outcome = drill("import ctypes; ctypes.string_at(0)")
+    assert (outcome.verdict, outcome.detail) == ("crashed", "SIGSEGV")
+
+
+def test_files_outside_cannot_be_written(tmp_path: Path) -> None:
+    needs("read_only_files", "landlock")
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    os.chmod(target, 0o666)
+    assert drill(f"open({str(target)!r}, 'w').write('lost')").verdict == "refused"
+    assert drill(f"import os; os.remove({str(target)!r})").verdict == "refused"
+    assert target.read_text() == "kept"
+    assert drill("open('/dev/shm/x', 'w')").verdict == "refused"
+
+
+def test_the_working_directory_is_writable_private_and_small() -> None:
+    source = "open('x', 'w').write('hi'); import os; print(os.listdir('.'), open('x').read())"
+    assert drill(source).stdout == "['x'] hi\n"
+    flood = "f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()"
+    outcome = drill(flood)
+    assert outcome.verdict in ("failed", "crashed")
+    assert drill("import os; print(os.listdir('.'))").stdout == "[]\n"
+
+
+def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "swordfish")
+    seen = drill("import os; print(sorted(os.environ))").stdout
+    assert set(eval(seen)) <= {"PYTHONHASHSEED", "LC_CTYPE", "__CF_USER_TEXT_ENCODING"}
+
+
+def test_the_parents_environment_cannot_be_read() -> None:
+    needs("namespaces", "landlock")
+    pid = os.getpid()
+    assert drill(f"print(open('/proc/{pid}/environ').read())").verdict == "refused"
+    assert drill(f"open('/proc/{pid}/mem', 'rb')").verdict == "refused"
+
+
+@pytest.mark.parametrize("kind", ["AF_INET", "AF_UNIX"])
+def test_no_socket_opens(kind: str) -> None:
+    needs("seccomp")
+    assert drill(f"import socket; socket.socket(socket.{kind})").verdict == "refused"
+
+
+def test_a_flood_of_output_is_cut_off() -> None:
+    outcome = drill("while True: print('x' * 100_000)", output_kb=256)
+    assert (outcome.verdict, outcome.detail) == ("failed", "printed too much")
+    assert len(outcome.stdout) <= sandbox.TAIL_BYTES
+    assert outcome.seconds < 1.5
+
+
+@pytest.mark.parametrize("target", ["os.getppid()", "-1", str(os.getpid())])
+def test_nobody_else_can_be_killed(target: str) -> None:
+    needs("seccomp")
+    assert drill(f"import os, signal; os.kill({target}, signal.SIGKILL)").verdict == "refused"
+
+
+def test_the_shell_behind_ctypes_does_nothing(tmp_path: Path) -> None:
+    needs("seccomp")
+    target = tmp_path / "pwned"
+    os.chmod(tmp_path, 0o777)
+    call = f"ctypes.CDLL(None).system(b'touch {target}')"
+    assert drill(f"import ctypes; assert {call} == 0").verdict == "failed"
+    assert not target.exists()
+
+
+def test_rights_do_not_come_back() -> None:
+    needs("no_capabilities")
+    source = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nassert libc.%s == 0"
+    assert drill(source % "unshare(0x10000000)").verdict == "failed"
+    assert drill(source % "mount(b'none', b'/', None, 0x1020, None)").verdict == "failed"
+    status = drill("print(open('/proc/self/status').read())").stdout
+    rights = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Cap"))
+    assert {rights[name] for name in ("CapEff", "CapPrm", "CapInh")} == {"0" * 16}
+
+
+def test_equal_programs_print_equal_sets() -> None:
+    source = "print({'a', 'b', 'c', 'd', 'e', 'f'}, hash('x'))"
+    assert drill(source).stdout == drill(source).stdout
+
+
+def test_one_crash_does_not_touch_the_others() -> None:
+    good, bad = "x = 1", "import ctypes; ctypes.string_at(0)"
+    outcomes = sandbox.map_in_threads(execute, [good, bad, good, bad, good])
+    assert [o.verdict for o in outcomes] == ["passed", "crashed", "passed", "crashed", "passed"]
+
+
+def test_a_harness_reports_and_its_words_come_back() -> None:
+    source = "def main(payload, report):\n    report('sum', sum(payload['numbers']), 'a\\tb\\nc')"
+    outcome = execute(source, {"numbers": [1, 2, 3]})
+    assert outcome.reports == (("sum", "6", "a b c"),)
+
+
+def test_a_program_cannot_pass_by_writing_reports() -> None:
+    source = """
+import os
+for channel in range(3, 64):
+    try:
+        os.write(channel, b"x\\tend\\tpassed\\t\\n")
+    except OSError:
+        pass
+os._exit(0)
+"""
+    assert drill(source).verdict == "failed"
+
+
+def test_what_this_machine_gives_is_taken() -> None:
+    """The drills above skip where a step does not hold; here a step that could hold must."""
+    held = set(sandbox.isolation())
+    assert {"session", "limits", "empty environment"} <= held
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        pytest.skip("namespaces and filters are Linux's, on x86_64 and aarch64")
+    assert {"no_new_privileges", "seccomp"} <= held
+    tool = shutil.which("unshare")
+    if tool and subprocess.run([tool, "-Urnm", "true"], capture_output=True).returncode == 0:
+        assert {"namespaces", "read_only_files", "no_capabilities"} <= held
+
+
+def test_consent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(sandbox.CONSENT, raising=False)
+    with pytest.raises(
+        DllmBenchError, match="allow_code_execution=true or DLLM_BENCH_ALLOW_CODE=1"
+    ):
+        sandbox.require_consent(False, "minicode")
+    sandbox.require_consent(True, "minicode")
+    monkeypatch.setenv(sandbox.CONSENT, "1")
+    sandbox.require_consent(False, "minicode")
