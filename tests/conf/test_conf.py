@@ -24,7 +24,7 @@ from dllm_bench.runs.spec import FIELDS, leaves, role_of
 from dllm_bench.runs.targets import instantiate
 from dllm_bench.tables.spec import load_profile, load_table, table_names
 
-COMBINATORS = {"any_of", "union"}  # made of other pieces, written out in a decoder's yaml
+COMBINATORS = {"any_of"}  # made of other pieces, written out in a decoder's yaml
 NOT_OF_A_RUN = {"hydra", "table", "profile"}
 SLOTS = sorted(path.name for path in (conf_dir() / "decoder").iterdir() if path.is_dir())
 
