@@ -27,7 +27,12 @@ from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.credit import Credit
 from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.epsilon import Epsilon
 from dllm_bench.decoding.select.factor import Factor
+from dllm_bench.decoding.select.first_of_block import FirstOfBlock
+from dllm_bench.decoding.select.hierarchy import Hierarchy
+from dllm_bench.decoding.select.origin import Origin
+from dllm_bench.decoding.select.ration import Ration
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.decoding.select.union import Union
@@ -45,7 +50,11 @@ NEVER = 1.5  # a threshold no probability reaches
 
 # One member a kind (and its variants where they take another path) for the product test.
 SCORES = (Confidence(), NegEntropy(), Credit(Confidence()))
-SELECTS = (TopK(steps=3), Threshold(0.3), Union(Factor(1.0), Threshold(0.9, strict=True)))
+SELECTS = (
+    Union(FirstOfBlock(Epsilon(3)), Ration(Union(TopK(3), Origin(5)), steps=4)),
+    Threshold(0.3),
+    Union(Factor(1.0), Hierarchy(0.9)),
+)
 EXPLORES = (Greedy(), Lookahead(2), Lookahead(3, alpha=0.5, fraction=0.5))
 SCHEDULES = (
     Blocks(8),

@@ -1,0 +1,65 @@
+"""Dream's time schedule: t runs evenly from 1 to eps in S steps (`diffusion_generate`).
+
+Step i commits the int(m (1 - t[i+1] / t[i])) surest of the m masks left, the last step all of
+them; m is counted over the open block, for Dream the whole generation (schedule `full`). The
+integer part makes early steps empty when S is close to m; the published sampler spends these
+forwards and `idle` does too, without it every forward commits at least the surest position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Scores, Select, Window
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.select.steps import step_in_block, surest
+
+MEMO = "epsilon.block_total_step"
+
+
+@dataclass(frozen=True)
+class Epsilon(Select):
+    """`steps` forwards per block (None: as many as it has positions), `eps` the last time."""
+
+    steps: int | None = None
+    eps: float = 1e-3
+    idle: bool = False
+    needs: ClassVar[dict[str, str]] = {"schedule": "one open block at a time"}
+
+    def __post_init__(self) -> None:
+        if (self.steps is not None and self.steps < 1) or not 0 < self.eps < 1:
+            raise DllmBenchError(
+                f"{type(self).__name__} has steps {self.steps} and eps {self.eps}; "
+                "give at least 1 step and an eps between 0 and 1."
+            )
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        step_K, _ = step_in_block(state, window, MEMO)
+        masks_K = window.eligible_KW.sum(1)
+        return surest(scores, window, (masks_K * self._share(step_K, window)).long())
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        where_KW, ids_KW = super().on_stall(scores, window, state)
+        return where_KW & (not self.idle), ids_KW
+
+    def _share(self, step_K: Tensor, window: Window) -> Tensor:
+        """Share of the masks left that step `step` commits: 1 - t[i+1] / t[i], at last 1; (K,)."""
+        steps = self._steps(window)
+        time = torch.linspace(1, self.eps, steps + 1, device=step_K.device)
+        share = 1 - time[1:] / time[:-1]
+        share[-1] = 1
+        return share[step_K.clamp(max=steps - 1)]
+
+    def _steps(self, window: Window) -> int:
+        size = window.stop - window.start
+        if self.steps is not None and self.steps > 2 * size:
+            raise DllmBenchError(
+                f"{type(self).__name__} has {self.steps} steps for {size} positions, most of which "
+                f"would commit nothing; set steps to {size} or less (null: one per position)."
+            )
+        return self.steps or size

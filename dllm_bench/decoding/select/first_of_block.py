@@ -1,0 +1,39 @@
+"""Another selector, but the forward that enters a block commits the block's first mask only.
+
+Fast-dLLM's caches for Dream: the hidden state that predicts a block's first position lies before
+the block, so only the forward over the whole canvas can decode it, and decodes nothing else. The
+inner selector counts that forward as its own step 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Scores, Select, Window
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.select.steps import step_in_block
+
+MEMO = "first_of_block.block_total_step"
+
+
+@dataclass(frozen=True)
+class FirstOfBlock(Select):
+    """`inner` decodes the rest of the block, stalls included."""
+
+    inner: Select
+
+    @property
+    def needs(self) -> dict[str, str]:  # type: ignore[override]
+        """The inner selector's conditions, and blocks that are entered one after the other."""
+        return {**self.inner.needs, "schedule": "one open block at a time"}
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        step_K, _ = step_in_block(state, window, MEMO)
+        first_KW = window.eligible_KW & (window.eligible_KW.cumsum(1) == 1)
+        return torch.where((step_K == 0)[:, None], first_KW, self.inner(scores, window, state))
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        return self.inner.on_stall(scores, window, state)

@@ -1,0 +1,54 @@
+"""Dream's `origin`: every mask is committed with the same chance, whatever its confidence.
+
+The chance is the share of Dream's time schedule, 1 - t[i+1] / t[i], and 1 in the last step; tokens
+are the candidates. One uniform number is drawn per mask and step, in the order of the positions,
+from a generator seeded anew for each request: the stream of `torch.manual_seed(seed)` on the CPU.
+All numbers are drawn at the entry of the block, which gives the same stream without asking the
+device how many masks are left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Scores, Window
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.select.epsilon import MEMO as STEPS
+from dllm_bench.decoding.select.epsilon import Epsilon
+from dllm_bench.decoding.select.steps import step_in_block
+
+DRAWS = "origin.draws"
+USED = "origin.used"
+
+
+@dataclass(frozen=True)
+class Origin(Epsilon):
+    """`seed` of the stream; steps, eps and idle as in `Epsilon`."""
+
+    seed: int = 0
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        step_K, _ = step_in_block(state, window, STEPS)
+        share_K = self._share(step_K, window)
+        return window.eligible_KW & (self._draw(window, state) < share_K[:, None])
+
+    def _draw(self, window: Window, state: DecodeState) -> Tensor:
+        """The next number of the stream at every mask, (K, W)."""
+        draws_KD, used_K = self._stream(window, state)
+        rank_KW = window.eligible_KW.cumsum(1) - 1
+        state.memo[USED] = used_K + window.eligible_KW.sum(1)
+        at_KW = (used_K[:, None] + rank_KW).clamp(min=0, max=draws_KD.shape[1] - 1)
+        return draws_KD.gather(1, at_KW)
+
+    def _stream(self, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """The request's numbers and how many of them are used: enough for all steps."""
+        if DRAWS not in state.memo:
+            count = self._steps(window) * (state.length - state.prompt_len)
+            draws = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
+            device, branches = state.tokens_KL.device, state.branches
+            state.memo[DRAWS] = draws.to(device).expand(branches, -1)
+            state.memo[USED] = torch.zeros(branches, dtype=torch.long, device=device)
+        return state.memo[DRAWS], state.memo[USED]

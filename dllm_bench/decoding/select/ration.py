@@ -1,0 +1,45 @@
+"""Another selector within a budget: S steps per block share its masks evenly.
+
+After step i at most (i + 1) / S of the block's masks at entry are committed; what a step leaves
+unused is carried over, and after S steps only the inner selector limits. Around a threshold and
+over the whole generation this is Fast-dLLM's threshold for Dream without a cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dllm_bench.core.protocols import Scores, Select, Window
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.select.steps import step_in_block, surest
+
+MEMO = "ration.block_total_step"
+
+
+@dataclass(frozen=True)
+class Ration(Select):
+    """`inner` chooses among the surest positions that the budget of `steps` admits."""
+
+    inner: Select
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise DllmBenchError(f"Ration steps is {self.steps}; give at least 1 step per block.")
+
+    @property
+    def needs(self) -> dict[str, str]:  # type: ignore[override]
+        """The inner selector's conditions, and blocks whose steps can be counted."""
+        return {**self.inner.needs, "schedule": "one open block at a time"}
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        step_K, total_K = step_in_block(state, window, MEMO)
+        due_K = total_K * (step_K + 1).clamp(max=self.steps) // self.steps
+        left_K = due_K - (total_K - window.eligible_KW.sum(1))
+        return surest(scores, window, left_K) & self.inner(scores, window, state)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        return self.inner.on_stall(scores, window, state)

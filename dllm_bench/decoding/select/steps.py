@@ -1,0 +1,36 @@
+"""What the selectors with a step count share: where a block's decoding stands, and the surest n.
+
+`step_in_block` counts the forwards of the open block in the memo, so it follows its branch and
+needs one open block at a time; `surest` picks a count of positions that may differ by branch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Scores, Window
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.numerics import stable_top
+
+
+def step_in_block(state: DecodeState, window: Window, memo: str) -> tuple[Tensor, Tensor]:
+    """Step in the open block, from 0, and its masks at entry, each (K,); counts one forward."""
+    masks_K = window.eligible_KW.sum(1)
+    fresh_K3 = torch.stack(
+        [torch.full_like(masks_K, window.start), masks_K, torch.zeros_like(masks_K)], dim=1
+    )
+    memo_K3 = state.memo.get(memo, fresh_K3)
+    memo_K3 = torch.where(memo_K3[:, :1] == window.start, memo_K3, fresh_K3)
+    block_K, total_K, step_K = memo_K3.unbind(1)
+    state.memo[memo] = torch.stack([block_K, total_K, step_K + 1], dim=1)
+    return step_K, total_K
+
+
+def surest(scores: Scores, window: Window, count_K: Tensor) -> Tensor:
+    """The `count` eligible positions of largest confidence, ties to the lower position, (K, W)."""
+    eligible_KW = window.eligible_KW
+    confidence_KW = scores.confidence_KW.masked_fill(~eligible_KW, -torch.inf)
+    order_KW = stable_top(confidence_KW, eligible_KW.shape[1])
+    chosen_KW = torch.arange(eligible_KW.shape[1], device=count_K.device) < count_K[:, None]
+    return torch.zeros_like(eligible_KW).scatter_(1, order_KW, chosen_KW) & eligible_KW

@@ -1,0 +1,172 @@
+"""Laws of the selectors that follow a schedule, share a budget or split runs of masks.
+
+On tiny random models where the whole decoder matters, on random scores where the rule alone does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+import torch
+
+from dllm_bench.core.protocols import Scores, Select, Window
+from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
+from dllm_bench.core.state import MASKED, PROMPT, DecodeState
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.select.epsilon import Epsilon
+from dllm_bench.decoding.select.first_of_block import FirstOfBlock
+from dllm_bench.decoding.select.hierarchy import Hierarchy
+from dllm_bench.decoding.select.origin import Origin
+from dllm_bench.decoding.select.ration import Ration
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.select.topk import TopK
+from tests.helpers import ROLES, tiny_denoiser
+
+REQUEST = Request("laws", tuple(range(3, 20)), 32)
+OFF = 1.0  # no probability is above it
+WHOLE = MaskedDecoder(Confidence(), TopK(), Blocks(None), NoCache())
+BY_8 = replace(WHOLE, schedule=Blocks(8))
+
+
+@pytest.fixture(scope="module", params=["llada", "dream"])
+def model(request: pytest.FixtureRequest):
+    return tiny_denoiser(request.param, seed=1)
+
+
+def generate(decoder: MaskedDecoder, select: Select, model) -> Generation:
+    return replace(decoder, select=select).generate(model, REQUEST)
+
+
+def per_forward(generation: Generation) -> list[int]:
+    """Positions committed at each forward."""
+    return [generation.born.count(step) for step in range(len(generation.trace))]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(None, [0] + [1] * 30 + [2]), (32, [0] + [1] * 30 + [2]), (16, [1] + [2] * 14 + [3])],
+)
+def test_time_schedule_commits_the_published_counts(model, steps, expected) -> None:
+    assert per_forward(generate(WHOLE, Epsilon(steps, idle=True), model)) == expected
+
+
+def test_time_schedule_without_idle_forwards_is_one_token_each(model) -> None:
+    busy, one = generate(WHOLE, Epsilon(), model), generate(WHOLE, TopK(), model)
+    assert busy.ids == one.ids and busy.born == one.born
+
+
+@pytest.mark.parametrize("kind", [Epsilon, Origin])
+def test_time_schedule_ends_after_its_steps(model, kind) -> None:
+    assert len(generate(BY_8, kind(3), model).trace) == 12
+    assert per_forward(generate(WHOLE, kind(1), model)) == [32]
+
+
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(2)], ids=["greedy", "lookahead"])
+def test_origin_depends_on_its_seed_alone(model, explore) -> None:
+    decoder = replace(WHOLE, explore=explore)
+    first = generate(decoder, Origin(8, seed=1), model)
+    torch.manual_seed(5)
+    assert generate(decoder, Origin(8, seed=1), model).born == first.born
+    assert generate(decoder, Origin(8, seed=2), model).born != first.born
+
+
+def test_ration_shares_the_block_evenly(model) -> None:
+    everything = Threshold(0.0)
+    assert per_forward(generate(WHOLE, Ration(everything, 8), model)) == [4] * 8
+    assert per_forward(generate(WHOLE, Ration(everything, 5), model)) == [6, 6, 7, 6, 7]
+    assert per_forward(generate(BY_8, Ration(everything, 3), model)) == [2, 3, 3] * 4
+
+
+def test_ration_of_one_step_is_its_inner_selector(model) -> None:
+    inner = Threshold(0.3)
+    assert generate(BY_8, Ration(inner, 1), model).born == generate(BY_8, inner, model).born
+
+
+def test_ration_carries_over_what_was_not_used() -> None:
+    """Nothing passes in the first forward, so the second one may take two shares of six."""
+    ration = Ration(Threshold(0.5), steps=4)
+    masked_W = torch.ones(24, dtype=torch.bool)
+    low, window, state = on_scores(torch.full((24,), 0.2), masked_W, block=24)
+    high, _, _ = on_scores(torch.full((24,), 0.8), masked_W, block=24)
+    assert [int(ration(scores, window, state).sum()) for scores in (low, high)] == [0, 12]
+
+
+@pytest.mark.parametrize("inner", [Threshold(0.0), Epsilon(2)], ids=str)
+def test_first_of_block_enters_with_one_position(model, inner) -> None:
+    generation = generate(BY_8, FirstOfBlock(inner), model)
+    for start in range(0, 32, 8):
+        first, *rest = generation.born[start : start + 8]
+        assert min(rest) == first + 1
+    assert len(generation.trace) == 8
+
+
+@pytest.mark.parametrize("tau", [0.3, 0.6, OFF])
+def test_hierarchy_without_runs_is_a_strict_threshold(model, tau) -> None:
+    runs_off = generate(BY_8, Hierarchy(tau, low=OFF), model)
+    assert runs_off.born == generate(BY_8, Threshold(tau, strict=True), model).born
+
+
+def test_hierarchy_splits_every_run() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        sure_W = torch.rand(24, generator=generator)
+        masked_W = torch.rand(24, generator=generator) < 0.7
+        where_KW = Hierarchy(0.9, low=0.5)(*on_scores(sure_W, masked_W, block=8))
+        assert where_KW[0].nonzero()[:, 0].tolist() == divided(sure_W, masked_W, block=8)
+
+
+def divided(sure_W: torch.Tensor, masked_W: torch.Tensor, block: int) -> list[int]:
+    """The rule of the hierarchy, run by run."""
+    chosen = {i for i in range(24) if masked_W[i] and sure_W[i] > 0.9}
+    for _, run in groupby(range(24), key=lambda i: (i // block, bool(masked_W[i]))):
+        best = max(run, key=lambda i: float(sure_W[i]))
+        if masked_W[best] and sure_W[best] > 0.5:
+            chosen.add(best)
+    return sorted(chosen)
+
+
+def on_scores(
+    sure_W: torch.Tensor, masked_W: torch.Tensor, block: int
+) -> tuple[Scores, Window, DecodeState]:
+    """What a selector is called with, from one row of probabilities."""
+    masked_KW, width = masked_W[None], len(sure_W)
+    ids_KW = torch.zeros(1, width, dtype=torch.long)
+    special = SpecialTokens(**ROLES)
+    state = DecodeState(ids_KW, torch.where(masked_KW, MASKED, PROMPT).int(), 0, special)
+    must_KN = masked_KW.unflatten(1, (-1, block)).any(-1)
+    window = Window(0, width, width, 0, block, masked_KW, must_KN)
+    return Scores(ids_KW, sure_W[None], sure_W[None]), window, state
+
+
+@pytest.mark.parametrize("select", [Epsilon(), Origin(), Ration(Threshold(0.9), 2)], ids=str)
+def test_steps_are_counted_in_one_open_block(select) -> None:
+    with pytest.raises(DllmBenchError, match="needs a schedule with one open block at a time"):
+        replace(WHOLE, select=select, schedule=Pipeline(8, 0.1, 0.95))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Epsilon(0), "Epsilon has steps 0"),
+        (lambda: Origin(4, eps=2.0), "Origin has steps 4 and eps 2.0"),
+        (lambda: Ration(Threshold(0.9), 0), "Ration steps is 0"),
+        (lambda: Hierarchy(0.9, low=7), "Hierarchy has tau 0.9 and low 7"),
+    ],
+)
+def test_impossible_numbers_are_refused(make, sentence) -> None:
+    with pytest.raises(DllmBenchError, match=sentence):
+        make()
+
+
+def test_more_steps_than_can_be_useful_are_refused(model) -> None:
+    with pytest.raises(DllmBenchError, match="65 steps for 32 positions.*set steps to 32"):
+        generate(WHOLE, Epsilon(65, idle=True), model)
+    assert len(generate(WHOLE, Epsilon(64, idle=True), model).trace) == 64
