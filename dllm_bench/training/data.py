@@ -100,9 +100,15 @@ def load_pool(task: str, count: int, seed: int, chat: bool, cache: Path | None) 
     return pool
 
 
-def draw_rows(pool: Pool, count: int, length: int, rng: torch.Generator, eos: int) -> Batch:
-    """`count` random rows of a pool that fit `length`, long ones preferred, EOS filled to it."""
-    rows = (torch.rand(count, generator=rng).sqrt() * pool.fitting(length)).long()
+def draw_rows(
+    pool: Pool, count: int, length: int, rng: torch.Generator, eos: int, prefer_long: bool
+) -> Batch:
+    """`count` random rows of a pool that fit `length`, EOS filled; evenly, or long ones first."""
+    fitting = pool.fitting(length)
+    if prefer_long:
+        rows = (torch.rand(count, generator=rng).sqrt() * fitting).long()
+    else:
+        rows = torch.randint(fitting, (count,), generator=rng)
     ids_BL = torch.full((count, length), eos, dtype=torch.int64)
     width = min(length, POOL_WIDTH)
     ids_BL[:, :width] = pool.ids_NW[rows, :width].long()

@@ -153,7 +153,7 @@ def _vocabulary(tokenizer: Any) -> objectives.Vocabulary:
 
 def _probe_batch(recipe: Recipe, task: str, eos: int) -> data.Batch:
     pool = data.make_pool(data.texts(task, "test", PROBE_ROWS, 99), recipe.chat)
-    return data.draw_rows(pool, PROBE_ROWS, 128, torch.Generator().manual_seed(0), eos)
+    return data.draw_rows(pool, PROBE_ROWS, 128, torch.Generator().manual_seed(0), eos, False)
 
 
 def _is_matrix(run: Run, name: str) -> bool:
@@ -178,9 +178,9 @@ def draw_batch(run: Run, phase: Phase, rng: torch.Generator) -> data.Batch:
     rows = run.recipe.batch_tokens // length
     counts = [round(rows * share) for share in phase.data]
     counts[0] += rows - sum(counts)
-    eos = run.vocabulary.eos_id
-    parts = [data.draw_rows(run.pools["minigsm"], counts[0], length, rng, eos)]
-    parts.append(data.draw_rows(run.pools["minicode"], counts[1], length, rng, eos))
+    eos, long = run.vocabulary.eos_id, phase.prefer_long
+    parts = [data.draw_rows(run.pools["minigsm"], counts[0], length, rng, eos, long)]
+    parts.append(data.draw_rows(run.pools["minicode"], counts[1], length, rng, eos, long))
     parts.append(data.draw_drills(run.equations_E6, counts[2], length, rng, eos))
     return data.join(parts)
 
@@ -192,7 +192,6 @@ def make_example(run: Run, phase: Phase, rng: torch.Generator) -> objectives.Exa
         return objectives.masked(batch, run.vocabulary, rng, shift, phase.states)
     build = {
         "causal": objectives.causal,
-        "blockwise": objectives.blockwise,
         "rising": objectives.rising,
     }[phase.objective]
     return build(batch, run.vocabulary, rng, shift)
@@ -202,18 +201,12 @@ def loss_of(
     run: Run, weights: net.Weights, example: objectives.Example, forward: Callable
 ) -> Tensor:
     """Weighted cross-entropy (nats) at the scored positions."""
-    states = forward(weights, run.cfg, example.inputs_BL, _rope(run.cfg, example), example.bias)
+    rope = net.rotary(run.cfg, example.inputs_BL.shape[1])
+    states = forward(weights, run.cfg, example.inputs_BL, rope, example.bias)
     rows_ND = states.reshape(-1, run.cfg.d_model)[example.rows_N]
     logits_NV = F.linear(rows_ND, weights["head"].to(rows_ND.dtype)).float()
     losses_N = F.cross_entropy(logits_NV, example.targets_N, reduction="none")
     return (losses_N * example.weights_N).sum()
-
-
-def _rope(cfg: net.NetConfig, example: objectives.Example) -> tuple[Tensor, Tensor]:
-    if example.positions_BL is None:
-        return net.rotary(cfg, example.inputs_BL.shape[1])
-    cos, sin = net.rotary(cfg, int(example.positions_BL.max()) + 1)
-    return cos[example.positions_BL][:, None], sin[example.positions_BL][:, None]
 
 
 def _run_phase(

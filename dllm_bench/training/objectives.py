@@ -2,8 +2,7 @@
 
 `causal`: next token on the answer (the autoregressive start of Dream). `masked`: masked diffusion,
 weights 1/t (LLaDA, eq. 3, answer-only as in its SFT), on whole answers and on windows with a clean
-left and a masked right side. `blockwise`: [clean | noised copy] under a block-causal mask, so that
-every block is scored in one pass. `rising`: D2F states, mask ratios that rise from block to block.
+left and a masked right side. `rising`: D2F states, mask ratios that rise from block to block.
 Each returns an `Example`; the shift of Dream (row p-1 predicts p) is `shift=1`.
 """
 
@@ -19,8 +18,6 @@ from dllm_bench.training.data import Batch
 NEVER = -1e4
 WINDOWS = torch.tensor([1, 2, 4, 8, 16, 32])
 WIDE_WINDOWS = torch.tensor([8, 16, 32])
-COPY_LENGTH = 56
-"""Answer positions that the `blockwise` objective copies: every gold answer and its EOS fit."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,6 @@ class Example:
     targets_N: Tensor
     weights_N: Tensor
     bias: Tensor | None = None
-    positions_BL: Tensor | None = None
 
 
 def _uniform(rng: torch.Generator, *shape: int) -> Tensor:
@@ -161,51 +157,9 @@ def _drill_states(
     return hidden_BL, torch.where(drill_B1, _per_row_mean(asked_BL.float()), weights_BL)
 
 
-def blockwise(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int) -> Example:
-    """Block diffusion on [clean row | noised copy of the answer]; unshifted models only.
-
-    Block sizes 1..32 by row, one mask ratio t per block, loss 1/t. A noised block sees the prompt,
-    the clean blocks before it and itself.
-    """
-    if shift:
-        raise ValueError("the blockwise objective reads row p for position p; use shift=0")
-    count, length = batch.ids_BL.shape
-    copy_BK = (batch.prompt_B[:, None] + torch.arange(COPY_LENGTH)).clamp(max=length - 1)
-    valid_BK = batch.prompt_B[:, None] + torch.arange(COPY_LENGTH) < length
-    targets_BK = batch.ids_BL.gather(1, copy_BK)
-    size_B1 = _choose(rng, WINDOWS, count)[:, None]
-    block_BK = (torch.arange(COPY_LENGTH) // size_B1).clamp(max=COPY_LENGTH)
-    ratio_BK = torch.maximum(_uniform(rng, count, COPY_LENGTH + 1).gather(1, block_BK), 1 / size_B1)
-    noised_BK = (_uniform(rng, count, COPY_LENGTH) < ratio_BK) & valid_BK
-    weights_BK = noised_BK / (ratio_BK * COPY_LENGTH)
-    result_BK = _is_result(batch).gather(1, copy_BK) & valid_BK
-    noised_BK = torch.where(batch.drill_B[:, None], result_BK, noised_BK)
-    weights_BK = torch.where(batch.drill_B[:, None], _per_row_mean(result_BK.float()), weights_BK)
-    inputs_BK = targets_BK.masked_fill(noised_BK, vocabulary.mask_id)
-    offset_BL, _ = _grid(batch)
-    bias = _two_stream_bias(_block_of(offset_BL, size_B1), block_BK)
-    flat = (weights_BK > 0).reshape(-1).nonzero()[:, 0]
-    rows_N = flat // COPY_LENGTH * (length + COPY_LENGTH) + length + flat % COPY_LENGTH
-    positions = torch.cat([torch.arange(length).expand(count, -1), copy_BK], 1)
-    return Example(
-        torch.cat([batch.ids_BL, inputs_BK], 1), rows_N, targets_BK.reshape(-1)[flat],
-        weights_BK.reshape(-1)[flat] / count, bias, positions,
-    )  # fmt: skip
-
-
 def _block_of(offset_BL: Tensor, size_B1: Tensor) -> Tensor:
     """Block index of each position; -1 for the prompt."""
     return torch.where(offset_BL < 0, -1, offset_BL // size_B1)
-
-
-def _two_stream_bias(clean_BL: Tensor, copy_BK: Tensor) -> Tensor:
-    """Additive mask [B, 1, L+K, L+K] from the block indices of both streams."""
-    to_clean = clean_BL[:, None] <= clean_BL[:, :, None]
-    clean_to_copy = torch.zeros(*clean_BL.shape, copy_BK.shape[1], dtype=torch.bool)
-    copy_to_clean = clean_BL[:, None] < copy_BK[:, :, None]
-    to_copy = copy_BK[:, None] == copy_BK[:, :, None]
-    top, bottom = torch.cat([to_clean, clean_to_copy], 2), torch.cat([copy_to_clean, to_copy], 2)
-    return torch.where(torch.cat([top, bottom], 1), 0.0, NEVER)[:, None]
 
 
 def rising(

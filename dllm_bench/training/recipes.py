@@ -29,6 +29,8 @@ class Phase:
     states: tuple[float, float, float] = (0.35, 0.45, 0.20)
     """Row shares of `masked`: whole answer, window, hard tokens first."""
     lengths: tuple[tuple[int, float], ...] = LONG
+    prefer_long: bool = True
+    """Draw the longer of the rows that fit more often (less EOS in a batch)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-trunk",
             "dream",
-            (Phase("causal", 1100, 300, 3e-3, lengths=SHORT),),
+            (Phase("causal", 1100, 300, 3e-3, lengths=SHORT, prefer_long=False),),
         ),
         Recipe(
             "tiny-llada",
