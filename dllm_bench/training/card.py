@@ -1,14 +1,17 @@
-"""Model cards of the embedded models, rendered from the recipe and from measured numbers.
+"""Model cards of the embedded models, rendered from the recipe and from stored runs.
 
-`write` is called at the end of training with the numbers training itself knows, and again with
-decoding results when those have been measured. Nothing is measured here.
+`write` is called at the end of training; `measured` fills in what sealed runs of the model show.
+Nothing is measured here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from dllm_bench.metrics.speed import measure
+from dllm_bench.runs.record import RunRecord
 from dllm_bench.training.recipes import RECIPES, Phase, Recipe
 
 OBJECTIVES = {
@@ -21,28 +24,44 @@ PROMPTS = """- minigsm: `Question: {question}\\nAnswer:`; the answer begins with
 - minicode: the EvalPlus `prompt` field; the answer is the indented body.
 - The answer is followed by `<|endoftext|>` to the end of the generation region."""
 
-NOTE = """Test split, generation length 64, greedy, bf16 matmuls, batched evaluation at release time
-(not the benchmark runner); standard error at most 1.6 points at n = 1000. Content tokens are those
-before `<|endoftext|>`. minicode is right when every input gives the canonical result."""
+UNMEASURED = "Not yet measured by decoding; see `training_log.json`."
+MEASURED = "## Measured"
+NOTE = """Sealed runs of `dllm-bench run` on the test split: 64 new tokens, greedy, float32, CPU.
+Brackets hold 95 % Wilson intervals, `tpf/emitted` counts tokens before the end of the text per
+forward. minicode is right when every base and extra input gives the reference's result."""
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One decoding result: accuracy in percent on `count` items; content tokens per forward."""
-
-    task: str
-    setting: str
-    count: int
-    accuracy: float
-    content_tpf: float
+def write(folder: Path, recipe: Recipe, wall_s: float) -> None:
+    """Write CARD.md, nothing measured yet."""
+    (folder / "CARD.md").write_text(render(recipe, wall_s))
 
 
-def write(folder: Path, recipe: Recipe, wall_s: float, rows: list[Measurement]) -> None:
-    """Write CARD.md."""
-    (folder / "CARD.md").write_text(render(recipe, wall_s, rows))
+def measured(card: str, records: Sequence[RunRecord]) -> str:
+    """The card with its last section made from the sealed runs of its model."""
+    head = card[: card.index(MEASURED) + len(MEASURED)]
+    rows = sorted(_row(record) for record in records)
+    titles = ("task", "decoder", "settings", "n", "score %", "tpf/emitted", "run")
+    table = [f"| {' | '.join(cells)} |" for cells in (titles, ("---",) * len(titles), *rows)]
+    return "\n".join([head, "", NOTE, "", *table, ""])
 
 
-def render(recipe: Recipe, wall_s: float, rows: list[Measurement]) -> str:
+def _row(record: RunRecord) -> tuple[str, ...]:
+    spec, score, tpf = record.spec, record.score, measure("tpf/emitted", record.facts)
+    if score is None or tpf is None:
+        raise ValueError(f"run {spec.short} has no score")
+    interval = f"{100 * score.mean:.1f} [{100 * score.low:.1f}, {100 * score.high:.1f}]"
+    numbers = (str(len(record.columns["id"])), interval, f"{tpf:.2f}", f"`{spec.short}`")
+    return str(spec.benchmark["name"]), spec.label, _settings(spec.decoder), *numbers
+
+
+def _settings(decoder: Mapping[str, Any]) -> str:
+    """The numbers that tell the runs of a card apart."""
+    names = (("schedule", "block"), ("select", "tau"), ("explore", "k"))
+    found = ((name, decoder[slot].get(name)) for slot, name in names)
+    return ", ".join(f"{name} {value}" for name, value in found if value is not None)
+
+
+def render(recipe: Recipe, wall_s: float) -> str:
     """The card as markdown."""
     kind = f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else "masked diffusion LM"
     shift = "position p is read from row p-1" if recipe.shift else "position p is read from row p"
@@ -62,7 +81,7 @@ def render(recipe: Recipe, wall_s: float, rows: list[Measurement]) -> str:
         f"Seed {recipe.seed}, {recipe.batch_tokens} tokens a step, {_optimizer(recipe)},",
         "moving average of weights 0.998; rate flat, then cosine to zero.",
         f"Wall time {wall_s / 60:.0f} minutes, one thread of 2 shared CPU cores.", "",
-        "## Measured", "", *_table(rows), "",
+        MEASURED, "", UNMEASURED, "",
     ]  # fmt: skip
     return "\n".join(line for line in lines if line is not None)
 
@@ -97,17 +116,3 @@ def _phase_line(phase: Phase) -> str:
         line += f" States: whole answer {whole:.0%}, windows of 1..32 with a clean left and a "
         line += f"masked right side {window:.0%}, content tokens masked more often {hard:.0%}."
     return line
-
-
-def _table(rows: list[Measurement]) -> list[str]:
-    if not rows:
-        return ["Not yet measured by decoding; see `training_log.json`."]
-    head = [NOTE, ""]
-    head += [
-        "| task | decoding | n | accuracy % | content tokens per forward |",
-        "|---|---|---|---|---|",
-    ]
-    return head + [
-        f"| {r.task} | {r.setting} | {r.count} | {r.accuracy:.1f} | {r.content_tpf:.2f} |"
-        for r in rows
-    ]

@@ -291,5 +291,5 @@ def write(run: Run, out_dir: Path, trained: net.Weights) -> None:
         export.write_adapter(out_dir, trained, base, recipe.lora_rank, alpha, recipe.chat)
     else:
         export.write_checkpoint(out_dir, trained, run.cfg, recipe.layout, recipe.chat)
-    card.write(out_dir, recipe, run.seconds, [])
+    card.write(out_dir, recipe, run.seconds)
     (out_dir / "training_log.json").write_text(json.dumps({"curve": run.log}) + "\n")

@@ -1,0 +1,51 @@
+"""Write stored results into the documents that quote them: README.md and the model cards.
+
+    .venv/bin/python scripts/update_docs.py [RESULTS_OF_THE_CARDS]
+
+The README quotes one section of the rendered Table 4; a card quotes the sealed runs of its model
+found in the given results directory (cards are left alone without one).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dllm_bench.paths import assets_dir
+from dllm_bench.runs.store import State, Store, read_record
+from dllm_bench.training.card import measured
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "results" / "tables" / "lopa" / "table4.md"
+MODEL, SECTION = "## D2F-Dream-Instruct", "### GSM8K 4-shot"
+BEGIN, END = "<!-- table4:begin -->", "<!-- table4:end -->"
+
+
+def excerpt(table: str) -> str:
+    """The instruct model's GSM8K section of the rendered table, its links from the root."""
+    model = table[table.index(MODEL) :]
+    section = model[model.index(SECTION) :].split("\n\n")
+    return "\n\n".join(section[:3]).replace("](../../runs/", "](results/runs/")
+
+
+def quote(readme: str, table: str) -> str:
+    """The README with the excerpt between its markers."""
+    head, rest = readme.split(BEGIN)
+    return f"{head}{BEGIN}\n{excerpt(table)}\n{END}{rest.split(END)[1]}"
+
+
+def update_cards(results: Path) -> None:
+    """Every embedded model's card from the sealed runs below `results`."""
+    store = Store(results / "runs")
+    records = [read_record(e.path) for e in store.entries() if e.state is State.SEALED]
+    for card in sorted(assets_dir().glob("*/CARD.md")):
+        own = [r for r in records if r is not None and r.spec.model["name"] == card.parent.name]
+        if own:
+            card.write_text(measured(card.read_text(), own))
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(quote(readme.read_text(), TABLE.read_text()))
+    if len(sys.argv) > 1:
+        update_cards(Path(sys.argv[1]))
