@@ -2,12 +2,13 @@
 
     .venv/bin/python scripts/update_docs.py [RESULTS_OF_THE_CARDS]
 
-The README quotes one section of the rendered Table 4; a card quotes the sealed runs of its model
-found in the given results directory (cards are left alone without one).
+The README quotes one section of the rendered Table 4 and where it was measured; a card quotes the
+sealed runs of its model found in the given results directory (cards are left alone without one).
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -22,10 +23,12 @@ BEGIN, END = "<!-- table4:begin -->", "<!-- table4:end -->"
 
 
 def excerpt(table: str) -> str:
-    """The instruct model's GSM8K section of the rendered table, its links from the root."""
-    model = table[table.index(MODEL) :]
-    section = model[model.index(SECTION) :].split("\n\n")
-    return "\n\n".join(section[:3]).replace("](../../runs/", "](results/runs/")
+    """The instruct model's GSM8K section of the rendered table, and the hardware of its footer."""
+    section = table[table.index(MODEL) :]
+    section = "\n\n".join(section[section.index(SECTION) :].split("\n\n")[:3])
+    hardware = table.split("**Measured on**\n\n")[1].split("\n\n")[0]
+    plain = re.sub(r"\[(`\w+`)\]\([^)]*\)", r"\1", section)  # runs are not part of the repository
+    return f"{plain}\n\nMeasured on:\n\n{hardware}"
 
 
 def quote(readme: str, table: str) -> str:

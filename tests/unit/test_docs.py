@@ -5,8 +5,6 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-import pytest
-
 from dllm_bench.paths import assets_dir
 from dllm_bench.training import card
 from tests.tables.builders import compose, record_of, spec_of
@@ -15,12 +13,17 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = runpy.run_path(str(ROOT / "scripts" / "update_docs.py"))
 
 
-def test_the_readme_quotes_the_committed_table() -> None:
-    if not DOCS["TABLE"].exists():
-        pytest.skip("results/tables/lopa/table4.md is not rendered in this checkout")
-    readme = (ROOT / "README.md").read_text()
-    assert DOCS["quote"](readme, DOCS["TABLE"].read_text()) == readme
-    assert "| S18 " in readme
+def test_the_readme_quotes_one_section_and_its_hardware() -> None:
+    table = (
+        "# T\n\n## D2F-Dream-Base\n\n### GSM8K 4-shot\n\n| other |\n\n## D2F-Dream-Instruct\n\n"
+        "### GSM8K 4-shot\n\n| S1 | 90.0 | [`abc`](../../runs/abc) |\n\nVerdict: none.\n\nmore\n\n"
+        "**Measured on**\n\n- a CPU\n\n**Code**\n"
+    )
+    readme = DOCS["quote"](f"above\n{DOCS['BEGIN']}\nold\n{DOCS['END']}\nbelow\n", table)
+    assert readme.startswith("above\n") and readme.endswith("\nbelow\n")
+    assert "| S1 | 90.0 | `abc` |\n\nVerdict: none.\n\nMeasured on:\n\n- a CPU" in readme
+    assert "old" not in readme and "other" not in readme and "more" not in readme
+    assert DOCS["quote"](readme, table) == readme
 
 
 def test_a_card_keeps_its_text_and_lists_the_runs() -> None:
