@@ -1,1 +1,1 @@
-
+"""The masked decoding loop and its pieces, one file each."""

@@ -1,1 +1,1 @@
-
+"""Numbers by name, intervals and paired tests."""

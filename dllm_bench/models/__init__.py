@@ -1,1 +1,1 @@
-
+"""Checkpoints as functions from tokens to logits."""

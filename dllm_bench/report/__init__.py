@@ -1,1 +1,1 @@
-
+"""Stored runs as text for the terminal."""

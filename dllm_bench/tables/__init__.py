@@ -1,1 +1,1 @@
-
+"""From records to a table beside the reported values."""

@@ -1,1 +1,1 @@
-
+"""How the embedded models are made."""

@@ -1,1 +1,1 @@
-
+"""What a forward feeds, reuses and keeps."""

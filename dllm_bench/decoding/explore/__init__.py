@@ -1,1 +1,1 @@
-
+"""Candidate states that share a forward."""

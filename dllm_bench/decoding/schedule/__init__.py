@@ -1,1 +1,1 @@
-
+"""Which blocks are open."""

@@ -1,1 +1,1 @@
-
+"""Logits -> candidate ids and confidences."""

@@ -1,1 +1,1 @@
-
+"""Confidences -> positions to commit."""

@@ -1,1 +1,1 @@
-
+"""When no more blocks open, when a request is over."""
