@@ -6,7 +6,6 @@ Parametrised by directory listing: a new yaml is tested without touching this fi
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 from pathlib import Path
 from typing import Any
@@ -111,9 +110,9 @@ def test_embedded_benchmarks_need_no_data_directory(name: str) -> None:
 
 @pytest.mark.parametrize("name", options("hydra/launcher"))
 def test_every_launcher_composes(name: str) -> None:
-    plugin = "hydra_plugins.hydra_submitit_launcher"
-    if name == "slurm" and importlib.util.find_spec(plugin) is None:
-        pytest.skip("hydra/launcher=slurm needs the extra [slurm]")
+    if name == "slurm":
+        plugin = "hydra_plugins.hydra_submitit_launcher"
+        pytest.importorskip(plugin, reason="hydra/launcher=slurm needs the extra [slurm]")
     assert compose([f"hydra/launcher={name}"]) == compose([])
 
 

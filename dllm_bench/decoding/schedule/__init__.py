@@ -1,1 +1,1 @@
-"""Which blocks are open."""
+"""Which blocks of the canvas are open, and when the next one opens."""

@@ -1,1 +1,1 @@
-"""Confidences -> positions to commit."""
+"""Which positions are committed, given their confidences."""
