@@ -1,7 +1,7 @@
 """Contracts of the parts a decoder is made of, for every piece the four works need.
 
-Shapes: K branches, W window positions (block-aligned, B a block), N = W / B blocks, L canvas
-positions, V vocabulary. Pieces are frozen dataclasses without state: what a method must remember
+Shapes: K branches, W window positions, N = ceil(W / B) blocks of B, L canvas positions, V
+vocabulary. Pieces are frozen dataclasses without state: what a method must remember
 lives in `DecodeState.memo`. A piece names what it `needs` and `gives` in plain words;
 `MaskedDecoder` matches them once. What one piece costs or returns is said here, nowhere else.
 """
@@ -9,8 +9,8 @@ lives in `DecodeState.memo`. A piece names what it `needs` and `gives` in plain 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -27,9 +27,10 @@ Attention = Literal["full", "block_causal"]
 class Window:
     """The part of the canvas that is being decoded, the same span for all K branches.
 
-    [start, stop) are the positions whose logits are wanted; [0, retired) is final in every branch;
-    the model sees [0, visible) of the longest branch and [0, visible_K[k]) of branch k.
-    eligible_KW: still masked and open for decoding; must_KN: blocks that have to make progress.
+    [start, stop) begins with a block, the last block may be cut short; [0, retired) is final in
+    every branch; the model sees [0, visible) of the longest branch and [0, visible_K[k]) of branch
+    k. Blocks are counted from `origin`, what lies before it is one block. eligible_KW: still masked
+    and open for decoding; must_KN: blocks that have to make progress.
     """
 
     start: int
@@ -37,30 +38,41 @@ class Window:
     visible: int
     retired: int
     block: int
+    origin: int
     eligible_KW: Tensor
     must_KN: Tensor
     visible_K: Tensor | None = None
 
     def pick(self, j: Tensor) -> Window:
         """The window of branch `j` alone."""
-        return Window(
-            self.start,
-            self.stop,
-            self.visible,
-            self.retired,
-            self.block,
-            self.eligible_KW.index_select(0, j.reshape(1)),
-            self.must_KN.index_select(0, j.reshape(1)),
+        index = j.reshape(1)
+        return replace(
+            self,
+            eligible_KW=self.eligible_KW.index_select(0, index),
+            must_KN=self.must_KN.index_select(0, index),
+            visible_K=None,
         )
 
-    def blocks(self, values_KW: Tensor) -> Tensor:
-        """(K, W) -> (K, N, B)."""
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.stop - self.start
+
+    def blocks(self, values_KW: Tensor, fill: float = 0.0) -> Tensor:
+        """(K, W) -> (K, N, B); places beyond the end of a short last block hold `fill`."""
+        short = -self.width % self.block
+        if short:
+            values_KW = torch.nn.functional.pad(values_KW, (0, short), value=fill)
         return values_KW.unflatten(1, (-1, self.block))
+
+    def flat(self, values_KNB: Tensor) -> Tensor:
+        """(K, N, B) -> (K, W), the inverse of `blocks`."""
+        return values_KNB.flatten(1)[:, : self.width]
 
     def stalled(self, where_KW: Tensor) -> Tensor:
         """(K, W) True over blocks that must progress and have nothing chosen in `where`."""
-        stalled_KN = self.must_KN & ~self.blocks(where_KW).any(-1)
-        return stalled_KN.repeat_interleave(self.block, dim=1)
+        stalled_KN1 = (self.must_KN & ~self.blocks(where_KW).any(-1))[..., None]
+        return self.flat(stalled_KN1.expand(-1, -1, self.block))
 
     def of(self, canvas_KL: Tensor) -> Tensor:
         """The window's columns of a canvas-wide tensor."""
@@ -72,12 +84,14 @@ class Scores:
     """What the model proposes at every window position, decoded ones included.
 
     ids_KW: candidate token; probability_KW: its probability (what thresholds compare);
-    confidence_KW: the ranking value, larger is surer (equal to probability, or margin, -entropy …).
+    confidence_KW: the ranking value, larger is surer (equal to probability, or margin, -entropy …);
+    raw_KW: the ranking value before evidence of earlier steps was added, where a score adds some.
     """
 
     ids_KW: Tensor
     probability_KW: Tensor
     confidence_KW: Tensor
+    raw_KW: Tensor | None = None
 
     def pick(self, j: Tensor) -> Scores:
         """The scores of branch `j` alone."""
@@ -86,6 +100,7 @@ class Scores:
             self.ids_KW.index_select(0, index),
             self.probability_KW.index_select(0, index),
             self.confidence_KW.index_select(0, index),
+            None if self.raw_KW is None else self.raw_KW.index_select(0, index),
         )
 
 
@@ -95,9 +110,11 @@ class Plan:
 
     Every branch feeds [feed[0], feed[1]); cached positions outside of that span are visible.
     Branch k does not see fed positions at or beyond visible_K[k] (None: sees all).
+    Rows may end one past the fed span where logits are shifted (autoregressive decoding).
     Logits are wanted for positions [rows[0], rows[1]). K/V of [store[0], store[1]) are kept once
     the winner is known; a span of length 0 keeps nothing.
-    block_causal: a position sees the prompt, earlier blocks and its own block of `block` positions.
+    block_causal: a position sees earlier blocks and its own block of `block` positions, counted
+    from `origin`; what lies before `origin` is one block.
     `forward` is the index of the planned forward in its request.
     """
 
@@ -107,7 +124,7 @@ class Plan:
     store: tuple[int, int]
     attention: Attention = "full"
     block: int = 0
-    prompt_len: int = 0
+    origin: int = 0
     visible_K: Tensor | None = None
     forward: int = 0
 
@@ -147,6 +164,9 @@ class Denoiser(Protocol):
 class Decoder(Protocol):
     """A request becomes a generation. There are exactly two: masked and speculative."""
 
+    def prepare(self, model: Denoiser, request: Request) -> Request:
+        """The request with what decoding it needs beforehand; not part of the measured time."""
+
     def generate(self, model: Denoiser, request: Request) -> Generation:
         """Decode one request; equal inputs give equal outputs."""
 
@@ -154,16 +174,40 @@ class Decoder(Protocol):
 class Piece:
     """What all pieces share: plain-word conditions, checked once when a decoder is put together.
 
-    `needs` maps a slot of the decoder ("schedule", "score", …) to what the piece in that slot has
-    to give; `gives` is what this piece offers. Either may be a property of the instance.
+    `needs` holds pairs of a slot of the decoder ("schedule", "score", …) and what the piece in that
+    slot has to give; `gives` is what this piece offers. Either may be a property of the instance.
     """
 
-    needs: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()
+
+    def parts(self) -> Iterator[Piece]:
+        """The pieces this one is made of, at any depth."""
+        for part in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, part.name)
+            for piece in value if isinstance(value, tuple) else (value,):
+                if isinstance(piece, Piece):
+                    yield piece
+                    yield from piece.parts()
+
+    def prepare(self, model: Denoiser, request: Request) -> Request:
+        """The request with what this piece has to know beforehand."""
+        return request
+
+
+class FilterHead(Protocol):
+    """A trained network from the confidences of a block to one logit per position (Learn2PD)."""
+
+    block: int
+
+    def __call__(self, confidence_KNB: Tensor) -> Tensor:
+        """Logits (K, N, B), float32; sigmoid is the probability that a candidate is final."""
 
 
 class Score(Piece, ABC):
     """logits -> candidate ids and confidences for every window position (committed ones too)."""
+
+    gives: ClassVar[frozenset[str]] = frozenset({"raw confidence"})
 
     @abstractmethod
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -180,9 +224,9 @@ class Select(Piece, ABC):
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         """(where_KW, ids_KW) for blocks that must progress and got nothing: the surest position."""
         confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
-        best_KN1 = window.blocks(confidence_KW).argmax(-1, keepdim=True)
+        best_KN1 = window.blocks(confidence_KW, -torch.inf).argmax(-1, keepdim=True)
         where_KNB = torch.zeros_like(window.blocks(window.eligible_KW)).scatter_(2, best_KN1, True)
-        return where_KNB.flatten(1) & window.eligible_KW, scores.ids_KW
+        return window.flat(where_KNB) & window.eligible_KW, scores.ids_KW
 
 
 class Explore(Piece, ABC):
@@ -204,6 +248,10 @@ class Explore(Piece, ABC):
 class Schedule(Piece, ABC):
     """Which part of the canvas may be decoded, and when the next block opens."""
 
+    def length(self, prompt_len: int, new: int) -> int:
+        """Canvas length of a request for `new` tokens; a sentence where blocks do not fit it."""
+        return prompt_len + new
+
     @abstractmethod
     def open(self, branches: DecodeState, closed_K: Tensor) -> None:
         """Open what is due, branch by branch, in `branches.memo`; closed branches open nothing."""
@@ -221,6 +269,8 @@ class Schedule(Piece, ABC):
 class Stop(Piece, ABC):
     """When a branch opens no more blocks, and when a request is finished."""
 
+    reads_ahead: ClassVar[bool] = False  # `shorten` wants candidates beyond the window too
+
     def closed(self, branches: DecodeState) -> Tensor:
         """bool (K,): open no further block."""
         return torch.zeros(branches.branches, dtype=torch.bool, device=branches.tokens_KL.device)
@@ -229,8 +279,11 @@ class Stop(Piece, ABC):
         """bool (K,): nothing more to decode, although masks are left."""
         return self.closed(state) & False
 
-    def shorten(self, state: DecodeState, scores: Scores, window: Window) -> int | None:
-        """New canvas length (end-of-text prediction), None to leave it."""
+    def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
+        """New canvas length, 0-d int64 (end-of-text prediction); None: this rule never cuts.
+
+        Asked after a commit; `seen` (1, A) begins with the window and goes as far as was fed.
+        """
         return None
 
 

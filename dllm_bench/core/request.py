@@ -7,6 +7,7 @@ stop strings) belongs to the benchmark and the runner.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dllm_bench.core.trace import Trace
@@ -40,7 +41,8 @@ class SpecialTokens:
 class Request:
     """One generation to make: `prompt_ids` (P,) and up to `max_new_tokens` new tokens.
 
-    `prompt` is the text the ids were encoded from; `stop` are strings that end the text.
+    `prompt` is the text the ids were encoded from; `stop` are strings that end the text; `seed`
+    begins the request's random numbers; `reference` are new tokens known beforehand (oracle).
     """
 
     id: str
@@ -48,6 +50,8 @@ class Request:
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     prompt: str = ""
+    seed: int = 0
+    reference: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -58,6 +62,11 @@ class Request:
             raise DllmBenchError(
                 f"Request {self.id!r} asks for {self.max_new_tokens} new tokens; ask for 1 or more."
             )
+
+
+def first_end(ids: Sequence[int], special: SpecialTokens) -> int | None:
+    """Index of the first token that ends a text, None without one."""
+    return next((i for i, token in enumerate(ids) if token in special.ends), None)
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,24 @@
 """`DecodeState`: where a request stands, for K candidate branches at once.
 
-Shapes: K branches, L canvas positions (prompt + room for new tokens). The canvas has its final
-length from the start; what is not decoded holds the mask id. `commit` is the only writer of
-tokens; `fork` and `pick` carry tokens and `memo` together, so a method's memory (credits, open
-blocks) follows its branch and never outlives its request.
+Shapes: K branches, L canvas positions (prompt + room for new tokens). What is not decoded holds the
+mask id; the canvas may be cut shorter, it never grows. `commit` is the only writer of tokens;
+`fork` and `pick` carry tokens and `memo` together, so a method's memory (credits, open blocks)
+follows its branch and never outlives its request.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import Request, SpecialTokens
+from dllm_bench.core.request import DllmBenchError, Request, SpecialTokens
 
 MASKED = -1  # value of `born` at a position that is not decoded yet
 PROMPT = -2  # value of `born` at a prompt position
+CUT = -3  # value of `born` at a position beyond the end of a canvas that was cut
+REFERENCE = "reference"  # memo: new tokens known beforehand, (K, L)
 
 
 @dataclass
@@ -24,8 +26,8 @@ class DecodeState:
     """Tokens and bookkeeping of one request.
 
     tokens_KL: int64 token ids; born_KL: int32 forward index at which a position was committed
-    (`MASKED`, `PROMPT` otherwise); forwards: model calls made so far; memo: per-piece tensors,
-    every one with leading dimension K.
+    (`MASKED`, `PROMPT`, `CUT` otherwise); forwards: model calls made so far; memo: per-piece
+    tensors, every one with leading dimension K; seed: where the request's random numbers begin.
     """
 
     tokens_KL: Tensor
@@ -34,19 +36,34 @@ class DecodeState:
     special: SpecialTokens
     forwards: int = 0
     memo: dict[str, Tensor] = field(default_factory=dict)
+    seed: int = 0
 
     @classmethod
     def start(
-        cls, request: Request, special: SpecialTokens, device: torch.device | str = "cpu"
+        cls,
+        request: Request,
+        special: SpecialTokens,
+        device: torch.device | str = "cpu",
+        length: int | None = None,
     ) -> DecodeState:
-        """One branch: the prompt followed by `max_new_tokens` masks."""
+        """One branch: the prompt followed by masks, `length` positions in all.
+
+        None: as many masks as the request has new tokens.
+        """
+        check_prompt(request, special)
         prompt = torch.tensor(request.prompt_ids, dtype=torch.long, device=device)
-        length = len(prompt) + request.max_new_tokens
+        length = length or len(prompt) + request.max_new_tokens
         tokens_KL = torch.full((1, length), special.mask, dtype=torch.long, device=device)
         born_KL = torch.full((1, length), MASKED, dtype=torch.int32, device=device)
         tokens_KL[0, : len(prompt)] = prompt
         born_KL[0, : len(prompt)] = PROMPT
-        return cls(tokens_KL, born_KL, len(prompt), special)
+        state = cls(tokens_KL, born_KL, len(prompt), special, seed=request.seed)
+        if request.reference is not None:
+            known_KL = tokens_KL.clone()
+            reference = torch.tensor(request.reference, device=device)[: length - len(prompt)]
+            known_KL[0, len(prompt) : len(prompt) + len(reference)] = reference
+            state.memo[REFERENCE] = known_KL
+        return state
 
     @property
     def branches(self) -> int:
@@ -73,20 +90,26 @@ class DecodeState:
         self.tokens_KL = torch.where(where_KL, ids_KL, self.tokens_KL)
         self.born_KL = self.born_KL.masked_fill(where_KL, self.forwards)
 
+    def cut(self, length: Tensor) -> None:
+        """Give up all positions from `length` (0-d int64) on, without a host copy.
+
+        They count as decoded from now on; `truncate` takes them away once the host knows `length`.
+        """
+        position_L = torch.arange(self.length, device=self.born_KL.device)
+        self.born_KL = self.born_KL.masked_fill(position_L >= length, CUT)
+
     def truncate(self, length: int) -> None:
-        """Cut the canvas to `length` positions (end-of-text prediction); it never grows again."""
+        """Shorten the canvas to `length` positions (end-of-text prediction)."""
         self.tokens_KL = self.tokens_KL[:, :length]
         self.born_KL = self.born_KL[:, :length]
 
     def take(self, index: Tensor) -> DecodeState:
         """The branches `index` (int64), in that order, memo included."""
         memo = {name: value.index_select(0, index) for name, value in self.memo.items()}
-        return DecodeState(
+        return replace(
+            self,
             tokens_KL=self.tokens_KL.index_select(0, index),
             born_KL=self.born_KL.index_select(0, index),
-            prompt_len=self.prompt_len,
-            special=self.special,
-            forwards=self.forwards,
             memo=memo,
         )
 
@@ -99,3 +122,13 @@ class DecodeState:
     def pick(self, j: Tensor) -> DecodeState:
         """Branch `j` (0-d or 1-element int64 tensor, no host copy), memo included."""
         return self.take(j.reshape(1))
+
+
+def check_prompt(request: Request, special: SpecialTokens) -> None:
+    """Refuse prompts padded on the left: requests differ in length here, nothing is padded."""
+    padding = {special.mask, special.pad} - {None, special.bos}
+    if request.prompt_ids[0] in padding:
+        raise DllmBenchError(
+            f"Request {request.id!r} begins with the padding token {request.prompt_ids[0]}; "
+            "requests have their own lengths here, hand over the prompt without padding."
+        )

@@ -9,7 +9,7 @@ selector's stall rule says) and copies to the host once per round. It leaves tex
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -27,19 +27,22 @@ from dllm_bench.core.protocols import (
     Stop,
     Window,
 )
-from dllm_bench.core.request import DllmBenchError, Generation, Request
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.request import DllmBenchError, Generation, Request, first_end
+from dllm_bench.core.state import CUT, DecodeState
 from dllm_bench.core.trace import Forward, Trace
 from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.guidance import check_guidance, guided
+from dllm_bench.decoding.numerics import top1
 from dllm_bench.decoding.stop.filled import Filled
 
 
 @dataclass(frozen=True)
 class MaskedDecoder:
-    """Six pieces and one switch; equal decoders produce equal tokens.
+    """Six pieces and two switches; equal decoders produce equal tokens.
 
     forbid_mask takes the mask token out of the model's distribution, so that no position can be
-    "decoded" to a mask (published samplers leave it in).
+    "decoded" to a mask (published samplers leave it in). guidance is the scale of classifier-free
+    guidance, 0 for none.
     """
 
     score: Score
@@ -49,33 +52,52 @@ class MaskedDecoder:
     explore: Explore = field(default_factory=Greedy)
     stop: Stop = field(default_factory=Filled)
     forbid_mask: bool = True
+    guidance: float = 0.0
 
     def __post_init__(self) -> None:
-        check_fit({slot.name: getattr(self, slot.name) for slot in fields(self)})
+        check_fit(self.slots())
+        check_guidance(self.guidance, self.cache)
+
+    def slots(self) -> dict[str, Piece]:
+        """The pieces by the name of their slot."""
+        values = {slot.name: getattr(self, slot.name) for slot in fields(self)}
+        return {name: piece for name, piece in values.items() if isinstance(piece, Piece)}
+
+    def prepare(self, model: Denoiser, request: Request) -> Request:
+        """The request with what the pieces have to know beforehand (the oracle's reference)."""
+        for piece in self.slots().values():
+            for part in (piece, *piece.parts()):
+                request = part.prepare(model, request)
+        return request
 
     @torch.inference_mode()
     def generate(self, model: Denoiser, request: Request) -> Generation:
         """Decode `request`; see `Generation` for what comes out."""
-        state = DecodeState.start(request, model.special, model.device)
+        request = self.prepare(model, request)
+        length = self.schedule.length(len(request.prompt_ids), request.max_new_tokens)
+        state = DecodeState.start(request, model.special, model.device, length)
         kv = model.new_cache(state.length)
         rounds = _Rounds()
         last: tuple[Scores, Window] | None = None
         while True:
             branches, window = self._open(self.explore.spawn(state, last), rounds)
             if window is None:
-                return rounds.generation(request, state)
+                return rounds.generation(request, branches)
             plan = self.cache.plan(branches, window, kv)
-            logits_KWV = model.forward(branches.tokens_KL, plan, kv)
+            if self.stop.reads_ahead:
+                plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
+            logits_KRV = guided(model, branches, plan, kv, self.guidance)
             if self.forbid_mask:
-                logits_KWV[..., model.special.mask] = -torch.inf
-            scores = self.score(logits_KWV, branches, window)
+                logits_KRV[..., model.special.mask] = -torch.inf
+            scores = self.score(logits_KRV[:, : window.width], branches, window)
             winner = self.explore.pick(scores, window, branches)
             kv.keep(plan, winner)
-            rounds.began(plan, branches.branches)
+            rounds.began(plan, branches.branches * (2 if self.guidance else 1))
             state = branches
             if branches.branches > 1:
                 scores, window, state = scores.pick(winner), window.pick(winner), state.pick(winner)
             rounds.note(winner, forced=self._commit(state, scores, window))
+            self._shorten(state, scores, window, logits_KRV, winner)
             rounds.check_progress(request)
             last = (scores, window)
 
@@ -85,9 +107,11 @@ class MaskedDecoder:
         self.schedule.open(branches, closed_K)
         survey_K3 = self.schedule.survey(branches, closed_K)
         finished = self.stop.finished(branches)[-1].long()
-        facts = torch.stack([finished, self.explore.valid(branches)])
-        over, valid, *flat = torch.cat([facts, survey_K3.flatten()]).tolist()
-        rows = [flat[i : i + 3] for i in range(0, len(flat), 3)]
+        left = (branches.born_KL[-1] != CUT).sum()
+        facts = torch.stack([finished, self.explore.valid(branches), left])
+        over, valid, length, *flat = torch.cat([facts, survey_K3.flatten()]).tolist()
+        branches.truncate(length)
+        rows = [[min(at, length) for at in flat[i : i + 3]] for i in range(0, len(flat), 3)]
         rounds.tick(open_end=rows[-1][2])
         if over or rows[-1][0] == 0:
             return branches, None
@@ -110,6 +134,26 @@ class MaskedDecoder:
         state.commit(where_KL, ids_KL)
         state.forwards += 1
         return forced_KW.sum()
+
+    def _shorten(
+        self,
+        state: DecodeState,
+        scores: Scores,
+        window: Window,
+        logits_KRV: Tensor,
+        winner: Tensor,
+    ) -> None:
+        """Cut the canvas where the stop rule predicts the end of the text."""
+        if self.stop.reads_ahead:
+            ids_1A, probability_1A = top1(
+                logits_KRV[:, window.width :].index_select(0, winner.reshape(1))
+            )
+            ids_1A = torch.cat([scores.ids_KW, ids_1A], 1)
+            probability_1A = torch.cat([scores.probability_KW, probability_1A], 1)
+            scores = Scores(ids_1A, probability_1A, probability_1A)
+        length = self.stop.shorten(state, scores, window)
+        if length is not None:
+            state.cut(length)
 
 
 @dataclass
@@ -167,25 +211,23 @@ class _Rounds:
         span = slice(state.prompt_len, self.open_end)
         ids = tuple(state.tokens_KL[-1, span].tolist())
         born = tuple(state.born_KL[-1, span].tolist())
-        cut = {"length": len(ids)}
-        ends = [i for i, token in enumerate(ids) if token in state.special.ends]
-        if ends:
-            cut["eos"] = ends[0]
+        end = first_end(ids, state.special)
+        cut = {"length": min(len(ids), request.max_new_tokens)}
+        cut |= {} if end is None else {"eos": end}
         return Generation(request.id, ids, born, cut, self.trace())
 
 
-def check_fit(pieces: dict[str, object]) -> None:
+def check_fit(slots: dict[str, Piece]) -> None:
     """Match what the pieces need with what the others give.
 
     Raises DllmBenchError naming both pieces and the missing condition.
     """
-    for slot, piece in pieces.items():
-        if not isinstance(piece, Piece):
-            continue
-        for wanted, condition in piece.needs.items():
-            other = pieces[wanted]
-            if condition not in getattr(other, "gives", frozenset()):
-                raise DllmBenchError(
-                    f"{slot} {type(piece).__name__} needs a {wanted} with {condition}, which "
-                    f"{type(other).__name__} does not give; choose another {wanted} or {slot}."
-                )
+    for slot, whole in slots.items():
+        for piece in (whole, *whole.parts()):
+            for wanted, condition in sorted(piece.needs):
+                other = slots[wanted]
+                if condition not in other.gives:
+                    raise DllmBenchError(
+                        f"{slot} {type(piece).__name__} needs a {wanted} with {condition}, which "
+                        f"{type(other).__name__} does not give; choose another {wanted} or {slot}."
+                    )

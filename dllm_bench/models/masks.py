@@ -1,8 +1,8 @@
 """Attention masks of one forward: who sees which cached and fed positions.
 
 Keys lie as [visible cached positions | fresh keys of branch 0 | branch 1 | ...]. A branch sees the
-cache and itself, never another branch; under block-causal attention a position sees the prompt,
-earlier blocks and its own block. Masks are additive (0 or -inf); None means that everything is
+cache and itself, never another branch; under block-causal attention a position sees earlier
+blocks and its own block. Masks are additive (0 or -inf); None means that everything is
 seen. Padding and batches of requests are left out.
 """
 
@@ -27,7 +27,7 @@ class MaskShape:
     branches: int
     feed: Span
     cached: tuple[Span, ...]
-    prompt_len: int = 0
+    origin: int = 0
     block: int = 0
 
     @classmethod
@@ -36,7 +36,7 @@ class MaskShape:
             return cls(branches, plan.feed, cached)
         if plan.block < 1:
             raise ValueError(f"Block-causal attention needs a block length, found {plan.block}.")
-        return cls(branches, plan.feed, cached, plan.prompt_len, plan.block)
+        return cls(branches, plan.feed, cached, plan.origin, plan.block)
 
     @property
     def sees_all(self) -> bool:
@@ -47,10 +47,10 @@ class MaskShape:
         return self.block == 0 or self.block_index(self.feed[0]) >= self.block_index(last)
 
     def block_index(self, position: int) -> int:
-        """0 for the prompt, 1, 2, ... for generated blocks."""
-        if position < self.prompt_len:
+        """0 before the origin, 1, 2, ... for the blocks."""
+        if position < self.origin:
             return 0
-        return (position - self.prompt_len) // self.block + 1
+        return (position - self.origin) // self.block + 1
 
 
 def attention_mask(
@@ -92,7 +92,7 @@ def _sees(shape: MaskShape, query_Q: Tensor, key_N: Tensor) -> Tensor:
     if shape.block == 0:
         return torch.ones(len(query_Q), len(key_N), dtype=torch.bool, device=query_Q.device)
     query_Q, key_N = (
-        (p - shape.prompt_len).div(shape.block, rounding_mode="floor").clamp_min(-1)
+        (p - shape.origin).div(shape.block, rounding_mode="floor").clamp_min(-1)
         for p in (query_Q, key_N)
     )
     return query_Q[:, None] >= key_N[None, :]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.request import DllmBenchError, Generation, Request, first_end
 from dllm_bench.metrics import speed
 from dllm_bench.runs import provenance
 from dllm_bench.runs.loggers import NoLogger
@@ -132,23 +132,27 @@ class _Work:
     def _begin(self, warmups: Sequence[Request]) -> int:
         """Warm up on fixed requests, whose results are thrown away, and note the session."""
         for request in warmups:
-            self._seed(request)
-            self.decoder.generate(self.loaded.denoiser, request)
+            self.decoder.generate(self.loaded.denoiser, self._ready(request))
         facts = provenance.environment(str(self.spec.hardware["device"]))
         index = self.opened.begin(Session(self.parts.now(), len(warmups), facts))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         return index
 
-    def _seed(self, request: Request) -> None:
-        """Random numbers of a request follow from the run's seed and its id, nothing else."""
+    def _ready(self, request: Request) -> Request:
+        """The request as the decoder wants it, random numbers seeded.
+
+        They follow from the run's seed and the request's id, nothing else.
+        """
         import torch
 
         text = f"{self.spec.seed}/{request.id}".encode()
-        torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
+        seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+        torch.manual_seed(seed)
+        return self.decoder.prepare(self.loaded.denoiser, replace(request, seed=seed))
 
     def _sample(self, request: Request, session: int) -> SampleRecord:
         """Decode one request under the clock and write down what happened."""
-        self._seed(request)
+        request = self._ready(request)
         started_at = self.parts.now()
         self.parts.sync(self.spec)
         started = self.parts.clock()
@@ -191,10 +195,10 @@ def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:
     Every reason is recorded as an index into the ids: "eos", "stop" and, always, "length".
     """
     special = loaded.denoiser.special
-    reasons = {**generation.cut, "length": len(generation.ids)}
-    ends = [index for index, token in enumerate(generation.ids) if token in special.ends]
-    if ends:
-        reasons["eos"] = ends[0]
+    reasons = {"length": min(len(generation.ids), request.max_new_tokens)}
+    end = first_end(generation.ids, special)
+    if end is not None:
+        reasons["eos"] = end
     ids = [token for token in generation.ids[: min(reasons.values())] if token != special.mask]
     text = loaded.decode(ids)
     at = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=None)

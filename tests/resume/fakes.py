@@ -93,6 +93,9 @@ class FakeDecoder:
     pause_s: float = 0.0
     ids: tuple[int, ...] | None = None
 
+    def prepare(self, model: Any, request: Request) -> Request:
+        return request
+
     def generate(self, model: Any, request: Request) -> Generation:
         if self.log is not None:
             with open(self.log, "a") as file:

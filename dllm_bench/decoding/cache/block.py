@@ -21,7 +21,9 @@ class BlockCache(Cache):
     """`attention`: "block_causal" (exact) or "full" (approximate)."""
 
     attention: Attention = "block_causal"
-    needs: ClassVar[dict[str, str]] = {"schedule": "blocks that finish in order"}
+    needs: ClassVar[frozenset[tuple[str, str]]] = frozenset(
+        {("schedule", "blocks that finish in order")}
+    )
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
         return Plan(
@@ -31,6 +33,6 @@ class BlockCache(Cache):
             store=(kv.length, window.retired),
             attention=self.attention,
             block=window.block,
-            prompt_len=branches.prompt_len,
+            origin=window.origin,
             visible_K=window.visible_K,
         )

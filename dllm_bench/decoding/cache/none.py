@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dllm_bench.core.protocols import Attention, Cache, KVCache, Plan, Window
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind
+from dllm_bench.decoding.guidance import WHOLE
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,7 @@ class NoCache(Cache):
     """`attention`: "full" (bidirectional) or "block_causal" over the schedule's blocks."""
 
     attention: Attention = "full"
+    gives: ClassVar[frozenset[str]] = frozenset({WHOLE})
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
         return Plan(
@@ -23,6 +26,6 @@ class NoCache(Cache):
             store=(0, 0),
             attention=self.attention,
             block=window.block,
-            prompt_len=branches.prompt_len,
+            origin=window.origin,
             visible_K=window.visible_K,
         )

@@ -21,7 +21,9 @@ class PrefixCache(Cache):
 
     every: int | None = None
     attention: Attention = "full"
-    needs: ClassVar[dict[str, str]] = {"schedule": "blocks that finish in order"}
+    needs: ClassVar[frozenset[tuple[str, str]]] = frozenset(
+        {("schedule", "blocks that finish in order")}
+    )
 
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
@@ -38,7 +40,7 @@ class PrefixCache(Cache):
             store=(0, 0) if fresh else (0, self._kept(window)),
             attention=self.attention,
             block=window.block,
-            prompt_len=branches.prompt_len,
+            origin=window.origin,
             visible_K=window.visible_K,
             forward=branches.forwards,
         )

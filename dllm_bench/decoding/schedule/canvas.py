@@ -1,6 +1,8 @@
-"""Block bookkeeping shared by the schedules: how much of each block is decoded, and the window.
+"""Block bookkeeping shared by the schedules: how many masks each block has left, and the window.
 
-Blocks are prompt-relative: block n covers positions [P + nB, P + (n+1)B).
+Block n covers positions [origin + nB, origin + (n+1)B), the last one may be short. With the origin
+at the prompt's end blocks are prompt-relative (LLaDA); with the origin at 0 they are absolute and
+the first one to decode may overlap the prompt (dInfer, block diffusion).
 """
 
 from __future__ import annotations
@@ -10,19 +12,35 @@ from torch import Tensor
 
 from dllm_bench.core.protocols import Window
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.state import MASKED, DecodeState
 
 
-def decoded_per_block(branches: DecodeState, block: int) -> Tensor:
-    """Decoded positions of every generation block, int64 (K, N)."""
-    new = branches.length - branches.prompt_len
+def check_divides(block: int, new: int) -> None:
+    """Prompt-relative blocks fill the generation without rest."""
     if new % block:
         raise DllmBenchError(
             f"A block of {block} does not divide the generation length {new}; "
             f"set max_new_tokens to a multiple of {block}."
         )
-    masked_KN = branches.masked_KL[:, branches.prompt_len :].unflatten(1, (-1, block)).sum(-1)
-    return block - masked_KN
+
+
+def masks_per_block(branches: DecodeState, origin: int, block: int) -> Tensor:
+    """Positions still to be decoded in every block from `origin` on, int64 (K, N)."""
+    return per_block(branches.masked_KL, origin, block)
+
+
+def decoded_per_block(branches: DecodeState, origin: int, block: int) -> Tensor:
+    """Positions decoded by this request in every block from `origin` on, int64 (K, N)."""
+    return per_block(branches.born_KL > MASKED, origin, block)
+
+
+def per_block(flags_KL: Tensor, origin: int, block: int) -> Tensor:
+    """True values in every block from `origin` on, int64 (K, N)."""
+    flags_KG = flags_KL[:, origin:]
+    short = -flags_KG.shape[1] % block
+    if short:
+        flags_KG = torch.nn.functional.pad(flags_KG, (0, short))
+    return flags_KG.unflatten(1, (-1, block)).sum(-1)
 
 
 def leading(flags_KN: Tensor) -> Tensor:
@@ -30,19 +48,19 @@ def leading(flags_KN: Tensor) -> Tensor:
     return flags_KN.long().cumprod(dim=1).sum(dim=1)
 
 
-def survey(branches: DecodeState, decoded_KN: Tensor, open_K: Tensor, block: int) -> Tensor:
+def survey(masks_KN: Tensor, open_K: Tensor, origin: int, block: int) -> Tensor:
     """`Schedule.survey` for `open_K` open blocks per branch."""
-    index_N = torch.arange(decoded_KN.shape[1], device=open_K.device)
-    left_K = ((block - decoded_KN) * (index_N < open_K[:, None])).sum(1)
-    done_K = leading(decoded_KN == block)
-    prompt = branches.prompt_len
-    return torch.stack([left_K, prompt + done_K * block, prompt + open_K * block], dim=1)
+    index_N = torch.arange(masks_KN.shape[1], device=open_K.device)
+    left_K = (masks_KN * (index_N < open_K[:, None])).sum(1)
+    done_K = leading(masks_KN == 0)
+    return torch.stack([left_K, origin + done_K * block, origin + open_K * block], dim=1)
 
 
 def open_window(
     branches: DecodeState,
     survey_K3: Tensor,
     rows: list[list[int]],
+    origin: int,
     block: int,
     sees_future: bool,
 ) -> Window:
@@ -62,7 +80,8 @@ def open_window(
         visible=branches.length if sees_future else stop,
         retired=start,
         block=block,
+        origin=origin,
         eligible_KW=eligible_KW,
-        must_KN=eligible_KW.unflatten(1, (-1, block)).any(-1),
+        must_KN=per_block(eligible_KW, 0, block) > 0,
         visible_K=open_end_K1[:, 0] if hides else None,
     )

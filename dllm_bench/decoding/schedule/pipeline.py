@@ -17,7 +17,12 @@ from torch import Tensor
 from dllm_bench.core.protocols import Schedule, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.schedule.canvas import decoded_per_block, open_window, survey
+from dllm_bench.decoding.schedule.canvas import (
+    check_divides,
+    masks_per_block,
+    open_window,
+    survey,
+)
 
 OPENED = "pipeline.opened"
 
@@ -41,14 +46,22 @@ class Pipeline(Schedule):
     def gives(self) -> frozenset[str]:  # type: ignore[override]
         """One open block at a time when a block opens only after the last one is complete."""
         single = {"one open block at a time"} if self.tau_add == 1 else set()
-        return frozenset({"blocks that finish in order"} | single)
+        return frozenset({"blocks that finish in order", f"blocks of {self.block}"} | single)
+
+    def length(self, prompt_len: int, new: int) -> int:
+        check_divides(self.block, new)
+        return super().length(prompt_len, new)
+
+    def _decoded(self, branches: DecodeState) -> Tensor:
+        """Positions of every block that are not masked, int64 (K, N)."""
+        return self.block - masks_per_block(branches, branches.prompt_len, self.block)
 
     def _due(self, tau: float) -> int:
         """Decoded positions from which a block counts as decoded to the share `tau`."""
         return math.ceil(tau * self.block - 1e-9)
 
     def open(self, branches: DecodeState, closed_K: Tensor) -> None:
-        decoded_KN = decoded_per_block(branches, self.block)
+        decoded_KN = self._decoded(branches)
         opened_K = branches.memo.get(OPENED, torch.zeros_like(decoded_KN[:, 0]))
         last_K = decoded_KN.gather(1, (opened_K - 1).clamp(min=0)[:, None])[:, 0]
         ready_K = (opened_K == 0) | (last_K >= self._due(self.tau_add))
@@ -56,13 +69,15 @@ class Pipeline(Schedule):
         branches.memo[OPENED] = opened_K + (ready_K & room_K & ~closed_K)
 
     def survey(self, branches: DecodeState, closed_K: Tensor) -> Tensor:
-        decoded_KN = decoded_per_block(branches, self.block)
-        return survey(branches, decoded_KN, branches.memo[OPENED], self.block)
+        masks_KN = masks_per_block(branches, branches.prompt_len, self.block)
+        return survey(masks_KN, branches.memo[OPENED], branches.prompt_len, self.block)
 
     def window(self, branches: DecodeState, survey_K3: Tensor, rows: list[list[int]]) -> Window:
-        window = open_window(branches, survey_K3, rows, self.block, sees_future=False)
-        decoded_KN = decoded_per_block(branches, self.block)
+        prompt = branches.prompt_len
+        window = open_window(branches, survey_K3, rows, prompt, self.block, sees_future=False)
+        decoded_KN = self._decoded(branches)
         pushed_KN = torch.ones_like(decoded_KN, dtype=torch.bool)
         pushed_KN[:, 1:] = decoded_KN[:, :-1] >= self._due(self.tau_act)
-        first, last = ((x - branches.prompt_len) // self.block for x in (window.start, window.stop))
+        first = (window.start - prompt) // self.block
+        last = first + window.must_KN.shape[1]
         return replace(window, must_KN=window.must_KN & pushed_KN[:, first:last])

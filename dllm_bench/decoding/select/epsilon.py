@@ -17,9 +17,7 @@ from torch import Tensor
 from dllm_bench.core.protocols import Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.select.steps import step_in_block, surest
-
-MEMO = "epsilon.block_total_step"
+from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block, surest
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Epsilon(Select):
     steps: int | None = None
     eps: float = 1e-3
     idle: bool = False
-    needs: ClassVar[dict[str, str]] = {"schedule": "one open block at a time"}
+    needs: ClassVar[frozenset[tuple[str, str]]] = COUNTS_STEPS
 
     def __post_init__(self) -> None:
         if (self.steps is not None and self.steps < 1) or not 0 < self.eps < 1:
@@ -39,7 +37,7 @@ class Epsilon(Select):
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, _ = step_in_block(state, window, MEMO)
+        step_K, _ = step_in_block(state, window)
         masks_K = window.eligible_KW.sum(1)
         return surest(scores, window, (masks_K * self._share(step_K, window)).long())
 

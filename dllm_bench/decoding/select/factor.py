@@ -29,10 +29,12 @@ class Factor(Select):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         open_KW = window.eligible_KW
-        sure_KNB = window.blocks(scores.probability_KW.masked_fill(~open_KW, -torch.inf))
+        sure_KNB = window.blocks(
+            scores.probability_KW.masked_fill(~open_KW, -torch.inf), -torch.inf
+        )
         sorted_KNB, order_KNB = sure_KNB.sort(dim=2, descending=True, stable=True)
         rank_B = torch.arange(1, window.block + 1, device=sure_KNB.device)
         holds_KNB = (rank_B + 1) * (1 - sorted_KNB) < self.factor
         count_KN1 = (holds_KNB * rank_B).amax(2, keepdim=True)
         where_KNB = torch.zeros_like(holds_KNB).scatter_(2, order_KNB, rank_B <= count_KN1)
-        return where_KNB.flatten(1) & open_KW
+        return window.flat(where_KNB) & open_KW

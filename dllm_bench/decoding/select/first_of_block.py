@@ -8,15 +8,14 @@ inner selector counts that forward as its own step 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.protocols import Scores, Select, Window
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.select.steps import step_in_block
-
-MEMO = "first_of_block.block_total_step"
+from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block
 
 
 @dataclass(frozen=True)
@@ -24,14 +23,10 @@ class FirstOfBlock(Select):
     """`inner` decodes the rest of the block, stalls included."""
 
     inner: Select
-
-    @property
-    def needs(self) -> dict[str, str]:  # type: ignore[override]
-        """The inner selector's conditions, and blocks that are entered one after the other."""
-        return {**self.inner.needs, "schedule": "one open block at a time"}
+    needs: ClassVar[frozenset[tuple[str, str]]] = COUNTS_STEPS
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, _ = step_in_block(state, window, MEMO)
+        step_K, _ = step_in_block(state, window)
         first_KW = window.eligible_KW & (window.eligible_KW.cumsum(1) == 1)
         return torch.where((step_K == 0)[:, None], first_KW, self.inner(scores, window, state))
 

@@ -38,4 +38,4 @@ class Hierarchy(Select):
         best_KNR = torch.full_like(torch.nn.functional.pad(sure_KNB, (0, 1)), -1.0)
         best_KNR = best_KNR.scatter_reduce(2, run_KNB, sure_KNB, "amax")
         best_KNB = (sure_KNB == best_KNR.gather(2, run_KNB)) & (sure_KNB > self.low)
-        return ((best_KNB | (sure_KNB > self.tau)) & masked_KNB).flatten(1)
+        return window.flat((best_KNB | (sure_KNB > self.tau)) & masked_KNB)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dllm_bench.core.protocols import Scores, Window
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.select.epsilon import MEMO as STEPS
 from dllm_bench.decoding.select.epsilon import Epsilon
 from dllm_bench.decoding.select.steps import step_in_block
 
@@ -31,7 +30,7 @@ class Origin(Epsilon):
     seed: int = 0
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, _ = step_in_block(state, window, STEPS)
+        step_K, _ = step_in_block(state, window)
         share_K = self._share(step_K, window)
         return window.eligible_KW & (self._draw(window, state) < share_K[:, None])
 

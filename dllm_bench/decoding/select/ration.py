@@ -8,15 +8,14 @@ over the whole generation this is Fast-dLLM's threshold for Dream without a cach
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from dllm_bench.core.protocols import Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.select.steps import step_in_block, surest
-
-MEMO = "ration.block_total_step"
+from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block, surest
 
 
 @dataclass(frozen=True)
@@ -25,18 +24,14 @@ class Ration(Select):
 
     inner: Select
     steps: int
+    needs: ClassVar[frozenset[tuple[str, str]]] = COUNTS_STEPS
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise DllmBenchError(f"Ration steps is {self.steps}; give at least 1 step per block.")
 
-    @property
-    def needs(self) -> dict[str, str]:  # type: ignore[override]
-        """The inner selector's conditions, and blocks whose steps can be counted."""
-        return {**self.inner.needs, "schedule": "one open block at a time"}
-
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, total_K = step_in_block(state, window, MEMO)
+        step_K, total_K = step_in_block(state, window)
         due_K = total_K * (step_K + 1).clamp(max=self.steps) // self.steps
         left_K = due_K - (total_K - window.eligible_KW.sum(1))
         return surest(scores, window, left_K) & self.inner(scores, window, state)

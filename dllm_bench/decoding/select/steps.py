@@ -1,7 +1,8 @@
 """What the selectors with a step count share: where a block's decoding stands, and the surest n.
 
 `step_in_block` counts the forwards of the open block in the memo, so it follows its branch and
-needs one open block at a time; `surest` picks a count of positions that may differ by branch.
+needs one open block at a time; all selectors of a decoder read the same count. `surest` picks a
+count of positions that may differ by branch.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from dllm_bench.core.protocols import Scores, Window
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import stable_top
 
+COUNTS_STEPS = frozenset({("schedule", "one open block at a time")})
+MEMO = "steps.block_total_forward"
 
-def step_in_block(state: DecodeState, window: Window, memo: str) -> tuple[Tensor, Tensor]:
-    """Step in the open block, from 0, and its masks at entry, each (K,); counts one forward."""
+
+def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
+    """Forwards made in the open block before this one, and its masks at entry, each (K,)."""
     masks_K = window.eligible_KW.sum(1)
-    fresh_K3 = torch.stack(
-        [torch.full_like(masks_K, window.start), masks_K, torch.zeros_like(masks_K)], dim=1
-    )
-    memo_K3 = state.memo.get(memo, fresh_K3)
-    memo_K3 = torch.where(memo_K3[:, :1] == window.start, memo_K3, fresh_K3)
-    block_K, total_K, step_K = memo_K3.unbind(1)
-    state.memo[memo] = torch.stack([block_K, total_K, step_K + 1], dim=1)
-    return step_K, total_K
+    now_K3 = masks_K.new_tensor([window.start, 0, state.forwards]).repeat(len(masks_K), 1)
+    now_K3[:, 1] = masks_K
+    memo_K3 = state.memo.get(MEMO, now_K3)
+    memo_K3 = torch.where(memo_K3[:, :1] == window.start, memo_K3, now_K3)
+    state.memo[MEMO] = memo_K3
+    _, total_K, entered_K = memo_K3.unbind(1)
+    return state.forwards - entered_K, total_K
 
 
 def surest(scores: Scores, window: Window, count_K: Tensor) -> Tensor:

@@ -14,9 +14,7 @@ from torch import Tensor
 from dllm_bench.core.protocols import Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.select.steps import step_in_block, surest
-
-MEMO = "topk.block_total_step"
+from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block, surest
 
 
 @dataclass(frozen=True)
@@ -24,13 +22,13 @@ class TopK(Select):
     """`steps` forwards per block (None: as many as the block has positions)."""
 
     steps: int | None = None
-    needs: ClassVar[dict[str, str]] = {"schedule": "one open block at a time"}
+    needs: ClassVar[frozenset[tuple[str, str]]] = COUNTS_STEPS
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise DllmBenchError(f"TopK steps is {self.steps}; give at least 1 step per block.")
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        step_K, total_K = step_in_block(state, window, MEMO)
+        step_K, total_K = step_in_block(state, window)
         steps = self.steps or window.block
         return surest(scores, window, total_K // steps + (step_K < total_K % steps))

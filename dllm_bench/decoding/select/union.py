@@ -15,15 +15,10 @@ from dllm_bench.core.state import DecodeState
 
 @dataclass(frozen=True)
 class Union(Select):
-    """`first` or `second`; needs and stall rule are those of the parts."""
+    """`first` or `second`."""
 
     first: Select
     second: Select
-
-    @property
-    def needs(self) -> dict[str, str]:  # type: ignore[override]
-        """Both parts' conditions."""
-        return {**self.first.needs, **self.second.needs}
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         return self.first(scores, window, state) | self.second(scores, window, state)

@@ -18,6 +18,11 @@ class AnyOf(Stop):
 
     rules: tuple[Stop, ...]
 
+    @property
+    def reads_ahead(self) -> bool:  # type: ignore[override]
+        """Whether any of the rules does."""
+        return any(rule.reads_ahead for rule in self.rules)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
 
@@ -27,6 +32,7 @@ class AnyOf(Stop):
     def finished(self, state: DecodeState) -> Tensor:
         return reduce(torch.logical_or, (rule.finished(state) for rule in self.rules))
 
-    def shorten(self, state: DecodeState, scores: Scores, window: Window) -> int | None:
-        lengths = [rule.shorten(state, scores, window) for rule in self.rules]
-        return min((length for length in lengths if length is not None), default=None)
+    def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
+        cuts = [rule.shorten(state, seen, window) for rule in self.rules]
+        lengths = [length for length in cuts if length is not None]
+        return torch.stack(lengths).min() if lengths else None

@@ -2,7 +2,8 @@
 
 scope "block": once an end token is committed no further block opens, open blocks are decoded to
 their end (D2F, LoPA). scope "token": also finish as soon as an end token is committed and
-everything before it is decoded (CreditDecoding's early stop).
+everything before it is decoded (CreditDecoding's early stop). The rule of Learn2PD's paper for
+end-of-text prediction is "block" without the end of a turn.
 """
 
 from __future__ import annotations
@@ -19,20 +20,12 @@ from dllm_bench.core.state import DecodeState
 Scope = Literal["block", "token"]
 
 
-def ends_KG(branches: DecodeState) -> Tensor:
-    """True where a generated position holds an end token, bool (K, G)."""
-    generated_KG = branches.tokens_KL[:, branches.prompt_len :]
-    found_KG = generated_KG == branches.special.eos
-    for end in branches.special.ends[1:]:
-        found_KG = found_KG | (generated_KG == end)
-    return found_KG
-
-
 @dataclass(frozen=True)
 class Eos(Stop):
-    """See the file header for `scope`."""
+    """See the file header for `scope`; turn_end: the end of a chat turn counts as well."""
 
     scope: Scope = "block"
+    turn_end: bool = True
 
     def __post_init__(self) -> None:
         if self.scope not in get_args(Scope):
@@ -40,12 +33,20 @@ class Eos(Stop):
                 f"Eos scope is {self.scope!r}; choose one of {', '.join(get_args(Scope))}."
             )
 
+    def _ends(self, branches: DecodeState) -> Tensor:
+        """True where a generated position holds an end token, bool (K, G)."""
+        generated_KG = branches.tokens_KL[:, branches.prompt_len :]
+        found_KG = generated_KG == branches.special.eos
+        for end in branches.special.ends[1:] if self.turn_end else ():
+            found_KG = found_KG | (generated_KG == end)
+        return found_KG
+
     def closed(self, branches: DecodeState) -> Tensor:
-        return ends_KG(branches).any(dim=1)
+        return self._ends(branches).any(dim=1)
 
     def finished(self, state: DecodeState) -> Tensor:
         if self.scope == "block":
             return super().finished(state)
-        ended_KG = ends_KG(state).long().cummax(dim=1).values.bool()
+        ended_KG = self._ends(state).long().cummax(dim=1).values.bool()
         before_KG = state.masked_KL[:, state.prompt_len :] & ~ended_KG
         return ended_KG[:, -1] & ~before_KG.any(dim=1)
