@@ -264,6 +264,8 @@ def parser() -> argparse.ArgumentParser:
     one = add(listed, "show", commands.show, "a run's numbers, or one sample's filling order")
     one.add_argument("run", help="hash of a run, or its beginning (see status)")
     one.add_argument("--sample", metavar="ID", help="show the filling order of this sample")
+    one.add_argument("--canvas", action="store_true", help="the canvas after every forward too")
+    one.add_argument("--json", action="store_true", help="the sample's forwards and tokens as JSON")
     two = add(listed, "compare", commands.compare, "paired difference of two runs")
     two.add_argument("a", help="hash of a run")
     two.add_argument("b", help="hash of another run")

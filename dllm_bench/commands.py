@@ -104,17 +104,22 @@ def status(args: Namespace, compose: Compose) -> int:
 
 
 def show(args: Namespace, compose: Compose) -> int:
-    """One run, or one sample of it."""
-    from dllm_bench.report import terminal
+    """One run, or how one of its samples was filled."""
+    from dllm_bench.report import filling, paint, terminal
     from dllm_bench.runs.store import read_record, read_samples
 
     entry = store_of(args, compose).find(args.run)
     if args.sample is None:
+        if args.json or args.canvas:
+            raise DllmBenchError(
+                "--json and --canvas show one sample, none was named; add --sample ID."
+            )
         record = read_record(entry.path)
         return echo(terminal.summary(record) if record else terminal.unfinished(entry))
     sample = terminal.pick_sample(read_samples(entry.path), args.sample, args.run)
     model = compose([f"model={entry.spec.model['name']}"])["model"]
-    return echo(terminal.filling(sample, terminal.decoder_of(model)))
+    view = filling.view(sample, terminal.decoder_of(model), entry.spec.decoder)
+    return echo([view.to_json()] if args.json else paint.lines(view, paint.terminal(), args.canvas))
 
 
 def compare(args: Namespace, compose: Compose) -> int:

@@ -25,12 +25,13 @@ class Forward:
     """One model call. Positions are counted per branch; `ms` is wall time of the whole step."""
 
     kind: Kind
-    branches: int  # K candidate states evaluated in this call
+    branches: int  # K candidate states evaluated in this call; 2 K under guidance
     fed: int  # positions fed per branch
     cached: int  # positions read from the cache
     ms: float = 0.0
     winner: int = 0  # index of the branch that went on, creation order, base last
     forced: int = 0  # positions committed by the stall rule
+    masks: int = 0  # masks of the open blocks before this call
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Stored runs as lines of text: the board, one run, one sample's filling order, a table.
+"""Stored runs as lines of text: the board, one run, two runs, a table.
 
 Pure functions from what the store holds to strings; printing and finding runs is the command
 line's. Numbers come from the record by the name of their definition, nothing is computed anew.
@@ -105,24 +105,6 @@ def unfinished(entry: Entry) -> Iterator[str]:
     if entry.error:
         yield entry.error
     yield "The command that started it goes on from there."
-
-
-def filling(sample: SampleRecord, decode: Decode) -> Iterator[str]:
-    """The order in which one sample's positions were decoded, forward by forward."""
-    forwards = len(sample.trace["kind"])
-    yield f"sample {sample.id}: {len(sample.ids)} positions in {forwards} forwards"
-    rows: list[tuple[str, ...]] = [
-        ("forward", "kind", "branches", "fed", "cached", "ms", "tokens committed")
-    ]
-    for index in range(forwards):
-        places = [i for i, born in enumerate(sample.born) if born == index]
-        shown = " ".join(f"{i}:{decode([sample.ids[i]])!r}" for i in places)
-        costs = [str(sample.trace[name][index]) for name in ("kind", "branches", "fed", "cached")]
-        rows.append((str(index), *costs, number(sample.trace["ms"][index], 1), shown or "none"))
-    yield from grid(rows)
-    ends = ", ".join(f"{reason} at {index}" for reason, index in sorted(sample.cut.items()))
-    yield f"ends: {ends}"
-    yield sample.text
 
 
 def decoder_of(model: Mapping[str, Any]) -> Decode:

@@ -14,8 +14,6 @@ from dllm_bench.runs.record import RunRecord, SampleRecord, Session, seal
 from dllm_bench.runs.spec import RunSpec
 from dllm_bench.runs.store import Store
 
-WORDS = {1: "four", 2: " and", 3: " two", 4: " is six"}
-
 
 def spec(**changes: Any) -> RunSpec:
     group = {"name": "n"}
@@ -62,16 +60,6 @@ def record(values: list[float], **changes: Any) -> RunRecord:
     scores = {str(i): SampleScore(v, "correct" if v else "wrong", {}) for i, v in enumerate(values)}
     environment = {"device": "a machine", "threads": 1, "commit": "0123456789abcdef", "dirty": True}
     return seal(spec(**changes), samples, scores, [Session(0.0, 2, environment)], 0.0)
-
-
-def test_filling_order_lists_every_position_at_its_forward() -> None:
-    lines = list(terminal.filling(sample(), lambda ids: WORDS[ids[0]]))
-    first, second = lines[2], lines[3]
-    assert first.split()[:6] == ["0", "prefill", "1", "20", "0", "5.0"]
-    assert first.endswith("2:' two' 3:' is six'")
-    assert second.split()[:6] == ["1", "denoise", "3", "8", "12", "2.5"]
-    assert second.endswith("0:'four' 1:' and'")
-    assert lines[-2:] == ["ends: length at 4", "four and two is six"]
 
 
 def test_summary_names_definition_machine_and_commit() -> None:

@@ -1,0 +1,272 @@
+"""How a sample was filled: the view accounts for every position, the picture invents nothing.
+
+Laws over arbitrary samples (token texts with control characters among them), then one sample
+looked at closely, then the command.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from dllm_bench.cli import main
+from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.report import filling, paint
+from dllm_bench.runs.record import SampleRecord, Session
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import Store
+
+WORDS = ["<mask>", "four", " and", " two", " is six", "\n", "<end>"]
+LOOKAHEADS = {"schedule": {"block": 4}, "explore": {"k": 2}}
+LAW = settings(max_examples=50, deadline=None)
+COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def sample(ids: list[int], born: list[int], cut: dict[str, int], trace: Trace) -> SampleRecord:
+    return SampleRecord(
+        id="a",
+        prompt_sha256="",
+        ids=ids,
+        born=born,
+        cut=cut,
+        text="",
+        trace=json.loads(json.dumps(trace.columns())),
+        counts={},
+        seconds=0.01,
+        first_step_s=0.005,
+        started_at=0.0,
+        session=0,
+    )
+
+
+def example() -> SampleRecord:
+    """Ten positions in blocks of four, three forwards: base, forced, second of two lookaheads."""
+    trace = Trace(
+        [
+            Forward(Kind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
+            Forward(Kind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=2, forced=1),
+            Forward(Kind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=1),
+        ]
+    )
+    ids = [1, 2, 3, 4, 5, 6, 6, 6, 6, 0]
+    return sample(ids, [0, 1, 2, 2, 0, 0, 2, 2, 2, -1], {"length": 10, "eos": 5}, trace)
+
+
+def drawn(view: filling.Filling, width: int = 100, canvas: bool = False, colours: bool = False):
+    system = "truecolor" if colours else None
+    console = Console(
+        file=io.StringIO(), width=width, color_system=system, force_terminal=colours, no_color=False
+    )
+    return list(paint.lines(view, console, canvas))
+
+
+def view_of(one: SampleRecord, words: list[str] = WORDS) -> filling.Filling:
+    return filling.view(one, lambda ids: words[ids[0]], LOOKAHEADS)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> SampleRecord:
+    forwards = []
+    for _ in range(draw(st.integers(1, 40))):
+        branches = draw(st.integers(1, 5))
+        winner, forced = draw(st.integers(0, branches - 1)), draw(st.integers(0, 2))
+        forwards.append(Forward(Kind.DENOISE, branches, 8, 12, 1.0, winner, forced))
+    size = draw(st.integers(0, 30))
+    ids = draw(st.lists(st.integers(0, 6), min_size=size, max_size=size))
+    births = st.integers(-1, len(forwards) - 1)
+    born = draw(st.lists(births, min_size=size, max_size=size))
+    reasons = st.sampled_from(["eos", "stop", "length"])
+    cut = draw(st.dictionaries(reasons, st.integers(0, size)))
+    return sample(ids, born, cut, Trace(forwards))
+
+
+# --- laws ----------------------------------------------------------------------------------------
+
+
+@LAW
+@given(samples())
+def test_every_decoded_position_is_committed_once_by_its_forward(one: SampleRecord) -> None:
+    view = view_of(one)
+    placed = {at: i for i, step in enumerate(view.steps) for at in step.committed}
+    assert placed == {at: i for at, i in enumerate(one.born) if i >= 0}
+    assert sum(len(step.committed) for step in view.steps) == len(placed)
+    assert [token.born for token in view.tokens] == [placed.get(i) for i in range(len(one.ids))]
+    done = 0
+    for step in view.steps:
+        done += len(step.committed)
+        assert step.filled * len(one.ids) == pytest.approx(done)
+    assert view.end == min([*one.cut.values(), len(one.ids)])
+    assert view.ended_by is None or one.cut[view.ended_by] == view.end
+
+
+@LAW
+@given(samples())
+def test_the_view_survives_json(one: SampleRecord) -> None:
+    view = view_of(one)
+    plain = json.loads(view.to_json())
+    tokens = [filling.Token(**token) for token in plain.pop("tokens")]
+    steps = [filling.Step(**step) for step in plain.pop("steps")]
+    assert filling.Filling(tokens=tokens, steps=steps, **plain) == view
+
+
+@LAW
+@given(samples(), st.lists(st.text(max_size=8), min_size=7, max_size=7))
+def test_tokens_cannot_steer_the_terminal(one: SampleRecord, words: list[str]) -> None:
+    words[1] = "\x1b]0;owned\x07\x9b2J\r\x1b[31m" + words[1]
+    view = view_of(one, words)
+    assert all(line.isprintable() for line in drawn(view, canvas=True))
+    coloured = drawn(view, canvas=True, colours=True)
+    assert all(COLOUR_CODE.sub("", line).isprintable() for line in coloured)
+    assert view.to_json().isascii() and view.to_json().isprintable()
+
+
+@LAW
+@given(samples(), st.integers(20, 160))
+def test_no_line_is_wider_than_the_terminal(one: SampleRecord, width: int) -> None:
+    lines = drawn(view_of(one), width, canvas=True)
+    assert max(cell_len(line) for line in lines) <= width
+
+
+@pytest.mark.parametrize("forwards", [2, 3, 7, 64])
+def test_later_forwards_are_lighter_and_every_colour_is_legible(forwards: int) -> None:
+    def luminance(colour: Any) -> float:
+        """Relative luminance of WCAG 2."""
+        shares = [value / 255 for value in colour.triplet]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shares]
+        return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    styles = [paint.heat(index, forwards) for index in range(forwards)]
+    grounds = [luminance(style.bgcolor) for style in styles]
+    assert all(one < other for one, other in pairwise(grounds))
+    for ground, style in zip(grounds, styles, strict=True):
+        dark, light = sorted([ground, luminance(style.color)])
+        assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2 level AA
+
+
+# --- one sample ----------------------------------------------------------------------------------
+
+
+def test_view_tells_base_from_lookahead_and_where_the_text_ends() -> None:
+    view = view_of(example())
+    assert [(s.branches, s.winner, s.lookahead_won) for s in view.steps] == [
+        (1, 0, False),
+        (3, 2, False),
+        (3, 1, True),
+    ]
+    assert [step.forced for step in view.steps] == [0, 1, 0]
+    assert [step.filled for step in view.steps] == [0.3, 0.4, 0.9]
+    assert (view.end, view.ended_by, list(view.ends)) == (5, "eos", ["eos", "length"])
+    assert view.borders == [4, 8]
+
+
+def test_guidance_runs_every_branch_twice_and_is_no_lookahead() -> None:
+    one = example()
+    one.trace["branches"] = [2, 6, 6]
+    view = filling.view(one, lambda ids: WORDS[ids[0]], {**LOOKAHEADS, "guidance": 1.5})
+    assert [step.branches for step in view.steps] == [1, 3, 3]
+    assert [step.lookahead_won for step in view.steps] == [False, False, True]
+
+
+@pytest.mark.parametrize("schedule", [{"block": None}, {"block": 4, "absolute": True}, None])
+def test_borders_are_shown_only_where_they_are_known(schedule: dict | None) -> None:
+    assert filling.borders(10, {"schedule": schedule}) == []
+    assert filling.borders(10, {}) == []
+
+
+def test_the_picture_reads_without_colours() -> None:
+    lines = drawn(view_of(example()), canvas=True)
+    assert lines[0] == "sample a: 10 positions in 3 forwards, ends: eos at 5, length at 10"
+    assert lines[2:4] == ["four₀ and₁ two₂ is six₂│\\n₀", "⟦eos⟧<end>₀<end>₂<end>₂│<end>₂░"]
+    rows = [line.split() for line in lines[6:9]]
+    assert rows[0] == "0 prefill ■ 20 0 5.0 30% 0:four 4:\\n 5:<end>".split()
+    assert rows[1] == "1 denoise ○○■ 8 12 2.5 40% 1:␣and!".split()
+    assert rows[2][2] == "○●□" and rows[2][7:9] == ["2:␣two", "3:␣is␣six"]
+    at = lines.index("after forward 1 (40%)")
+    assert lines[at + 1] == "four₀ and₁░░│\\n₀<end>₀░░│░░"
+
+
+def test_forced_tokens_among_others_are_counted_not_guessed() -> None:
+    one = example()
+    one.trace["forced"] = [2, 0, 0]
+    rows = drawn(view_of(one))[6:9]
+    assert rows[0].endswith("0:four 4:\\n 5:<end> (2!)")
+    assert "!" not in rows[1]
+
+
+def test_equal_neighbours_are_written_once() -> None:
+    trace = Trace([Forward(Kind.DENOISE, 1, 12, 0)])
+    one = sample([1, *[6] * 11], [0] * 12, {"eos": 1, "length": 12}, trace)
+    lines = drawn(filling.view(one, lambda ids: WORDS[ids[0]], {}))
+    assert lines[2] == "four₀⟦eos⟧<end>×11₀"
+    assert lines[5].endswith("0:four 1–11:<end>×11")
+
+
+def test_colours_follow_the_forward_and_what_is_after_the_end_is_dimmed() -> None:
+    lines = drawn(view_of(example()), colours=True)
+    first, last = (paint.heat(i, 3).render("x").split("x")[0] for i in (0, 2))
+    assert f"{first}four\x1b[0m" in lines[2] and f"{last} two\x1b[0m" in lines[2]
+    assert not any(f"{first}<end>" in line for line in lines)
+    assert "\x1b[2m<end>\x1b[0m" in lines[3] and "\x1b[2m░\x1b[0m" in lines[3]
+    assert not re.search("[₀-₉]", "".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("environment", "escapes", "numbers"),
+    [
+        ({}, False, True),
+        ({"FORCE_COLOR": "1"}, True, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, True),
+    ],
+    ids=["piped", "forced", "forced without colour"],
+)
+def test_colour_is_for_terminals_and_the_environment_decides(
+    environment: dict, escapes: bool, numbers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "72", **environment}.items():
+        monkeypatch.setenv(name, value)
+    console = paint.terminal()
+    assert console.width == 72
+    text = "\n".join(paint.lines(view_of(example()), console))
+    assert ("\x1b[" in text) == escapes
+    assert ("four₀" in text) == numbers
+    assert ("48;" in text) == (escapes and not numbers)  # a background
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def stored(root: Path) -> str:
+    """A run of the embedded model with one sample; its hash."""
+    group = {"name": "n"}
+    model = {"name": "tiny-dream-base"}
+    spec = RunSpec(model, LOOKAHEADS, benchmark=group, hardware=group, label="d")
+    with Store(root / "runs").open(spec, total=2) as opened:
+        opened.begin(Session(0.0, 0, {}))
+        opened.append(example())
+    return spec.short
+
+
+def test_show_prints_the_picture_and_its_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = ["show", stored(tmp_path).split("-")[-1], "--results", str(tmp_path)]
+    assert main([*show, "--sample", "a", "--canvas"]) == 0
+    picture = capsys.readouterr().out
+    assert "○●□" in picture and "after forward 2 (90%)" in picture
+    assert main([*show, "--sample", "a", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert [token["born"] for token in plain["tokens"]] == [0, 1, 2, 2, 0, 0, 2, 2, 2, None]
+    assert main([*show, "--json"]) == 2
+    assert "add --sample ID" in capsys.readouterr().err
