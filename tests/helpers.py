@@ -1,8 +1,9 @@
 """Tiny random checkpoints in the published layouts, for tests that need a model but no data.
 
-`tiny_checkpoint` writes a whole folder (config, safetensors, tokenizer), `tiny_denoiser` skips the
-disk. Weights are scaled so that top-1 probabilities spread over (0, 1). `load_denoiser` reads a
-checkpoint folder; `golden_dir` says where the reference data lie.
+`tiny_checkpoint` writes a whole folder (config, safetensors, tokenizer), `shard` splits its weights
+as large checkpoints are, `tiny_denoiser` skips the disk. Weights are scaled so that top-1
+probabilities spread over (0, 1). `load_denoiser` reads a checkpoint folder; `golden_dir` says where
+the reference data lie. Gemma's layout is written by transformers itself (tests/unit/models).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.request import SpecialTokens
+from dllm_bench.models.checkpoint import published_shapes
 from dllm_bench.models.loading import ADAPTERS, ModelSpec, load
 from dllm_bench.models.transformer import TransformerDenoiser
 
@@ -25,6 +27,20 @@ IDS = {name: VOCAB - 1 - i for i, name in enumerate(NAMES)}
 ROLES = dict(zip(("mask", "eos", "pad", "bos", "eot"), IDS.values(), strict=True))
 TEMPLATE = "{% for m in messages %}<|bos|>{{ m['content'] }}<|eot|>{% endfor %}"
 
+STANDARD: dict[str, Any] = {  # the keys transformers itself uses, base in the old spelling
+    "hidden_act": "silu",
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS // 2,
+    "intermediate_size": MLP,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": LENGTH,
+    "vocab_size": VOCAB,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llada": {
         "model_type": "llada",
@@ -46,22 +62,56 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": VOCAB,
         "embedding_size": VOCAB,
     },
-    "dream": {
-        "model_type": "Dream",
-        "hidden_act": "silu",
-        "hidden_size": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS // 2,
-        "intermediate_size": MLP,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
+    "dream": {**STANDARD, "model_type": "Dream", "use_sliding_window": False},
+    "sdar": {
+        **STANDARD,
+        "model_type": "sdar",
+        "head_dim": 16,  # wider than hidden_size / heads, as in SDAR-4B
+        "attention_bias": False,
         "use_sliding_window": False,
-        "max_position_embeddings": LENGTH,
-        "vocab_size": VOCAB,
     },
+    "llada_moe": {
+        **{key: value for key, value in STANDARD.items() if key != "intermediate_size"},
+        "model_type": "llada",
+        "architectures": ["LLaDAMoEModelLM"],
+        "dense_intermediate_size": MLP,
+        "expert_intermediate_size": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_layer_freq": [1] * LAYERS,
+        "moe_router_score_function": "softmax",
+        "moe_router_enable_expert_bias": False,
+        "norm_topk_prob": None,
+        "qk_layernorm": True,
+        "shared_expert_intermediate_size": None,
+        "partial_rotary_factor": 1.0,
+        "clip_qkv": None,
+        "num_key_value_heads": HEADS,
+    },
+    "llada2": {
+        **STANDARD,
+        "model_type": "llada2_moe",
+        "head_dim": 16,
+        "moe_intermediate_size": 24,
+        "num_experts": 8,
+        "num_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "first_k_dense_replace": 1,
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": True,
+        "use_qkv_bias": False,
+        "use_bias": False,
+        "norm_head": False,
+    },
+    "qwen2": {**STANDARD, "model_type": "qwen2", "use_sliding_window": False},
+    "qwen3": {**STANDARD, "model_type": "qwen3", "head_dim": 16, "attention_bias": False},
+    "llama": {**STANDARD, "model_type": "llama", "attention_bias": False, "mlp_bias": False},
 }
 
 
@@ -102,19 +152,44 @@ def _random(name: str, like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def tiny_checkpoint(layout: str, path: Path, seed: int, **changes: Any) -> Path:
-    """Write a checkpoint folder of `layout` ("llada" or "dream"); `changes` go into config.json."""
+    """Write a checkpoint folder of `layout` (see `CONFIGS`); `changes` go into config.json."""
     from safetensors.torch import save_file
 
     path.mkdir(parents=True, exist_ok=True)
     config = tiny_config(layout, **changes)
     (path / "config.json").write_text(json.dumps(config))
-    rename = ADAPTERS[layout].to_published
-    weights = tiny_weights(layout, seed, config)
-    save_file(
-        {rename(name): tensor for name, tensor in weights.items()}, path / "model.safetensors"
-    )
+    weights = publish(layout, tiny_weights(layout, seed, config))
+    save_file(weights, path / "model.safetensors")
     tiny_tokenizer().save_pretrained(str(path))
     return path
+
+
+def publish(layout: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under the module's names -> the tensors of the published checkpoint."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    expected = published_shapes(ADAPTERS[layout], shapes)
+    tensors = {name: torch.empty(shape) for name, shape in expected.items()}
+    for name, tensor in weights.items():
+        for part in ADAPTERS[layout].parts(name, shapes):
+            rows = slice(*(part.rows or (None,)))
+            tensors[part.name][rows] = tensor[part.place]
+    return tensors
+
+
+def shard(folder: Path, names: tuple[str, ...] = ("a", "b")) -> list[Path]:
+    """Split a folder's model.safetensors into files of an index; returns the files."""
+    from safetensors.torch import load_file, save_file
+
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = [folder / f"{name}.safetensors" for name in names]
+    where: dict[str, str] = {}
+    for i, file in enumerate(files):
+        part = sorted(whole)[i :: len(files)]
+        save_file({name: whole[name] for name in part}, file)
+        where |= dict.fromkeys(part, file.name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return files
 
 
 def tiny_tokenizer() -> Any:
@@ -145,4 +220,29 @@ def tiny_denoiser(layout: str, seed: int, attention: str = "sdpa") -> Transforme
     config = tiny_config(layout)
     module = ADAPTERS[layout].build(config, attention)
     module.load_state_dict(tiny_weights(layout, seed, config))
-    return TransformerDenoiser(module, SpecialTokens(**ROLES), ADAPTERS[layout].shifted)
+    adapter = ADAPTERS[layout]
+    special = SpecialTokens(**ROLES)
+    return TransformerDenoiser(module, special, adapter.shifted, attention_form=adapter.attention)
+
+
+class Watched:
+    """A model that keeps the canvas and the plan of every forward.
+
+    `ending`: the position at which, and around which, the end token is made likely.
+    """
+
+    def __init__(self, model: Any, ending: int | None = None) -> None:
+        self.model, self.ending = model, ending
+        self.special, self.device = model.special, model.device
+        self.vocab_size, self.new_cache = model.vocab_size, model.new_cache
+        self.canvases: list[Tensor] = []
+        self.plans: list[Any] = []
+
+    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
+        self.canvases.append(tokens_KL.clone())
+        self.plans.append(plan)
+        logits_KRV = self.model.forward(tokens_KL, plan, kv)
+        if self.ending is not None:
+            distance_R = (torch.arange(*plan.rows) - self.ending).abs()
+            logits_KRV[..., self.special.eos] += 9 - 0.3 * distance_R
+        return logits_KRV

@@ -114,8 +114,11 @@ class Plan:
     Logits are wanted for positions [rows[0], rows[1]). K/V of [store[0], store[1]) are kept once
     the winner is known; a span of length 0 keeps nothing.
     block_causal: a position sees earlier blocks and its own block of `block` positions, counted
-    from `origin`; what lies before `origin` is one block.
-    `forward` is the index of the planned forward in its request.
+    from `origin`; what lies before `origin` is one block. Blocks of 1 from origin 0 are causal
+    attention.
+    `forward` is the index of the planned forward in its request, `clock` what a cache that renews
+    its K/V by a clock of its own read when it planned. `taps` are layers whose outputs are wanted
+    beside the logits, for a drafter.
     """
 
     kind: Kind
@@ -127,6 +130,12 @@ class Plan:
     origin: int = 0
     visible_K: Tensor | None = None
     forward: int = 0
+    clock: int = 0
+    taps: tuple[int, ...] = ()
+
+    def cached(self, held: int) -> int:
+        """Positions read from a cache that holds [0, held): all of them that are not fed."""
+        return min(self.feed[0], held) + max(0, held - self.feed[1])
 
 
 class KVCache(Protocol):
@@ -142,6 +151,13 @@ class KVCache(Protocol):
 
     def keep(self, plan: Plan, branch: Tensor) -> None:
         """Store the last forward's K/V of `branch` (0-d int64) for the positions `plan.store`."""
+
+    def crop(self, length: int) -> None:
+        """Forget the keys and values of positions at and beyond `length`."""
+
+    @property
+    def features(self) -> Tensor | None:
+        """Outputs of the layers `plan.taps` of the last forward, side by side: (K, F, taps * D)."""
 
 
 class Denoiser(Protocol):
@@ -211,7 +227,8 @@ class Score(Piece, ABC):
 
     @abstractmethod
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        """Scores in float32; may remember evidence in `state.memo`."""
+        """Scores in the precision the piece names (float32 if none); may remember evidence in
+        `state.memo`."""
 
 
 class Select(Piece, ABC):
@@ -295,51 +312,6 @@ class Cache(Piece, ABC):
     @abstractmethod
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
         """The plan of the next forward."""
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Draft tokens (n,) after a context; logits (n, V) they were drawn from, None when greedy.
-
-    confidence (n,): predicted probability that a token survives verification, None without a head.
-    n = 0 is legal: verification then emits one token of the target.
-    """
-
-    tokens: Tensor
-    logits: Tensor | None = None
-    confidence: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Accepted draft tokens `count` (0-d) and the target's own next token `bonus` (0-d)."""
-
-    count: Tensor
-    bonus: Tensor
-
-
-class Draft(Piece, ABC):
-    """context -> proposal."""
-
-    @abstractmethod
-    def propose(self, state: DecodeState, hidden: Tensor | None) -> Proposal:
-        """Draft after the committed tokens; `hidden` are target features of the last forward."""
-
-
-class Verify(Piece, ABC):
-    """proposal -> accepted prefix + bonus, without changing the target's output law."""
-
-    @abstractmethod
-    def __call__(self, proposal: Proposal, target_logits: Tensor) -> Verdict:
-        """target_logits (n + 1, V): row i is the target's law of draft position i."""
-
-
-class VerifyScheduler(Piece, ABC):
-    """How many draft tokens of each request are worth verifying."""
-
-    @abstractmethod
-    def lengths(self, proposals: Sequence[Proposal]) -> Sequence[int]:
-        """One length in 0..n per proposal."""
 
 
 Turns = Sequence[Mapping[str, str]]  # chat turns: [{"role": "user", "content": "..."}, ...]

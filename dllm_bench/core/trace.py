@@ -32,6 +32,9 @@ class Forward:
     winner: int = 0  # index of the branch that went on, creation order, base last
     forced: int = 0  # positions committed by the stall rule
     masks: int = 0  # masks of the open blocks before this call
+    calls: int = 1  # network calls behind this row: a drafter's chain has several
+    proposed: int = 0  # draft tokens this call verified
+    accepted: int = 0  # draft tokens kept of them; what else it committed is the target's own
 
 
 @dataclass

@@ -84,6 +84,8 @@ class MaskedDecoder:
             if window is None:
                 return rounds.generation(request, branches)
             plan = self.cache.plan(branches, window, kv)
+            held = min(kv.length, branches.length)
+            rounds.began(plan, branches.branches * (2 if self.guidance else 1), plan.cached(held))
             if self.stop.reads_ahead:
                 plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
             logits_KRV = guided(model, branches, plan, kv, self.guidance)
@@ -92,7 +94,6 @@ class MaskedDecoder:
             scores = self.score(logits_KRV[:, : window.width], branches, window)
             winner = self.explore.pick(scores, window, branches)
             kv.keep(plan, winner)
-            rounds.began(plan, branches.branches * (2 if self.guidance else 1))
             state = branches
             if branches.branches > 1:
                 scores, window, state = scores.pick(winner), window.pick(winner), state.pick(winner)
@@ -112,7 +113,7 @@ class MaskedDecoder:
         over, valid, length, *flat = torch.cat([facts, survey_K3.flatten()]).tolist()
         branches.truncate(length)
         rows = [[min(at, length) for at in flat[i : i + 3]] for i in range(0, len(flat), 3)]
-        rounds.tick(open_end=rows[-1][2])
+        rounds.tick(masks=rows[-1][0], open_end=rows[-1][2])
         if over or rows[-1][0] == 0:
             return branches, None
         if valid < branches.branches - 1:
@@ -161,18 +162,20 @@ class _Rounds:
     """Facts of the rounds of one request, kept on the device until the end."""
 
     ticks: list[float] = field(default_factory=list)
-    plans: list[tuple[Plan, int]] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
     facts: list[Tensor] = field(default_factory=list)
+    masks: int = 0
     open_end: int = 0
 
-    def tick(self, open_end: int) -> None:
+    def tick(self, masks: int, open_end: int) -> None:
         """Called right after the host copy of a round, when the device has caught up."""
         self.ticks.append(time.perf_counter())
-        self.open_end = open_end
+        self.masks, self.open_end = masks, open_end
 
-    def began(self, plan: Plan, branches: int) -> None:
-        """The round's forward: its plan and the number of branches in it."""
-        self.plans.append((plan, branches))
+    def began(self, plan: Plan, branches: int, cached: int) -> None:
+        """The round's forward: its plan, the branches in it, the positions read from the cache."""
+        fed = plan.feed[1] - plan.feed[0]
+        self.forwards.append(Forward(plan.kind, branches, fed, cached, masks=self.masks))
 
     def note(self, winner: Tensor, forced: Tensor) -> None:
         """The round's outcome, two 0-d tensors."""
@@ -180,9 +183,9 @@ class _Rounds:
 
     def check_progress(self, request: Request) -> None:
         """A round commits at least one token, unless the model's candidate is the mask itself."""
-        if len(self.plans) > 2 * request.max_new_tokens:
+        if len(self.forwards) > 2 * request.max_new_tokens:
             raise DllmBenchError(
-                f"Request {request.id!r} is not decoded after {len(self.plans)} forwards: the "
+                f"Request {request.id!r} is not decoded after {len(self.forwards)} forwards: the "
                 "model predicts the mask token at all masks; set decoder.forbid_mask=true."
             )
 
@@ -190,19 +193,11 @@ class _Rounds:
         """Round i lasts from its own host copy to the next one."""
         pairs = torch.stack(self.facts).tolist() if self.facts else []
         spans = zip(self.ticks, self.ticks[1:], strict=False)
-        rows = zip(self.plans, pairs, spans, strict=True)
+        rows = zip(self.forwards, pairs, spans, strict=True)
         return Trace(
             [
-                Forward(
-                    kind=plan.kind,
-                    branches=branches,
-                    fed=plan.feed[1] - plan.feed[0],
-                    cached=plan.feed[0],
-                    ms=1000 * (after - before),
-                    winner=winner,
-                    forced=forced,
-                )
-                for (plan, branches), (winner, forced), (before, after) in rows
+                replace(forward, ms=1000 * (after - before), winner=winner, forced=forced)
+                for forward, (winner, forced), (before, after) in rows
             ]
         )
 

@@ -2,13 +2,15 @@
 
 Right/wrong values get the Wilson interval, fractional ones a seeded percentile bootstrap. Two runs
 are compared pairwise on the samples both have: exact McNemar for right/wrong values, paired
-bootstrap otherwise. The statistics are SciPy's, imported on first use. Speed lives in `speed`.
+bootstrap otherwise. Items asked several times count once, with their mean (avg@k); pass@k is the
+unbiased estimator. The statistics are SciPy's, imported on first use. Speed lives in `speed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from statistics import fmean
 
 from dllm_bench.core.request import DllmBenchError
@@ -95,6 +97,30 @@ def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
         rng=np.random.default_rng(seed),
     )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Chance that k of n samples, drawn without replacement, hold one of the `correct` ones.
+
+    Equation 1 of Chen et al. (2021): 1 - C(n - correct, k) / C(n, k).
+    """
+    if not 1 <= k <= n:
+        raise DllmBenchError(f"pass@{k} needs at least {max(k, 1)} samples per item, found {n}.")
+    return 1 - comb(n - correct, k) / comb(n, k)
+
+
+def repeated(outcomes: Sequence[Sequence[float]]) -> dict[str, float]:
+    """avg@k over items asked k times each; pass@1, 2, 4, … k where values are right or wrong."""
+    k = min(map(len, outcomes), default=0)
+    if k < 2 or k != max(map(len, outcomes)):
+        return {}
+    found = {f"avg@{k}": fmean(map(fmean, outcomes))}
+    if not all(map(is_binary, outcomes)):
+        return found
+    sizes = [j for j in (1 << i for i in range(k.bit_length())) if j < k]
+    for j in (*sizes, k):
+        found[f"pass@{j}"] = fmean(pass_at_k(k, int(sum(values)), j) for values in outcomes)
+    return found
 
 
 def mcnemar(only_ours: int, only_theirs: int) -> float:

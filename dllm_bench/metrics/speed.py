@@ -8,12 +8,14 @@ facts do not define (no sample, no time after the first step) is None. Scores li
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from statistics import fmean, quantiles
 from typing import Any
 
 from dllm_bench.core.request import DllmBenchError, Generation, SpecialTokens
+from dllm_bench.core.trace import Kind
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Facts:
     committed: int  # decoded positions among them, whatever follows the end included
     content: int  # decoded positions that hold no end or padding token
     emitted: int  # tokens before the first reason to stop
-    forwards: int
+    forwards: int  # of the model; a drafter's own calls are not among them
     rows: int  # sum over forwards of branches x positions fed per branch
     forced: int  # positions committed by the stall rule
     seconds: float  # the whole of `generate`
@@ -32,11 +34,32 @@ class Facts:
     first_step_s: float  # the first of them (prompt and first denoising step)
     truncated: bool  # nothing but the length ended the text
     empty: bool  # the text is blank
+    idle: int | None = None  # forwards over full blocks that Fast-dLLM's cached loops would add
+    idle_dinfer: int | None = None  # the same for dInfer's loop as released; None: older record
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         """Names of the facts, the columns a record keeps per sample."""
         return tuple(field.name for field in fields(cls))
+
+
+def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: int = 1) -> int:
+    """Forwards that published block loops make over a block that is full; none are made here.
+
+    A forward that renews the cache is followed by one over the window in the same round, even where
+    it filled the block. dInfer's loop makes clamp(masks // tokens_per_forward, 1, unroll) rounds
+    before it looks whether masks are left.
+    """
+    taken = Counter(generation.born)
+    idle = rounds = 0
+    for index, forward in enumerate(generation.trace.forwards):
+        if forward.masks == 0:  # a draft or a verification, not of a block loop
+            continue
+        rounds = rounds or min(max(forward.masks // tokens_per_forward, 1), unroll)
+        rounds -= forward.kind == Kind.DENOISE
+        if forward.masks == taken[index]:
+            idle, rounds = idle + rounds, 0
+    return idle
 
 
 def count(generation: Generation, special: SpecialTokens) -> dict[str, int]:
@@ -48,7 +71,7 @@ def count(generation: Generation, special: SpecialTokens) -> dict[str, int]:
         if born >= 0 and token != special.mask
     ]
     end = min([*generation.cut.values(), len(generation.ids)])
-    forwards = generation.trace.forwards
+    forwards = [call for call in generation.trace.forwards if call.kind != Kind.DRAFT]
     return {
         "allocated": len(generation.ids),
         "committed": len(decoded),
@@ -57,6 +80,8 @@ def count(generation: Generation, special: SpecialTokens) -> dict[str, int]:
         "forwards": len(forwards),
         "rows": sum(forward.branches * forward.fed for forward in forwards),
         "forced": sum(forward.forced for forward in forwards),
+        "idle": idle_forwards(generation),
+        "idle_dinfer": idle_forwards(generation, unroll=4, tokens_per_forward=8),
     }
 
 
@@ -66,14 +91,20 @@ Amount = Callable[[Facts], float]
 
 @dataclass(frozen=True)
 class Definition:
-    """A named number: its unit, what it counts in words, and the function over samples."""
+    """A named number: its unit, what it counts in words, and the function over samples.
+
+    `fact` names a fact that older records do not have; the number is undefined without it.
+    """
 
     name: str
     unit: str
     text: str
     function: Measure
+    fact: str | None = None
 
     def __call__(self, facts: Sequence[Facts]) -> float | None:
+        if self.fact and any(getattr(fact, self.fact) is None for fact in facts):
+            return None
         return self.function(facts)
 
 
@@ -144,6 +175,14 @@ def forwards(fact: Facts) -> float:
     return fact.forwards
 
 
+def fast_dllm_forwards(fact: Facts) -> float:
+    return fact.forwards + (fact.idle or 0)
+
+
+def dinfer_forwards(fact: Facts) -> float:
+    return fact.forwards + (fact.idle_dinfer or 0)
+
+
 def rounds(fact: Facts) -> float:
     """Forwards as LoPA counts them: its last, empty round included."""
     return fact.forwards + 1
@@ -193,11 +232,25 @@ _ALL = (
         total_ratio(allocated, rounds),
     ),
     Definition(
+        "tpf/lopa_dist",
+        "tokens/forward",
+        f"{_TAIL} ÷ (forwards + 1 per sample), as LoPA-Dist counts; ratio of sums over samples.",
+        total_ratio(committed, rounds),
+    ),
+    Definition(
+        "tpf/lopa_coder",
+        "tokens/forward",
+        "decoded tokens that are neither end nor padding ÷ forwards, as LoPA's DiffuCoder script "
+        "counts; ratio of sums over samples.",
+        total_ratio(content, forwards),
+    ),
+    Definition(
         "tpf/dinfer",
         "tokens/forward",
-        "decoded tokens that are neither end nor padding ÷ forwards, as dInfer counts; mean over "
-        "samples of the ratio.",
-        mean_ratio(content, forwards),
+        "decoded tokens that are neither end nor padding ÷ forwards as dInfer counts them (see "
+        "forwards/dinfer); mean over samples of the ratio.",
+        mean_ratio(content, dinfer_forwards),
+        fact="idle_dinfer",
     ),
     Definition(
         "tps/decode",
@@ -262,6 +315,23 @@ _ALL = (
         "forwards/mean", "forwards", "forwards of a sample; mean over samples.", mean_of(forwards)
     ),
     Definition(
+        "forwards/fast_dllm",
+        "forwards",
+        "forwards of a sample as Fast-dLLM's block loops count: with the prefix or dual cache one "
+        "more for each block that the forward renewing the cache filled; mean over samples.",
+        mean_of(fast_dllm_forwards),
+        fact="idle",
+    ),
+    Definition(
+        "forwards/dinfer",
+        "forwards",
+        "forwards of a sample as dInfer's block loop counts as released: the same, and rounds run "
+        "in groups of masks ÷ 8 (1 to 4) of which those after the last mask count too; mean over "
+        "samples.",
+        mean_of(dinfer_forwards),
+        fact="idle_dinfer",
+    ),
+    Definition(
         "row_cost",
         "positions/token",
         "branches × positions fed, summed over forwards ÷ tokens before the first reason to stop; "
@@ -276,6 +346,12 @@ _ALL = (
     ),
     Definition(
         "empty_rate", "share", "samples whose text is blank.", mean_of(lambda fact: fact.empty)
+    ),
+    Definition(
+        "end_only_rate",
+        "share",
+        "samples whose decoded tokens are all end or padding.",
+        mean_of(lambda fact: fact.committed > 0 and fact.content == 0),
     ),
     Definition(
         "truncated_rate",
@@ -307,8 +383,8 @@ def measure_all(facts: Sequence[Facts]) -> dict[str, float | None]:
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Facts]:
     """Facts from a record's per-sample columns; further columns are ignored."""
-    names = Facts.columns()
-    absent = [name for name in names if name not in columns]
+    names = [name for name in Facts.columns() if name in columns]
+    absent = [f.name for f in fields(Facts) if f.default is MISSING and f.name not in columns]
     if absent:
         raise DllmBenchError(
             f"The record has no column {', '.join(absent)}; it is damaged, run the cell again."

@@ -17,15 +17,29 @@ from dllm_bench.cli import compose
 from dllm_bench.core.protocols import Piece
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.loading import ModelSpec
 from dllm_bench.paths import conf_dir, options
 from dllm_bench.runs.spec import FIELDS, leaves, role_of
 from dllm_bench.runs.targets import instantiate
 from dllm_bench.tables.spec import load_profile, load_table, table_names
+from tests.speculative import with_drafter
 
 COMBINATORS = {"any_of"}  # made of other pieces, written out in a decoder's yaml
 NOT_OF_A_RUN = {"hydra", "table", "profile"}
 SLOTS = sorted(path.name for path in (conf_dir() / "decoder").iterdir() if path.is_dir())
+
+
+SPECULATIVE = {"draft", "verify", "length"}
+
+
+def within(choice: str) -> list[str]:
+    """Overrides that choose a piece: within a decoder that has its slot."""
+    group, _, name = choice.rpartition("/")
+    slot = name.partition("=")[0]
+    if group == "decoder" and slot in SPECULATIVE:
+        return ["decoder=dspark", choice]
+    return [choice]
 
 
 def groups() -> list[str]:
@@ -45,26 +59,26 @@ def test_the_root_is_a_table_of_contents() -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_composes_to_classed_plain_data(choice: str) -> None:
-    config = compose([choice])
+    config = compose(within(choice))
     assert all(role_of(key) for key, _ in leaves(config))
     assert not [value for _, value in leaves(config) if str(value) in ("???", "${")]
 
 
 @pytest.mark.parametrize("name", options("decoder"))
-def test_every_decoder_can_be_made_and_its_pieces_fit(name: str) -> None:
-    plain = compose([f"decoder={name}"])["decoder"]
+def test_every_decoder_can_be_made_and_its_pieces_fit(name: str, tmp_path: Path) -> None:
+    plain = with_drafter(compose([f"decoder={name}"])["decoder"], tmp_path)
     decoder = instantiate({key: value for key, value in plain.items() if key != "name"})
-    assert isinstance(decoder, MaskedDecoder)
+    assert isinstance(decoder, (MaskedDecoder, SpeculativeDecoder))
     assert hash(decoder) == hash(decoder)
 
 
 @pytest.mark.parametrize(
     "choice", [f"{slot}={n}" for slot in SLOTS for n in options(f"decoder/{slot}")]
 )
-def test_every_piece_can_be_made(choice: str) -> None:
+def test_every_piece_can_be_made(choice: str, tmp_path: Path) -> None:
     slot = choice.partition("=")[0]
-    plain = compose([f"decoder/{choice}"])["decoder"][slot]
-    assert isinstance(instantiate(plain), Piece)
+    plain = with_drafter(compose(within(f"decoder/{choice}"))["decoder"], tmp_path)
+    assert isinstance(instantiate(plain[slot]), Piece)
 
 
 @pytest.mark.parametrize("slot", SLOTS)

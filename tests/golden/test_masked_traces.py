@@ -87,7 +87,12 @@ def pipelined(case: dict) -> MaskedDecoder:
         cache=BlockCache("full" if full else "block_causal"),
         explore=Greedy()
         if k <= 1
-        else Lookahead(k, params["selection_conf_alpha"], params["branch_topp"]),
+        else Lookahead(
+            k,
+            params["selection_conf_alpha"],
+            params["branch_topp"],
+            base_wins=bool(params.get("verification_force_base_winner")),
+        ),
         stop=Eos(),
         forbid_mask=False,
     )
@@ -107,11 +112,7 @@ LLADA_CACHED = cases("llada/llada_cases.json", {"fast_dllm_prefix_cache", "fast_
 D2F = cases("dream/d2f_cases.json", {"d2f_dream"}) + cases(
     "dream/lopa_cases.json", {"diffucoder_d2f", "lopa_dream_single_branch"}
 )
-LOPA = [
-    case
-    for case in cases("dream/lopa_cases.json", {"lopa_dream", "lopa_coder", "lopa_dream_one_block"})
-    if not case["params"].get("verification_force_base_winner")  # a debugging switch
-]
+LOPA = cases("dream/lopa_cases.json", {"lopa_dream", "lopa_coder", "lopa_dream_one_block"})
 
 
 @pytest.mark.skipif(not LLADA, reason=f"no golden traces at {GOLDEN}")
@@ -167,3 +168,6 @@ def test_lopa(case: dict) -> None:
     generation = replay(case, "dream", pipelined(case))
     assert list(generation.ids) == case["output"]
     assert len(generation.trace) == case["rounds_with_forward"]
+    for step, forward in zip(case["steps"], generation.trace.forwards, strict=True):
+        base_won = forward.winner == forward.branches - 1
+        assert base_won == bool(step["chosen_base"]), step["step"]

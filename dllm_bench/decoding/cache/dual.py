@@ -14,7 +14,7 @@ from dllm_bench.decoding.cache.prefix import PrefixCache
 
 @dataclass(frozen=True)
 class DualCache(PrefixCache):
-    """Prefix and suffix; see `PrefixCache` for `every`."""
+    """Prefix and suffix; see `PrefixCache` for `every` and `clock`."""
 
     def _fed(self, window: Window) -> tuple[int, int]:
         return window.start, window.stop

@@ -1,26 +1,32 @@
 """Approximate prefix cache (Fast-dLLM §3.1): keep the K/V of all positions before the open block.
 
 A forward over the whole canvas at the start of every block renews them and decodes too; the
-following forwards feed the open block and everything after it. `every` renews them more often.
+following forwards feed the open block and everything after it. `every` renews them more often, by
+one of two clocks: "block" counts the forwards since the last renewal; "request" counts rounds from
+the start of the request on, whatever blocks they fall in, where a renewal and the forward after it
+are one round (dInfer's `cache_update_freq`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from dllm_bench.core.protocols import Attention, Cache, KVCache, Plan, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind
 
+Clock = Literal["block", "request"]
+
 
 @dataclass(frozen=True)
 class PrefixCache(Cache):
-    """`every`: forwards until a renewal within a block; None: renewed at its start only."""
+    """`every`: ticks of `clock` until a renewal within a block; None: at its start only."""
 
     every: int | None = None
     attention: Attention = "full"
+    clock: Clock = "block"
     needs: ClassVar[frozenset[tuple[str, str]]] = frozenset(
         {("schedule", "blocks that finish in order")}
     )
@@ -30,29 +36,47 @@ class PrefixCache(Cache):
             raise DllmBenchError(
                 f"{type(self).__name__} every is {self.every}; renew after 1 or more forwards."
             )
+        if self.clock not in get_args(Clock):
+            raise DllmBenchError(
+                f"{type(self).__name__} clock is {self.clock!r}; choose one of "
+                f"{', '.join(get_args(Clock))}."
+            )
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
-        fresh = self._is_fresh(branches, window, kv)
+        renews = self._renews(branches, window, kv.kept)
         return Plan(
-            kind=Kind.DENOISE if fresh else Kind.REFRESH if kv.length else Kind.PREFILL,
-            feed=self._fed(window) if fresh else (0, window.visible),
+            kind=(Kind.REFRESH if kv.length else Kind.PREFILL) if renews else Kind.DENOISE,
+            feed=(0, window.visible) if renews else self._fed(window),
             rows=(window.start, window.stop),
-            store=(0, 0) if fresh else (0, self._kept(window)),
+            store=(0, self._kept(window)) if renews else (0, 0),
             attention=self.attention,
             block=window.block,
             origin=window.origin,
             visible_K=window.visible_K,
             forward=branches.forwards,
+            clock=self._round(branches, window, kv.kept),
         )
 
-    def _is_fresh(self, branches: DecodeState, window: Window, kv: KVCache) -> bool:
-        """The cache was filled for this block, less than `every` forwards ago."""
-        if kv.kept is None or kv.kept.rows[0] != window.start:
+    def _renews(self, branches: DecodeState, window: Window, last: Plan | None) -> bool:
+        """At the start of a block, and when the clock says so; `last` is the last renewal."""
+        if last is None or last.rows[0] != window.start:
+            return True
+        if self.every is None:
             return False
-        return self.every is None or branches.forwards - kv.kept.forward < self.every
+        if self.clock == "request":
+            now = self._round(branches, window, last)
+            return now > last.clock and now % self.every == 0
+        return branches.forwards - last.forward >= self.every
+
+    def _round(self, branches: DecodeState, window: Window, last: Plan | None) -> int:
+        """Index of this forward's round in the request; a new block begins a round."""
+        if last is None:
+            return 0
+        since = branches.forwards - last.forward - 1
+        return last.clock + max(since, int(last.rows[0] != window.start))
 
     def _fed(self, window: Window) -> tuple[int, int]:
-        """What a forward with a fresh cache feeds: the open block and the rest of the canvas."""
+        """What a forward between renewals feeds: the open block and the rest of the canvas."""
         return window.start, window.visible
 
     def _kept(self, window: Window) -> int:

@@ -1,4 +1,4 @@
-"""Confidence = probability of the most probable token (LLaDA low-confidence remasking, Fast-dLLM).
+"""Confidence = probability of the candidate (LLaDA low-confidence remasking, Fast-dLLM).
 
 Threshold and ranking read the same value.
 """
@@ -9,15 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import Score, Scores, Window
-from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import top1
+from dllm_bench.decoding.score.ranked import Ranked
 
 
 @dataclass(frozen=True)
-class Confidence(Score):
+class Confidence(Ranked):
     """max_v p_v for every window position."""
 
-    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        ids_KW, probability_KW = top1(logits_KWV)
-        return Scores(ids_KW, probability_KW, probability_KW)
+    def rank(self, logits_KWV: Tensor, probability_KW: Tensor) -> Tensor:
+        return probability_KW

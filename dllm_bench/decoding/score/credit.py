@@ -1,104 +1,143 @@
 """CreditDecoding (arXiv 2510.06133, Eq. 6, 7, 13; Algorithm 1): evidence of earlier steps.
 
-C_t = beta C_{t+1} + p^gamma at the raw top-1 token of every masked position, fused as
-l + alpha log(1 + C); another Score reads the fused logits. Credits live per block, in the state's
-memo, so they follow their branch and end with their request. A position holds only the ids it has
-credited, which is exact; `full_distribution` (Eq. 13) credits every id and needs a dense table.
-`adaptive` (§4.3) takes gamma = 1 and alpha = beta = 1 - (masked share of the block), read before
-this step's commits.
+C_t = beta C_{t+1} + p^gamma at the raw top-1 token of every open mask; another Score reads the
+fused logits l + alpha log(1 + C). Credits of the window's positions live in the state's memo, so
+they follow their branch and end with their block. A position holds only the ids it has credited,
+which is exact; `full_distribution` (Eq. 13) credits every id and needs a dense table. `adaptive`
+(§4.3) takes gamma = 1, alpha = beta = 1 - masked share, read before this step's commits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.protocols import Score, Scores, Window
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import top1
+from dllm_bench.core.state import PROMPT, DecodeState
+from dllm_bench.decoding.numerics import check_choice, top1
 
 FREE = -1  # id of an unused slot
-MEMO = "credit"
+MEMO = "credit"  # followed by @ and the position where what is kept begins, and .ids for the ids
+
+Scope = Literal["block", "sequence"]
 
 
 @dataclass(frozen=True)
 class Credit(Score):
-    """`inner` scores the fused logits; alpha = 0 leaves it unchanged."""
+    """`inner` scores the fused logits; alpha = 0 leaves it unchanged.
+
+    adaptive counts the masks of a block or of the whole generation (`scope`) and leaves alpha,
+    beta and gamma unread; keep_raw scores the raw logits too, for a lookahead that reads those.
+    """
 
     inner: Score
     alpha: float = 0.65
     beta: float = 0.7
     gamma: float = 0.2
     adaptive: bool = False
+    scope: Scope = "block"
     full_distribution: bool = False
+    keep_raw: bool = False
 
     def __post_init__(self) -> None:
+        check_choice(self, "scope", self.scope, Scope)
         if self.alpha < 0 or not 0 <= self.beta <= 1 or self.gamma < 0:
             raise DllmBenchError(
                 f"Credit has alpha {self.alpha}, beta {self.beta}, gamma {self.gamma}; alpha and "
                 "gamma must not be negative and beta lies in [0, 1]."
             )
+        if any(isinstance(part, Credit) for part in self.parts()):
+            raise DllmBenchError(
+                "Credit has another Credit as its inner score, both with the same memory; use one."
+            )
+
+    @property
+    def gives(self) -> frozenset[str]:  # type: ignore[override]
+        """The ranking before fusion, where it is kept."""
+        return super().gives if self.keep_raw else frozenset()
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        fused_KWV = logits_KWV.float()
-        masked_KW = window.of(state.masked_KL)
-        forget(state, window)
-        for start in range(0, window.stop - window.start, window.block):
-            span = slice(start, start + window.block)
-            gain_K11, decay_K11 = self._weights(masked_KW[:, span])
-            memo = f"{MEMO}@{window.start + start}"
-            self._fuse(fused_KWV[:, span], masked_KW[:, span], gain_K11, decay_K11, (state, memo))
-        return self.inner(fused_KWV, state, window)
+        fused_KWV = logits_KWV.to(torch.float32, copy=True)
+        raw_KW = self.inner(fused_KWV, state, window).confidence_KW if self.keep_raw else None
+        fuse = self._fuse_all if self.full_distribution else self._fuse_top
+        fuse(fused_KWV, state, window)
+        return replace(self.inner(fused_KWV, state, window), raw_KW=raw_KW)
 
-    def _weights(self, masked_KB: Tensor) -> tuple[Tensor, Tensor]:
-        """alpha and beta of this step, each (K, 1, 1)."""
-        if self.adaptive:
-            done_K11 = 1 - masked_KB.float().mean(1)[:, None, None]
-            return done_K11, done_K11
-        ones_K11 = torch.ones(len(masked_KB), 1, 1, device=masked_KB.device)
-        return self.alpha * ones_K11, self.beta * ones_K11
+    def _numbers(
+        self, state: DecodeState, window: Window
+    ) -> tuple[float | Tensor, float | Tensor, float]:
+        """alpha, beta and gamma of this step; the adaptive ones differ by branch (and block)."""
+        if not self.adaptive:
+            return self.alpha, self.beta, self.gamma
+        masked_KL, new_KL = state.masked_KL, state.born_KL != PROMPT
+        if self.scope == "block":
+            masks_KX, of_KX = (count(window, window.of(flags)) for flags in (masked_KL, new_KL))
+        else:
+            masks_KX, of_KX = (flags.sum(1, keepdim=True) for flags in (masked_KL, new_KL))
+        done_KX1 = (1 - masks_KX / of_KX.clamp(min=1))[..., None]
+        return done_KX1, done_KX1, 1.0
 
-    def _fuse(
-        self,
-        logits_KBV: Tensor,
-        masked_KB: Tensor,
-        gain_K11: Tensor,
-        decay_K11: Tensor,
-        where: tuple[DecodeState, str],
-    ) -> None:
-        """Update the credits of one block and add them to its logits in place."""
-        state, memo = where
-        gamma = 1.0 if self.adaptive else self.gamma
-        if self.full_distribution:
-            gained_KBV = logits_KBV.softmax(-1).pow(gamma) * masked_KB[..., None]
-            credit_KBV = gained_KBV + decay_K11 * state.memo.get(memo, 0.0)
-            state.memo[memo] = credit_KBV
-            logits_KBV += gain_K11 * credit_KBV.log1p()
-            return
-        ids_KB, probability_KB = top1(logits_KBV)
-        gained_KB = probability_KB.pow(gamma) * masked_KB
-        ids_KBS, credit_KBS = self._credited(ids_KB, state, memo)
-        match_KBS = ids_KBS == ids_KB[..., None]
-        credit_KBS = decay_K11 * credit_KBS + match_KBS * gained_KB[..., None]
-        state.memo[f"{memo}.ids"], state.memo[memo] = ids_KBS, credit_KBS
-        logits_KBV.scatter_add_(2, ids_KBS.clamp(min=0), gain_K11 * credit_KBS.log1p())
+    def _fuse_top(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> None:
+        """Update the credits of the top-1 tokens, add all credits to the logits in place."""
+        alpha, beta, gamma = self._numbers(state, window)
+        ids_KW, probability_KW = top1(logits_KWV)
+        gained_KW1 = (probability_KW.pow(gamma) * window.eligible_KW)[..., None]
+        ids_KWS, credit_KWS = slots(ids_KW[..., None], state, window)
+        credit_KWS = beta * credit_KWS + (ids_KWS == ids_KW[..., None]) * gained_KW1
+        keep(state, window, ".ids", ids_KWS)
+        keep(state, window, "", credit_KWS)
+        logits_KWV.scatter_add_(2, ids_KWS.clamp(min=0), alpha * credit_KWS.log1p())
 
-    def _credited(self, ids_KB: Tensor, state: DecodeState, memo: str) -> tuple[Tensor, Tensor]:
-        """The block's slots with room for `ids`: (K, B, S) ids and credits, one slot per id."""
-        if memo not in state.memo:
-            return ids_KB[..., None], torch.zeros_like(ids_KB, dtype=torch.float32)[..., None]
-        ids_KBS, credit_KBS = state.memo[f"{memo}.ids"], state.memo[memo]
-        known_KB1 = (ids_KBS == ids_KB[..., None]).any(-1, keepdim=True)
-        slot_KB1 = ids_KB[..., None].masked_fill(known_KB1, FREE)
-        empty_KB1 = torch.zeros_like(slot_KB1, dtype=torch.float32)
-        return torch.cat([ids_KBS, slot_KB1], 2), torch.cat([credit_KBS, empty_KB1], 2)
+    def _fuse_all(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> None:
+        """The same with a credit for every id."""
+        alpha, beta, gamma = self._numbers(state, window)
+        credit_KWV = logits_KWV.softmax(-1).pow(gamma) * window.eligible_KW[..., None]
+        before_KWV = recall(state, window, "", 0)
+        if before_KWV is not None:
+            credit_KWV += beta * before_KWV
+        keep(state, window, "", credit_KWV)
+        logits_KWV += alpha * credit_KWV.log1p()
 
 
-def forget(state: DecodeState, window: Window) -> None:
-    """Drop the credits of blocks that are finished in every branch."""
-    for name in [name for name in state.memo if name.startswith(f"{MEMO}@")]:
-        if int(name.removeprefix(f"{MEMO}@").removesuffix(".ids")) < window.start:
-            del state.memo[name]
+def count(window: Window, flags_KW: Tensor) -> Tensor:
+    """True values in each position's block, (K, W)."""
+    count_KN1 = window.blocks(flags_KW).sum(2, keepdim=True)
+    return window.flat(count_KN1.expand(-1, -1, window.block))
+
+
+def slots(ids_KW1: Tensor, state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
+    """Ids and credits so far (K, W, S), with a slot for `ids` where they have none yet."""
+    empty_KW1 = torch.zeros_like(ids_KW1, dtype=torch.float32)
+    known_KWS, credit_KWS = recall(state, window, ".ids", FREE), recall(state, window, "", 0)
+    if known_KWS is None or credit_KWS is None:
+        return ids_KW1, empty_KW1
+    is_known_KW1 = (known_KWS == ids_KW1).any(-1, keepdim=True)
+    slot_KW1 = ids_KW1.masked_fill(is_known_KW1, FREE)
+    return torch.cat([known_KWS, slot_KW1], 2), torch.cat([credit_KWS, empty_KW1], 2)
+
+
+def keep(state: DecodeState, window: Window, name: str, values_KWS: Tensor) -> None:
+    """Remember values of the window's positions."""
+    state.memo[f"{MEMO}@{window.start}{name}"] = values_KWS
+
+
+def recall(state: DecodeState, window: Window, name: str, fill: float) -> Tensor | None:
+    """What was kept, moved to this window's positions; None where it is about none of them.
+
+    Positions before the window are final and forgotten.
+    """
+    found = (re.fullmatch(rf"{MEMO}@(\d+){re.escape(name)}", key) for key in state.memo)
+    kept = next(filter(None, found), None)
+    if kept is None:
+        return None
+    behind = window.start - int(kept[1])
+    values_KWS = state.memo.pop(kept[0])[:, behind : behind + window.width]
+    missing = window.width - values_KWS.shape[1]
+    if missing == window.width:
+        return None
+    return torch.nn.functional.pad(values_KWS, (0, 0, 0, missing), value=fill)

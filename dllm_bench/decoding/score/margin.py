@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import Score, Scores, Window
-from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import margin, top1
+from dllm_bench.decoding.numerics import margin
+from dllm_bench.decoding.score.ranked import Ranked
 
 
 @dataclass(frozen=True)
-class Margin(Score):
+class Margin(Ranked):
     """p_1 - p_2 for every window position."""
 
-    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        ids_KW, probability_KW = top1(logits_KWV)
-        return Scores(ids_KW, probability_KW, margin(logits_KWV))
+    def rank(self, logits_KWV: Tensor, probability_KW: Tensor) -> Tensor:
+        return margin(logits_KWV, self.precision)

@@ -10,15 +10,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import Score, Scores, Window
-from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import neg_entropy, top1
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.decoding.numerics import neg_entropy
+from dllm_bench.decoding.score.ranked import Ranked
 
 
 @dataclass(frozen=True)
-class NegEntropy(Score):
-    """-H(p) for every window position."""
+class NegEntropy(Ranked):
+    """-H(p) for every window position; the published form is p ln(p + eps) with eps 1e-10."""
 
-    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        ids_KW, probability_KW = top1(logits_KWV)
-        return Scores(ids_KW, probability_KW, neg_entropy(logits_KWV))
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps < 0:
+            raise DllmBenchError(f"NegEntropy has eps {self.eps}; give 0 or a tiny number.")
+
+    def rank(self, logits_KWV: Tensor, probability_KW: Tensor) -> Tensor:
+        return neg_entropy(logits_KWV, self.precision, self.eps)

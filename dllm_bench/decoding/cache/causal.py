@@ -1,0 +1,34 @@
+"""Autoregressive decoding: every position sees what lies before it, each token is fed once.
+
+A position is predicted by the one before it, so a forward feeds the tokens that are not cached yet
+(the prompt at first, then the last token) and no mask. For models with shifted logits that were
+trained autoregressively; with blocks of one position a masked decoder is then a plain AR decoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dllm_bench.core.protocols import Attention, Cache, KVCache, Plan, Window
+from dllm_bench.core.state import DecodeState
+from dllm_bench.core.trace import Kind
+
+
+@dataclass(frozen=True)
+class CausalCache(Cache):
+    """Exact: a token's keys and values never depend on later ones."""
+
+    attention: Attention = field(default="block_causal", init=False)
+    needs: ClassVar[frozenset[tuple[str, str]]] = frozenset({("schedule", "blocks of 1")})
+
+    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
+        fed = (kv.length, window.start)
+        return Plan(
+            kind=Kind.DENOISE if kv.length else Kind.PREFILL,
+            feed=fed,
+            rows=(window.start, window.stop),
+            store=fed,
+            attention=self.attention,
+            block=1,
+        )

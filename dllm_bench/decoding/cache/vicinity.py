@@ -1,0 +1,53 @@
+"""Vicinity cache (dInfer): as the dual cache, but what lies close to the open block is fed too.
+
+A forward between renewals feeds `before` positions before the block, the block and `after` ones
+behind it, so that they are seen with the block's newest tokens; their K/V are not kept. The first
+`warmup` forwards of a request feed the whole canvas and keep nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dllm_bench.core.protocols import KVCache, Plan, Window
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.none import NoCache
+
+
+@dataclass(frozen=True)
+class VicinityCache(DualCache):
+    """See `PrefixCache` for `every` and `clock`.
+
+    renews_twice: as released, where the warm-up outlasts the first block, the first renewal is
+    made again two forwards later in the same block.
+    """
+
+    before: int = 16
+    after: int = 16
+    warmup: int = 4
+    renews_twice: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.before, self.after, self.warmup) < 0:
+            raise DllmBenchError(
+                f"VicinityCache has before {self.before}, after {self.after}, warmup "
+                f"{self.warmup}; none of them may be negative."
+            )
+
+    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
+        if branches.forwards < self.warmup:
+            return NoCache(self.attention).plan(branches, window, kv)
+        return super().plan(branches, window, kv)
+
+    def _renews(self, branches: DecodeState, window: Window, last: Plan | None) -> bool:
+        if super()._renews(branches, window, last):
+            return True
+        if last is None or not self.renews_twice or last.rows[0] <= branches.prompt_len:
+            return False
+        return last.forward == self.warmup == branches.forwards - 2
+
+    def _fed(self, window: Window) -> tuple[int, int]:
+        return max(0, window.start - self.before), min(window.visible, window.stop + self.after)

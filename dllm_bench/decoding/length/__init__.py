@@ -1,0 +1,1 @@
+"""Verification lengths: how much of a proposal the target is asked about."""

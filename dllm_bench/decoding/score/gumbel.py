@@ -1,0 +1,42 @@
+"""Temperature as LLaDA publishes it: the token is argmax_v exp(l_v) / (-ln U_v)^T.
+
+In logarithms l + T * Gumbel noise, which cannot overflow. The token follows softmax(l / T); its
+probability and ranking are those of the distribution without temperature. The published sampler
+draws U in float64; float32 shifts only what is rarer than 1e-7.
+Temperature 0 is the inner score. Each forward has its own random numbers, from the request's seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from dllm_bench.core.protocols import Score, Scores, Window
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.numerics import check_choice, draw, generator, rounded
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.ranked import Ranked, check_sampler
+
+Noise = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class Gumbel(Score):
+    """`temperature` T; `precision` of the noise, that of the confidence is the inner score's."""
+
+    inner: Ranked = field(default_factory=Confidence)
+    temperature: float = 0.0
+    precision: Noise = "float32"
+
+    def __post_init__(self) -> None:
+        check_sampler(self, self.inner, self.temperature)
+        check_choice(self, "precision", self.precision, Noise)
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        if self.temperature == 0:
+            return self.inner(logits_KWV, state, window)
+        noisy_KWV = rounded(logits_KWV, self.precision)
+        ids_KW = draw(noisy_KWV, self.temperature, generator(state))
+        return self.inner.of(logits_KWV, ids_KW)

@@ -1,0 +1,53 @@
+"""What the plain scores share: a candidate, its probability, and a ranking value of its own.
+
+Thresholds compare the probability of the candidate, ranking reads what `rank` returns. All is
+computed in `precision` (float32); published samplers use the logits' own dtype (Dream, LoPA:
+`model`) or float64 (Fast-dLLM for LLaDA). Sampling pieces ask for tokens other than the surest.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dllm_bench.core.protocols import Score, Scores, Window
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.numerics import Precision, check_choice, probability, top1
+
+
+@dataclass(frozen=True)
+class Ranked(Score):
+    """A score that knows nothing but the logits."""
+
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        check_choice(self, "precision", self.precision, Precision)
+
+    @abstractmethod
+    def rank(self, logits_KWV: Tensor, probability_KW: Tensor) -> Tensor:
+        """The ranking value (K, W), larger is surer; `probability` is the candidate's."""
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        ids_KW, probability_KW = top1(logits_KWV, self.precision)
+        return Scores(ids_KW, probability_KW, self.rank(logits_KWV, probability_KW))
+
+    def of(self, logits_KWV: Tensor, ids_KW: Tensor) -> Scores:
+        """The scores of candidates that were chosen elsewhere."""
+        probability_KW = probability(logits_KWV, ids_KW, self.precision)
+        return Scores(ids_KW, probability_KW, self.rank(logits_KWV, probability_KW))
+
+
+def check_sampler(sampler: Score, inner: Score, temperature: float) -> None:
+    """A sampler draws from the logits it is given and leaves the ranking to a plain score."""
+    name = type(sampler).__name__
+    if temperature < 0:
+        raise DllmBenchError(f"{name} has temperature {temperature}; give 0 (the surest) or more.")
+    if not isinstance(inner, Ranked):
+        raise DllmBenchError(
+            f"{name} draws for a plain score, its inner one is {type(inner).__name__}; wrap it the "
+            f"other way round, with {name} inside."
+        )

@@ -1,0 +1,55 @@
+"""Temperature, top-p and top-k as Dream publishes them (D2F, LoPA and DiffuCoder alike).
+
+Logits are divided by T, cut to the smallest set of tokens that holds more than `top_p` and to the
+`top_k` largest, ties kept; the token is drawn from their softmax. Its probability and the inner
+ranking (margin, entropy) are those of that distribution. Temperature 0 takes the surest token of
+the cut distribution: the inner score, where nothing is cut.
+Each forward has its own random numbers, from the request's seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from dllm_bench.core.protocols import Score, Scores, Window
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.numerics import draw, generator, keep_top_k, keep_top_p, rounded
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.ranked import Ranked, check_sampler
+
+
+@dataclass(frozen=True)
+class Sampled(Score):
+    """`top_p` 1 and `top_k` None cut nothing."""
+
+    inner: Ranked = field(default_factory=Confidence)
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        check_sampler(self, self.inner, self.temperature)
+        if not 0 < self.top_p <= 1 or (self.top_k is not None and self.top_k < 1):
+            raise DllmBenchError(
+                f"Sampled has top_p {self.top_p} and top_k {self.top_k}; give a share above 0 and "
+                "at most 1, and a number of tokens of 1 or more (null: all)."
+            )
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        logits_KWV = self._cut(logits_KWV)
+        if self.temperature == 0:
+            return self.inner(logits_KWV, state, window)
+        return self.inner.of(logits_KWV, draw(logits_KWV, 1.0, generator(state)))
+
+    def _cut(self, logits_KWV: Tensor) -> Tensor:
+        """Tempered logits, -inf at tokens that cannot be drawn."""
+        if self.temperature > 0:
+            logits_KWV = rounded(logits_KWV, self.inner.precision) / self.temperature
+        if self.top_p < 1:
+            logits_KWV = keep_top_p(logits_KWV, self.top_p)
+        if self.top_k is not None:
+            logits_KWV = keep_top_k(logits_KWV, self.top_k)
+        return logits_KWV

@@ -1,0 +1,1 @@
+"""Verification rules: which proposed tokens the target keeps; both keep its output law."""

@@ -1,0 +1,369 @@
+"""DeepSpec's and z-lab's own loops, token for token: DFlash, DSpark, EAGLE-3.
+
+Greedy runs, stops inside and outside of what is accepted, confidence cuts, and sampled runs whose
+uniform numbers are given. Every round is compared: what was drafted, proposed, accepted, committed,
+the rows the drafter was fed. The reference goes on until the limit is exceeded, so one token more
+is asked for here; z-lab's counts tokens behind a stop, which are left out of the comparison.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.request import Generation, Request, SpecialTokens
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
+from dllm_bench.core.trace import Kind
+from dllm_bench.decoding.draft.dflash import DFlash
+from dllm_bench.decoding.draft.dspark import DSpark
+from dllm_bench.decoding.draft.eagle3 import Eagle3
+from dllm_bench.decoding.draft.none import NoDraft
+from dllm_bench.decoding.length.fixed import Fixed
+from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.decoding.verify.greedy_match import GreedyMatch
+from dllm_bench.decoding.verify.rejection import Rejection
+from dllm_bench.metrics import acceptance
+from dllm_bench.models.drafters import TrainedBlock, TrainedChain
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import golden_dir, load_denoiser
+from tests.speculative import Chain, Scripted, WatchedLength
+
+FOLDER = golden_dir() / "spec"
+KINDS = ("dflash", "dspark_markov", "dspark_gated", "dspark_rnn", "eagle3", "zlab_dflash")
+DSPARKS = KINDS[1:4]
+TOLERANCE = 1e-4
+NO_END = -1
+
+pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason=f"no golden traces at {FOLDER}")
+
+
+def read(name: str) -> Any:
+    file = FOLDER / name
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+@lru_cache
+def tensors(name: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(FOLDER / name)
+
+
+@lru_cache
+def target() -> TransformerDenoiser:
+    return load_denoiser(FOLDER / "ckpt" / "target")
+
+
+@lru_cache
+def draft(kind: str) -> Draft:
+    source = str(FOLDER / "ckpt" / ("zlab_dflash_b16" if kind == "zlab_dflash" else kind))
+    if kind == "eagle3":
+        return Eagle3(TrainedChain(source))
+    return (DSpark if kind in DSPARKS else DFlash)(TrainedBlock(source))
+
+
+def cases() -> list[Any]:
+    found = []
+    for kind in KINDS:
+        trace = read(f"trace_{kind}.json")
+        for group in ("runs", "extra_runs", "sampled_runs"):
+            for i, run in enumerate(trace.get(group, [])):
+                found.append(pytest.param(kind, run, id=f"{kind}-{run.get('case', group)}-{i}"))
+    return found
+
+
+def decode(kind: str, run: dict[str, Any], length: VerifyLength) -> Generation:
+    stops = run["stop_token_ids"] or [NO_END]
+    target().special = SpecialTokens(mask=0, eos=stops[0])
+    piece = draft(kind)
+    if isinstance(piece, DFlash):
+        piece = replace(piece, slots=run.get("block_size"))
+    decoder = Scripted(
+        piece,
+        GreedyMatch() if kind == "zlab_dflash" else Rejection(),
+        length,
+        run.get("temperature", 0.0),
+        script=tuple(run.get("uniforms") or [0.5] * 4096),
+    )
+    asked = run["max_new_tokens"] + 1
+    return decoder.generate(target(), Request("golden", tuple(run["prompt"]), asked))
+
+
+def verified(generation: Generation) -> list[tuple[Any, list[int]]]:
+    """(forward, tokens it committed) of every round."""
+    rows = enumerate(generation.trace.forwards)
+    new = {i: [] for i, row in rows if row.kind == Kind.VERIFY}
+    for token, born in zip(generation.ids, generation.born, strict=True):
+        new.get(born, []).append(token)
+    return [(generation.trace.forwards[i], tokens) for i, tokens in new.items()]
+
+
+@pytest.mark.parametrize(("kind", "run"), cases())
+def test_the_authors_loop(kind: str, run: dict[str, Any]) -> None:
+    tau = run.get("confidence_threshold", 0.0)
+    watched = WatchedLength(Threshold(tau) if kind in DSPARKS else Fixed())
+    generation = decode(kind, run, watched)
+    assert list(generation.ids[: len(run["output"])]) == run["output"]
+    rounds, found = run["rounds"], verified(generation)
+    if "proposal_lengths" in run:
+        own = acceptance.rounds(generation)
+        assert [r.committed for r in own] == run["acceptance_lengths"]
+        assert [r.proposed for r in own] == run["proposal_lengths"]
+    assert len(found) == len(rounds) == len(watched.seen)
+    for (row, new), proposal, entry in zip(found, watched.seen, rounds, strict=True):
+        assert new == committed(entry, run["stop_token_ids"] or [])
+        check_round(row, proposal, entry)
+
+
+def committed(entry: dict[str, Any], stops: list[int]) -> list[int]:
+    """What a recorded round added to the text: nothing after an accepted token that stops it."""
+    accepted = (entry.get("proposed") or entry["drafted"])[: entry["n_accepted"]]
+    at = next((i for i, token in enumerate(accepted) if token in stops), None)
+    return [*accepted, entry["next_token"]] if at is None else accepted[: at + 1]
+
+
+def check_round(row: Any, proposal: Proposal, entry: dict[str, Any]) -> None:
+    """One round against the recorded one."""
+    drafted = entry.get("drafted") or entry["proposed"]
+    assert proposal.tokens_N.tolist() == drafted
+    assert row.cached == entry["anchor_pos"]
+    if "proposed" in entry:
+        assert proposal.tokens_N[: row.proposed].tolist() == entry["proposed"]
+        assert entry["n_proposed"] == row.proposed
+        assert row.accepted == entry["n_accepted"]
+        assert row.cached + row.fed == entry["target_cache_len_before_crop"]
+    if "confidence_logit" in entry:
+        assert proposal.survival_N is not None
+        torch.testing.assert_close(
+            proposal.survival_N, torch.tensor(entry["confidence_logit"]), atol=TOLERANCE, rtol=0
+        )
+    if "draft_context_rows" in entry:
+        first, last = entry["draft_position_range"]
+        assert (proposal.cached, proposal.cached + proposal.fed) == (first, last)
+        assert entry["draft_context_rows"] == entry["anchor_pos"] - proposal.cached
+
+
+def test_the_greedy_runs_are_the_targets_own_text() -> None:
+    recorded = read("target_greedy.json")["cases"]
+    target().special = SpecialTokens(mask=0, eos=NO_END)
+    for case in recorded:
+        wanted = case.get("output") or case["tokens"]
+        request = Request("golden", tuple(case["prompt"]), len(wanted))
+        assert list(SpeculativeDecoder(NoDraft()).generate(target(), request).ids) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_the_authors_acceptance_metrics(kind: str) -> None:
+    """Over the four prompts of the reference; rounds of the three it keeps one by one."""
+    recorded = read(f"trace_{kind}.json")
+    prompts = [case["prompt"] for case in read("target_greedy.json")["cases"]]
+    runs = [{"prompt": p, "max_new_tokens": 48, "stop_token_ids": None} for p in prompts]
+    rounds = [acceptance.rounds(decode(kind, run, Fixed())) for run in runs]
+    for reference in recorded["runs"]:
+        own = rounds[prompts.index(reference["prompt"])]
+        assert [r.committed for r in own] == reference["acceptance_lengths"]
+        assert [r.proposed for r in own] == reference["proposal_lengths"]
+        assert [r.accepted for r in own] == reference["accepted_draft_lengths"]
+    facts, summary = [acceptance.count(own) for own in rounds], recorded["metrics"]["summary"]
+    assert sum(fact.rounds for fact in facts) == summary["proposal_count"]
+    assert sum(fact.committed for fact in facts) == summary["acceptance_length_sum"]
+    row = recorded["metrics"]["row"]
+    names = {
+        "acceptance/length": "acceptance_length",
+        "acceptance/verify_rate": "verify_rate",
+        "acceptance/proposed": "draft_tokens_per_proposal",
+    }
+    for name, official in names.items():
+        assert acceptance.measure(name, facts) == pytest.approx(row[official])
+    assert acceptance.survival(facts) == pytest.approx(row["accept_rates_by_position"])
+
+
+# --- single modules ------------------------------------------------------------------------------
+
+
+def test_target_forward_and_taps() -> None:
+    stored = tensors("modules.safetensors")
+    ids_1L = stored["target/input_ids"]
+    length = ids_1L.shape[1]
+    kv = target().new_cache(length)
+    span = (0, length)
+    plan = Plan(Kind.PREFILL, span, (1, length + 1), span, "block_causal", 1, taps=(0, 1, 2))
+    logits = target().forward(ids_1L, plan, kv)
+    torch.testing.assert_close(logits, stored["target/logits"], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(kv.features, stored["target/taps"], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["dflash", *DSPARKS, "zlab_dflash"])
+def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
+    zlab = kind == "zlab_dflash"
+    stored = tensors("zlab_modules.safetensors" if zlab else "modules.safetensors")
+    taps = stored["taps" if zlab else "target/taps"]
+    ids_L = stored["input_ids" if zlab else "target/input_ids"][0]
+    recorded = read(f"trace_{kind}.json")["drafter_forward"] if zlab else None
+    entries = recorded or read("modules.json")["drafter_forward"][kind]
+    piece = draft(kind)
+    assert isinstance(piece, DFlash)
+    network, kv = piece.drafter.on(target()), piece.new_cache(target(), 64)
+    assert [entry["start"] for entry in entries] == [12, 15, 16, 23]
+    for entry in entries:
+        start, (first, last) = entry["start"], entry["new_context_rows"]
+        context = Context(ids_L[: start + 1], taps[:, first:last], target(), kv)
+        hidden_ND, logits_NV = network.block(context, piece.drafter.slots)
+        assert kv is not None
+        assert kv.length == start
+        name = f"fwd/{start}" if zlab else f"fwd/{kind}/{start}"
+        wanted = stored[f"{name}/hidden"][0, 1 if zlab else 0 :]
+        torch.testing.assert_close(hidden_ND, wanted, atol=TOLERANCE, rtol=0)
+        base = stored[f"{name}/logits_slots1_15" if zlab else f"{name}/base_logits"][0]
+        torch.testing.assert_close(logits_NV, base, atol=TOLERANCE, rtol=0)
+        if piece.drafter.sequential:
+            check_heads(network, entry, ids_L[start], stored, name)
+
+
+def check_heads(network: Any, entry: Any, anchor: Any, stored: Any, name: str) -> None:
+    """Corrected logits and confidences of a block whose tokens are known."""
+    hidden_ND, base_NV = stored[f"{name}/hidden"][0], stored[f"{name}/base_logits"][0]
+    before = [anchor, *torch.tensor(entry["tokens"][:-1])]
+    state, corrected, survival = None, [], []
+    for token, hidden_D, base_V in zip(before, hidden_ND, base_NV, strict=True):
+        survival.append(network.survival(token, hidden_D))
+        bias_V, state = network.transition(token, hidden_D, state)
+        corrected.append(base_V + bias_V)
+    wanted = stored[f"{name}/corrected_logits"][0], stored[f"{name}/confidence_logits"][0]
+    torch.testing.assert_close(torch.stack(corrected), wanted[0], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(torch.stack(survival), wanted[1], atol=TOLERANCE, rtol=0)
+    assert torch.stack(corrected).argmax(-1).tolist() == entry["tokens"]
+
+
+@pytest.mark.parametrize("kind", DSPARKS)
+def test_heads_alone(kind: str) -> None:
+    stored, entry = tensors("modules.safetensors"), read("modules.json")["heads"][kind]
+    piece = draft(kind)
+    assert isinstance(piece, DSpark)
+    network: Any = piece.drafter.on(target())
+    hidden_ND = stored[f"fwd/{kind}/12/hidden"][0]
+    state, biases, states, survival = None, [], [], []
+    for token, hidden_D in zip(torch.tensor(entry["prev_tokens"]), hidden_ND, strict=True):
+        survival.append(network.survival(token, hidden_D))
+        bias_V, state = network.transition(token, hidden_D, state)
+        biases.append(bias_V)
+        states.append(state)
+    found = {"prefix_bias": biases, "confidence_logits": survival}
+    if kind == "dspark_rnn":
+        found["states_after_each_step"] = states
+    if kind == "dspark_gated":
+        tokens_N = torch.tensor(entry["prev_tokens"])
+        found["gate"] = list(network.markov_head.gate(tokens_N, hidden_ND))
+    for name, values in found.items():
+        wanted = stored[f"head/{kind}/{name}"][0]
+        torch.testing.assert_close(torch.stack(values), wanted, atol=TOLERANCE, rtol=0)
+
+
+def test_eagle3_chain_and_update() -> None:
+    stored, recorded = tensors("modules.safetensors"), read("modules.json")["eagle3"]
+    chain, update = recorded["chain"], recorded["update"]
+    piece, ids_L = draft("eagle3"), stored["target/input_ids"][0]
+    assert isinstance(piece, Eagle3)
+    network, kv = piece.drafter.on(target()), piece.new_cache(target(), 64)
+    assert kv is not None
+    anchor, taps = chain["anchor_pos"], stored["target/taps"]
+    context = Context(ids_L[: anchor + 1], taps[:, :anchor], target(), kv)
+    assert context.tokens_L[1:].tolist() == chain["prefill_input_ids"]
+    hidden_11D, logits_1V = network.extend(context)
+    last = stored["eagle3/prefill_hidden"][:, -1:]
+    torch.testing.assert_close(hidden_11D, last, atol=TOLERANCE, rtol=0)
+    hiddens, logits = [], [logits_1V]
+    for token in torch.tensor(chain["tokens"]):
+        hidden_11D, logits_1V = network.step(token, hidden_11D, context)
+        hiddens.append(hidden_11D[0, 0])
+        logits.append(logits_1V)
+    assert kv.length == chain["cache_len_after"]
+    wanted_NV = stored["eagle3/chain_logits"][0]
+    torch.testing.assert_close(torch.cat(logits[:-1]), wanted_NV, atol=TOLERANCE, rtol=0)
+    assert wanted_NV.argmax(-1).tolist() == chain["tokens"]
+    kv.crop(anchor)
+    text_L = torch.cat([ids_L[: anchor + 1], torch.tensor(update["committed"])])
+    grown = Context(text_L, taps[:, anchor : len(text_L) - 1], target(), kv)
+    hidden_11D, logits_1V = network.extend(grown)
+    wanted = stored["eagle3/after_update_hidden_last"]
+    torch.testing.assert_close(hidden_11D, wanted, atol=TOLERANCE, rtol=0)
+    assert int(logits_1V.argmax()) == update["argmax"]
+
+
+# --- the verification rule -----------------------------------------------------------------------
+
+
+class Given(Chain):
+    """A target that repeats the prompt's token and whose next forward has the given logits."""
+
+    def __init__(self, logits_NV: torch.Tensor, ends: list[int] | None) -> None:
+        special = SpecialTokens(mask=NO_END, eos=(ends or [NO_END])[0])
+        super().__init__(special, torch.eye(logits_NV.shape[1]))
+        self.logits_NV = logits_NV
+
+    def forward(self, tokens_KL: torch.Tensor, plan: Any, kv: Any) -> torch.Tensor:
+        first_1RV = super().forward(tokens_KL, plan, kv)
+        return first_1RV if plan.kind == Kind.PREFILL else self.logits_NV[None]
+
+
+@dataclass(frozen=True)
+class Told(NoDraft):
+    """A draft of given tokens; their law is that of given logits."""
+
+    proposal: Proposal = field(compare=False)
+
+    @property
+    def longest(self) -> int:
+        return len(self.proposal)
+
+    def propose(self, context: Any, sampler: Any) -> Proposal:
+        law = None if sampler.greedy else sampler.law(self.proposal.law_NV)
+        return replace(self.proposal, law_NV=law)
+
+
+VERIFIER = read("modules.json").get("verifier", {}).get("cases", [])
+
+
+@pytest.mark.parametrize("case", VERIFIER, ids=lambda case: case["name"])
+def test_the_verifier(case: dict[str, Any]) -> None:
+    target_NV = torch.tensor(case["target_logits"])
+    proposal = Proposal(
+        torch.tensor(case["draft_tokens"], dtype=torch.long),
+        torch.tensor(case["draft_logits"]).reshape(-1, target_NV.shape[1]),
+    )
+    first = [0.5] if case["temperature"] else []
+    script = (*first, *case["uniforms"], *[0.5] * 8)
+    decoder = Scripted(Told(proposal), temperature=case["temperature"], script=script)
+    model = Given(target_NV, case["stop_token_ids"])
+    start = 1 if case["stop_token_ids"] == [0] else 0
+    generation = decoder.generate(model, Request("verifier", (start,), 2))
+    ((row, new),) = verified(generation)
+    if case["terminated_by_stop_token"]:  # the reference draws a next token and drops it
+        assert new == case["committed"][:-1]
+    else:
+        assert new == case["committed"]
+    assert row.accepted == case["accepted"]
+    assert row.proposed == len(case["draft_tokens"])
+    if case["draft_tokens"]:
+        check_laws(case, proposal, decoder, target_NV)
+
+
+def check_laws(case: Any, proposal: Proposal, decoder: Scripted, target_NV: torch.Tensor) -> None:
+    """Chances of acceptance and the law of the next token."""
+    sampler = Sampler(decoder.temperature, lambda n: torch.zeros(n))
+    assert proposal.law_NV is not None
+    laws = sampler.law(proposal.law_NV), sampler.law(target_NV)
+    chance_N = Rejection.chance(proposal.tokens_N, *laws)
+    torch.testing.assert_close(chance_N, torch.tensor(case["accept_prob"]), atol=1e-6, rtol=0)
+    if case["terminated_by_stop_token"]:
+        return
+    count = torch.tensor(sum(case["accept_prefix_mask"]))
+    next_V = Rejection.next_law(count, *laws)
+    torch.testing.assert_close(next_V, torch.tensor(case["next_dist"]), atol=1e-6, rtol=0)

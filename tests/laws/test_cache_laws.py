@@ -1,0 +1,180 @@
+"""Laws of the caches that renew their K/V: what is fed and read adds up, clocks keep their word.
+
+The trace is compared with what the model saw; renewals with the clocks written down a second time.
+That a cache renewed at every forward is none is checked here for blocks that overlap the prompt
+too. The exact block cache is in `test_masked_laws` and `test_loop_laws`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from torch import Tensor
+
+from dllm_bench.core.protocols import Cache, Plan, Scores, Select, Window
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.state import DecodeState
+from dllm_bench.core.trace import Kind
+from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.decoding.cache.vicinity import VicinityCache
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.select.topk import TopK
+from tests.helpers import tiny_denoiser
+from tests.pieces import Table
+
+BLOCK, NEW = 8, 24
+REQUEST = Request("cache", tuple(range(3, 14)), NEW)
+BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(BLOCK), NoCache())
+RENEWING = (PrefixCache, DualCache, VicinityCache)
+SCHEDULES = (
+    Blocks(BLOCK),
+    Blocks(BLOCK, absolute=True),
+    Blocks(BLOCK, sees_future=False),
+    Pipeline(BLOCK, 0.1, 0.5),
+)
+CACHES = (
+    NoCache(),
+    BlockCache("full"),
+    PrefixCache(),
+    PrefixCache(every=2),
+    DualCache(every=3, clock="request"),
+    VicinityCache(before=3, after=20, warmup=2),
+)
+
+
+@pytest.fixture(scope="module", params=("llada", "dream"))
+def model(request: pytest.FixtureRequest):
+    return tiny_denoiser(request.param, seed=1)
+
+
+class Watched(Table):
+    """The table, and what each forward fed and read: (fed, cached, canvas, window's end)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int, int, int]] = []
+
+    def forward(self, tokens_KL: Tensor, plan: Plan, kv) -> Tensor:
+        logits_KRV = super().forward(tokens_KL, plan, kv)
+        cached = sum(stop - start for start, stop in kv.spans)
+        fed = plan.feed[1] - plan.feed[0]
+        self.seen.append((fed, cached, tokens_KL.shape[1], plan.rows[1]))
+        return logits_KRV
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+@pytest.mark.parametrize("cache", CACHES, ids=str)
+def test_fed_and_cached_add_up_to_what_is_visible(cache, explore, schedule) -> None:
+    watched = Watched()
+    decoder = replace(BASE, schedule=schedule, explore=explore, cache=cache)
+    forwards = decoder.generate(watched, REQUEST).trace.forwards
+    assert [(f.fed, f.cached) for f in forwards] == [seen[:2] for seen in watched.seen]
+    for fed, cached, canvas, window_end in watched.seen:
+        assert fed + cached == (canvas if getattr(schedule, "sees_future", False) else window_end)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("cache", [kind(every=1) for kind in RENEWING], ids=str)
+def test_a_cache_renewed_every_forward_is_none(model, schedule, cache) -> None:
+    same(model, replace(BASE, schedule=schedule), cache)
+
+
+def same(model, plain: MaskedDecoder, cache: Cache) -> None:
+    one, other = (
+        decoder.generate(model, REQUEST) for decoder in (plain, replace(plain, cache=cache))
+    )
+    assert (one.ids, one.born) == (other.ids, other.born)
+
+
+@pytest.mark.parametrize("cache", [VicinityCache(warmup=NEW), VicinityCache(before=99, after=99)])
+def test_a_vicinity_of_everything_and_a_warmup_without_end_are_no_cache(model, cache) -> None:
+    same(model, BASE, cache)
+
+
+def test_a_vicinity_of_nothing_is_the_dual_cache(model) -> None:
+    same(model, replace(BASE, cache=DualCache()), VicinityCache(before=0, after=0, warmup=0))
+
+
+def test_caches_that_are_not_renewed_are_approximate(model) -> None:
+    """Otherwise the laws above say nothing."""
+    whole = BASE.generate(model, REQUEST)
+    for cache in (PrefixCache(), DualCache(), VicinityCache(before=2, after=2, warmup=0)):
+        other = replace(BASE, cache=cache).generate(model, REQUEST)
+        assert (other.ids, other.born) != (whole.ids, whole.born)
+
+
+def renewals(cache: Cache, select: Select | None = None, request: Request = REQUEST) -> str:
+    """One letter per forward: R renews, d does not."""
+    decoder = replace(BASE, select=select or TopK(), cache=cache)
+    return letters(decoder.generate(Table(), request))
+
+
+def letters(generation: Generation) -> str:
+    return "".join("d" if f.kind is Kind.DENOISE else "R" for f in generation.trace.forwards)
+
+
+@pytest.mark.parametrize("kind", [PrefixCache, DualCache])
+def test_the_clock_of_the_block_starts_with_every_block(kind) -> None:
+    assert renewals(kind()) == "Rddddddd" * 3
+    assert renewals(kind(every=1)) == "RRRRRRRR" * 3
+    assert renewals(kind(every=3)) == "RddRddRd" * 3
+    assert renewals(kind(every=BLOCK)) == renewals(kind())
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("kind", [PrefixCache, DualCache])
+def test_the_clock_of_the_request_counts_rounds_across_blocks(kind, every) -> None:
+    """dInfer's rounds, one token a forward: a renewal where due, then a forward over the window."""
+    rounds, expected = 0, ""
+    for _ in range(NEW // BLOCK):
+        block = ""
+        while len(block) < BLOCK:
+            due = rounds % every == 0 or not block
+            block += "Rd" if due else "d"
+            rounds += 1
+        expected += block[:BLOCK]
+    assert renewals(kind(every=every, clock="request")) == expected
+
+
+@dataclass(frozen=True)
+class FirstBlockAtOnce(Select):
+    """The first forward fills its block, the others take what the stall rule gives."""
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        return window.eligible_KW & (state.forwards == 0)
+
+
+def test_a_round_whose_renewal_fills_the_block_counts() -> None:
+    """Round 0 is the first block, so that the second begins with round 1 and renews at 2 and 4."""
+    decoded = renewals(PrefixCache(every=2, clock="request"), FirstBlockAtOnce())
+    assert decoded == "R" + "RdRddRdd" + "RddRddRd"
+
+
+def test_a_warm_up_renews_nothing_and_as_released_may_renew_twice() -> None:
+    assert renewals(VicinityCache(warmup=3)) == "dddRdddd" + "Rddddddd" * 2
+    later = VicinityCache(warmup=1)
+    assert renewals(later, FirstBlockAtOnce()) == "d" + "Rddddddd" * 2
+    as_released = replace(later, renews_twice=True)
+    assert renewals(as_released, FirstBlockAtOnce()) == "d" + "RdRddddd" + "Rddddddd"
+    assert renewals(replace(as_released, warmup=3)) == "dddRdddd" + "Rddddddd" * 2
+
+
+@pytest.mark.parametrize("kind", RENEWING)
+def test_numbers_that_mean_nothing_are_refused(kind) -> None:
+    with pytest.raises(DllmBenchError, match=f"{kind.__name__} every is 0"):
+        kind(every=0)
+    with pytest.raises(DllmBenchError, match=f"{kind.__name__} clock is 'day'.*block, request"):
+        kind(clock="day")
+    with pytest.raises(DllmBenchError, match="before -1"):
+        VicinityCache(before=-1)

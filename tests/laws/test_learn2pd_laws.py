@@ -1,0 +1,302 @@
+"""Laws of Learn2PD's pieces: learned filter, oracle, end-of-text prediction.
+
+On tiny random models of both layouts, end tokens made likely where the text has to end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Select
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.filter import Filter
+from dllm_bench.decoding.select.oracle import Oracle
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.decoding.select.union import Union
+from dllm_bench.decoding.stop.any_of import AnyOf
+from dllm_bench.decoding.stop.eos import Eos
+from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
+from tests.helpers import ROLES, Watched, tiny_denoiser
+from tests.pieces import RandomHead
+
+REQUEST = Request("learn2pd", tuple(range(3, 14)), 32)
+VANILLA = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
+LENIENT = Threshold(0.3)
+PAPER = Eos("block", turn_end=False)
+ENDING = 30  # of the 43 positions: in the third block
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A filter with one opinion."""
+
+    logit: float
+    block: int = 8
+
+    def __call__(self, confidence_KNB: Tensor) -> Tensor:
+        return torch.full_like(confidence_KNB, self.logit)
+
+
+@dataclass(frozen=True)
+class LastFirst:
+    """A filter that trusts nothing, the last positions least of all not."""
+
+    block: int = 8
+
+    def __call__(self, confidence_KNB: Tensor) -> Tensor:
+        return torch.arange(float(self.block)).expand_as(confidence_KNB) - 99
+
+
+@dataclass(frozen=True)
+class Looking:
+    """A filter that keeps what it was shown."""
+
+    seen: list
+    block: int = 8
+
+    def __call__(self, confidence_KNB: Tensor) -> Tensor:
+        self.seen.append(confidence_KNB)
+        return torch.full_like(confidence_KNB, -9.0)
+
+
+@pytest.fixture(scope="module", params=("llada", "dream"))
+def model(request: pytest.FixtureRequest):
+    return tiny_denoiser(request.param, seed=1)
+
+
+def generate(decoder: MaskedDecoder, model, request: Request = REQUEST):
+    return decoder.generate(model, request)
+
+
+# --- filter --------------------------------------------------------------------------------------
+
+
+def test_a_filter_that_accepts_all_needs_one_forward_per_block(model) -> None:
+    generation = generate(replace(VANILLA, select=Filter(Constant(torch.inf))), model)
+    assert generation.born == tuple(i // 8 for i in range(32))
+
+
+@pytest.mark.parametrize("logit", [-torch.inf, -30.0])
+@pytest.mark.parametrize("stall", ["filter", "confidence"])
+def test_a_filter_that_accepts_nothing_is_vanilla_decoding(model, logit, stall) -> None:
+    """Every forward is forced; of equal logits the surest position counts."""
+    select = Filter(Constant(logit), stall=stall)
+    generation, plain = generate(replace(VANILLA, select=select), model), generate(VANILLA, model)
+    assert (generation.ids, generation.born) == (plain.ids, plain.born)
+    assert [forward.forced for forward in generation.trace.forwards] == [1] * 32
+
+
+def test_without_acceptance_the_filter_ranks(model) -> None:
+    """Last position of a block first, unless the stall rule asks for confidence."""
+    ranked = generate(replace(VANILLA, select=Filter(LastFirst())), model)
+    assert ranked.born == tuple(8 * (i // 8) + 7 - i % 8 for i in range(32))
+    surest = generate(replace(VANILLA, select=Filter(LastFirst(), stall="confidence")), model)
+    assert surest.born == generate(VANILLA, model).born
+
+
+def test_the_threshold_is_strict(model) -> None:
+    half = Filter(Constant(0.0), tau=0.5)
+    assert generate(replace(VANILLA, select=half), model).born == generate(VANILLA, model).born
+
+
+def test_with_topk_nothing_is_forced(model) -> None:
+    select = Union(Filter(Constant(-30.0)), TopK())
+    generation = generate(replace(VANILLA, select=select), model)
+    assert generation.ids == generate(VANILLA, model).ids
+    assert all(forward.forced == 0 for forward in generation.trace.forwards)
+
+
+def test_the_filter_reads_the_models_probabilities(model) -> None:
+    """Of the whole block, whatever ranks; decoded positions may be shown as 1 instead."""
+    shown: dict[str, list[Tensor]] = {}
+    for name, score, decoded in (
+        ("probability", Confidence(), "model"),
+        ("ranked otherwise", NegEntropy(), "model"),
+        ("ones", Confidence(), "one"),
+    ):
+        shown[name] = []
+        select = Filter(Looking(shown[name]), decoded=decoded, stall="confidence")
+        generate(replace(VANILLA, score=score, select=select), model)
+    first = [seen[0] for seen in shown.values()]
+    assert first[0].shape == (1, 1, 8) and ((first[0] > 0) & (first[0] <= 1)).all()
+    assert torch.equal(first[0], first[1]) and torch.equal(first[0], first[2])
+    ones = [int((seen == 1).sum()) for seen in shown["ones"]]
+    assert ones == [*range(8)] * 4
+    assert all((seen < 1).all() for seen in shown["probability"])
+
+
+def test_a_filter_of_another_block_length_is_refused() -> None:
+    with pytest.raises(DllmBenchError, match="Filter needs a schedule with blocks of 16"):
+        replace(VANILLA, select=Filter(Constant(0.0, block=16)))
+    for pipelined in (Pipeline(8, 0.1, 0.9), Pipeline(16, 0.1, 0.9)):
+        select = Filter(Constant(0.0, block=pipelined.block))
+        assert replace(VANILLA, select=select, schedule=pipelined)
+
+
+# --- oracle --------------------------------------------------------------------------------------
+
+SELECTS: tuple[Select, ...] = (TopK(), TopK(3), LENIENT, Threshold(0.6), Filter(RandomHead()))
+
+
+@pytest.mark.parametrize("stall", ["token", "block"])
+@pytest.mark.parametrize(
+    ("select", "schedule"),
+    [(TopK(), Blocks(8)), (LENIENT, Blocks(8)), (LENIENT, Pipeline(8, 0.5, 0.5))],
+    ids=["topk", "threshold", "d2f"],
+)
+def test_the_oracle_reproduces_its_reference(model, select, stall, schedule) -> None:
+    reference = replace(VANILLA, select=select, schedule=schedule)
+    oracle = replace(reference, select=Oracle(reference, stall))
+    wanted, found = generate(reference, model), generate(oracle, model)
+    assert found.ids == wanted.ids
+    assert len(found.trace) <= 32
+    if select == TopK():
+        assert len(found.trace) < len(wanted.trace)
+
+
+@pytest.mark.parametrize("stall", ["token", "block"])
+def test_the_oracle_needs_no_more_forwards_than_any_selector_of_the_same_text(model, stall) -> None:
+    """Selectors that are given the text by the same model: what they commit is never wrong."""
+    checked = 0
+    for seed in range(3):
+        request = replace(REQUEST, prompt_ids=tuple((7 * i + seed) % 90 for i in range(1, 12)))
+        texts = {
+            select: generate(replace(VANILLA, select=select), model, request) for select in SELECTS
+        }
+        for wanted in texts.values():
+            known = replace(request, reference=wanted.ids)
+            oracle = generate(replace(VANILLA, select=Oracle(stall=stall)), model, known)
+            assert oracle.ids == wanted.ids
+            same = [other for other in texts.values() if other.ids == wanted.ids]
+            assert all(len(oracle.trace) <= len(other.trace) for other in same)
+            checked += len(same)
+    assert checked >= 15
+
+
+def test_stall_rules_of_the_oracle(model) -> None:
+    """A reference nothing agrees with: the rule writes one token, or the block, per forward."""
+    strange = tuple((token + 1) % 90 for token in generate(VANILLA, model).ids)
+    request = replace(REQUEST, reference=strange)
+    token = generate(replace(VANILLA, select=Oracle()), model, request)
+    block = generate(replace(VANILLA, select=Oracle(stall="block")), model, request)
+    assert token.ids == block.ids == strange
+    assert len(block.trace) < len(token.trace)
+    forced = [forward.forced for forward in token.trace.forwards]
+    assert max(forced) == 1 and sum(forced) > 0
+    assert max(forward.forced for forward in block.trace.forwards) > 1
+
+
+def test_a_reference_that_ends_early_is_followed_as_far_as_it_goes(model) -> None:
+    wanted = generate(VANILLA, model).ids
+    for stall in ("token", "block"):
+        request = replace(REQUEST, reference=wanted[:13])
+        found = generate(replace(VANILLA, select=Oracle(stall=stall)), model, request)
+        assert found.ids[:13] == wanted[:13]
+        assert len(found.ids) == 32 and ROLES["mask"] not in found.ids
+        assert len(set(found.born[16:])) == 16, "beyond it one token per forward"
+
+
+def test_an_oracle_without_reference_says_so(model) -> None:
+    with pytest.raises(DllmBenchError, match="no reference"):
+        generate(replace(VANILLA, select=Oracle()), model)
+
+
+def test_the_oracle_and_its_reference_decode_equal_blocks() -> None:
+    with pytest.raises(DllmBenchError, match="Oracle needs a schedule with blocks of 8"):
+        replace(VANILLA, select=Oracle(VANILLA), schedule=Blocks(16))
+
+
+def test_the_reference_is_made_before_the_clock_starts(model) -> None:
+    oracle = replace(VANILLA, select=Oracle(VANILLA))
+    ready = oracle.prepare(model, REQUEST)
+    watched = Watched(model)
+    generation = oracle.generate(watched, ready)
+    assert len(watched.canvases) == len(generation.trace) < 32
+    assert oracle.prepare(model, ready) is ready
+
+
+# --- end-of-text prediction ----------------------------------------------------------------------
+
+LEARNED = Union(Filter(RandomHead(), tau=0.8), TopK())
+COMBINATIONS = [
+    replace(VANILLA, select=select, cache=cache, explore=explore)
+    for select, cache, explore in (
+        (TopK(), NoCache(), Greedy()),
+        (LENIENT, PrefixCache(), Lookahead(3)),
+        (LEARNED, NoCache(), Lookahead(3)),
+        (LEARNED, PrefixCache(), Greedy()),
+        (LEARNED, DualCache(), Greedy()),
+        (TopK(), DualCache(2), Lookahead(3)),
+    )
+]
+
+
+def named(decoder: MaskedDecoder) -> str:
+    parts = (decoder.select, decoder.cache, decoder.explore)
+    return "-".join(type(part).__name__ for part in parts)
+
+
+@pytest.mark.parametrize("decoder", COMBINATIONS, ids=named)
+@pytest.mark.parametrize("rule", [EndOfTextPrediction(), AnyOf((EndOfTextPrediction(), PAPER))])
+def test_a_cut_canvas_never_grows_and_keeps_what_lies_before(model, decoder, rule) -> None:
+    watched = Watched(model, ending=ENDING)
+    generation = generate(replace(decoder, stop=rule), watched)
+    canvases = watched.canvases
+    prompt, mask = len(REQUEST.prompt_ids), ROLES["mask"]
+    lengths = [canvas.shape[1] for canvas in canvases]
+    assert lengths == sorted(lengths, reverse=True) and lengths[-1] < prompt + 32, "it was cut"
+    final = torch.tensor(REQUEST.prompt_ids + generation.ids)
+    for canvas in canvases:
+        base = canvas[-1, : len(final)]
+        decoded = base != mask
+        assert torch.equal(base[decoded], final[: len(base)][decoded]), "decoded stays decoded"
+    fed = [forward.fed for forward in generation.trace.forwards]
+    if isinstance(decoder.cache, NoCache):
+        assert fed == sorted(fed, reverse=True)
+    assert mask not in generation.ids
+
+
+@torch.inference_mode()
+def test_without_a_filter_the_surest_end_token_cuts(model) -> None:
+    """Checked on the first forward, written down."""
+    watched = Watched(model, ending=ENDING)
+    generation = generate(replace(VANILLA, stop=EndOfTextPrediction()), watched)
+    plain = Watched(model, ending=ENDING)
+    state = watched.canvases[0]
+    logits = plain.forward(state, watched.plans[0], plain.new_cache(state.shape[1]))
+    logits[..., ROLES["mask"]] = -torch.inf
+    sure, ids = logits[0].softmax(-1).max(-1)
+    ends = ids == ROLES["eos"]
+    assert ends.any()
+    surest = watched.plans[0].rows[0] + int(sure.masked_fill(~ends, -1).argmax())
+    assert watched.canvases[1].shape[1] == surest + 1 < state.shape[1]
+    assert len(generation.ids) <= surest + 1 - len(REQUEST.prompt_ids)
+
+
+@pytest.mark.parametrize("decoder", COMBINATIONS, ids=named)
+def test_the_papers_rule_leaves_the_text_before_the_end_alone(model, decoder) -> None:
+    watched = [Watched(model, ending=ENDING) for _ in range(2)]
+    whole = generate(decoder, watched[0])
+    stopped = generate(replace(decoder, stop=PAPER), watched[1])
+    eos = ROLES["eos"]
+    end = whole.ids.index(eos)
+    block_end = 8 * (end // 8 + 1)
+    if isinstance(decoder.explore, Greedy):
+        assert stopped.ids == whole.ids[:block_end]
+    assert stopped.ids[: stopped.ids.index(eos)] == whole.ids[:end]
+    assert len(watched[1].canvases) < len(watched[0].canvases)

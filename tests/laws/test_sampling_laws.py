@@ -1,0 +1,261 @@
+"""Laws of drawing tokens: temperature, top-p and top-k give the law they name, from a seed alone.
+
+Distributions are tested by chi-square on many positions with equal logits; the same test rejects a
+distribution of another temperature, so it can fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Score, Scores, Window
+from dllm_bench.core.request import DllmBenchError, Request, SpecialTokens
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.numerics import generator
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.credit import Credit
+from dllm_bench.decoding.score.gumbel import Gumbel
+from dllm_bench.decoding.score.margin import Margin
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.score.sampled import Sampled
+from dllm_bench.decoding.select.threshold import Threshold
+from tests.helpers import ROLES
+from tests.pieces import Table
+
+PLAIN = (Confidence(), Margin(), NegEntropy())
+SAMPLERS = (Gumbel, Sampled)
+EXPLORES = (Greedy(), Lookahead(3))
+POSITIONS = 20_000
+LAW = torch.tensor([0.45, 0.2, 0.15, 0.1, 0.05, 0.03, 0.015, 0.005])
+
+
+def asked(width: int, branches: int = 1, seed: int = 3) -> tuple[DecodeState, Window]:
+    """A state of masks and the window over all of it."""
+    ids_KL = torch.full((branches, width), ROLES["mask"])
+    state = DecodeState(ids_KL, torch.full_like(ids_KL, -1), 0, SpecialTokens(**ROLES), seed=seed)
+    open_KL = state.masked_KL
+    return state, Window(0, width, width, 0, width, 0, open_KL, open_KL.any(1, keepdim=True))
+
+
+def scores_of(score: Score, logits_KWV: Tensor, seed: int = 3) -> Scores:
+    return score(logits_KWV, *asked(logits_KWV.shape[1], len(logits_KWV), seed))
+
+
+def surprise(ids_W: Tensor, law_V: Tensor) -> float:
+    """Chance of frequencies at least as far from `law` as these (chi-square)."""
+    seen_V = torch.bincount(ids_W, minlength=len(law_V)).double()
+    assert not seen_V[law_V == 0].any(), "a token outside of the support"
+    expected_V = law_V.double() * len(ids_W)
+    held = law_V > 0
+    distance = ((seen_V - expected_V)[held] ** 2 / expected_V[held]).sum()
+    freedom = torch.tensor((int(held.sum()) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, distance / 2))
+
+
+def tempered(temperature: float) -> Tensor:
+    return (LAW.log() / temperature).softmax(0)
+
+
+SAME_LAW = LAW.log().expand(1, POSITIONS, -1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_gumbel_draws_from_the_tempered_softmax(temperature, precision) -> None:
+    score = Gumbel(temperature=temperature, precision=precision)
+    ids_W = scores_of(score, SAME_LAW).ids_KW[0]
+    assert surprise(ids_W, tempered(temperature)) > 1e-3
+    assert surprise(ids_W, tempered(temperature * 1.1)) < 1e-6
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_sampled_draws_from_the_tempered_softmax(temperature) -> None:
+    ids_W = scores_of(Sampled(temperature=temperature), SAME_LAW).ids_KW[0]
+    assert surprise(ids_W, tempered(temperature)) > 1e-3
+    assert surprise(ids_W, tempered(temperature * 1.1)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [
+        ({"top_k": 3}, 3),
+        ({"top_k": 99}, 8),
+        ({"top_p": 0.7}, 3),
+        ({"top_p": 0.01}, 1),
+        ({"top_p": 0.97, "top_k": 6}, 6),
+        ({"top_p": 0.85, "top_k": 6}, 4),
+    ],
+    ids=str,
+)
+def test_cut_distributions_have_exactly_their_support(cut, kept) -> None:
+    law_V = torch.where(torch.arange(8) < kept, LAW, 0.0)
+    ids_W = scores_of(Sampled(temperature=1.0, **cut), SAME_LAW).ids_KW[0]
+    assert set(ids_W.tolist()) == set(range(kept))
+    assert kept == 1 or surprise(ids_W, law_V / law_V.sum()) > 1e-3
+
+
+def test_the_token_that_crosses_top_p_stays_and_ties_at_top_k_stay() -> None:
+    """0.5 is not above 0.5, so the second token stays; three tokens share the second place."""
+    law_V = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    ids_W = scores_of(Sampled(temperature=1.0, top_p=0.5), law_V.log().expand(1, 999, -1)).ids_KW[0]
+    assert set(ids_W.tolist()) == {0, 1}
+    logits_V = torch.tensor([1.0, 0.0, 0.0, 0.0, -1.0])
+    ids_W = scores_of(Sampled(temperature=1.0, top_k=2), logits_V.expand(1, 999, -1)).ids_KW[0]
+    assert set(ids_W.tolist()) == {0, 1, 2, 3}
+
+
+def random_logits(branches: int = 2, width: int = 30, vocab: int = 96) -> Tensor:
+    logits_KWV = 4 * torch.randn(branches, width, vocab, generator=torch.Generator().manual_seed(1))
+    logits_KWV[..., ROLES["mask"]] = -torch.inf
+    return logits_KWV
+
+
+@pytest.mark.parametrize("inner", PLAIN, ids=str)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_temperature_zero_is_the_inner_score(sampler, inner) -> None:
+    found, plain = (scores_of(s, random_logits()) for s in (sampler(inner), inner))
+    for name in ("ids_KW", "probability_KW", "confidence_KW"):
+        assert torch.equal(getattr(found, name), getattr(plain, name))
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.6}], ids=str)
+def test_cuts_work_without_temperature(cut) -> None:
+    """The surest token is the same, its probability is that among the tokens that stay."""
+    found, plain = (scores_of(s, random_logits()) for s in (Sampled(**cut), Confidence()))
+    assert torch.equal(found.ids_KW, plain.ids_KW)
+    assert (found.probability_KW > plain.probability_KW).any()
+    assert (found.probability_KW >= plain.probability_KW - 1e-6).all()
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_gumbel_is_the_published_form(temperature, precision) -> None:
+    """argmax of exp(l) / (-ln U)^T with the same U; probabilities are those without temperature."""
+    logits_KWV = random_logits(branches=1)
+    state, window = asked(logits_KWV.shape[1])
+    dtype = getattr(torch, precision)
+    uniform_WV = torch.rand(logits_KWV.shape[1:], dtype=dtype, generator=generator(state))
+    race_KWV = logits_KWV.double().exp() / (-uniform_WV.double().log()) ** temperature
+    found = Gumbel(temperature=temperature, precision=precision)(logits_KWV, state, window)
+    assert torch.equal(found.ids_KW, race_KWV.argmax(-1))
+    expected_KW = logits_KWV.softmax(-1).gather(-1, found.ids_KW[..., None])[..., 0]
+    assert torch.allclose(found.probability_KW, expected_KW)
+    assert not torch.equal(found.ids_KW, logits_KWV.argmax(-1))
+
+
+def test_gumbel_does_not_overflow() -> None:
+    """exp(800) is infinite even in float64; float32 resolves 800 to 6e-5."""
+    logits_KWV = torch.full((1, 50, 4), 800.0)
+    logits_KWV[..., 0] = -torch.inf
+    found = scores_of(Gumbel(temperature=1.0), logits_KWV)
+    assert set(found.ids_KW[0].tolist()) == {1, 2, 3}
+    assert torch.allclose(found.probability_KW, torch.tensor(1 / 3), atol=1e-4)
+
+
+@pytest.mark.parametrize("inner", PLAIN, ids=str)
+def test_sampled_ranks_in_the_distribution_it_draws_from(inner) -> None:
+    """Dream: probability of the draw, margin and entropy, all after temperature and cuts."""
+    logits_KWV = random_logits()
+    found = scores_of(Sampled(inner, temperature=0.7, top_k=5), logits_KWV)
+    tempered_KWV = logits_KWV / 0.7
+    fifth_KW1 = tempered_KWV.topk(5).values[..., -1:]
+    law_KWV = tempered_KWV.masked_fill(tempered_KWV < fifth_KW1, -torch.inf).softmax(-1)
+    drawn_KW = law_KWV.gather(-1, found.ids_KW[..., None])[..., 0]
+    assert torch.allclose(found.probability_KW, drawn_KW, atol=1e-6)
+    first_KW, second_KW = law_KWV.topk(2).values.unbind(-1)
+    ranks = {
+        Confidence: drawn_KW,
+        Margin: first_KW - second_KW,
+        NegEntropy: torch.special.xlogy(law_KWV, law_KWV).sum(-1),
+    }
+    assert torch.allclose(found.confidence_KW, ranks[type(inner)], atol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_base_draws_the_same_whatever_stands_beside_it(sampler) -> None:
+    score, logits_KWV = sampler(temperature=1.0), random_logits(branches=4)
+    together, alone = scores_of(score, logits_KWV), scores_of(score, logits_KWV[-1:])
+    assert torch.equal(together.ids_KW[-1:], alone.ids_KW)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_draws_follow_from_seed_and_forward_alone(sampler) -> None:
+    score, logits_KWV = sampler(temperature=1.0), random_logits(branches=1)
+    state, window = asked(logits_KWV.shape[1])
+    first = score(logits_KWV, state, window).ids_KW
+    torch.rand(5)  # moves the global stream
+    assert torch.equal(score(logits_KWV, state, window).ids_KW, first)
+    assert not torch.equal(scores_of(score, logits_KWV, seed=4).ids_KW, first)
+    state.forwards += 1
+    assert not torch.equal(score(logits_KWV, state, window).ids_KW, first)
+
+
+MODEL = Table()
+A, B = Request("a", (5, 9, 2), 16, seed=1), Request("b", (7, 1), 16, seed=2)
+DECODER = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
+
+
+@pytest.mark.parametrize("schedule", [Blocks(8), Pipeline(8, 0.1, 0.5)], ids=str)
+@pytest.mark.parametrize("explore", EXPLORES, ids=str)
+@pytest.mark.parametrize(
+    "score",
+    [Gumbel(temperature=1.0), Sampled(NegEntropy(), 1.0, 0.9), Credit(Gumbel(temperature=1.0))],
+    ids=str,
+)
+def test_requests_draw_from_streams_of_their_own(score, explore, schedule) -> None:
+    decoder = replace(DECODER, score=score, explore=explore, schedule=schedule)
+    before = torch.random.get_rng_state()
+    alone = decoder.generate(MODEL, B)
+    decoder.generate(MODEL, A)
+    again = decoder.generate(MODEL, B)
+    assert (again.ids, again.born) == (alone.ids, alone.born)
+    assert torch.equal(torch.random.get_rng_state(), before), "the global stream was used"
+    others = {decoder.generate(MODEL, replace(B, seed=seed)).ids for seed in range(5)}
+    assert len(others) > 1
+
+
+@pytest.mark.parametrize("explore", EXPLORES, ids=str)
+def test_what_was_drawn_is_what_is_committed(explore) -> None:
+    """Each committed token is one that its forward, or a lookahead's forward before, has drawn."""
+    drawn: list[set[tuple[int, int]]] = []
+
+    class Noted(Gumbel):
+        def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+            scores = super().__call__(logits_KWV, state, window)
+            place_KW = torch.arange(window.start, window.stop).expand_as(scores.ids_KW)
+            pairs = zip(place_KW.flatten().tolist(), scores.ids_KW.flatten().tolist(), strict=True)
+            drawn.append(set(pairs))
+            return scores
+
+    decoder = replace(DECODER, score=Noted(temperature=2.0), explore=explore)
+    generation = decoder.generate(MODEL, A)
+    start = len(A.prompt_ids)
+    for at, (token, born) in enumerate(zip(generation.ids, generation.born, strict=True)):
+        assert (start + at, token) in drawn[born] | drawn[max(born - 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Gumbel(temperature=-1.0), "Gumbel has temperature -1.0"),
+        (lambda: Sampled(temperature=-0.1), "Sampled has temperature -0.1"),
+        (lambda: Sampled(top_p=0.0), "Sampled has top_p 0.0"),
+        (lambda: Sampled(top_k=0), "and top_k 0"),
+        (lambda: Gumbel(precision="bfloat16"), "choose among float32, float64"),
+        (lambda: Gumbel(Credit(Confidence())), "Gumbel draws for a plain score.*Credit"),
+        (lambda: Sampled(Gumbel()), "Sampled draws for a plain score.*Gumbel"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(make, sentence) -> None:
+    with pytest.raises(DllmBenchError, match=sentence):
+        make()

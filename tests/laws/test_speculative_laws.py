@@ -1,0 +1,393 @@
+"""Laws of speculative decoding: the text is the target's own, whatever drafts it.
+
+Greedy text equals plain autoregressive text for every draft there is, with random weights and with
+drafts made to be wrong; at temperature 1 the joint law of the first tokens is the target's (χ²).
+Between rounds both caches hold what lies before the newest token and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify, VerifyLength
+from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.decoding.draft.dflash import DFlash
+from dllm_bench.decoding.draft.dspark import DSpark
+from dllm_bench.decoding.draft.eagle3 import Eagle3
+from dllm_bench.decoding.draft.model import DraftModel
+from dllm_bench.decoding.draft.ngram import NGram
+from dllm_bench.decoding.draft.none import NoDraft
+from dllm_bench.decoding.length.fixed import Fixed
+from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.decoding.verify.greedy_match import GreedyMatch
+from dllm_bench.decoding.verify.rejection import Rejection
+from dllm_bench.metrics import acceptance
+from dllm_bench.models.drafters import SmallModel, TrainedBlock, TrainedChain
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.speculative import DRAFTERS, Chain, FromLaw, write_drafter
+
+PROMPTS = [(5,), (3, 9, 27, 3, 9), tuple(range(2, 40))]
+NEW = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafters")
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> TransformerDenoiser:
+    return load_denoiser(tiny_checkpoint("qwen3", folder / "target", 10))
+
+
+def trained(folder: Path, name: str) -> Draft:
+    source = write_drafter(folder / name, DRAFTERS[name], seed=4)
+    if name == "eagle3":
+        return Eagle3(TrainedChain(source))
+    return (DSpark if name.startswith("dspark") else DFlash)(TrainedBlock(source))
+
+
+MAKERS: dict[str, Callable[[Path], Draft]] = {
+    **{name: (lambda folder, name=name: trained(folder, name)) for name in DRAFTERS},
+    "none": lambda folder: NoDraft(),
+    "ngram": lambda folder: NGram(5, 2),
+    "always_wrong": lambda folder: FromLaw(3),
+    "model": lambda folder: DraftModel(
+        SmallModel(str(tiny_checkpoint("qwen3", folder / "small", 7))), 3
+    ),
+    "target_itself": lambda folder: DraftModel(SmallModel(str(folder / "target")), 4),
+}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def draft(request: pytest.FixtureRequest, folder: Path, target: TransformerDenoiser) -> Draft:
+    return MAKERS[request.param](folder)
+
+
+def plain_text(model: TransformerDenoiser, prompt: tuple[int, ...], new: int) -> list[int]:
+    """Greedy next tokens, the whole text fed every time, until the end token."""
+    text = list(prompt)
+    while len(text) < len(prompt) + new and text[len(prompt) :].count(model.special.eos) == 0:
+        length = len(text)
+        plan = Plan(Kind.VERIFY, (0, length), (length, length + 1), (0, 0), "block_causal", block=1)
+        logits = model.forward(torch.tensor([text]), plan, model.new_cache(length))
+        text.append(int(logits[0, 0].argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("verify", [Rejection(), GreedyMatch()], ids=["rejection", "match"])
+def test_greedy_text_is_the_targets_own(
+    draft: Draft, verify: Verify, target: TransformerDenoiser
+) -> None:
+    decoder = SpeculativeDecoder(draft, verify)
+    for prompt in PROMPTS:
+        generation = decoder.generate(target, Request("greedy", prompt, NEW))
+        assert list(generation.ids[: generation.cut["length"]]) == plain_text(target, prompt, NEW)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2])
+def test_the_verified_length_does_not_change_the_text(
+    draft: Draft, tokens: int, target: TransformerDenoiser
+) -> None:
+    prompt = PROMPTS[1]
+    decoder = SpeculativeDecoder(draft, length=Fixed(tokens))
+    generation = decoder.generate(target, Request("cut", prompt, NEW))
+    assert list(generation.ids[: generation.cut["length"]]) == plain_text(target, prompt, NEW)
+    rows = [row for row in generation.trace.forwards if row.kind == Kind.VERIFY]
+    assert max(row.proposed for row in rows) <= tokens
+    if tokens == 0:
+        assert len(rows) == NEW - 1
+        assert all((row.fed, row.accepted) == (1, 0) for row in rows)
+
+
+def test_the_end_inside_of_a_block_ends_the_text(draft: Draft, folder: Path) -> None:
+    """Every token of the plain text in turn is made the end token."""
+    model = load_denoiser(folder / "target")
+    plain = plain_text(model, PROMPTS[1], NEW)
+    for end in set(plain):
+        model.special = SpecialTokens(mask=ROLES["mask"], eos=end)
+        generation = SpeculativeDecoder(draft).generate(model, Request("end", PROMPTS[1], NEW))
+        wanted = plain[: plain.index(end) + 1]
+        assert list(generation.ids) == wanted
+        assert generation.cut["eos"] == generation.emitted == len(wanted) - 1
+
+
+@pytest.mark.parametrize("new", [1, 2, 3])
+def test_short_answers(draft: Draft, new: int, target: TransformerDenoiser) -> None:
+    generation = SpeculativeDecoder(draft).generate(target, Request("short", PROMPTS[2], new))
+    assert generation.emitted == generation.cut["length"] == new
+    assert list(generation.ids[:new]) == plain_text(target, PROMPTS[2], new)
+    assert (len(generation.trace) == 1) == (new == 1), "the prefill alone decides one token"
+
+
+# --- caches, facts, requests apart ---------------------------------------------------------------
+
+
+class Observed:
+    """A target that keeps its caches, so that their content can be looked at."""
+
+    def __init__(self, model: TransformerDenoiser) -> None:
+        self.model, self.caches = model, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def new_cache(self, length: int) -> Any:
+        self.caches.append(self.model.new_cache(length))
+        return self.caches[-1]
+
+
+def kept(kv: Any) -> list[Tensor]:
+    """Keys and values of the positions a cache holds."""
+    return [
+        part[:, :, : kv.length] for layer in kv.positions for part in (layer.keys, layer.values)
+    ]
+
+
+def fed_at_once(target: TransformerDenoiser, text: list[int], taps: tuple[int, ...]) -> Any:
+    """A cache that holds all of the text but its last token, made by one forward."""
+    end = len(text) - 1
+    kv = target.new_cache(end)
+    plan = Plan(Kind.PREFILL, (0, end), (end, end + 1), (0, end), "block_causal", 1, taps=taps)
+    target.forward(torch.tensor([text]), plan, kv)
+    kv.keep(plan, torch.tensor(0))
+    return kv
+
+
+def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoiser) -> None:
+    """Their length after every draft; their content at the end, and what is drafted from it."""
+    observed = Observed(target)
+    rounds: list[tuple[Context, Proposal]] = []
+
+    @dataclass(frozen=True)
+    class Watched(type(draft)):  # type: ignore[misc]
+        def propose(self, context: Context, sampler: Sampler) -> Proposal:
+            assert observed.caches[-1].length == context.anchor, "the target holds the prefix"
+            rounds.append((context, super().propose(context, sampler)))
+            assert context.kv is None or context.kv.length == context.anchor, "so does the drafter"
+            return rounds[-1][1]
+
+    values = {name: getattr(draft, name) for name in draft.__dataclass_fields__}
+    decoder = SpeculativeDecoder(Watched(**values))
+    generation = decoder.generate(observed, Request("kv", PROMPTS[1], NEW))  # type: ignore[arg-type]
+    text = [*PROMPTS[1], *generation.ids]
+    once = fed_at_once(target, text, draft.taps)
+    assert observed.caches[-1].length == once.length == len(text) - 1
+    for found, wanted in zip(kept(observed.caches[-1]), kept(once), strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    last, proposal = rounds[-1]
+    features = None if once.features is None else once.features[:, : last.anchor]
+    memory = draft.new_cache(target, len(text) + draft.longest)
+    again = replace(last, features_1FC=features, target=target, kv=memory)
+    fresh = draft.propose(again, Sampler(0.0, torch.zeros))
+    assert fresh.tokens_N.tolist() == proposal.tokens_N.tolist()
+    if memory is not None:
+        for found, wanted in zip(kept(last.kv), kept(memory), strict=True):
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
+    generation = SpeculativeDecoder(draft, temperature=1.0).generate(
+        target, Request("facts", PROMPTS[2], NEW, seed=3)
+    )
+    rows = generation.trace.forwards
+    assert rows[0].kind == Kind.PREFILL
+    assert (rows[0].fed, rows[0].cached) == (len(PROMPTS[2]), 0)
+    position = len(PROMPTS[2])
+    for index, row in enumerate(rows[1:], start=1):
+        if row.kind == Kind.DRAFT:
+            assert generation.born.count(index) == 0
+            assert row.calls >= 1
+            continue
+        new = generation.born.count(index)
+        ended = generation.ids[-1] == target.special.eos and index == len(rows) - 1
+        assert new == row.accepted + 1 or (ended and new == row.accepted)
+        assert (row.fed, row.cached) == (row.proposed + 1, position)
+        position += new
+    assert generation.born == tuple(sorted(generation.born))
+    assert len(generation.born) == len(generation.ids) == position - len(PROMPTS[2]) + 1
+    found = acceptance.rounds(generation)
+    assert sum(r.committed for r in found) == len(generation.ids) - 1, "all but the prefill's"
+
+
+def test_equal_inputs_equal_tokens_and_no_request_leaks(
+    draft: Draft, target: TransformerDenoiser
+) -> None:
+    decoder = SpeculativeDecoder(draft, temperature=0.8)
+    first, second = Request("a", PROMPTS[1], NEW, seed=1), Request("b", PROMPTS[2], NEW, seed=2)
+    alone = decoder.generate(target, second)
+    decoder.generate(target, first)
+    after = decoder.generate(target, second)
+    assert (after.ids, after.born) == (alone.ids, alone.born)
+    other = decoder.generate(target, replace(second, seed=5))
+    assert other.ids != alone.ids
+    assert decoder == SpeculativeDecoder(draft, temperature=0.8)
+    assert hash(decoder) == hash(SpeculativeDecoder(draft, temperature=0.8))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_drafter_that_is_the_target_has_every_token_accepted(
+    folder: Path, target: TransformerDenoiser, temperature: float
+) -> None:
+    decoder = SpeculativeDecoder(MAKERS["target_itself"](folder), temperature=temperature)
+    rows = decoder.generate(target, Request("own", PROMPTS[1], NEW, seed=1)).trace.forwards
+    verified = [row for row in rows if row.kind == Kind.VERIFY]
+    assert all(row.accepted == row.proposed == 4 for row in verified[:-1])
+
+
+# --- the output law ------------------------------------------------------------------------------
+
+LAWS = torch.tensor(
+    [
+        [0.10, 0.20, 0.30, 0.40],
+        [0.50, 0.10, 0.15, 0.25],
+        [0.25, 0.25, 0.40, 0.10],
+        [0.10, 0.45, 0.25, 0.20],
+    ]
+)
+DRAWS, LOOKED_AT, SURE = 1500, 3, 1e-4
+NOBODY = SpecialTokens(mask=-1, eos=-1)
+
+
+@dataclass(frozen=True)
+class Estimated(FromLaw):
+    """Survival estimates that depend on the tokens drafted before, as a confidence head's do."""
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        proposal = super().propose(context, sampler)
+        before_N = torch.cat([context.tokens_L[-1:], proposal.tokens_N[:-1]])
+        return replace(proposal, survival_N=before_N.float() - 1.5)
+
+    gives = frozenset({"survival estimates"})
+
+
+LAW_CASES: dict[str, tuple[Draft, Verify, VerifyLength]] = {
+    "rejection": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), Rejection(), Fixed()),
+    "one_token": (FromLaw(1, (0.1, 0.2, 0.3, 0.4)), Rejection(), Fixed()),
+    "no_common_ground": (FromLaw(3, (1.0, 0.0, 0.0, 0.0)), Rejection(), Fixed()),
+    "greedy_draft": (NGram(3, 2), Rejection(), Fixed()),
+    "match": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), GreedyMatch(), Fixed()),
+    "none": (NoDraft(), Rejection(), Fixed()),
+    "cut_by_survival": (Estimated(3, (0.4, 0.3, 0.2, 0.1)), Rejection(), Threshold(0.5)),
+}
+
+
+@pytest.mark.parametrize("case", LAW_CASES)
+def test_the_joint_law_of_the_first_tokens_is_the_targets(case: str) -> None:
+    decoder = SpeculativeDecoder(*LAW_CASES[case], temperature=1.0)
+    counts = Counter(sampled(decoder, seed) for seed in range(DRAWS))
+    assert deviation(counts, joint_law()) < chi2.ppf(1 - SURE, 4**LOOKED_AT - 1)
+
+
+def sampled(decoder: SpeculativeDecoder, seed: int) -> tuple[int, ...]:
+    request = Request("law", (0, 2, 0), LOOKED_AT, seed=seed)
+    return decoder.generate(Chain(NOBODY, LAWS), request).ids[:LOOKED_AT]  # type: ignore[arg-type]
+
+
+def joint_law() -> dict[tuple[int, ...], float]:
+    found = {}
+    for tokens in product(range(4), repeat=LOOKED_AT):
+        probability, before = 1.0, 0
+        for token in tokens:
+            probability *= float(LAWS[before, token])
+            before = token
+        found[tokens] = probability
+    return found
+
+
+def deviation(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
+    """Pearson's χ² of the counts against the law."""
+    assert set(counts) <= set(law)
+    return sum((counts[t] - DRAWS * p) ** 2 / (DRAWS * p) for t, p in law.items())
+
+
+@dataclass(frozen=True)
+class Biased(Rejection):
+    """Forgets the residual: what a wrong rule looks like to the test."""
+
+    @staticmethod
+    def next_law(count: Tensor, draft_NV: Tensor, target_NV: Tensor) -> Tensor:
+        return target_NV[count]
+
+
+@dataclass(frozen=True)
+class Anticipating(VerifyLength):
+    """Looks at the token it decides about: the selection the law forbids."""
+
+    def __call__(self, proposals: Any) -> list[int]:
+        return [int((proposal.tokens_N != 1).long().cumprod(0).sum()) for proposal in proposals]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        SpeculativeDecoder(FromLaw(2, (0.7, 0.1, 0.1, 0.1)), Biased(), temperature=1.0),
+        SpeculativeDecoder(
+            FromLaw(2, (0.1, 0.5, 0.3, 0.1)), Rejection(), Anticipating(), temperature=1.0
+        ),
+    ],
+    ids=["no_residual", "anticipating_length"],
+)
+def test_the_law_test_sees_what_is_wrong(decoder: SpeculativeDecoder) -> None:
+    counts = Counter(sampled(decoder, seed) for seed in range(DRAWS))
+    assert deviation(counts, joint_law()) > chi2.ppf(1 - SURE, 4**LOOKED_AT - 1)
+
+
+# --- what is refused, what is stored -------------------------------------------------------------
+
+
+def test_a_cut_by_survival_needs_estimates() -> None:
+    with pytest.raises(DllmBenchError, match=r"Threshold needs a draft with survival estimates"):
+        SpeculativeDecoder(NGram(3, 2), length=Threshold(0.5))
+
+
+def test_a_diffusion_model_is_no_target() -> None:
+    with pytest.raises(DllmBenchError, match="autoregressive target"):
+        SpeculativeDecoder(NoDraft()).generate(
+            tiny_denoiser("dream", 0), Request("dream", (1, 2), 4)
+        )
+
+
+def test_traces_of_before_still_load() -> None:
+    rows = [Forward(Kind.DENOISE, 1, 4, 0, ms=2.0)]
+    columns = Trace(rows).columns()
+    for name in ("calls", "proposed", "accepted"):
+        del columns[name]
+    assert Trace.from_columns(columns).forwards == rows
+
+
+def test_a_speculative_trace_survives_storage(target: TransformerDenoiser) -> None:
+    generation: Generation = SpeculativeDecoder(NGram(4, 2)).generate(
+        target, Request("stored", PROMPTS[1], NEW)
+    )
+    again = Trace.from_columns(generation.trace.columns())
+    assert again.forwards == generation.trace.forwards
+    assert acceptance.rounds_of(again, generation.born) == acceptance.rounds(generation)
+
+
+def test_ngram_proposes_what_followed() -> None:
+    def propose(*tokens: int) -> list[int]:
+        context = Context(torch.tensor(tokens), None, None, None)  # type: ignore[arg-type]
+        return NGram(3, 2).propose(context, Sampler(0.0, torch.zeros)).tokens_N.tolist()
+
+    assert propose(1, 2, 3, 4, 5, 1, 2) == [3, 4, 5]
+    assert propose(7, 2, 3, 1, 2, 9, 8, 1, 2) == [9, 8, 1], "the longer match, the later one"
+    assert propose(7, 2, 3, 6, 2) == [3, 6, 2], "a shorter one where there is no longer"
+    assert propose(1, 2, 3) == []
+    assert propose(4) == []
+    assert propose(4, 4) == [4]
+    assert max(propose(*[VOCAB - 1] * 5)) == VOCAB - 1

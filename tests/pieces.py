@@ -1,0 +1,103 @@
+"""Every decoder piece and decoder there is, found in `conf/decoder`, made small for tests.
+
+A new yaml is picked up by the laws, the product and the golden checks without touching a test.
+Blocks are 8 positions and step counts small; trained parts are replaced by random ones of that
+size. `Table` is a model of a few operations whose cache checks every plan it is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.cli import compose
+from dllm_bench.core.protocols import Piece
+from dllm_bench.core.request import SpecialTokens
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.models.kv import PositionCache
+from dllm_bench.paths import options
+from dllm_bench.runs.targets import instantiate
+from tests.helpers import ROLES, VOCAB
+
+BLOCK = 8
+SMALL = {"block": BLOCK, "steps": 4, "forwards": 5}
+SLOTS = ("score", "select", "explore", "schedule", "stop", "cache")
+
+
+@dataclass(frozen=True)
+class RandomHead:
+    """A filter of one random layer."""
+
+    block: int = BLOCK
+
+    def __call__(self, confidence_KNB: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return confidence_KNB @ torch.randn(self.block, self.block, generator=generator)
+
+
+def small(value: Any) -> Any:
+    """The same value with small numbers, at any depth."""
+    if isinstance(value, tuple):
+        return tuple(small(part) for part in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changes: dict[str, Any] = {}
+    for field in (field for field in fields(value) if field.init):
+        inner = getattr(value, field.name)
+        most = SMALL.get(field.name)
+        changes[field.name] = min(inner, most) if inner and most else small(inner)
+        if field.name == "head":
+            changes["head"] = RandomHead()
+    return replace(value, **changes)
+
+
+@lru_cache
+def pieces(slot: str) -> dict[str, Piece]:
+    """Name -> piece of every yaml of a slot."""
+    plain = {
+        n: compose([f"decoder/{slot}={n}"])["decoder"][slot] for n in options(f"decoder/{slot}")
+    }
+    return {name: small(instantiate(value)) for name, value in plain.items()}
+
+
+@lru_cache
+def decoders() -> dict[str, MaskedDecoder]:
+    """Name -> decoder of every yaml in `conf/decoder` that is a masked one."""
+    found = {}
+    for name in options("decoder"):
+        plain = compose([f"decoder={name}"])["decoder"]
+        if not plain["_target_"].endswith("MaskedDecoder"):
+            continue
+        found[name] = small(instantiate({k: v for k, v in plain.items() if k != "name"}))
+    return found
+
+
+class Table:
+    """Logits from a table of positions and the mean of the tokens that are seen."""
+
+    def __init__(self, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.special, self.device, self.vocab_size = (
+            SpecialTokens(**ROLES),
+            torch.device("cpu"),
+            VOCAB,
+        )
+        self.place = 2.5 * torch.randn(64, VOCAB, generator=generator)
+        self.token = 4.0 * torch.randn(VOCAB, VOCAB, generator=generator)
+        self.place[:, ROLES["eos"]] += 2.0
+
+    def new_cache(self, length: int) -> PositionCache:
+        return PositionCache(0, length)
+
+    def forward(self, tokens_KL: Tensor, plan: Any, kv: PositionCache) -> Tensor:
+        first, last = plan.feed
+        assert 0 <= first <= kv.length and first < last <= tokens_KL.shape[1]
+        assert first <= plan.rows[0] < plan.rows[1] <= last + (plan.block == 1)
+        kv.begin(plan, tokens_KL.shape[1])
+        kv.hold(plan, tokens_KL[:, first:last, None])
+        seen_KV = self.token[tokens_KL[:, :last]].mean(1)
+        return self.place[plan.rows[0] : plan.rows[1]] + seen_KV[:, None]

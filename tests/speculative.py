@@ -1,0 +1,160 @@
+"""What the tests of speculative decoding share: random drafters, scripted chance, watched pieces.
+
+`write_drafter` writes a random checkpoint in one of the published dialects; `Scripted` is the
+decoder with its random numbers given; `WatchedLength` keeps what the loop passes by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.request import Request
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms, VerifyLength
+from dllm_bench.decoding.length.fixed import Fixed
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.models.drafters import empty
+from tests.helpers import IDS, LAYERS, STANDARD, tiny_checkpoint
+
+MASK = IDS["<|mask|>"]
+SHARED: dict[str, Any] = {
+    **STANDARD,
+    "model_type": "qwen3",
+    "head_dim": 16,
+    "attention_bias": False,
+    "num_hidden_layers": 2,
+    "num_target_layers": LAYERS,
+}
+DEEPSPEC: dict[str, Any] = {
+    **SHARED,
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 4,
+    "mask_token_id": MASK,
+    "target_layer_ids": [-1, 0],
+    "markov_rank": 0,
+    "enable_confidence_head": False,
+}
+DSPARK: dict[str, Any] = {
+    **DEEPSPEC,
+    "markov_rank": 8,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "dflash": DEEPSPEC,
+    "dflash_zlab": {
+        **SHARED,
+        "architectures": ["DFlashDraftModel"],
+        "block_size": 6,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0]},
+    },
+    "dspark": DSPARK,
+    "dspark_gated": {**DSPARK, "markov_head_type": "gated"},
+    "dspark_rnn": {**DSPARK, "markov_head_type": "rnn"},
+    "dspark_plain_confidence": {**DSPARK, "confidence_head_with_markov": False},
+    "eagle3": {
+        **SHARED,
+        "architectures": ["Qwen3Eagle3Model"],
+        "num_hidden_layers": 1,
+        "target_layer_ids": [0, 1],
+        "ttt_length": 5,
+    },
+}
+
+
+def write_drafter(folder: Path, config: dict[str, Any], seed: int = 0) -> str:
+    """A checkpoint folder with random weights; returns its path as a source."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, like in empty(config).state_dict().items():
+        noise = torch.randn(like.shape, generator=generator)
+        scale = 0.3 if name.endswith("bias") else 2.0 / like.shape[-1] ** 0.5
+        weights[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else scale * noise
+    save_file(weights, folder / "model.safetensors")
+    return str(folder)
+
+
+def with_drafter(decoder: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A configured decoder whose draft, where it reads a checkpoint, reads a random one."""
+    found = deepcopy(decoder)
+    draft = found.get("draft", {})
+    if "drafter" in draft:
+        kind = draft["_target_"].rpartition(".")[2].lower()
+        source = (
+            str(tiny_checkpoint("qwen3", folder, 1))
+            if kind == "draftmodel"
+            else write_drafter(folder, DRAFTERS[kind])
+        )
+        draft["drafter"]["source"] = source
+    return found
+
+
+@dataclass(frozen=True)
+class Scripted(SpeculativeDecoder):
+    """The decoder with its uniform numbers given."""
+
+    script: tuple[float, ...] = ()
+
+    def uniforms(self, request: Request, device: torch.device) -> Uniforms:
+        numbers = iter(self.script)
+        return lambda n: torch.tensor([next(numbers) for _ in range(n)], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class WatchedLength(VerifyLength):
+    """Keeps every proposal before it is cut."""
+
+    inner: VerifyLength = field(default_factory=Fixed)
+    seen: list[Proposal] = field(default_factory=list, compare=False)
+
+    def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
+        self.seen.extend(proposals)
+        return self.inner(proposals)
+
+
+@dataclass(frozen=True)
+class FromLaw(Draft):
+    """Drafts from one fixed law, whatever the text; `law` None: the next token, always wrong."""
+
+    tokens: int
+    law: tuple[float, ...] | None = None
+
+    @property
+    def longest(self) -> int:
+        return self.tokens
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        if self.law is None:
+            return Proposal(context.tokens_L[-1:].repeat(self.tokens))
+        logits_NV = torch.tensor([self.law] * self.tokens).log()
+        return Proposal(*sampler.sample(logits_NV))
+
+
+class Chain:
+    """A target whose next token depends on the last one alone: a table of laws, no network."""
+
+    def __init__(self, special: Any, law_VV: Tensor) -> None:
+        from dllm_bench.models.kv import PositionCache
+
+        self.special, self.law_VV = special, law_VV
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.vocab_size, self.attention_form = len(law_VV), "causal"
+        self.new_cache = lambda length: PositionCache(0, length)
+
+    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
+        kv.begin(plan, tokens_KL.shape[1])
+        kv.hold(plan, tokens_KL[:, slice(*plan.feed), None])
+        before = slice(plan.rows[0] - 1, plan.rows[1] - 1)
+        return self.law_VV[tokens_KL[:, before]].log()

@@ -1,0 +1,151 @@
+"""Drafters as files: both dialects are read, content is identity, what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.trace import Kind
+from dllm_bench.decoding.draft.dflash import DFlash
+from dllm_bench.decoding.draft.dspark import DSpark
+from dllm_bench.decoding.draft.eagle3 import Eagle3
+from dllm_bench.decoding.draft.model import DraftModel
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.models.drafters import SmallModel, TrainedBlock, TrainedChain
+from dllm_bench.runs.spec import Role, split
+from dllm_bench.runs.targets import describe, instantiate
+from tests.helpers import tiny_checkpoint, tiny_denoiser
+from tests.speculative import DEEPSPEC, DRAFTERS, DSPARK, write_drafter
+
+REQUEST = Request("drafters", (1, 2, 3), 4)
+
+
+def stored(folder: Path, name: str, **changes: Any) -> str:
+    return write_drafter(folder / name, {**DRAFTERS[name], **changes})
+
+
+def test_taps_come_in_the_order_asked_and_begin_before_the_first_layer() -> None:
+    target, tokens_1L = tiny_denoiser("qwen3", 0), torch.tensor([[1, 2, 3, 4]])
+    plan = Plan(Kind.PREFILL, (0, 4), (1, 5), (0, 0), "block_causal", 1, taps=(1, -1, 0))
+    kv = target.new_cache(4)
+    logits = target.forward(tokens_1L, plan, kv)
+    last, embedded, first = kv.features.chunk(3, dim=-1)
+    assert torch.equal(embedded, target.embed(tokens_1L))
+    assert not torch.equal(first, last)
+    torch.testing.assert_close(target.head(target.module.model.norm(last)), logits)
+
+
+def test_what_the_dialects_say(tmp_path: Path) -> None:
+    deepspec, zlab = (TrainedBlock(stored(tmp_path, n)) for n in ("dflash", "dflash_zlab"))
+    assert (deepspec.slots, deepspec.silent, deepspec.taps) == (4, 0, (-1, 0))
+    assert (zlab.slots, zlab.silent, zlab.taps) == (6, 1, (0,))
+    assert DFlash(deepspec).longest == 4
+    assert DFlash(zlab).longest == 5
+    assert DFlash(zlab, slots=3).longest == 2
+    assert Eagle3(TrainedChain(stored(tmp_path, "eagle3"))).longest == 5
+    assert not deepspec.sequential
+    dspark = TrainedBlock(stored(tmp_path, "dspark"))
+    assert dspark.sequential and dspark.survives
+    assert DSpark(dspark).gives == {"survival estimates"}
+    silent = TrainedBlock(
+        write_drafter(tmp_path / "s", {**DSPARK, "enable_confidence_head": False})
+    )
+    assert DSpark(silent).gives == frozenset()
+
+
+def test_newer_configs_nest_the_block_length(tmp_path: Path) -> None:
+    config = {key: value for key, value in DRAFTERS["dflash_zlab"].items() if key != "block_size"}
+    config["dflash_config"] = {**config["dflash_config"], "block_size": 8}
+    assert TrainedBlock(write_drafter(tmp_path, config)).slots == 8
+
+
+def test_content_is_identity_and_the_place_is_not(tmp_path: Path) -> None:
+    here = TrainedBlock(stored(tmp_path, "dspark"))
+    shutil.copytree(here.source, tmp_path / "there")
+    there = TrainedBlock(str(tmp_path / "there"))
+    other = TrainedBlock(write_drafter(tmp_path / "other", DSPARK, seed=1))
+    assert here == there
+    assert hash(here) == hash(there)
+    assert here != other
+    plain = describe(SpeculativeDecoder(DSpark(here)))
+    assert instantiate(plain) == SpeculativeDecoder(DSpark(there))
+    drafter = split({"decoder": plain})[Role.IDENTITY]["decoder"]["draft"]["drafter"]
+    assert drafter["sha256"] == here.sha256
+    assert "source" not in drafter
+    with pytest.raises(DllmBenchError, match="sha256"):
+        TrainedBlock(other.source, sha256=here.sha256)
+
+
+def test_a_drafter_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DllmBenchError, match="decoder/draft=eagle3"):
+        TrainedBlock(stored(tmp_path, "eagle3"))
+    with pytest.raises(DllmBenchError, match="decoder/draft=dflash or dspark"):
+        TrainedChain(stored(tmp_path, "dspark"))
+    with pytest.raises(DllmBenchError, match="no head of transitions"):
+        DSpark(TrainedBlock(stored(tmp_path, "dflash")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel"),
+        ({"markov_head_type": "transformer"}, "markov_head_type"),
+        ({"block_size": None}, "block_size"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"num_target_layers": 9}, "9 layers"),
+        ({"vocab_size": 50}, "50 tokens"),
+        ({"hidden_size": 64}, "width 64"),
+        ({"intermediate_size": 64}, "do not fit"),
+        ({"attention_bias": True}, "attention_bias"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_configs_that_would_be_read_wrongly(
+    tmp_path: Path, changes: dict[str, Any], match: str
+) -> None:
+    folder = Path(stored(tmp_path, "dspark"))
+    (folder / "config.json").write_text(json.dumps({**DSPARK, **changes}))
+    with pytest.raises(DllmBenchError, match=match):
+        prepare(folder)
+
+
+def prepare(folder: Path) -> None:
+    """Make the decoder and read its network."""
+    decoder = SpeculativeDecoder(DSpark(TrainedBlock(str(folder))))
+    decoder.prepare(tiny_denoiser("qwen3", 0), REQUEST)
+
+
+def test_the_other_dsparks_are_refused(tmp_path: Path) -> None:
+    config = dict(DRAFTERS["dflash_zlab"])
+    config["dflash_config"] = {**config["dflash_config"], "projector_type": "dspark"}
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DllmBenchError, match="projector_type"):
+        TrainedBlock(str(tmp_path))
+
+
+def test_more_slots_than_trained(tmp_path: Path) -> None:
+    with pytest.raises(DllmBenchError, match="from 2 to"):
+        DFlash(TrainedBlock(stored(tmp_path, "dflash_zlab")), slots=7)
+    with pytest.raises(DllmBenchError, match="from 1 to"):
+        DFlash(TrainedBlock(write_drafter(tmp_path / "d", DEEPSPEC)), slots=5)
+
+
+def test_a_draft_model_over_other_tokens(tmp_path: Path) -> None:
+    small = SmallModel(str(tiny_checkpoint("dream", tmp_path, 0)))
+    with pytest.raises(DllmBenchError, match="autoregressive model over the target's vocabulary"):
+        SpeculativeDecoder(DraftModel(small, 3)).prepare(tiny_denoiser("qwen3", 0), REQUEST)
+
+
+def test_a_drafter_that_is_not_there() -> None:
+    with pytest.raises(DllmBenchError, match=r"decoder\.draft\.drafter\.source"):
+        TrainedBlock("assets/drafters/nobody-trained-this")
+    with pytest.raises(DllmBenchError, match="no model folder"):
+        TrainedBlock("/nowhere/at/all")

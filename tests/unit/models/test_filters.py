@@ -1,0 +1,127 @@
+"""Trained filters as files: what is read and refused, and that content, not place, is identity."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.models.filters import FilterFacts, LearnedFilter, save
+from dllm_bench.paths import assets_dir
+from dllm_bench.runs.targets import describe, instantiate
+from dllm_bench.training.filter import network_of
+
+FACTS = FilterFacts(labels="masked", gen_length=64, model="tiny", weights="w" * 64)
+SHIPPED = sorted(path.name for path in (assets_dir() / "filters").iterdir())
+
+
+def stored(folder: Path, layers: int = 2, block: int = 32, seed: int = 0) -> LearnedFilter:
+    return save(folder, network_of(block, layers, seed).state_dict(), FACTS)
+
+
+@pytest.mark.parametrize(("layers", "parameters"), [(1, 1056), (2, 2112), (4, 4224)])
+def test_sizes_are_the_papers(tmp_path: Path, layers: int, parameters: int) -> None:
+    learned = stored(tmp_path, layers)
+    assert (learned.block, learned.parameters, learned.facts) == (32, parameters, FACTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("relu", nn.ReLU), ("gelu", nn.GELU), ("silu", nn.SiLU)]
+)
+def test_logits_are_the_networks(tmp_path: Path, name: str, module: type[nn.Module]) -> None:
+    network = nn.Sequential(nn.Linear(8, 5), module(), nn.Linear(5, 5), module(), nn.Linear(5, 8))
+    learned = save(tmp_path, network.state_dict(), FilterFacts(activation=name))
+    confidence_KNB = torch.rand(2, 3, 8, dtype=torch.float64)
+    with torch.no_grad():
+        wanted = network(confidence_KNB.float())
+    found = learned(confidence_KNB)
+    assert found.dtype == torch.float32 and torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_it_goes_where_the_confidences_are(tmp_path: Path, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    found = stored(tmp_path)(torch.rand(1, 2, 32, device=device))
+    assert (found.device.type, found.shape) == (device, (1, 2, 32))
+
+
+def test_content_is_identity_and_the_place_is_not(tmp_path: Path) -> None:
+    here = stored(tmp_path / "here")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    there = LearnedFilter(str(tmp_path / "there" / "filter.safetensors"))
+    other = stored(tmp_path / "other", seed=1)
+    assert here == there and hash(here) == hash(there)
+    assert here != other
+    assert instantiate(describe(here)) == here
+
+
+def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
+    plain = describe(stored(tmp_path))
+    before = instantiate(plain)(torch.ones(1, 1, 32))
+    changed = stored(tmp_path, seed=1)
+    assert not torch.equal(changed(torch.ones(1, 1, 32)), before)
+    with pytest.raises(DllmBenchError, match="sha256"):
+        instantiate(plain)
+
+
+def test_a_file_without_facts_is_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(network_of(16, 2, 0).state_dict()), tmp_path / "own.safetensors")
+    learned = LearnedFilter(str(tmp_path / "own.safetensors"))
+    assert (learned.block, learned.facts) == (16, FilterFacts())
+    learned.check_model("any", "w")
+
+
+WRONG: dict[str, dict[str, Tensor]] = {
+    "0.weight, 1.weight": {"0.weight": torch.zeros(4, 4), "1.weight": torch.zeros(4, 4)},
+    "read": {"0.weight": torch.zeros(3, 4), "0.bias": torch.zeros(3)},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_other_tensors_are_refused(tmp_path: Path, word: str) -> None:
+    learned = save(tmp_path, WRONG[word], FilterFacts())
+    with pytest.raises(DllmBenchError, match=word):
+        learned.block  # noqa: B018
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "filter.safetensors").write_bytes(b"pickle")
+    with pytest.raises(DllmBenchError, match="no safetensors file"):
+        LearnedFilter(str(tmp_path)).facts  # noqa: B018
+
+
+def test_an_absent_filter_says_what_there_is() -> None:
+    with pytest.raises(DllmBenchError, match=r"assets/filters/tiny-llada-block32.*train filter"):
+        LearnedFilter("assets/filters/nope")
+
+
+def test_another_model_is_refused_unless_allowed(tmp_path: Path) -> None:
+    learned = stored(tmp_path)
+    learned.check_model("tiny", "w" * 64)
+    with pytest.raises(DllmBenchError, match=r"trained for the weights of tiny.*train filter big"):
+        learned.check_model("big", "x" * 64)
+    allowed = LearnedFilter(str(tmp_path), any_model=True)
+    allowed.check_model("big", "x" * 64)
+    assert allowed == learned
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
+    from dllm_bench.cli import compose
+    from dllm_bench.runs.inputs import weights_hash
+
+    learned = LearnedFilter(f"assets/filters/{name}")
+    assert f"block{learned.block}" in name and name.startswith(learned.facts.model)
+    model = compose([f"model={learned.facts.model}"])["model"]
+    learned.check_model(learned.facts.model, weights_hash(model))
+    card = (assets_dir() / "filters" / name / "CARD.md").read_text()
+    assert f"{learned.parameters:,} parameters" in card
+    assert learned(torch.rand(1, 1, learned.block)).isfinite().all()
