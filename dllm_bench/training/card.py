@@ -68,7 +68,7 @@ def render(recipe: Recipe, wall_s: float) -> str:
     lines = [
         f"# {recipe.name}", "",
         f"A small {kind} in the {recipe.layout} layout ({shift}), trained by this project",
-        f"with `dllm-bench train embedded/{recipe.name}`. MIT licence, as the package.",
+        f"with `dllm-bench train embedded {recipe.name}`. MIT licence, as the package.",
         "",
         "## Data", "",
         "Generated: the train splits of minigsm and minicode "

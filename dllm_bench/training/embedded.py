@@ -128,8 +128,10 @@ def _starting_weights(
 
 
 def _net_config(layout: str, vocab_size: int) -> net.NetConfig:
-    dream = layout == "dream"
-    return net.NetConfig(vocab_size, n_kv_heads=2 if dream else 4, qkv_bias=dream)
+    """LLaDA has as many key/value heads as query heads, Qwen's descendants fewer."""
+    heads = 4 if layout == "llada" else 2
+    dream, qwen3 = layout == "dream", layout == "qwen3"
+    return net.NetConfig(vocab_size, n_kv_heads=heads, qkv_bias=dream, qk_norm=qwen3)
 
 
 def _new_lora(base: net.Weights, recipe: Recipe) -> net.Weights:

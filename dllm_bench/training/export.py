@@ -1,8 +1,8 @@
 """Embedded weights <-> the published checkpoint layouts, plus model card and log.
 
 LLaDA: ``model.transformer.blocks.{i}.…`` with config ``model_type: llada``. Dream: Qwen2 names
-with q/k/v biases and an untied head, ``model_type: Dream``. D2F: a peft LoRA adapter. Weights are
-stored as bf16 safetensors. Nothing here trains.
+with q/k/v biases and an untied head, ``model_type: Dream``. Qwen3: ``model_type: qwen3``, norms
+per head. D2F: a peft LoRA adapter. Weights are stored as bf16 safetensors. Nothing here trains.
 """
 
 from __future__ import annotations
@@ -41,13 +41,18 @@ DREAM_BLOCK = {
     "v_bias": "self_attn.v_proj.bias", "o": "self_attn.o_proj.weight",
     "gate": "mlp.gate_proj.weight", "up": "mlp.up_proj.weight", "down": "mlp.down_proj.weight",
 }  # fmt: skip
+QWEN3_BLOCK = {name: part for name, part in DREAM_BLOCK.items() if "bias" not in name} | {
+    "ln_q": "self_attn.q_norm.weight",
+    "ln_k": "self_attn.k_norm.weight",
+}
 
 
 def published_name(name: str, layout: str) -> str:
-    """Our weight name -> its name in the layout ("llada" or "dream")."""
+    """Our weight name -> its name in the layout ("llada", "dream" or "qwen3")."""
     top, block, prefix = {
         "llada": (LLADA_TOP, LLADA_BLOCK, "model.transformer.blocks."),
         "dream": (DREAM_TOP, DREAM_BLOCK, "model.layers."),
+        "qwen3": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
     }[layout]
     if name in top:
         return top[name]
@@ -71,7 +76,7 @@ def write_checkpoint(
     ids = {
         f"{k}_token_id": getattr(tokenizer, f"{k}_token_id") for k in ("mask", "eos", "pad", "bos")
     }
-    config = (_llada_config if layout == "llada" else _dream_config)(cfg) | ids
+    config = CONFIGS[layout](cfg) | ids
     _write_json(folder / "config.json", config)
     tensors = {published_name(n, layout): _stored(t) for n, t in weights.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -105,6 +110,17 @@ def _dream_config(cfg: NetConfig) -> dict[str, Any]:
         "sliding_window": None, "tie_word_embeddings": False, "vocab_size": cfg.vocab_size,
         "max_position_embeddings": MAX_POSITIONS, "use_cache": False, "torch_dtype": "bfloat16",
     }  # fmt: skip
+
+
+def _qwen3_config(cfg: NetConfig) -> dict[str, Any]:
+    own = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": cfg.head_dim,
+        "attention_bias": False,
+    }  # fmt: skip
+    return _dream_config(cfg) | own
+
+
+CONFIGS = {"llada": _llada_config, "dream": _dream_config, "qwen3": _qwen3_config}
 
 
 def write_adapter(

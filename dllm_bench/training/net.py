@@ -1,7 +1,7 @@
 """The small transformer of the embedded models, as a function of a dictionary of weights.
 
-Pre-norm blocks with rotary attention and a SwiGLU MLP: the common core of the LLaDA and Dream
-(Qwen2) layouts. Weights are plain tensors, so that an adapter is weights + B A, computed before
+Pre-norm blocks with rotary attention and a SwiGLU MLP: the common core of the LLaDA, Dream (Qwen2)
+and Qwen3 layouts. Weights are plain tensors, so that an adapter is weights + B A, computed before
 the call. bf16 matmuls, fp32 residual stream and norms. Only what training needs: no cache, no
 generation. Key maps to the published layouts are in `export.py`.
 """
@@ -20,7 +20,7 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class NetConfig:
-    """Sizes; `qkv_bias` is the one structural difference between Dream (true) and LLaDA."""
+    """Sizes; Dream has biases in q, k and v (`qkv_bias`), Qwen3 norms of each head (`qk_norm`)."""
 
     vocab_size: int
     d_model: int = 128
@@ -31,6 +31,7 @@ class NetConfig:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     qkv_bias: bool = False
+    qk_norm: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -57,6 +58,8 @@ def shapes(cfg: NetConfig) -> dict[str, tuple[int, ...]]:
         block |= {"up": (mlp, d), "down": (d, mlp), "ln_1": (d,), "ln_2": (d,)}
         if cfg.qkv_bias:
             block |= {"q_bias": (d,), "k_bias": (kv,), "v_bias": (kv,)}
+        if cfg.qk_norm:
+            block |= {"ln_q": (cfg.head_dim,), "ln_k": (cfg.head_dim,)}
         out |= {f"{i}.{name}": shape for name, shape in block.items()}
     return out
 
@@ -133,8 +136,9 @@ def hidden_states(
 
 
 def _block_names(cfg: NetConfig) -> tuple[str, ...]:
-    names = ("q", "k", "v", "o", "gate", "up", "down", "ln_1", "ln_2")
-    return (*names, "q_bias", "k_bias", "v_bias") if cfg.qkv_bias else names
+    names: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down", "ln_1", "ln_2")
+    names += ("q_bias", "k_bias", "v_bias") if cfg.qkv_bias else ()
+    return names + (("ln_q", "ln_k") if cfg.qk_norm else ())
 
 
 def _half(weight: Tensor) -> Tensor:
@@ -155,6 +159,8 @@ def _attention(
         qkv = qkv + _half(torch.cat([block["q_bias"], block["k_bias"], block["v_bias"]]))
     heads = qkv.view(batch, length, -1, cfg.head_dim).transpose(1, 2)
     q, k, v = heads.split([cfg.n_heads, cfg.n_kv_heads, cfg.n_kv_heads], dim=1)
+    if cfg.qk_norm:
+        q, k = _rms(q, block["ln_q"], cfg), _rms(k, block["ln_k"], cfg)
     q, k = _rotate(q, rope), _rotate(k, rope)
     if cfg.n_kv_heads != cfg.n_heads:
         k, v = (t.repeat_interleave(cfg.n_heads // cfg.n_kv_heads, dim=1) for t in (k, v))

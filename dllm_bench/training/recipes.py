@@ -3,6 +3,7 @@
 A recipe is a start (random, or another recipe's model), a layout and phases; a phase is an
 objective with a step count, a learning rate and data shares. "tiny-trunk" is autoregressive and
 does not ship: Dream began from such weights too, and both diffusion models learn faster from it.
+"tiny-qwen3" is the autoregressive target of the speculative decoders.
 Same recipe and seed: same data and masks in the same order. Batches hold a fixed token number.
 """
 
@@ -50,8 +51,8 @@ class Recipe:
 
     @property
     def shift(self) -> int:
-        """Dream predicts position p from row p-1; LLaDA from row p."""
-        return 1 if self.layout == "dream" else 0
+        """Dream and autoregressive models predict position p from row p-1; LLaDA from row p."""
+        return 0 if self.layout == "llada" else 1
 
 
 RECIPES: dict[str, Recipe] = {
@@ -61,6 +62,12 @@ RECIPES: dict[str, Recipe] = {
             "tiny-trunk",
             "dream",
             (Phase("causal", 1100, 300, 3e-3, lengths=SHORT, prefer_long=False),),
+        ),
+        Recipe(
+            "tiny-qwen3",
+            "qwen3",
+            (Phase("causal", 4000, 1600, 3e-3),),
+            seed=5,
         ),
         Recipe(
             "tiny-llada",

@@ -1,0 +1,355 @@
+"""Training of filters: traces under the oracle, split by prompt, label scopes, FLAN, resuming."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dllm_bench.cli import main
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.decoding.select.filter import Filter
+from dllm_bench.decoding.select.oracle import Oracle
+from dllm_bench.models.filters import LearnedFilter
+from dllm_bench.training import filter as training
+from dllm_bench.training import filter_card, traces
+from dllm_bench.training.filter import FilterJob
+from dllm_bench.training.traces import Plan, Traces
+from tests.helpers import ROLES, Watched, tiny_denoiser
+
+PLAN = Plan("tiny", "w" * 64, "t" * 64, "p" * 64, block=8, gen_length=32)
+PROMPTS = [" ".join(f"w{(7 * i + j) % 90}" for j in range(6)) for i in range(12)]
+JOB = FilterJob(block=8, gen_length=32, epochs=300, lr=0.01)
+ENDING = 26  # where the end token is likely: in the third block after a prompt of 6
+
+
+def encode(text: str) -> list[int]:
+    return [int(word[1:]) for word in text.split()]
+
+
+def model(ending: int | None = None) -> Watched:
+    return Watched(tiny_denoiser("llada", seed=1), ending)
+
+
+def collect(
+    watched: Watched, folder: Path, prompts: list[str] = PROMPTS, plan: Plan = PLAN
+) -> Traces:
+    return traces.collect(watched, encode, prompts, plan, folder, report=lambda text: None)
+
+
+def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
+    """A candidate is right where its confidence and its left neighbour's together are high."""
+    generator = torch.Generator().manual_seed(0)
+    confidence_RB = torch.rand(prompts * steps, block, generator=generator)
+    left_RB = confidence_RB.roll(1, 1)
+    right_RB = confidence_RB + left_RB > 1.2
+    masked_RB = torch.rand(confidence_RB.shape, generator=generator) < 0.7
+    prompt_R = torch.arange(prompts).repeat_interleave(steps)
+    return Traces(confidence_RB, right_RB, masked_RB, prompt_R, prompts)
+
+
+# --- traces --------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_steps_of_the_oracle(tmp_path: Path) -> None:
+    """Confidences, labels and masks of every step, beside a plain oracle run of the same prompt."""
+    found = collect(model(), tmp_path, PROMPTS[:2], replace(PLAN, all_blocks=True))
+    decoder = traces.oracle_decoder(replace(PLAN, all_blocks=True), [])
+    row = 0
+    for index, text in enumerate(PROMPTS[:2]):
+        request = Request("x", tuple(encode(text)), 32)
+        plain = replace(decoder, select=decoder.select.oracle)
+        generation = plain.generate(model(), request)
+        steps = len(generation.trace)
+        for step in range(steps):
+            block = min(
+                born
+                for born in range(4)
+                if any(b >= step for b in generation.born[8 * born : 8 * born + 8])
+            )
+            born = generation.born[8 * block : 8 * block + 8]
+            forced = generation.trace.forwards[step].forced
+            assert found.masked_RB[row].tolist() == [b >= step for b in born]
+            agreed = found.right_RB[row] & found.masked_RB[row]
+            wanted = [b == step for b in born] if not forced else [False] * 8
+            assert agreed.tolist() == wanted
+            assert found.prompt_R[row] == index
+            row += 1
+    assert row == len(found.prompt_R)
+    assert ((found.confidence_RB > 0) & (found.confidence_RB <= 1)).all()
+
+
+def test_blocks_after_the_end_of_the_text_are_left_out(tmp_path: Path) -> None:
+    some = collect(model(ENDING), tmp_path)
+    every = collect(model(ENDING), tmp_path, plan=replace(PLAN, all_blocks=True))
+    assert len(some.prompt_R) < len(every.prompt_R)
+    for prompt in range(len(PROMPTS)):
+        kept, whole = (part.of(torch.tensor([prompt])) for part in (some, every))
+        assert torch.equal(kept.confidence_RB, whole.confidence_RB[: len(kept.prompt_R)])
+        opened = int((kept.masked_RB.all(1)).sum())
+        text = traces.oracle_decoder(PLAN, []).generate(
+            model(ENDING), Request("x", tuple(encode(PROMPTS[prompt])), 32)
+        )
+        assert len(text.ids) == 8 * opened
+        assert ROLES["eos"] in text.ids[-8:] or opened == 4
+
+
+def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = collect(model(), tmp_path / "whole")
+    monkeypatch.setattr(traces, "SAVE_EVERY_S", -1.0)
+
+    def stop(text: str) -> list[int]:
+        if text == PROMPTS[5]:
+            raise KeyboardInterrupt
+        return encode(text)
+
+    with pytest.raises(KeyboardInterrupt):
+        traces.collect(model(), stop, PROMPTS, PLAN, tmp_path, print)
+    assert traces.load(PLAN.file(tmp_path)).done == 5
+    watched = model()
+    resumed = collect(watched, tmp_path)
+    assert {tuple(canvas[0, :6].tolist()) for canvas in watched.canvases} == {
+        tuple(encode(text)) for text in PROMPTS[5:]
+    }
+    for name in ("confidence_RB", "right_RB", "masked_RB", "prompt_R", "done"):
+        assert torch.equal(
+            torch.as_tensor(getattr(resumed, name)), torch.as_tensor(getattr(whole, name))
+        )
+    untouched = model()
+    collect(untouched, tmp_path)
+    assert untouched.canvases == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"block": 16}, {"weights": "x"}, {"prompts": "x"}, {"all_blocks": True}]
+)
+def test_other_traces_are_another_file(change: dict) -> None:
+    assert replace(PLAN, **change).file(Path()) != PLAN.file(Path())
+
+
+def test_stalls_are_counted() -> None:
+    """Steps in which nothing masked is right, whatever is right at decoded positions."""
+    right_RB = torch.tensor([[1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]]).bool()
+    masked_RB = torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [1, 0, 0]]).bool()
+    assert Traces(right_RB.float(), right_RB, masked_RB, torch.arange(4), 4).stalled == 2
+
+
+def test_prompts_are_of_the_train_split() -> None:
+    from dllm_bench.benchmarks import minigsm
+
+    test = {minigsm.prompt_of(p.question) for p in minigsm.generate("test", 1000)}
+    drawn = traces.generated_prompts(("minigsm", "minicode"), 101, seed=0)
+    assert len(set(drawn)) == 101 and test.isdisjoint(drawn)
+    assert [text.startswith("Question:") for text in drawn] == [i % 2 == 0 for i in range(101)]
+    assert drawn != traces.generated_prompts(("minigsm", "minicode"), 101, seed=1)
+
+
+# --- FLAN ----------------------------------------------------------------------------------------
+
+
+def flan(folder: Path, sizes: dict[str, int]) -> Path:
+    folder.mkdir()
+    rows = [
+        {"task": t, "inputs": f"{t} {i}", "targets": "-"}
+        for t, n in sizes.items()
+        for i in range(n)
+    ]
+    half = len(rows) // 2
+    for name, part in (("one", rows[:half]), ("two", rows[half:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    return folder
+
+
+def test_flan_gives_forty_prompts_of_every_task(tmp_path: Path) -> None:
+    folder = flan(tmp_path / "flan", {"anli": 500, "boolq": 70, "cb": 12})
+    job = FilterJob(flan=folder)
+    texts = job.texts()
+    counts = {
+        task: sum(text.startswith(task) for text in texts) for task in ("anli", "boolq", "cb")
+    }
+    assert counts == {"anli": 40, "boolq": 40, "cb": 12} and len(set(texts)) == len(texts)
+    assert texts == job.texts() != FilterJob(flan=folder, seed=1).texts()
+    late = [int(text.split()[1]) >= 250 for text in texts if text.startswith("anli")]
+    assert 5 < sum(late) < 35, "not only the first rows of a task"
+
+
+@pytest.mark.parametrize(
+    ("content", "word"), [(None, "no .jsonl file"), ("{}", "no FLAN row"), ("x", "Line 1")]
+)
+def test_a_directory_that_is_no_flan_is_refused(
+    tmp_path: Path, content: str | None, word: str
+) -> None:
+    if content is not None:
+        (tmp_path / "rows.jsonl").write_text(content)
+    with pytest.raises(DllmBenchError, match=word):
+        traces.flan_prompts(tmp_path, 40, 0)
+
+
+# --- fitting -------------------------------------------------------------------------------------
+
+
+def test_parts_are_eight_to_one_to_one_and_share_no_prompt() -> None:
+    found = synthetic()
+    parts = training.parts_of(found, seed=0)
+    prompts = {name: set(part.prompt_R.tolist()) for name, part in parts.items()}
+    assert {name: len(own) for name, own in prompts.items()} == {
+        "train": 160,
+        "validation": 20,
+        "test": 20,
+    }
+    assert len(set.union(*prompts.values())) == 200
+    assert sum(len(part.prompt_R) for part in parts.values()) == len(found.prompt_R)
+    assert set(training.parts_of(found, seed=1)["test"].prompt_R.tolist()) != prompts["test"]
+
+
+def test_a_rule_that_can_be_learned_is_learned() -> None:
+    fitted = training.fit(synthetic(400), replace(JOB, epochs=800), report=lambda text: None)
+    test, plain = fitted.rates["test"], fitted.rates["confidence"]
+    assert test["loss"] < fitted.curve[0]["validation"] / 3
+    assert test["false_positive"] < plain["false_positive"] / 3
+    assert test["accepted"] > 3 * plain["accepted"]
+
+
+def test_the_best_validation_loss_is_kept() -> None:
+    """Few prompts and many epochs: the network learns them by heart."""
+    fitted = training.fit(synthetic(20, 2), replace(JOB, epochs=1500, layers=4), lambda text: None)
+    best = min(fitted.curve, key=lambda point: point["validation"])
+    assert fitted.epoch == best["epoch"] < 1500
+    assert fitted.rates["validation"]["loss"] == pytest.approx(best["validation"], abs=1e-4)
+    assert fitted.curve[-1]["train"] < best["train"]
+
+
+def test_fitting_is_repeatable() -> None:
+    one, other = (training.fit(synthetic(30), JOB, lambda text: None) for _ in range(2))
+    assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+
+
+def test_label_scopes() -> None:
+    """Labels at decoded positions count in the scope "all" alone."""
+    found = synthetic(10)
+    logits_RB = torch.randn(found.confidence_RB.shape, generator=torch.Generator().manual_seed(1))
+    flipped = replace(found, right_RB=found.right_RB ^ ~found.masked_RB)
+    loss = {
+        (scope, name): training.loss_of(logits_RB, part, scope)
+        for scope in ("masked", "all")
+        for name, part in (("as is", found), ("flipped", flipped))
+    }
+    assert loss["masked", "as is"] == loss["masked", "flipped"]
+    assert loss["all", "as is"] != loss["all", "flipped"]
+    by_hand = [
+        torch.nn.functional.softplus(-z if y else z)
+        for z, y, m in zip(
+            logits_RB.flatten(), found.right_RB.flatten(), found.masked_RB.flatten(), strict=True
+        )
+        if m
+    ]
+    assert loss["masked", "as is"].item() == pytest.approx(
+        torch.stack(by_hand).mean().item(), rel=1e-5
+    )
+
+
+def test_decisions_by_hand() -> None:
+    part = Traces(
+        torch.zeros(1, 6),
+        right_RB=torch.tensor([[True, True, False, False, False, True]]),
+        masked_RB=torch.tensor([[True, True, True, True, True, False]]),
+        prompt_R=torch.zeros(1, dtype=torch.long),
+    )
+    found = training.decisions(torch.tensor([[0.97, 0.5, 0.99, 0.91, 0.3, 0.99]]), part)
+    assert found == {"false_positive": 2 / 3, "accepted": 1 / 2, "wrong_accepted": 1 / 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"labels": "some"}, "masked, all"), ({"gen_length": 36}, "does not divide")],
+)
+def test_wrong_settings_are_refused(change: dict, word: str) -> None:
+    with pytest.raises(DllmBenchError, match=word):
+        replace(JOB, **change)
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_collects_once_and_writes_a_filter_that_decodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "filter", "tiny-llada", "--results", str(tmp_path), "--prompts", "10"]
+    command += ["--benchmark", "minigsm", "--block", "8", "--gen-length", "16", "--epochs", "60"]
+    assert main([*command, "--collect-only"]) == 0
+    [file] = (tmp_path / "training" / "traces").iterdir()
+    assert not (tmp_path / "training" / "filters").exists()
+    for layers in ("1", "2"):
+        assert main([*command, "--layers", layers]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("10 of 10 prompts") == 1, "the model decodes once"
+    assert str(file) in printed
+    folder = tmp_path / "training" / "filters"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "tiny-llada-block8",
+        "tiny-llada-block8-layers1",
+    ]
+    out = folder / "tiny-llada-block8"
+    assert f"decoder=learn2pd decoder.select.first.head.source={out}" in printed
+    learned = LearnedFilter(str(out))
+    assert (learned.block, learned.facts.model, learned.facts.labels) == (8, "tiny-llada", "masked")
+    curve = [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
+    assert [point["epoch"] for point in curve] == [1, 50, 60]
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    card = (out / "CARD.md").read_text()
+    assert "10 prompts (train splits of minigsm, in turn), 16 new tokens" in card
+    assert f"{learned.parameters:,} parameters" in card and "| validation |" in card
+    assert Filter(learned).needs == {("schedule", "blocks of 8")}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--layers", "4", "--all-blocks", "--labels", "all"],
+        ["--benchmark", "minicode", "--benchmark", "minigsm", "--gen-length", "128"],
+    ],
+)
+def test_a_card_names_the_command_it_was_made_with(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[FilterJob] = []
+
+    def note(job: FilterJob, model: object, out: Path, folder: Path) -> None:
+        made.append(job)
+
+    monkeypatch.setattr(training, "train", note)
+    main(["train", "filter", "tiny-llada", "--results", str(tmp_path), *arguments])
+    written = filter_card.command("tiny-llada", made[0])
+    main([*written.removeprefix("dllm-bench ").split(), "--results", str(tmp_path)])
+    assert made[0] == made[1]
+    assert len(written.split()) == 4 + len(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["tiny-llada", "--prompts", "9"], "10 or more"),
+        (["nope"], "no model 'nope'"),
+        (["tiny-llada", "--flan", "nowhere"], "no .jsonl file"),
+        (["tiny-llada", "--block", "12"], "does not divide"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["train", "filter", *arguments, "--results", str(tmp_path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and word in lines[0]
+
+
+def test_the_recording_changes_nothing(tmp_path: Path) -> None:
+    request = Request("x", tuple(encode(PROMPTS[0])), 32)
+    recording = traces.oracle_decoder(PLAN, [])
+    plain = replace(recording, select=recording.select.oracle)
+    assert isinstance(plain.select, Oracle)
+    one, other = (decoder.generate(model(), request) for decoder in (recording, plain))
+    assert (one.ids, one.born) == (other.ids, other.born)
