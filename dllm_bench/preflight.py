@@ -75,7 +75,7 @@ def check_model(model: Mapping[str, Any]) -> None:
         if shipped != source and not any((assets_dir() / shipped).glob("*.safetensors")):
             raise DllmBenchError(
                 f"Model {name!r} needs {source}, which this installation does not have; make it "
-                f"with `dllm-bench train embedded/{shipped}`."
+                f"with `dllm-bench train embedded {shipped}`."
             )
         if shipped == source and HUB_ID.fullmatch(source) and not is_cached(source):
             raise DllmBenchError(
@@ -100,8 +100,8 @@ def check_consent(benchmark: Mapping[str, Any]) -> None:
 
 
 def runs_code(benchmark: Mapping[str, Any]) -> bool:
-    """Problem sets in EvalPlus form do; lm-eval tasks say so in their file."""
+    """Problem sets in EvalPlus form do, prompts do not; lm-eval tasks say so in their file."""
     if "task" not in benchmark:
-        return "dataset" in benchmark
+        return "allow_code_execution" in benchmark
     file = PACKAGE / "benchmarks" / "tasks" / f"{benchmark['task']}.yaml"
     return file.is_file() and "\nunsafe_code: true" in file.read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
 """Reading a checkpoint folder: config.json, safetensors (one file or an indexed set), content hash.
 
-Tensors are read one by one, renamed by the layout, merged with an optional LoRA adapter, cast and
-put on the device. Pickled weights are refused. Missing, unexpected and mis-shaped tensors are
-listed by name before anything is read.
+Tensors are read one by one, put where the layout says, merged with an optional LoRA adapter, cast
+and put on the device. Pickled weights are refused. Missing, unexpected and mis-shaped tensors are
+listed by their published names before anything is read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.models.layout import Layout, Part, Shapes
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SHOWN = 6  # names listed per kind of problem
+NOTHING = r"$^"
 DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # computed from the config, sometimes stored
 BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names large files by their sha256
 
@@ -69,51 +72,74 @@ def named(names: Iterable[str]) -> str:
 
 
 class Weights:
-    """Lazy view of safetensors files under the names of a module."""
+    """Lazy view of safetensors files: nothing but headers is read until a tensor is asked for."""
 
-    def __init__(self, files: Iterable[Path], rename: Callable[[str], str]) -> None:
-        from safetensors import safe_open
-
-        self._where: dict[str, tuple[Any, str]] = {}
+    def __init__(self, files: Iterable[Path], elsewhere: str | None = None) -> None:
+        self._where: dict[str, Any] = {}
         for file in files:
-            handle = safe_open(file, framework="pt")
+            handle = _open(file)
             for key in handle.keys():  # noqa: SIM118 - a safetensors handle is no mapping
-                self._where[rename(key)] = (handle, key)
-
-    @property
-    def names(self) -> set[str]:
-        return {name for name in self._where if not DERIVED.search(name)}
+                if not DERIVED.search(key) and not re.match(elsewhere or NOTHING, key):
+                    self._where[key] = handle
+        self.names = self._where.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        handle, key = self._where[name]
-        return tuple(handle.get_slice(key).get_shape())
+        return tuple(self._where[name].get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """As the file spells it: F32, BF16, ..."""
+        return str(self._where[name].get_slice(name).get_dtype())
 
     def read(self, name: str) -> Tensor:
-        handle, key = self._where[name]
-        tensor: Tensor = handle.get_tensor(key)
+        tensor: Tensor = self._where[name].get_tensor(name)
         return tensor
 
-    def published(self, name: str) -> str:
-        """The name in the file."""
-        return self._where[name][1] if name in self._where else name
+
+def _open(file: Path) -> Any:
+    """A safetensors file, or a sentence about it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise DllmBenchError(
+            f"{file} cannot be read ({error}); it is cut short or damaged, fetch it again."
+        ) from None
+
+
+def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:
+    """Shape of everything a module stores, by its own names."""
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def published_shapes(layout: Layout, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """The tensors a checkpoint has to hold for a module with these parameters."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        for part in layout.parts(name, shapes):
+            own = tuple(torch.empty(shape, device="meta")[part.place].shape)
+            if part.rows is not None:
+                own = (max(part.rows[1], expected.get(part.name, own)[0]), *own[1:])
+            expected[part.name] = own
+    return expected
 
 
 def check_tensors(
-    weights: Weights, shapes: dict[str, tuple[int, ...]], optional: set[str], where: str
+    weights: Weights, expected: dict[str, tuple[int, ...]], optional: set[str], where: str
 ) -> None:
     """Raise one sentence listing every tensor that is missing, unexpected or mis-shaped.
 
-    `shapes` is what the module holds; `optional` names may be absent (tied weights).
+    `optional` names may be absent (tied weights).
     """
     wrong = {
-        name: f"{weights.published(name)} {weights.shape(name)} instead of {shapes[name]}"
-        for name in shapes.keys() & weights.names
-        if weights.shape(name) != shapes[name]
+        f"{name} {weights.shape(name)} instead of {expected[name]}"
+        for name in expected.keys() & weights.names
+        if weights.shape(name) != expected[name]
     }
     problems = {
-        "missing": shapes.keys() - weights.names - optional,
-        "unexpected": {weights.published(name) for name in weights.names - shapes.keys()},
-        "mis-shaped": wrong.values(),
+        "missing": expected.keys() - weights.names - optional,
+        "unexpected": weights.names - expected.keys(),
+        "mis-shaped": wrong,
     }
     found = [f"{kind}: {named(names)}" for kind, names in problems.items() if names]
     if found:
@@ -125,21 +151,63 @@ def check_tensors(
 
 def fill(
     module: Any,
+    layout: Layout,
     weights: Weights,
     merge: Callable[[str, Tensor], Tensor],
-    dtype: torch.dtype,
     device: torch.device,
+    dtype: torch.dtype,
 ) -> None:
-    """Give a module built on the meta device its weights, tensor by tensor."""
-    state = {
-        name: merge(name, weights.read(name)).to(device=device, dtype=dtype)
-        for name in weights.names & module.state_dict().keys()
-    }
+    """Give a module built on the meta device its weights, tensor by tensor.
+
+    `merge` may change a published tensor. Buffers (a router's selection bias) keep their own dtype.
+    """
+    _compute_buffers(module, device)
+    empty, shapes = module.state_dict(), shapes_of(module)
+    buffers = {name for name, _ in module.named_buffers()}
+    state = {}
+    for name, like in empty.items():
+        parts = layout.parts(name, shapes)
+        if all(part.name in weights.names for part in parts):
+            read = _Reader(weights, merge, device, like.dtype if name in buffers else dtype)
+            state[name] = read.whole(parts, shapes[name])
     module.load_state_dict(state, strict=False, assign=True)
     module.tie_weights()
-    rotary = type(module.model.rotary_emb)  # its frequencies are not stored but computed
-    module.model.rotary_emb = rotary(module.config).to(device)
     module.requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Published tensors, changed, cast and put on the device."""
+
+    weights: Weights
+    merge: Callable[[str, Tensor], Tensor]
+    device: torch.device
+    dtype: torch.dtype
+
+    def part(self, part: Part) -> Tensor:
+        """One published tensor or its rows."""
+        tensor = self.merge(part.name, self.weights.read(part.name))
+        own = tensor if part.rows is None else tensor[slice(*part.rows)].clone()
+        return own.to(device=self.device, dtype=self.dtype)
+
+    def whole(self, parts: list[Part], shape: tuple[int, ...]) -> Tensor:
+        """A parameter of the module."""
+        if not parts[0].place:
+            return self.part(parts[0])
+        whole = torch.empty(shape, dtype=self.dtype, device=self.device)
+        for part in parts:
+            whole[part.place] = self.part(part)
+        return whole
+
+
+def _compute_buffers(module: Any, device: torch.device) -> None:
+    """What transformers computes from the config (rotary frequencies), off the meta device."""
+    for part in module.modules():
+        names = [name for name in part._non_persistent_buffers_set if part._buffers[name].is_meta]
+        for name in names:
+            part._buffers[name] = torch.empty_like(part._buffers[name], device=device)
+        if names:
+            module._init_weights(part)
 
 
 def content_hash(files: Iterable[Path]) -> str:
@@ -149,8 +217,12 @@ def content_hash(files: Iterable[Path]) -> str:
 
 
 def _sha256(file: Path) -> str:
+    """Hash of a file; the hub's cache has it in the name of the file a link leads to."""
     blob = file.resolve().name
-    if BLOB.fullmatch(blob):
-        return blob
+    return blob if BLOB.fullmatch(blob) else digest(file)
+
+
+def digest(file: Path) -> str:
+    """sha256 of a file's bytes, read in full."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

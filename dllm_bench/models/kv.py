@@ -34,7 +34,7 @@ class PositionLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Room for every position of the canvas."""
         self.keys, self.values = (
-            states.new_empty(*states.shape[:2], self.length, states.shape[3])
+            states.new_zeros(*states.shape[:2], self.length, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -84,6 +84,7 @@ class PositionCache(Cache):
         self.spans: tuple[Span, ...] = ()
         self._length = 0
         self.kept: Plan | None = None
+        self.features: Tensor | None = None
         self._held: tuple[Plan, Tensor] | None = None
         self._boundary: dict[int, Tensor] = {}
 
@@ -101,7 +102,7 @@ class PositionCache(Cache):
             )
         around = ((0, start), (stop, min(self._length, canvas)))
         self.spans = tuple(span for span in around if span[0] < span[1])
-        self._held = None
+        self._held = self.features = None
         for layer in self.positions:
             layer.spans, layer.fresh = self.spans, None
             layer.holding = plan.store[0] < plan.store[1]
@@ -138,6 +139,10 @@ class PositionCache(Cache):
         self._keep_boundary(plan, pick(hidden_KFD, 0, branch))
         self._length = max(self._length, last)
         self.kept, self._held = plan, None
+
+    def crop(self, length: int) -> None:
+        """Forget the keys and values of positions at and beyond `length`."""
+        self._length = min(self._length, length)
 
     def _keep_boundary(self, plan: Plan, hidden_FD: Tensor) -> None:
         """Hidden states that predict the positions a later window may begin with."""

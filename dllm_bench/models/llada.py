@@ -1,31 +1,32 @@
 """LLaDA layout: OLMo-style config keys and `model.transformer.*` names, logits not shifted.
 
-Held by `LlamaForCausalLM`, or by `Qwen2ForCausalLM` (the same block with biases on q, k and v)
-where the config has `include_qkv_bias`.
+LLaDA-1.5, dParallel and d3LLM are the same layout. Held by `LlamaForCausalLM`, or by
+`Qwen2ForCausalLM` (the same block with biases on q, k and v) where the config has
+`include_qkv_bias`.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dllm_bench.models.layout import Layout, Published, rope, value
+from dllm_bench.models.layout import Layout, Published, value
 
-PREFIX = ("model.transformer.blocks.", "model.layers.")
-TOP = {  # published name -> module name, without ".weight"
-    "model.transformer.wte": "model.embed_tokens",
-    "model.transformer.ln_f": "model.norm",
-    "model.transformer.ff_out": "lm_head",
+LAYERS, BLOCKS = "model.layers.", "model.transformer.blocks."
+TOP = {  # module name -> published name, without ".weight"
+    "model.embed_tokens": "model.transformer.wte",
+    "model.norm": "model.transformer.ln_f",
+    "lm_head": "model.transformer.ff_out",
 }
 BLOCK = {
-    "attn_norm": "input_layernorm",
-    "ff_norm": "post_attention_layernorm",
-    "q_proj": "self_attn.q_proj",
-    "k_proj": "self_attn.k_proj",
-    "v_proj": "self_attn.v_proj",
-    "attn_out": "self_attn.o_proj",
-    "ff_proj": "mlp.gate_proj",
-    "up_proj": "mlp.up_proj",
-    "ff_out": "mlp.down_proj",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ff_norm",
+    "self_attn.q_proj": "q_proj",
+    "self_attn.k_proj": "k_proj",
+    "self_attn.v_proj": "v_proj",
+    "self_attn.o_proj": "attn_out",
+    "mlp.gate_proj": "ff_proj",
+    "mlp.up_proj": "up_proj",
+    "mlp.down_proj": "ff_out",
 }
 
 
@@ -33,7 +34,7 @@ class LLaDA(Layout):
     """`LLaDAModelLM` of block type "llama"."""
 
     model_type = "llada"
-    shifted = False
+    family = "Llama"
     required: ClassVar = {
         "block_type": ("llama",),
         "activation_type": ("silu",),
@@ -47,10 +48,14 @@ class LLaDA(Layout):
         "scale_logits": (False,),
     }
 
-    def build(self, published: Published, attention: str) -> Any:
-        from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+    def recognises(self, published: Published) -> bool:
+        return super().recognises(published) and "num_experts" not in published
 
-        settings: dict[str, Any] = {
+    def family_of(self, published: Published) -> str:
+        return "Qwen2" if published.get("include_qkv_bias") else self.family
+
+    def settings(self, published: Published) -> dict[str, Any]:
+        return {
             "vocab_size": published.get("embedding_size") or value(published, "vocab_size"),
             "hidden_size": value(published, "d_model"),
             "intermediate_size": _mlp_size(published),
@@ -59,29 +64,17 @@ class LLaDA(Layout):
             "num_key_value_heads": _kv_heads(published),
             "max_position_embeddings": value(published, "max_sequence_length"),
             "rms_norm_eps": value(published, "rms_norm_eps"),
-            "rope_parameters": rope(published),
+            "rope_parameters": self.rope(published),
             "tie_word_embeddings": bool(published.get("weight_tying", False)),
-            "attn_implementation": attention,
         }
-        if published.get("include_qkv_bias"):
-            return Qwen2ForCausalLM(Qwen2Config(**settings))
-        return LlamaForCausalLM(LlamaConfig(**settings))
-
-    def to_module(self, name: str) -> str:
-        return _rename(name, PREFIX, TOP, BLOCK)
 
     def to_published(self, name: str) -> str:
-        top, block = ({new: old for old, new in names.items()} for names in (TOP, BLOCK))
-        return _rename(name, PREFIX[::-1], top, block)
-
-
-def _rename(name: str, prefix: tuple[str, ...], top: dict[str, str], block: dict[str, str]) -> str:
-    """`name` with its stem looked up; unknown names come back as they are."""
-    stem, _, kind = name.rpartition(".")
-    if not stem.startswith(prefix[0]):
-        return f"{top[stem]}.{kind}" if stem in top else name
-    index, _, part = stem.removeprefix(prefix[0]).partition(".")
-    return f"{prefix[1]}{index}.{block[part]}.{kind}" if part in block else name
+        """Module name -> published name; unknown names come back as they are."""
+        stem, _, kind = name.rpartition(".")
+        if not stem.startswith(LAYERS):
+            return f"{TOP[stem]}.{kind}" if stem in TOP else name
+        index, _, part = stem.removeprefix(LAYERS).partition(".")
+        return f"{BLOCKS}{index}.{BLOCK[part]}.{kind}" if part in BLOCK else name
 
 
 def _mlp_size(published: Published) -> int:

@@ -6,11 +6,8 @@ downloaded and no code of a checkpoint is run. Light to import: transformers com
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,61 +17,36 @@ from dllm_bench.core.protocols import Denoiser, Turns
 from dllm_bench.core.request import DllmBenchError, SpecialTokens
 from dllm_bench.models import checkpoint, lora
 from dllm_bench.models.dream import Dream
-from dllm_bench.models.embedded import assets_root
-from dllm_bench.models.layout import Layout
+from dllm_bench.models.layout import Layout, Published
 from dllm_bench.models.llada import LLaDA
-from dllm_bench.models.text import TextFront, read_tokenizer, special_tokens, tokenizer_files
+from dllm_bench.models.moe import LLaDA2, LLaDAMoE
+from dllm_bench.models.native import Gemma4, Llama, Qwen2, Qwen3, Sdar
+from dllm_bench.models.sources import COMMIT, commit, content_hash, locate
+from dllm_bench.models.spec import AUTO, NONE, ModelSpec
+from dllm_bench.models.text import (
+    Sources,
+    TextFront,
+    read_tokenizer,
+    special_tokens,
+    tokenizer_files,
+)
 
 if TYPE_CHECKING:
     from dllm_bench.models.transformer import TransformerDenoiser
 
-ADAPTERS: Mapping[str, Layout] = {"llada": LLaDA(), "dream": Dream()}
-DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
+__all__ = ["COMMIT", "LoadedModel", "ModelFacts", "ModelSpec", "content_hash", "load", "locate"]
+
+ADAPTERS: Mapping[str, Layout] = {
+    "llada": LLaDA(),
+    "llada_moe": LLaDAMoE(),
+    "llada2": LLaDA2(),
+    "dream": Dream(),
+    "sdar": Sdar(),
+    "qwen2": Qwen2(),
+    "qwen3": Qwen3(),
+    "llama": Llama(),
+    "gemma4": Gemma4(),
 }
-BACKENDS = ("sdpa", "eager")
-AUTO = "auto"
-DEVICES = (AUTO, "cpu", "cuda")
-ASSETS = "assets/"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """Which weights, read how. `path` and `lora`: a folder, assets/<name>, or a hub id.
-
-    adapter None takes the one of the checkpoint's own model_type; device and dtype "auto" are a
-    CUDA device with bfloat16 where there is one, else the CPU with float32.
-    """
-
-    name: str
-    path: str
-    adapter: str | None = None
-    revision: str | None = None
-    lora: str | None = None
-    lora_revision: str | None = None
-    chat: bool = False
-    bos: bool = False
-    dtype: str = AUTO
-    attention: str = "sdpa"
-    device: str = AUTO
-
-    def __post_init__(self) -> None:
-        self._check("dtype", self.dtype, (*DTYPES, AUTO))
-        self._check("attention", self.attention, BACKENDS)
-        if self.adapter is not None:
-            self._check("adapter", self.adapter, tuple(ADAPTERS))
-        kind, _, index = self.device.partition(":")
-        self._check("device", kind if not index or index.isdigit() else self.device, DEVICES)
-
-    def _check(self, field: str, found: str, known: tuple[str, ...]) -> None:
-        if found not in known:
-            raise DllmBenchError(
-                f"Model {self.name!r} asks for {field} {found!r}; choose one of {', '.join(known)}."
-            )
 
 
 @dataclass(frozen=True)
@@ -96,15 +68,30 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A denoiser with its text front and facts."""
+    """A denoiser, its text front and its facts; `form`, `block`: attention it was trained with."""
 
     denoiser: Denoiser
     text: TextFront
     facts: ModelFacts
+    form: str = "full"
+    block: int | None = None
 
     @property
     def special(self) -> SpecialTokens:
         return self.text.special
+
+    def note(self, attention: str, block: int) -> str | None:
+        """A sentence where a decoder uses other attention than the weights were trained with."""
+        trained, asked = self.form, attention
+        same_block = self.block in (None, block) or asked == "full"
+        if (trained == asked and same_block) or trained == "causal":
+            return None  # what an autoregressive model cannot do is refused by its denoiser
+        over = f" over blocks of {self.block}" if self.block else ""
+        wanted = f" over blocks of {block}" if asked != "full" else ""
+        return (
+            f"Model {self.facts.name!r} was trained with {trained} attention{over}, the decoder "
+            f"uses {asked} attention{wanted}: an approximation that may cost score."
+        )
 
     def encode(self, text: str | Turns) -> list[int]:
         """Prompt ids of plain text or chat turns."""
@@ -115,20 +102,78 @@ class LoadedModel:
         return self.text.decode(ids)
 
 
-def load(spec: ModelSpec) -> LoadedModel:
-    """Read the checkpoint behind `spec`; every refusal is a sentence."""
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint whose config is read and understood, before any weight is touched."""
+
+    spec: ModelSpec
+    folder: Path
+    published: Published
+    adapter: str
+    layout: Layout
+
+    @property
+    def form(self) -> str:
+        """The attention the weights were trained with."""
+        return self.spec.attention_form or self.layout.attention
+
+    @property
+    def shifted(self) -> bool:
+        """Whether row i predicts position i + 1."""
+        return self.layout.shifted if self.spec.shifted is None else self.spec.shifted
+
+    def empty_module(self) -> Any:
+        """The module without weights."""
+        with torch.device("meta"):
+            return self.layout.build(self.published, self.spec.attention)
+
+    def weights(self, module: Any) -> checkpoint.Weights:
+        """The checkpoint's tensors, which fit the module's by name and shape."""
+        weights = checkpoint.Weights(checkpoint.weight_files(self.folder), self.layout.elsewhere)
+        head = self.layout.to_published("lm_head.weight")
+        tied = {head} if module.config.tie_word_embeddings else set()
+        checkpoint.check_tensors(weights, self.expected(module), tied, self.spec.path)
+        return weights
+
+    def expected(self, module: Any) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor the checkpoint has to hold."""
+        return checkpoint.published_shapes(self.layout, checkpoint.shapes_of(module))
+
+    def text(self, tokenizer: Any, special: SpecialTokens) -> TextFront:
+        """The tokenizer with the habits the spec asks for."""
+        spec = self.spec
+        return TextFront(spec.name, tokenizer, special, spec.chat, spec.bos, spec.thinking)
+
+    def special(self, tokenizer: Any, vocab_size: int) -> SpecialTokens:
+        """The special ids, checked."""
+        file = self.folder / "generation_config.json"
+        generation = checkpoint.read_json(file) if file.is_file() else {}
+        ids = {**self.layout.text(self.published), **self.published}
+        sources = Sources(ids, tokenizer, generation)
+        return special_tokens(sources, vocab_size, self.spec.mask_token, self.form == "causal")
+
+
+def open_checkpoint(spec: ModelSpec) -> Opened:
+    """Find the checkpoint behind `spec` and choose its adapter; every refusal is a sentence."""
     folder = locate(spec.path, spec.revision)
     published = checkpoint.read_json(folder / "config.json")
     adapter, layout = choose_adapter(spec, published)
-    tokenizer = read_tokenizer(folder)
-    denoiser = _denoiser(spec, folder, layout, published, tokenizer)
-    text = TextFront(spec.name, tokenizer, denoiser.special, spec.chat, spec.bos)
-    token_files = tokenizer_files(folder)
+    layout.check(published)
+    return Opened(spec, folder, published, adapter, layout)
+
+
+def load(spec: ModelSpec) -> LoadedModel:
+    """Read the checkpoint behind `spec`; every refusal is a sentence."""
+    opened = open_checkpoint(spec)
+    tokenizer = read_tokenizer(opened.folder)
+    denoiser = _denoiser(opened, tokenizer)
+    text = opened.text(tokenizer, denoiser.special)
+    token_files = tokenizer_files(opened.folder)
     facts = ModelFacts(
         name=spec.name,
-        adapter=adapter,
-        revision=_commit(folder),
-        lora_revision=_commit(locate(spec.lora, spec.lora_revision)) if spec.lora else None,
+        adapter=opened.adapter,
+        revision=commit(opened.folder),
+        lora_revision=commit(locate(spec.lora, spec.lora_revision)) if spec.lora else None,
         weights_sha256=content_hash(spec),
         tokenizer_sha256=checkpoint.content_hash(token_files) if token_files else None,
         template_sha256=text.template_sha256 if tokenizer is not None else None,
@@ -137,139 +182,55 @@ def load(spec: ModelSpec) -> LoadedModel:
         attention=spec.attention,
         parameters=sum(parameter.numel() for parameter in denoiser.module.parameters()),
     )
-    return LoadedModel(denoiser, text, facts)
+    return LoadedModel(denoiser, text, facts, opened.form, spec.block)
 
 
-def choose_adapter(spec: ModelSpec, published: Mapping[str, Any]) -> tuple[str, Layout]:
-    """The adapter of the checkpoint's own model_type; another one asked for is an error."""
-    found = str(published.get("model_type"))
-    known = {layout.model_type.lower(): name for name, layout in ADAPTERS.items()}
-    name = known.get(found.lower())
+def choose_adapter(spec: ModelSpec, published: Published) -> tuple[str, Layout]:
+    """The adapter of the checkpoint's own config; another one asked for is an error."""
+    name = next((name for name, layout in ADAPTERS.items() if layout.recognises(published)), None)
     if name is None or spec.adapter not in (None, name):
         wanted = f"adapter {spec.adapter!r}" if spec.adapter else f"one of {', '.join(ADAPTERS)}"
+        whose = f" ({name})" if name else ""
         raise DllmBenchError(
-            f"Model {spec.name!r} asks for {wanted}, but {spec.path} has model_type {found!r}; "
-            f"correct the adapter or the path."
+            f"Model {spec.name!r} asks for {wanted}, but {spec.path} has model_type "
+            f"{published.get('model_type')!r}{whose}; correct the adapter or the path."
         )
     return name, ADAPTERS[name]
 
 
-def _denoiser(
-    spec: ModelSpec, folder: Path, layout: Layout, published: Mapping[str, Any], tokenizer: Any
-) -> TransformerDenoiser:
+def _denoiser(opened: Opened, tokenizer: Any) -> TransformerDenoiser:
     """Build the module without weights, check names and shapes, then fill it."""
+    from dllm_bench.models.compiled import CompiledDenoiser
+    from dllm_bench.models.quantized import quantize
     from dllm_bench.models.transformer import TransformerDenoiser
 
-    layout.check(published)
-    device, dtype = _device(spec), _dtype(spec)
-    with torch.device("meta"):
-        module = layout.build(published, spec.attention)
-    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    tied = {"lm_head.weight"} if module.config.tie_word_embeddings else set()
-    special = special_tokens(published, tokenizer, module.config.vocab_size)
-    weights = checkpoint.Weights(checkpoint.weight_files(folder), layout.to_module)
-    checkpoint.check_tensors(weights, shapes, tied, spec.path)
-    adapter = _lora(spec, layout.to_module, shapes)
-    checkpoint.fill(module, weights, adapter.merge, dtype, device)
-    return TransformerDenoiser(module, special, layout.shifted)
+    spec, device = opened.spec, device_of(opened.spec)
+    module = opened.empty_module()
+    special = opened.special(tokenizer, module.config.vocab_size)
+    weights = opened.weights(module)
+    adapter = _lora(spec, opened.expected(module))
+    merge = adapter.merge if spec.merge_lora else lora.NONE.merge
+    checkpoint.fill(module, opened.layout, weights, merge, device, dtype_of(spec))
+    if not spec.merge_lora:
+        lora.attach(adapter, module, opened.layout)
+    if spec.quantization != NONE:
+        quantize(module, spec.quantization, device)
+    kind = TransformerDenoiser if spec.compile == NONE else CompiledDenoiser
+    denoiser = kind(module, special, opened.shifted, attention_form=opened.form, block=spec.block)
+    return denoiser.compile(spec.compile) if isinstance(denoiser, CompiledDenoiser) else denoiser
 
 
-def _lora(
-    spec: ModelSpec, rename: Callable[[str], str], shapes: dict[str, tuple[int, ...]]
-) -> lora.Lora:
+def _lora(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> lora.Lora:
     if spec.lora is None:
         return lora.NONE
     folder = locate(spec.lora, spec.lora_revision)
-    found = lora.read_lora(folder, rename)
-    lora.check_targets(found, shapes, folder)
+    found = lora.read_lora(folder)
+    lora.check_targets(found, expected, folder)
     return found
 
 
-def content_hash(spec: ModelSpec) -> str:
-    """sha256 of what decides the model's output: config, weights, adapter.
-
-    A hub id pinned to a commit is hashed by id and commit, so it needs no files.
-    """
-    parts = [_source_hash(spec.path, spec.revision, adapter=False)]
-    if spec.lora is not None:
-        parts.append(_source_hash(spec.lora, spec.lora_revision, adapter=True))
-    return parts[0] if len(parts) == 1 else hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _source_hash(source: str, revision: str | None, adapter: bool) -> str:
-    if _is_hub(source) and COMMIT.fullmatch(revision or ""):
-        return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
-    folder = locate(source, revision)
-    if adapter:
-        files = lora.adapter_files(folder)
-    else:
-        files = [folder / "config.json", *checkpoint.weight_files(folder)]
-    absent = [file.name for file in files if not file.is_file()]
-    if absent:
-        raise DllmBenchError(
-            f"{folder} holds no {', '.join(absent)}; point the model's path at a checkpoint folder."
-        )
-    return _hash_once(tuple((file, *_version(file)) for file in files))
-
-
-def _version(file: Path) -> tuple[str, int, int]:
-    """What changes when a file changes: where a link leads, size, time."""
-    return str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns
-
-
-@lru_cache(maxsize=64)
-def _hash_once(files: tuple[tuple[Path, str, int, int], ...]) -> str:
-    """Hash files once per process; a changed file is a new key."""
-    return checkpoint.content_hash(file for file, *_ in files)
-
-
-def locate(source: str, revision: str | None = None) -> Path:
-    """The folder of a source, or a sentence that says how to get it."""
-    if source.startswith(ASSETS):
-        folder = assets_root() / source.removeprefix(ASSETS)
-        if not folder.is_dir():
-            shipped = sorted(path.name for path in assets_root().glob("*/")) or ["none"]
-            raise DllmBenchError(
-                f"The package ships no model {source!r}; choose one of {', '.join(shipped)}, or "
-                f"train it with: dllm-bench train embedded/{folder.name}"
-            )
-        return folder
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if _is_hub(source):
-        return _cached_snapshot(source, revision)
-    raise DllmBenchError(
-        f"There is no model folder {source!r}; give an existing folder, assets/<name> or a hub id "
-        f"(owner/name)."
-    )
-
-
-def _is_hub(source: str) -> bool:
-    known = source.startswith(ASSETS) or Path(source).expanduser().is_dir()
-    return not known and HUB_ID.fullmatch(source) is not None
-
-
-def _cached_snapshot(hub_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
-        pinned = f" --revision {revision}" if revision else ""
-        raise DllmBenchError(
-            f"Model {hub_id!r} is not in the local Hugging Face cache and nothing is downloaded "
-            f"during a run; fetch it first with: hf download {hub_id}{pinned}"
-        ) from None
-
-
-def _commit(folder: Path) -> str | None:
-    """The commit of a snapshot folder of the hub's cache."""
-    return folder.name if COMMIT.fullmatch(folder.name) else None
-
-
-def _device(spec: ModelSpec) -> torch.device:
+def device_of(spec: ModelSpec) -> torch.device:
+    """The device asked for, or a sentence where it is not there."""
     if spec.device != AUTO:
         found = torch.device(spec.device)
     else:
@@ -282,7 +243,9 @@ def _device(spec: ModelSpec) -> torch.device:
     return found
 
 
-def _dtype(spec: ModelSpec) -> torch.dtype:
+def dtype_of(spec: ModelSpec) -> torch.dtype:
+    """The dtype asked for; "auto" goes by the device."""
     if spec.dtype != AUTO:
-        return DTYPES[spec.dtype]
-    return torch.bfloat16 if _device(spec).type == "cuda" else torch.float32
+        found: torch.dtype = getattr(torch, spec.dtype)
+        return found
+    return torch.bfloat16 if device_of(spec).type == "cuda" else torch.float32

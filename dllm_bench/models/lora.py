@@ -1,14 +1,14 @@
-"""LoRA adapters in peft's layout, merged on load: W <- W + s B A, s = alpha / r.
+"""LoRA adapters in peft's layout: W <- W + s B A on load, or s B (A x) beside W x in every forward.
 
-The product is added in float32 before the cast to the run's dtype. Refused, not ignored: DoRA,
-trained biases, saved modules, per-layer ranks, transposed (fan-in) weights.
+Merged, the product is added in float32 before the cast to the run's dtype; unmerged, peft's own
+layers hold the pair. Scale s = alpha / r. Refused, not ignored: DoRA, trained biases, saved
+modules, per-layer ranks, transposed (fan-in) weights.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.models.checkpoint import Weights, named, read_json, weight_files
+from dllm_bench.models.checkpoint import Weights, named, read_json, shapes_of, weight_files
+from dllm_bench.models.layout import Layout, Shapes
 
 STEM = "adapter_model"
 CONFIG = "adapter_config.json"
@@ -36,7 +37,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # config key -> values that leave the for
 
 @dataclass(frozen=True)
 class Lora:
-    """Pairs (A, B) by parameter name of the module, and their common scale."""
+    """Pairs (A, B) by published tensor name, and their common scale."""
 
     scale: float
     pairs: dict[str, tuple[Tensor, Tensor]]
@@ -57,8 +58,8 @@ def adapter_files(folder: Path) -> list[Path]:
     return [folder / CONFIG, *weight_files(folder, STEM)]
 
 
-def read_lora(folder: Path, rename: Callable[[str], str]) -> Lora:
-    """An adapter folder; `rename` maps published tensor names to the module's."""
+def read_lora(folder: Path) -> Lora:
+    """An adapter folder."""
     config = read_json(folder / CONFIG)
     wrong = [f"{key}={config[key]!r}" for key in PLAIN if config.get(key) not in _allowed(key)]
     if wrong:
@@ -66,7 +67,7 @@ def read_lora(folder: Path, rename: Callable[[str], str]) -> Lora:
             f"The adapter in {folder} has {', '.join(wrong)}, which a plain LoRA merge would "
             f"ignore; merge it with peft and load the merged checkpoint."
         )
-    weights = Weights(weight_files(folder, STEM), lambda key: key)
+    weights = Weights(weight_files(folder, STEM))
     sides: dict[str, dict[str, Tensor]] = {}
     strange = set()
     for key in weights.names:
@@ -74,8 +75,7 @@ def read_lora(folder: Path, rename: Callable[[str], str]) -> Lora:
         if match is None:
             strange.add(key)
             continue
-        module = rename(f"{match['module']}.weight")
-        sides.setdefault(module, {})[match["side"]] = weights.read(key)
+        sides.setdefault(f"{match['module']}.weight", {})[match["side"]] = weights.read(key)
     strange |= {name for name, pair in sides.items() if len(pair) != 2}
     if strange:
         raise DllmBenchError(
@@ -91,8 +91,8 @@ def _allowed(key: str) -> tuple[Any, ...]:
     return PLAIN[key] if key == "peft_type" else (*PLAIN[key], None)
 
 
-def check_targets(lora: Lora, shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
-    """Every pair must fit a weight of the model it is merged into."""
+def check_targets(lora: Lora, shapes: Shapes, folder: Path) -> None:
+    """Every pair must fit a published weight of the model it changes."""
     wrong = [
         f"{name} ({up.shape[0]}, {down.shape[1]})"
         for name, (down, up) in lora.pairs.items()
@@ -103,3 +103,33 @@ def check_targets(lora: Lora, shapes: dict[str, tuple[int, ...]], folder: Path) 
             f"The adapter in {folder} changes weights that the model does not have in that shape: "
             f"{named(wrong)}; use it with the checkpoint it was trained on."
         )
+
+
+def attach(lora: Lora, module: Any, layout: Layout) -> None:
+    """Leave the weights as they are and put peft's layers around them."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    if not lora.pairs:
+        return
+    shapes = shapes_of(module)
+    whole = {
+        parts[0].name: name.removesuffix(".weight")
+        for name in shapes
+        if len(parts := layout.parts(name, shapes)) == 1 and parts[0].rows is None
+    }
+    stacked = lora.pairs.keys() - whole.keys()
+    if stacked:
+        raise DllmBenchError(
+            f"The adapter changes tensors that the module holds together with others "
+            f"({named(stacked)}); set merge_lora: true."
+        )
+    targets = {whole[name]: pair for name, pair in lora.pairs.items()}
+    rank = next(iter(lora.pairs.values()))[0].shape[0]
+    inject_adapter_in_model(LoraConfig(r=rank, target_modules=list(targets)), module)
+    for name, pair in targets.items():
+        layer = module.get_submodule(name)
+        layer.scaling["default"] = lora.scale
+        like = layer.base_layer.weight
+        for side, values in zip((layer.lora_A, layer.lora_B), pair, strict=True):
+            side["default"].weight.data = values.to(like)
+    module.requires_grad_(False)

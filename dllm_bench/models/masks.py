@@ -2,8 +2,9 @@
 
 Keys lie as [visible cached positions | fresh keys of branch 0 | branch 1 | ...]. A branch sees the
 cache and itself, never another branch; under block-causal attention a position sees earlier
-blocks and its own block. Masks are additive (0 or -inf); None means that everything is
-seen. Padding and batches of requests are left out.
+blocks and its own block, in a layer with a sliding window only the last positions up to its own.
+Masks are additive (0 or -inf); None means that everything is seen. Padding and batches of requests
+are left out.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ REMEMBERED = 16  # masks of recent shapes; a request rarely alternates between m
 
 @dataclass(frozen=True)
 class MaskShape:
-    """What a mask depends on besides `visible_K`; `block` 0 means full attention."""
+    """What a mask depends on besides `visible_K`; `block` 0 is full attention, `window` 0 none."""
 
     branches: int
     feed: Span
     cached: tuple[Span, ...]
     origin: int = 0
     block: int = 0
+    window: int = 0
 
     @classmethod
-    def of(cls, plan: Plan, branches: int, cached: tuple[Span, ...]) -> MaskShape:
+    def of(cls, plan: Plan, branches: int, cached: tuple[Span, ...], window: int = 0) -> MaskShape:
         if plan.attention == "full":
-            return cls(branches, plan.feed, cached)
+            return cls(branches, plan.feed, cached, window=window)
         if plan.block < 1:
             raise ValueError(f"Block-causal attention needs a block length, found {plan.block}.")
-        return cls(branches, plan.feed, cached, plan.origin, plan.block)
+        return cls(branches, plan.feed, cached, plan.origin, plan.block, window)
 
     @property
     def sees_all(self) -> bool:
@@ -44,6 +46,8 @@ class MaskShape:
         if self.branches > 1:
             return False
         last = max(stop for _, stop in (self.feed, *self.cached)) - 1
+        if 0 < self.window <= last:
+            return False
         return self.block == 0 or self.block_index(self.feed[0]) >= self.block_index(last)
 
     def block_index(self, position: int) -> int:
@@ -88,14 +92,17 @@ def _cached(shape: MaskShape, device: torch.device) -> Tensor:
 
 
 def _sees(shape: MaskShape, query_Q: Tensor, key_N: Tensor) -> Tensor:
-    """bool (Q, N): the query's block is not before the key's."""
+    """bool (Q, N): the query's block is not before the key's, which is not before the window."""
+    near_QN = torch.ones(len(query_Q), len(key_N), dtype=torch.bool, device=query_Q.device)
+    if shape.window:
+        near_QN = query_Q[:, None] - key_N[None, :] < shape.window
     if shape.block == 0:
-        return torch.ones(len(query_Q), len(key_N), dtype=torch.bool, device=query_Q.device)
+        return near_QN
     query_Q, key_N = (
         (p - shape.origin).div(shape.block, rounding_mode="floor").clamp_min(-1)
         for p in (query_Q, key_N)
     )
-    return query_Q[:, None] >= key_N[None, :]
+    return near_QN & (query_Q[:, None] >= key_N[None, :])
 
 
 def _hidden(shape: MaskShape, visible_K: Tensor) -> Tensor:

@@ -17,9 +17,21 @@ from dllm_bench.core.protocols import Turns
 from dllm_bench.core.request import DllmBenchError, SpecialTokens
 from dllm_bench.models.layout import Published
 
-TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eot|>")  # LLaDA; Dream; the embedded models
+TURN_ENDS = (  # LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma; the embedded models
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|role_end|>",
+    "<turn|>",
+    "<end_of_turn>",
+    "<|eot|>",
+)
 FILES = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+SETTINGS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -38,17 +50,95 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return [folder / name for name in (*FILES, *SETTINGS) if (folder / name).is_file()]
 
 
-def special_tokens(published: Published, tokenizer: Any, vocab_size: int) -> SpecialTokens:
-    """Ids by role; a disagreement of config and tokenizer on mask or eos is an error."""
-    special = SpecialTokens(
-        mask=_agreed("mask", published, tokenizer),
-        eos=_agreed("eos", published, tokenizer),
-        pad=_preferred("pad", published, tokenizer),
-        bos=_preferred("bos", published, tokenizer),
-        eot=_turn_end(tokenizer),
-    )
+@dataclass(frozen=True)
+class Sources:
+    """Where a checkpoint names its special tokens."""
+
+    published: Published
+    tokenizer: Any
+    generation: Published  # generation_config.json, {} without one
+
+    def config_ids(self, role: str) -> list[int]:
+        """The ids config.json gives for a role; some give several ends."""
+        found = self.published.get(f"{role}_token_id")
+        return found if isinstance(found, list) else [] if found is None else [found]
+
+    def tokenizer_id(self, role: str) -> int | None:
+        """The id the tokenizer gives for a role."""
+        found: int | None = getattr(self.tokenizer, f"{role}_token_id", None)
+        return found
+
+    def id_of(self, *texts: str) -> int | None:
+        """The id of the first of these token texts that the vocabulary has."""
+        vocab = self.tokenizer.get_vocab() if self.tokenizer is not None else {}
+        return next((vocab[text] for text in texts if text in vocab), None)
+
+    def agreed(self, role: str) -> int | None:
+        """The id config and tokenizer both name, or the one that is named."""
+        named, own = self.config_ids(role), self.tokenizer_id(role)
+        if named and own is not None and own not in named:
+            raise DllmBenchError(
+                f"config.json says {role}_token_id={self.published[f'{role}_token_id']}, the "
+                f"tokenizer {own}; mend the checkpoint so that exactly one {role} token is named."
+            )
+        return own if own is not None else next(iter(named), None)
+
+    def preferred(self, role: str) -> int | None:
+        """The tokenizer's id (Dream's config names another BOS than it does), else config's."""
+        own = self.tokenizer_id(role)
+        return own if own is not None else next(iter(self.config_ids(role)), None)
+
+    def ends(self) -> tuple[int, int | None]:
+        """(end of text, end of a turn); a chat model's eos may be its turn's end."""
+        eos, turn = self.agreed("eos"), self.id_of(*TURN_ENDS)
+        if eos is None:
+            raise DllmBenchError(
+                "Neither config.json nor the tokenizer names an eos token; mend the checkpoint so "
+                "that exactly one eos token is named."
+            )
+        more = self.generation.get("eos_token_id")
+        named = [*self.config_ids("eos"), *(more if isinstance(more, list) else [])]
+        others = [token for token in named if token != turn]
+        return (others[0] if eos == turn and others else eos), turn
+
+    def mask(self, text: str | None) -> int | None:
+        """The id of the mask; `text`, where the model's yaml gives it, must be of that id."""
+        named = self.agreed("mask")
+        wanted = self.id_of(text) if text is not None else None
+        if text is not None and wanted is None and self.tokenizer is not None:
+            raise DllmBenchError(
+                f"The model's yaml says mask_token: {text!r}, which is no token of the "
+                f"checkpoint's tokenizer; correct mask_token."
+            )
+        if wanted is not None and named not in (None, wanted):
+            raise DllmBenchError(
+                f"The mask token {text!r} has id {wanted}, but the checkpoint says "
+                f"mask_token_id={named}; use config.json and tokenizer of one checkpoint."
+            )
+        return wanted if named is None else named
+
+
+def special_tokens(
+    sources: Sources, vocab_size: int, mask_token: str | None = None, causal: bool = False
+) -> SpecialTokens:
+    """Ids by role; a disagreement of config and tokenizer on mask or eos is an error.
+
+    A causal model needs no mask: an id no text uses stands for positions without a token.
+    """
+    eos, eot = sources.ends()
+    pad, bos = sources.preferred("pad"), sources.preferred("bos")
+    mask = sources.mask(mask_token)
+    if mask is None and causal:
+        mask = _unused(sources.tokenizer, vocab_size, {eos, eot, pad, bos})
+    if mask is None or mask in (eos, eot):
+        raise DllmBenchError(
+            f"A masked diffusion model needs a mask token of its own, found mask={mask} beside "
+            f"eos={eos} and eot={eot} in config.json and tokenizer; name its text with mask_token "
+            f"in the model's yaml."
+        )
+    special = SpecialTokens(mask=mask, eos=eos, pad=pad, bos=bos, eot=eot)
     named = asdict(special).items()
-    outside = [f"{role}={i}" for role, i in named if i is not None and i >= vocab_size]
+    outside = [f"{role}={i}" for role, i in named if i is not None and not 0 <= i < vocab_size]
     if outside:
         raise DllmBenchError(
             f"Special ids {', '.join(outside)} lie outside of the model's {vocab_size} tokens; "
@@ -57,39 +147,25 @@ def special_tokens(published: Published, tokenizer: Any, vocab_size: int) -> Spe
     return special
 
 
-def _agreed(role: str, published: Published, tokenizer: Any) -> int:
-    """The id both name, or the one that is named."""
-    in_config = published.get(f"{role}_token_id")
-    in_tokenizer = getattr(tokenizer, f"{role}_token_id", None)
-    found = {i for i in (in_config, in_tokenizer) if i is not None}
-    if len(found) != 1:
-        raise DllmBenchError(
-            f"config.json says {role}_token_id={in_config}, the tokenizer {in_tokenizer}; mend the "
-            f"checkpoint so that exactly one {role} token is named."
-        )
-    return int(found.pop())
-
-
-def _preferred(role: str, published: Published, tokenizer: Any) -> int | None:
-    """The tokenizer's id (Dream's config names another BOS than its tokenizer), else config's."""
-    in_tokenizer = getattr(tokenizer, f"{role}_token_id", None)
-    return in_tokenizer if in_tokenizer is not None else published.get(f"{role}_token_id")
-
-
-def _turn_end(tokenizer: Any) -> int | None:
-    vocab = tokenizer.get_vocab() if tokenizer is not None else {}
-    return next((vocab[text] for text in TURN_ENDS if text in vocab), None)
+def _unused(tokenizer: Any, vocab_size: int, taken: set[int | None]) -> int:
+    """The last row of the embedding that the tokenizer does not use, else the last plain token."""
+    used = set(tokenizer.get_vocab().values()) if tokenizer is not None else set()
+    free = [i for i in range(vocab_size - 1, -1, -1) if i not in taken]
+    return next((i for i in free if i not in used), free[0])
 
 
 @dataclass(frozen=True)
 class TextFront:
-    """A tokenizer with the model's habits: `chat` allows turns, `bos` is put before plain text."""
+    """A tokenizer with the model's habits: `chat` allows turns, `bos` is put before plain text,
+    `thinking` is what the template is told about it.
+    """
 
     name: str
     tokenizer: Any
     special: SpecialTokens
     chat: bool = False
     bos: bool = False
+    thinking: bool | None = None
 
     def __post_init__(self) -> None:
         if self.chat and self.tokenizer is not None and not self.tokenizer.chat_template:
@@ -122,8 +198,9 @@ class TextFront:
                 f"plain text or choose an instruct model."
             )
         turns = [dict(turn) for turn in text]
+        told = {} if self.thinking is None else {"enable_thinking": self.thinking}
         prompt = self._tokenizer().apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True
+            turns, tokenize=False, add_generation_prompt=True, **told
         )
         return self._plain(prompt)
 

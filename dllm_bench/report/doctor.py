@@ -1,6 +1,6 @@
 """`dllm-bench doctor`: what this machine can run, what is absent, and what that costs.
 
-Facts only, nothing is downloaded or loaded; a check that fails costs one line, never the report.
+Facts only, nothing is downloaded; a check that fails costs one line, never the report.
 A line is (mark, topic, text): "ok", "--" for something optional that is absent, "no" for a need.
 """
 
@@ -18,15 +18,15 @@ from typing import Any
 from dllm_bench import __version__
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import assets_dir
-
-Line = tuple[str, str, str]
-OK, ABSENT, NEED = "ok", "--", "no"
+from dllm_bench.report import doctor_model
+from dllm_bench.report.doctor_model import ABSENT, NEED, OK, Line
 
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "peft", "hydra-core", "lm-eval")
 OPTIONAL = {  # distribution -> what is missing without it
     "evalplus": "code benchmarks; pip install 'dllm-bench[code]'",
     "wandb": "logger=wandb; pip install 'dllm-bench[wandb]'",
     "submitit": "table --submit; pip install 'dllm-bench[slurm]'",
+    "torchao": "hardware.quantization; pip install 'dllm-bench[quant]'",
     "hydra-submitit-launcher": "hydra/launcher=slurm; pip install 'dllm-bench[slurm]'",
 }
 MEBIBYTE = 2**20
@@ -41,7 +41,7 @@ def lines(config: Mapping[str, Any], model_asked: bool) -> Iterator[Line]:
     yield from path_lines(config["paths"])
     yield from sandbox_lines()
     if model_asked:
-        yield from model_lines(config["model"])
+        yield from doctor_model.lines(config)
 
 
 def python_lines() -> Iterator[Line]:
@@ -101,7 +101,7 @@ def asset_lines() -> Iterator[Line]:
         if files:
             yield OK, name, f"embedded weights, {size:.1f} MiB"
         else:
-            yield NEED, name, f"no weights; make them with `dllm-bench train embedded/{name}`"
+            yield NEED, name, f"no weights; make them with `dllm-bench train embedded {name}`"
 
 
 def path_lines(paths: Mapping[str, Any]) -> Iterator[Line]:
@@ -125,13 +125,3 @@ def sandbox_lines() -> Iterator[Line]:
         yield OK, "sandbox", ", ".join(isolation()) + f"; {CONSENT}=1 allows generated code"
     except DllmBenchError as error:
         yield NEED, "sandbox", str(error)
-
-
-def model_lines(group: Mapping[str, Any]) -> Iterator[Line]:
-    """The checkpoint of one model group."""
-    from dllm_bench.runs.inputs import weights_hash
-
-    try:
-        yield OK, group["name"], f"weights found, {weights_hash(group)[:12]}"
-    except DllmBenchError as error:
-        yield NEED, group["name"], str(error)

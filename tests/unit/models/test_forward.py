@@ -244,8 +244,8 @@ def test_misuse_is_refused(model: TransformerDenoiser) -> None:
     kv = model.new_cache(LENGTH)
     with pytest.raises(ValueError, match="only 0 are cached"):
         model.forward(canvas(), plan((4, LENGTH)), kv)
-    with pytest.raises(ValueError, match=r"Rows \(2, 9\) of \(0, 8\)"):
-        model.forward(canvas(), plan((0, 8), (2, 9)), kv)
+    with pytest.raises(ValueError, match=r"Rows \(2, 10\) of \(0, 8\)"):
+        model.forward(canvas(), plan((0, 8), (2, 10)), kv)
     step = plan((0, LENGTH), (PROMPT, LENGTH), (0, 13))
     with pytest.raises(ValueError, match="last forward"):
         kv.keep(step, FIRST)

@@ -3,61 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
-from dllm_bench.core.protocols import Plan
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.trace import Kind
 from dllm_bench.models.loading import ADAPTERS, LoadedModel, ModelSpec, content_hash, load
 from dllm_bench.paths import conf_dir
-from tests.helpers import IDS, ROLES, tiny_checkpoint, tiny_config, tiny_denoiser, tiny_weights
-
-LAYOUTS = ("llada", "dream")
-TOKENS = torch.tensor([[3, 1, 4, 1, 5, IDS["<|mask|>"], 9, 2, 6, IDS["<|mask|>"]]])
-PARAMETER = {
-    "llada": "model.transformer.blocks.1.attn_out.weight",
-    "dream": "model.layers.1.self_attn.o_proj.weight",
-}
-
-
-@pytest.fixture(params=LAYOUTS)
-def layout(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def folder(layout: str, tmp_path: Path) -> Path:
-    return tiny_checkpoint(layout, tmp_path / "checkpoint", seed=5)
-
-
-def spec(folder: Path, **changes: Any) -> ModelSpec:
-    return ModelSpec(
-        **{"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"} | changes
-    )
-
-
-def logits(model: LoadedModel) -> Tensor:
-    length = TOKENS.shape[1]
-    plan = Plan(Kind.DENOISE, (0, length), (0, length), (0, 0))
-    return model.denoiser.forward(TOKENS, plan, model.denoiser.new_cache(length))
-
-
-def edit(file: Path, **changes: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def tensors(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
+from tests.helpers import (
+    ROLES,
+    shard,
+    tiny_checkpoint,
+    tiny_denoiser,
+)
+from tests.unit.models.common import LAYOUTS, PARAMETER, edit, logits, spec, tensors
 
 
 def test_a_folder_loads_as_what_was_written(layout: str, folder: Path) -> None:
@@ -69,24 +35,11 @@ def test_a_folder_loads_as_what_was_written(layout: str, folder: Path) -> None:
     assert torch.equal(logits(model), logits(LoadedModel(expected, model.text, model.facts)))
 
 
-def test_names_map_both_ways(layout: str) -> None:
-    adapter = ADAPTERS[layout]
-    names = tiny_weights(layout, 0, tiny_config(layout))
-    published = {adapter.to_published(name) for name in names}
-    assert {adapter.to_module(name) for name in published} == set(names)
-    assert PARAMETER[layout] in published
-
-
 def test_shards_equal_one_file(folder: Path) -> None:
-    whole, before = tensors(folder), logits(load(spec(folder)))
-    (folder / "model.safetensors").unlink()
-    parts = {"a.safetensors": sorted(whole)[::2], "b.safetensors": sorted(whole)[1::2]}
-    for file, names in parts.items():
-        save_file({name: whole[name] for name in names}, folder / file)
-    index = {"weight_map": {name: file for file, names in parts.items() for name in names}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    before = logits(load(spec(folder)))
+    files = shard(folder)
     assert torch.equal(logits(load(spec(folder))), before)
-    (folder / "b.safetensors").unlink()
+    files[1].unlink()
     with pytest.raises(DllmBenchError, match=r"lacks b\.safetensors"):
         load(spec(folder))
 
@@ -139,57 +92,6 @@ def test_llada_with_qkv_bias(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(load(spec(folder))), logits(load(spec(other))))
 
 
-def test_a_merge_equals_peft(tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    folder = tiny_checkpoint("dream", tmp_path / "base", 5)
-    base = tiny_denoiser("dream", seed=5)
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    config = LoraConfig(r=4, lora_alpha=12, target_modules=targets, init_lora_weights=False)
-    torch.manual_seed(0)
-    adapted = get_peft_model(base.module, config)
-    adapted.save_pretrained(str(tmp_path / "adapter"))
-    ours = load(spec(folder, lora=str(tmp_path / "adapter"))).denoiser.module.state_dict()
-    theirs = adapted.merge_and_unload().state_dict()
-    before = tiny_weights("dream", 5, tiny_config("dream"))
-    for name, expected in theirs.items():
-        torch.testing.assert_close(ours[name], expected, atol=1e-6, rtol=1e-6)
-        is_target = any(f"{target}.weight" in name for target in targets)
-        assert torch.equal(ours[name], before[name]) != is_target
-
-
-def write_adapter(path: Path, key: str, sides: tuple[Tensor, Tensor], **changes: Any) -> Path:
-    path.mkdir()
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none"} | changes
-    (path / "adapter_config.json").write_text(json.dumps(config))
-    stem = f"base_model.model.{key.removesuffix('.weight')}"
-    pair = {f"{stem}.lora_{side}.weight": t for side, t in zip("AB", sides, strict=True)}
-    save_file(pair, path / "adapter_model.safetensors")
-    return path
-
-
-def test_an_adapter_uses_the_published_names(layout: str, folder: Path, tmp_path: Path) -> None:
-    down, up = torch.randn(2, 32), torch.randn(32, 2)
-    adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], (down, up))
-    merged = load(spec(folder, lora=str(adapter))).denoiser.module
-    expected = tensors(folder)[PARAMETER[layout]] + 3 * up @ down
-    torch.testing.assert_close(merged.model.layers[1].self_attn.o_proj.weight.data, expected)
-    assert content_hash(spec(folder)) != content_hash(spec(folder, lora=str(adapter)))
-
-
-def test_adapters_that_a_merge_would_get_wrong(layout: str, folder: Path, tmp_path: Path) -> None:
-    sides = torch.randn(2, 32), torch.randn(32, 2)
-    dora = write_adapter(tmp_path / "dora", PARAMETER[layout], sides, use_dora=True)
-    with pytest.raises(DllmBenchError, match="use_dora=True"):
-        load(spec(folder, lora=str(dora)))
-    wide = write_adapter(tmp_path / "wide", PARAMETER[layout], (torch.randn(2, 31), sides[1]))
-    with pytest.raises(DllmBenchError, match=r"o_proj\.weight \(32, 31\)"):
-        load(spec(folder, lora=str(wide)))
-    strange = write_adapter(tmp_path / "strange", "model.nothing.weight", sides)
-    with pytest.raises(DllmBenchError, match="nothing"):
-        load(spec(folder, lora=str(strange)))
-
-
 def test_text_goes_both_ways(folder: Path) -> None:
     plain, chat = load(spec(folder)), load(spec(folder, chat=True, bos=True))
     bos, eot = ROLES["bos"], ROLES["eot"]
@@ -214,20 +116,6 @@ def test_text_settings_that_do_not_fit(folder: Path) -> None:
     edit(folder / "config.json", bos_token_id=None)
     with pytest.raises(DllmBenchError, match="bos: true"):
         load(spec(folder, bos=True))
-
-
-def test_special_ids_must_agree(folder: Path) -> None:
-    edit(folder / "config.json", mask_token_id=7)
-    with pytest.raises(DllmBenchError, match=f"mask_token_id=7, the tokenizer {ROLES['mask']}"):
-        load(spec(folder))
-    edit(folder / "config.json", mask_token_id=None)
-    assert load(spec(folder)).special.mask == ROLES["mask"]
-    edit(folder / "config.json", pad_token_id=4000)
-    (folder / "tokenizer_config.json").unlink()
-    (folder / "tokenizer.json").unlink()
-    edit(folder / "config.json", mask_token_id=7)
-    with pytest.raises(DllmBenchError, match="pad=4000 lie outside"):
-        load(spec(folder))
 
 
 def test_the_adapter_must_be_the_checkpoints(layout: str, folder: Path) -> None:
@@ -280,7 +168,7 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("assets/no-such-model", "dllm-bench train embedded/no-such-model"),
+        ("assets/no-such-model", "dllm-bench train embedded no-such-model"),
         ("no such folder", "no model folder"),
         ("nobody-org/no-such-model", "hf download nobody-org/no-such-model --revision abc"),
     ],
@@ -348,3 +236,41 @@ def test_every_model_file_is_a_spec(path: Path) -> None:
     assert found.name == path.stem
     assert found.adapter in ADAPTERS
     assert not (found.chat and found.bos)
+
+
+def test_the_template_is_told_about_thinking(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ 'w1' if enable_thinking else 'w2' }}")
+    turns = [{"role": "user", "content": "w3"}]
+    for thinking, expected in ((True, [1]), (False, [2]), (None, [2])):
+        assert load(spec(folder, chat=True, thinking=thinking)).encode(turns) == expected
+
+
+def test_the_yaml_may_say_how_the_weights_were_trained(layout: str, folder: Path) -> None:
+    plain = load(spec(folder))
+    assert (plain.form, plain.denoiser.attention_form) == ("full", "full")
+    trained = spec(folder, attention_form="block_causal", block=8, shifted=layout == "llada")
+    other = load(trained)
+    assert (other.form, other.block, other.denoiser.block) == ("block_causal", 8, 8)
+    assert other.denoiser.shifted != plain.denoiser.shifted
+    with pytest.raises(DllmBenchError, match="belongs to block_causal alone"):
+        spec(folder, block=8)
+
+
+@pytest.mark.parametrize(
+    ("form", "block", "asked", "words"),
+    [
+        ("full", None, ("full", 0), None),
+        ("block_causal", 4, ("block_causal", 4), None),
+        ("block_causal", None, ("block_causal", 32), None),
+        ("causal", None, ("full", 0), None),
+        ("full", None, ("block_causal", 32), "full attention, the decoder uses block_causal"),
+        ("block_causal", 4, ("full", 0), "block_causal attention over blocks of 4, the decoder"),
+        ("block_causal", 4, ("block_causal", 32), "uses block_causal attention over blocks of 32"),
+    ],
+)
+def test_a_decoder_with_other_attention_is_noted(
+    form: str, block: int | None, asked: tuple[str, int], words: str | None, folder: Path
+) -> None:
+    noted = replace(load(spec(folder)), form=form, block=block).note(*asked)
+    assert (noted is None) == (words is None)
+    assert words is None or (noted and words in noted)

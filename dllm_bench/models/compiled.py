@@ -1,0 +1,133 @@
+"""`CompiledDenoiser`: the same forward with the layers under torch.compile.
+
+"default" compiles once for changing lengths. "max" (autotuned kernels, CUDA graphs) needs shapes
+that repeat: what is fed is padded to a multiple of `BUCKET` positions, the cache is read whole, and
+the mask hides what is not there, so a few graphs serve a whole run. Equal up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.transformer import Rotation, TransformerDenoiser
+
+BUCKET = 64  # positions; two blocks of 32, so that a block or two feed one graph
+KeysValues = tuple[Tensor, Tensor]
+MODES: dict[str, dict[str, Any]] = {
+    "default": {"dynamic": True},
+    "max": {"mode": "max-autotune", "dynamic": False},
+}
+
+
+class CompiledDenoiser(TransformerDenoiser):
+    """A `TransformerDenoiser` whose layers run as one compiled function of tensors."""
+
+    def compile(self, mode: str) -> CompiledDenoiser:
+        """Choose the mode; compilation itself happens in the first forwards."""
+        self._graphs = mode == "max"
+        self._bucket = BUCKET if self._graphs else 1
+        self._run = torch.compile(run_layers, **MODES[mode])
+        return self
+
+    def new_cache(self, length: int) -> PositionCache:
+        return super().new_cache(length + -length % self._bucket)
+
+    def _layers(self, tokens_KF: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
+        if plan.taps:
+            raise DllmBenchError(
+                "Outputs of layers are not available from a compiled model, and the drafter reads "
+                "them; set hardware.compile=none."
+            )
+        (branches, fed), start = tokens_KF.shape, plan.feed[0]
+        tokens_KF = torch.nn.functional.pad(
+            tokens_KF, (0, -fed % self._bucket), value=self.special.mask
+        )
+        width = tokens_KF.shape[1]
+        plan = self._padded(plan, branches, width)
+        model = self.module.model
+        masks = {kind: self._mask(kind, plan, branches, kv) for kind in set(self._kinds)}
+        hidden = model.embed_tokens(tokens_KF.reshape(1, -1))
+        position_F = torch.arange(start, start + width, device=self.device)
+        rotations = self._rotations(hidden, position_F.repeat(branches)[None])
+        stored = [self._stored(layer, kv) for layer in kv.positions]
+        if self._graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        hidden, fresh = self._run(model.layers, self._kinds, hidden, masks, rotations, stored)
+        for layer, (keys, values) in zip(kv.positions, fresh, strict=True):
+            if layer.holding:  # the next replay of a graph writes over its outputs
+                layer.fresh = (keys.clone(), values.clone())
+        return hidden.clone().view(branches, width, -1)[:, :fed]
+
+    def _padded(self, plan: Plan, branches: int, width: int) -> Plan:
+        """The plan with the padding fed and hidden from everyone."""
+        if not self._graphs:
+            return plan
+        end_K = torch.full((branches,), plan.feed[1], device=self.device)
+        seen_K = end_K if plan.visible_K is None else torch.minimum(plan.visible_K, end_K)
+        return replace(plan, feed=(plan.feed[0], plan.feed[0] + width), visible_K=seen_K)
+
+    def _mask(self, kind: str, plan: Plan, branches: int, kv: PositionCache) -> Tensor | None:
+        if not (self._graphs and kv.length):
+            return super()._mask(kind, plan, branches, kv)
+        whole = ((0, kv.positions[0].length),)
+        mask = self._mask_over(whole, kind, plan, branches)
+        assert mask is not None  # the padding is hidden
+        absent = torch.ones(mask.shape[-1], dtype=torch.bool, device=self.device)
+        absent[whole[0][1] :] = False
+        for span in kv.spans:
+            absent[slice(*span)] = False
+        return mask.masked_fill(absent, -torch.inf)
+
+    def _stored(self, layer: Any, kv: PositionCache) -> list[KeysValues]:
+        """What a layer reads of the cache: its visible spans, or all of it under a mask."""
+        if not kv.length:
+            return []
+        spans = ((0, layer.length),) if self._graphs else kv.spans
+        return [(layer.keys[:, :, a:b], layer.values[:, :, a:b]) for a, b in spans]
+
+
+class _Join:
+    """The cache as the layers see it inside of the compiled function."""
+
+    def __init__(self, stored: list[list[KeysValues]]) -> None:
+        self.stored = stored
+        self.fresh: list[KeysValues] = []
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *rest: object
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values to attend to; the fresh ones are kept aside."""
+        self.fresh.append((keys, values))
+        spans = self.stored[layer]
+        if not spans:
+            return keys, values
+        old_keys, old_values = zip(*spans, strict=True)
+        return torch.cat([*old_keys, keys], 2), torch.cat([*old_values, values], 2)
+
+
+def run_layers(
+    layers: Any,
+    kinds: Sequence[str],
+    hidden: Tensor,
+    masks: dict[str, Tensor | None],
+    rotations: dict[str, Rotation],
+    stored: list[list[KeysValues]],
+) -> tuple[Tensor, list[KeysValues]]:
+    """All layers in order: the last hidden states, and each layer's fresh keys and values."""
+    join = _Join(stored)
+    for layer, kind in zip(layers, kinds, strict=True):
+        hidden = layer(
+            hidden,
+            attention_mask=masks[kind],
+            position_embeddings=rotations[kind],
+            past_key_values=join,
+        )
+    return hidden, join.fresh

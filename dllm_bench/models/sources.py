@@ -1,0 +1,130 @@
+"""Where a checkpoint lies: a folder, `assets/<name>` inside the package, or a hub id in the cache.
+
+`locate` finds the folder, `content_hash` says what is in it, `fetch` is the only place that
+downloads (for `dllm-bench prefetch`); a run never does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.models import checkpoint, lora
+from dllm_bench.models.embedded import assets_root
+from dllm_bench.models.spec import ModelSpec
+
+ASSETS = "assets/"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")  # no code, no pickles
+
+
+def locate(source: str, revision: str | None = None) -> Path:
+    """The folder of a source, or a sentence that says how to get it."""
+    if source.startswith(ASSETS):
+        folder = assets_root() / source.removeprefix(ASSETS)
+        if not folder.is_dir():
+            shipped = sorted(path.name for path in assets_root().glob("*/")) or ["none"]
+            raise DllmBenchError(
+                f"The package ships no model {source!r}; choose one of {', '.join(shipped)}, or "
+                f"train it with: dllm-bench train embedded {folder.name}"
+            )
+        return folder
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if is_hub(source):
+        return _cached_snapshot(source, revision)
+    raise DllmBenchError(
+        f"There is no model folder {source!r}; give an existing folder, assets/<name> or a hub id "
+        f"(owner/name)."
+    )
+
+
+def is_hub(source: str) -> bool:
+    """Whether a source is a repository of the hub."""
+    known = source.startswith(ASSETS) or Path(source).expanduser().is_dir()
+    return not known and HUB_ID.fullmatch(source) is not None
+
+
+def _cached_snapshot(hub_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        pinned = f" --revision {revision}" if revision else ""
+        raise DllmBenchError(
+            f"Model {hub_id!r} is not in the local Hugging Face cache and nothing is downloaded "
+            f"during a run; fetch it first with dllm-bench prefetch, or with: "
+            f"hf download {hub_id}{pinned}"
+        ) from None
+
+
+def fetch(hub_id: str, revision: str | None, cache: Path | None = None) -> Path:
+    """Download a repository's weights and texts (no code, no pickles); the snapshot's folder."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                hub_id, revision=revision, cache_dir=cache, allow_patterns=list(FETCHED)
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise DllmBenchError(
+            f"{hub_id} cannot be downloaded ({_first_line(error)}); check the network, the "
+            f"revision, and `hf auth login` for gated models."
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def commit(folder: Path) -> str | None:
+    """The commit of a snapshot folder of the hub's cache."""
+    return folder.name if COMMIT.fullmatch(folder.name) else None
+
+
+def content_hash(spec: ModelSpec) -> str:
+    """sha256 of what decides the model's output: config, weights, adapter.
+
+    A hub id pinned to a commit is hashed by id and commit, so it needs no files.
+    """
+    parts = [_source_hash(spec.path, spec.revision, adapter=False)]
+    if spec.lora is not None:
+        parts.append(_source_hash(spec.lora, spec.lora_revision, adapter=True))
+    return parts[0] if len(parts) == 1 else hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _source_hash(source: str, revision: str | None, adapter: bool) -> str:
+    if is_hub(source) and COMMIT.fullmatch(revision or ""):
+        return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
+    folder = locate(source, revision)
+    if adapter:
+        files = lora.adapter_files(folder)
+    else:
+        files = [folder / "config.json", *checkpoint.weight_files(folder)]
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise DllmBenchError(
+            f"{folder} holds no {', '.join(absent)}; point the model's path at a checkpoint folder."
+        )
+    return _hash_once(tuple((file, *_version(file)) for file in files))
+
+
+def _version(file: Path) -> tuple[str, int, int]:
+    """What changes when a file changes: where a link leads, size, time."""
+    return str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns
+
+
+@lru_cache(maxsize=64)
+def _hash_once(files: tuple[tuple[Path, str, int, int], ...]) -> str:
+    """Hash files once per process; a changed file is a new key."""
+    return checkpoint.content_hash(file for file, *_ in files)

@@ -1,0 +1,43 @@
+"""What tests of loading share: a spec for a folder, logits of a fixed text, edits of the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.trace import Kind
+from dllm_bench.models.loading import LoadedModel, ModelSpec
+from tests.helpers import IDS
+
+LAYOUTS = ("llada", "dream")
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, IDS["<|mask|>"], 9, 2, 6, IDS["<|mask|>"]]])
+PARAMETER = {
+    "llada": "model.transformer.blocks.1.attn_out.weight",
+    "dream": "model.layers.1.self_attn.o_proj.weight",
+}
+
+
+def spec(folder: Path, **changes: Any) -> ModelSpec:
+    return ModelSpec(
+        **{"name": "tiny", "path": str(folder), "dtype": "float32", "device": "cpu"} | changes
+    )
+
+
+def logits(model: LoadedModel) -> Tensor:
+    length = TOKENS.shape[1]
+    plan = Plan(Kind.DENOISE, (0, length), (0, length), (0, 0))
+    return model.denoiser.forward(TOKENS, plan, model.denoiser.new_cache(length))
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")

@@ -1,0 +1,63 @@
+"""Plans of each form of attention over one canvas, and how far two sets of logits are apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.trace import Kind
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import IDS, VOCAB
+from tests.unit.models.restated import Sees
+
+LENGTH, PROMPT, BLOCK = 21, 5, 4
+RELATIVE = 1e-4
+MASK = IDS["<|mask|>"]
+FIRST = torch.tensor(0)
+FORMS: dict[str, Sees] = {
+    "full": lambda q, k: True,
+    "block_causal": lambda q, k: block_of(k) <= block_of(q),
+    "causal": lambda q, k: k <= q,
+}
+
+
+def block_of(position: int) -> int:
+    return 0 if position < PROMPT else 1 + (position - PROMPT) // BLOCK
+
+
+def canvas(seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    tokens_1L = torch.randint(0, VOCAB - len(IDS), (1, LENGTH), generator=generator)
+    masked_1L = torch.rand(1, LENGTH, generator=generator) < 0.4
+    masked_1L[:, :PROMPT] = False
+    return tokens_1L.masked_fill(masked_1L, MASK)
+
+
+def step(form: str, feed: tuple[int, int], rows: tuple[int, int], store: tuple[int, int]) -> Plan:
+    if form == "full":
+        return Plan(Kind.DENOISE, feed, rows, store)
+    block, origin = (1, 0) if form == "causal" else (BLOCK, PROMPT)
+    return Plan(Kind.DENOISE, feed, rows, store, "block_causal", block, origin)
+
+
+def ours(model: TransformerDenoiser, tokens_1L: Tensor, form: str) -> Tensor:
+    """Logits (L, V) as the published model gives them: shifted rows are shifted back."""
+    length = tokens_1L.shape[1]
+    ahead = int(model.shifted)
+    plan = step(form, (0, length), (ahead, length + ahead), (0, 0))
+    return model.forward(tokens_1L, plan, model.new_cache(length + ahead))[0]
+
+
+def gap(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest logit."""
+    return float((actual.double() - expected).abs().max() / expected.abs().max())
+
+
+def respell(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({k: v for k, v in config.items() if v != "absent"}))

@@ -1,0 +1,213 @@
+"""The published architectures restated in float64, straight from a checkpoint's own names.
+
+One plain function per block, written from the facts of the architectures and from nothing of the
+package: tensors by their published names, config by its published keys, positions one by one.
+Only the forward is here: no caches, no branches, no tricks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+Sees = Callable[[int, int], bool]  # (query, key)
+
+
+@dataclass
+class Net:
+    """What one block needs, whatever it was called."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    theta: float
+    eps: float
+    mask_LL: Tensor
+
+
+def restated(folder: Path, tokens_L: list[int], sees: Sees) -> Tensor:
+    """Logits (L, V) of every position, row i as the published model gives it (not shifted back)."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {n: t.double() for n, t in load_file(folder / "model.safetensors").items()}
+    length = len(tokens_L)
+    mask_LL = torch.tensor([[sees(q, k) for k in range(length)] for q in range(length)])
+    moe = config["model_type"] == "llada" and "num_experts" in config
+    kind = "llada_moe" if moe else config["model_type"].lower()
+    return FORWARDS[kind](config, tensors, torch.tensor(tokens_L), mask_LL)
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + (-x).exp())
+
+
+def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return (silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def rotated(x_LHD: Tensor, net: Net) -> Tensor:
+    """Pairs (i, i + half) of the first `rotary_dim` entries turn by position * theta^(-2i/dim)."""
+    out, half = x_LHD.clone(), net.rotary_dim // 2
+    for position in range(len(x_LHD)):
+        for i in range(half):
+            angle = position * net.theta ** (-2 * i / net.rotary_dim)
+            a, b = x_LHD[position, :, i], x_LHD[position, :, i + half]
+            out[position, :, i] = a * math.cos(angle) - b * math.sin(angle)
+            out[position, :, i + half] = b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
+def attention(q_LI: Tensor, k_LI: Tensor, v_LI: Tensor, net: Net, norms: tuple = ()) -> Tensor:
+    """Grouped-query attention over projected inputs; `norms`: weights of RMSNorm per head."""
+    q_LHD = q_LI.unflatten(1, (net.heads, net.head_dim))
+    k_LGD, v_LGD = (x.unflatten(1, (net.kv_heads, net.head_dim)) for x in (k_LI, v_LI))
+    if norms:
+        q_LHD, k_LGD = (rms(x, w, net.eps) for x, w in zip((q_LHD, k_LGD), norms, strict=True))
+    q_LHD, k_LGD = rotated(q_LHD, net), rotated(k_LGD, net)
+    heads = []
+    for head in range(net.heads):
+        group = head // (net.heads // net.kv_heads)
+        scores_LL = q_LHD[:, head] @ k_LGD[:, group].T / math.sqrt(net.head_dim)
+        heads.append(scores_LL.masked_fill(~net.mask_LL, -math.inf).softmax(-1) @ v_LGD[:, group])
+    return torch.cat(heads, 1)
+
+
+def net_of(config: dict[str, Any], mask_LL: Tensor) -> Net:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rotary = int(head_dim * config.get("partial_rotary_factor", 1.0))
+    groups, eps = config["num_key_value_heads"], config["rms_norm_eps"]
+    return Net(heads, groups, head_dim, rotary, config["rope_theta"], eps, mask_LL)
+
+
+LLADA_BLOCK = "attn_norm q_proj k_proj v_proj attn_out ff_norm ff_proj up_proj ff_out"
+
+
+def llada(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor) -> Tensor:
+    heads, eps = config["n_heads"], config["rms_norm_eps"]
+    head_dim = config["d_model"] // heads
+    net = Net(heads, config["n_kv_heads"], head_dim, head_dim, config["rope_theta"], eps, mask)
+    x = w["model.transformer.wte.weight"][tokens_L]
+    for i in range(config["n_layers"]):
+        own = {
+            name: w[f"model.transformer.blocks.{i}.{name}.weight"] for name in LLADA_BLOCK.split()
+        }
+        normed = rms(x, own["attn_norm"], eps)
+        seen = attention(*(normed @ own[f"{side}_proj"].T for side in "qkv"), net)
+        x = x + seen @ own["attn_out"].T
+        normed = rms(x, own["ff_norm"], eps)
+        x = x + swiglu(normed, own["ff_proj"], own["up_proj"], own["ff_out"])
+    return rms(x, w["model.transformer.ln_f.weight"], eps) @ w["model.transformer.ff_out.weight"].T
+
+
+FeedForward = Callable[[str, Tensor], Tensor]  # (prefix of the layer's mlp, normed input)
+
+
+def standard(
+    config: dict[str, Any],
+    w: dict[str, Tensor],
+    tokens_L: Tensor,
+    mask: Tensor,
+    feed_forward: FeedForward | None = None,
+) -> Tensor:
+    """Llama-shaped blocks: biases and q/k norms where the checkpoint has them."""
+    net = net_of(config, mask)
+
+    def dense(prefix: str, normed: Tensor) -> Tensor:
+        return swiglu(normed, *(w[f"{prefix}.{s}_proj.weight"] for s in ("gate", "up", "down")))
+
+    x = w["model.embed_tokens.weight"][tokens_L]
+    for i in range(config["num_hidden_layers"]):
+        stem = f"model.layers.{i}"
+        normed = rms(x, w[f"{stem}.input_layernorm.weight"], net.eps)
+        projected = [
+            normed @ w[f"{stem}.self_attn.{side}_proj.weight"].T
+            + w.get(f"{stem}.self_attn.{side}_proj.bias", torch.zeros(()))
+            for side in "qkv"
+        ]
+        own = [w.get(f"{stem}.self_attn.{side}_norm.weight") for side in "qk"]
+        seen = attention(*projected, net, () if own[0] is None else tuple(own))
+        x = x + seen @ w[f"{stem}.self_attn.o_proj.weight"].T
+        normed = rms(x, w[f"{stem}.post_attention_layernorm.weight"], net.eps)
+        x = x + (feed_forward or dense)(f"{stem}.mlp", normed)
+    return rms(x, w["model.norm.weight"], net.eps) @ w["lm_head.weight"].T
+
+
+def llada_moe(
+    config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor
+) -> Tensor:
+    def experts(prefix: str, normed: Tensor) -> Tensor:
+        """Softmax over all experts; the top-k probabilities are used as they are."""
+        out = torch.zeros_like(normed)
+        for t, row in enumerate(normed):
+            probability_E = (w[f"{prefix}.gate.weight"] @ row).softmax(0)
+            for e in probability_E.argsort(descending=True)[: config["num_experts_per_tok"]]:
+                names = (
+                    f"{prefix}.experts.{int(e)}.{s}_proj.weight" for s in ("gate", "up", "down")
+                )
+                out[t] += probability_E[e] * swiglu(row, *(w[name] for name in names))
+        return out
+
+    return standard(config, w, tokens_L, mask, experts)
+
+
+def grouped(config: dict[str, Any], scores_E: Tensor, bias_E: Tensor) -> list[int]:
+    """The experts of one token: best groups by their two best, then the best experts in them."""
+    biased_GE = (scores_E + bias_E).view(config["n_group"], -1)
+    strength_G = biased_GE.sort(-1, descending=True).values[:, :2].sum(-1)
+    groups = strength_G.argsort(descending=True)[: config["topk_group"]].tolist()
+    size = biased_GE.shape[1]
+    allowed = [e for e in range(len(scores_E)) if e // size in groups]
+    ranked = sorted(allowed, key=lambda e: -float(scores_E[e] + bias_E[e]))
+    return ranked[: config["num_experts_per_tok"]]
+
+
+def llada2(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor) -> Tensor:
+    net = net_of(config, mask)
+    heights = [net.heads * net.head_dim, *[net.kv_heads * net.head_dim] * 2]
+
+    def mlp(prefix: str, x: Tensor) -> Tensor:
+        return swiglu(x, *(w[f"{prefix}.{s}_proj.weight"] for s in ("gate", "up", "down")))
+
+    def sparse(prefix: str, normed: Tensor) -> Tensor:
+        out = mlp(f"{prefix}.shared_experts", normed)
+        for t, row in enumerate(normed):
+            scores_E = 1 / (1 + (-(w[f"{prefix}.gate.weight"] @ row)).exp())
+            chosen = grouped(config, scores_E, w[f"{prefix}.gate.expert_bias"])
+            total = scores_E[chosen].sum()
+            for e in chosen:
+                weight = config["routed_scaling_factor"] * scores_E[e] / total
+                out[t] += weight * mlp(f"{prefix}.experts.{e}", row)
+        return out
+
+    x = w["model.word_embeddings.weight"][tokens_L]
+    for i in range(config["num_hidden_layers"]):
+        stem = f"model.layers.{i}"
+        normed = rms(x, w[f"{stem}.input_layernorm.weight"], net.eps)
+        fused = normed @ w[f"{stem}.attention.query_key_value.weight"].T
+        norms = tuple(w[f"{stem}.attention.{s}_layernorm.weight"] for s in ("query", "key"))
+        seen = attention(*fused.split(heights, 1), net, norms)
+        x = x + seen @ w[f"{stem}.attention.dense.weight"].T
+        normed = rms(x, w[f"{stem}.post_attention_layernorm.weight"], net.eps)
+        x = x + (mlp if i < config["first_k_dense_replace"] else sparse)(f"{stem}.mlp", normed)
+    return rms(x, w["model.norm.weight"], net.eps) @ w["lm_head.weight"].T
+
+
+FORWARDS: dict[str, Callable[..., Tensor]] = {
+    "llada": llada,
+    "llada_moe": llada_moe,
+    "llada2_moe": llada2,
+    **dict.fromkeys(("dream", "sdar", "qwen2", "qwen3", "llama"), standard),
+}

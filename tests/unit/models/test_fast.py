@@ -1,0 +1,173 @@
+"""Compiled and quantised models: the same numbers up to rounding, or a sentence.
+
+Compilation itself belongs to torch: here its place is taken by running the function as it is, and
+once by tracing it, so that what is ours (padding, masks over the whole cache) is tested.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.trace import Kind
+from dllm_bench.models import quantized
+from dllm_bench.models.compiled import BUCKET, CompiledDenoiser
+from dllm_bench.models.loading import ModelSpec, load
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import IDS, VOCAB, load_denoiser, tiny_checkpoint
+
+LENGTH, PROMPT, BLOCK = 100, 5, 8
+FIRST = torch.tensor(0)
+Run = Callable[..., Any]
+
+
+def compiled(folder: Path, mode: str) -> CompiledDenoiser:
+    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", compile=mode)
+    denoiser = load(spec).denoiser
+    assert isinstance(denoiser, CompiledDenoiser)
+    return denoiser
+
+
+def plans(model: TransformerDenoiser) -> list[Plan]:
+    """Prefill, a cached step that keeps, one that does not, and one in the middle of the canvas."""
+    causal = model.attention_form == "causal"
+    form: tuple[Any, int, int] = ("block_causal", 1, 0) if causal else ("full", 0, 0)
+    if model.attention_form == "block_causal":
+        form = ("block_causal", BLOCK, PROMPT)
+    spans = [
+        ((0, 21), (5, 21), (0, 13)),
+        ((13, 85), (14, 37), (13, 21)),
+        ((21, LENGTH), (22, LENGTH), (21, LENGTH)),
+        ((29, 37), (30, 37), (29, 37)),
+    ]
+    return [Plan(Kind.DENOISE, *span, *form) for span in spans]
+
+
+def outputs(model: TransformerDenoiser, branches: int = 1) -> list[Tensor]:
+    """Logits of each plan; of several branches, each sees one position less than the one before."""
+    generator = torch.Generator().manual_seed(0)
+    tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, LENGTH), generator=generator)
+    kv, found = model.new_cache(LENGTH), []
+    for plan in plans(model):
+        several = branches > 1 and kv.length > 0
+        ends_K = torch.tensor([plan.feed[1] - k for k in range(branches)])
+        plan = replace(plan, visible_K=ends_K if several else None)
+        logits_KRV = model.forward(tokens_KL if several else tokens_KL[:1], plan, kv)
+        kv.keep(plan, FIRST)
+        seen = plan.rows[1] - plan.rows[0] - (branches - 1 if several else 0)
+        found.append(logits_KRV[:, :seen])
+    return found
+
+
+@pytest.fixture
+def as_it_is(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """torch.compile hands the function back; the settings it was called with."""
+    calls: list[dict[str, Any]] = []
+
+    def same(function: Run, *, dynamic: bool | None = None, mode: str | None = None) -> Run:
+        calls.append({"dynamic": dynamic, "mode": mode})
+        return function
+
+    monkeypatch.setattr(torch, "compile", same)
+    return calls
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("mode", ["default", "max"])
+@pytest.mark.parametrize("layout", ["llada", "dream", "llada2", "qwen3"])
+def test_a_compiled_model_gives_the_same_logits(
+    layout: str, mode: str, branches: int, tmp_path: Path, as_it_is: list[dict[str, Any]]
+) -> None:
+    folder = tiny_checkpoint(layout, tmp_path, seed=3)
+    expected, found = (
+        outputs(load_denoiser(folder), branches),
+        outputs(compiled(folder, mode), branches),
+    )
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
+    assert as_it_is == [
+        {"dynamic": mode == "default", "mode": "max-autotune" if mode == "max" else None}
+    ]
+
+
+def test_the_fixed_shapes_of_cuda_graphs_are_few(
+    tmp_path: Path, as_it_is: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = compiled(tiny_checkpoint("dream", tmp_path, seed=3), "max")
+    seen: set[tuple[int, int]] = set()
+    run = model._run
+
+    def watched(layers: Any, kinds: Any, hidden: Tensor, masks: Any, *rest: Any) -> Any:
+        (mask,) = masks.values()
+        seen.add((hidden.shape[1], mask.shape[-1]))
+        return run(layers, kinds, hidden, masks, *rest)
+
+    monkeypatch.setattr(model, "_run", watched)
+    outputs(model)
+    assert {fed % BUCKET for fed, _ in seen} == {0}
+    assert seen == {(64, 64), (128, 256), (64, 192)}
+
+
+def test_the_function_can_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an inductor, which takes minutes on a CPU: dynamo alone, whole graphs only."""
+    real = torch.compile
+
+    def traced(function: Run, *, dynamic: bool | None = None, mode: str | None = None) -> Run:
+        return real(function, dynamic=dynamic, fullgraph=True, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", traced)
+    folder = tiny_checkpoint("dream", tmp_path, seed=3)
+    for one, other in zip(
+        outputs(load_denoiser(folder)), outputs(compiled(folder, "max")), strict=True
+    ):
+        torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
+
+
+def quantised(folder: Path, kind: str) -> TransformerDenoiser:
+    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", quantization=kind)
+    denoiser = load(spec).denoiser
+    assert isinstance(denoiser, TransformerDenoiser)
+    return denoiser
+
+
+def test_w8a8_is_close_and_not_equal(tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="quantisation needs the extra [quant]")
+    folder = tiny_checkpoint("llada", tmp_path, seed=3)
+    (expected, *_), (found, *_) = outputs(load_denoiser(folder)), outputs(quantised(folder, "w8a8"))
+    assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_the_blocks_are_handed_to_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with torchao's two names, for where the extra is not installed."""
+    handed: list[tuple[int, str]] = []
+    module = ModuleType("torchao.quantization")
+    for name in quantized.CONFIGS.values():
+        setattr(module, name, type(name, (), {}))
+    module.quantize_ = lambda blocks, config: handed.append((len(blocks), type(config).__name__))  # type: ignore[attr-defined]
+    package = ModuleType("torchao")
+    package.quantization = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchao", package)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", module)
+    quantised(tiny_checkpoint("dream", tmp_path, seed=3), "w8a8")
+    assert handed == [(2, "Int8DynamicActivationInt8WeightConfig")]
+
+
+def test_what_cannot_be_quantised_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_checkpoint("dream", tmp_path, seed=3)
+    with pytest.raises(DllmBenchError, match=r"capability 8\.9 or more, found cpu; use .*w8a8"):
+        quantised(folder, "fp8")
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(DllmBenchError, match=r"needs torchao, .*dllm-bench\[quant\]"):
+        quantised(folder, "w8a8")
+    with pytest.raises(DllmBenchError, match="quantization 'w8a8' beside an adapter"):
+        ModelSpec("tiny", str(folder), lora="x", merge_lora=False, quantization="w8a8")

@@ -1,0 +1,101 @@
+"""LoRA adapters: merged as peft merges them, beside the weights as peft runs them, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.models.loading import content_hash, load
+from tests.helpers import (
+    tiny_checkpoint,
+    tiny_config,
+    tiny_denoiser,
+    tiny_weights,
+)
+from tests.unit.models.common import PARAMETER, logits, spec, tensors
+
+
+def test_a_merge_equals_peft(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    folder = tiny_checkpoint("dream", tmp_path / "base", 5)
+    base = tiny_denoiser("dream", seed=5)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=targets, init_lora_weights=False)
+    torch.manual_seed(0)
+    adapted = get_peft_model(base.module, config)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    ours = load(spec(folder, lora=str(tmp_path / "adapter"))).denoiser.module.state_dict()
+    theirs = adapted.merge_and_unload().state_dict()
+    before = tiny_weights("dream", 5, tiny_config("dream"))
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected, atol=1e-6, rtol=1e-6)
+        is_target = any(f"{target}.weight" in name for target in targets)
+        assert torch.equal(ours[name], before[name]) != is_target
+
+
+def write_adapter(path: Path, key: str, sides: tuple[Tensor, Tensor], **changes: Any) -> Path:
+    path.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none"} | changes
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    stem = f"base_model.model.{key.removesuffix('.weight')}"
+    pair = {f"{stem}.lora_{side}.weight": t for side, t in zip("AB", sides, strict=True)}
+    save_file(pair, path / "adapter_model.safetensors")
+    return path
+
+
+def test_an_adapter_uses_the_published_names(layout: str, folder: Path, tmp_path: Path) -> None:
+    down, up = torch.randn(2, 32), torch.randn(32, 2)
+    adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], (down, up))
+    merged = load(spec(folder, lora=str(adapter))).denoiser.module
+    expected = tensors(folder)[PARAMETER[layout]] + 3 * up @ down
+    torch.testing.assert_close(merged.model.layers[1].self_attn.o_proj.weight.data, expected)
+    assert content_hash(spec(folder)) != content_hash(spec(folder, lora=str(adapter)))
+
+
+def test_adapters_that_a_merge_would_get_wrong(layout: str, folder: Path, tmp_path: Path) -> None:
+    sides = torch.randn(2, 32), torch.randn(32, 2)
+    dora = write_adapter(tmp_path / "dora", PARAMETER[layout], sides, use_dora=True)
+    with pytest.raises(DllmBenchError, match="use_dora=True"):
+        load(spec(folder, lora=str(dora)))
+    wide = write_adapter(tmp_path / "wide", PARAMETER[layout], (torch.randn(2, 31), sides[1]))
+    with pytest.raises(DllmBenchError, match=rf"{PARAMETER[layout]} \(32, 31\)"):
+        load(spec(folder, lora=str(wide)))
+    strange = write_adapter(tmp_path / "strange", "model.nothing.weight", sides)
+    with pytest.raises(DllmBenchError, match="nothing"):
+        load(spec(folder, lora=str(strange)))
+
+
+def test_a_peft_model_beside_the_weights_equals_the_merged_one(
+    layout: str, folder: Path, tmp_path: Path
+) -> None:
+    sides = torch.randn(2, 32), torch.randn(32, 2)
+    adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], sides, use_rslora=True)
+    merged = load(spec(folder, lora=str(adapter)))
+    beside = load(spec(folder, lora=str(adapter), merge_lora=False))
+    torch.testing.assert_close(logits(beside), logits(merged), atol=1e-4, rtol=1e-4)
+    assert (logits(beside) - logits(load(spec(folder)))).abs().max() > 1e-2
+    layer = beside.denoiser.module.model.layers[1].self_attn.o_proj
+    assert torch.equal(layer.base_layer.weight, tensors(folder)[PARAMETER[layout]])
+    assert beside.facts.parameters == merged.facts.parameters + 2 * 2 * 32
+
+
+def test_an_adapter_on_a_fused_tensor_has_to_be_merged(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llada2", tmp_path / "base", seed=5)
+    name = "model.layers.1.attention.query_key_value.weight"
+    rows, columns = tensors(folder)[name].shape
+    sides = torch.randn(2, columns), torch.randn(rows, 2)
+    adapter = write_adapter(tmp_path / "adapter", name, sides)
+    merged = load(spec(folder, lora=str(adapter))).denoiser.module.model.layers[1].self_attn
+    whole = tensors(folder)[name] + 3 * sides[1] @ sides[0]
+    found = torch.cat([getattr(merged, f"{side}_proj").weight for side in "qkv"])
+    torch.testing.assert_close(found, whole)
+    with pytest.raises(DllmBenchError, match="query_key_value.*merge_lora: true"):
+        load(spec(folder, lora=str(adapter), merge_lora=False))
