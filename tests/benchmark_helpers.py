@@ -11,15 +11,69 @@ from typing import Any
 from dllm_bench.benchmarks import base
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
-from dllm_bench.benchmarks.tasks import data
+from dllm_bench.benchmarks.tasks import data, math_answers
 from dllm_bench.core.protocols import SampleScore, Turns
 
 STRICT, FLEXIBLE = "exact_match,strict-match", "exact_match,flexible-extract"
 COMPLETION, EXTRACTED = "pass@1,completion", "pass@1,extracted"
-GOLD: Mapping[str, Callable[[base.Item], str]] = {
+Answer = Callable[[base.Item], str]
+
+
+def number_of(item: base.Item) -> str:
+    return str(item["answer"]).split("#### ")[-1]
+
+
+def minerva(item: base.Item) -> str:
+    answer = math_answers.boxed(item["solution"])
+    return (
+        f"{item['solution']}\nFinal Answer: The final answer is ${answer}$. I hope it is correct."
+    )
+
+
+def korbench_answer(item: base.Item) -> str:
+    """What a right reply says: one of the accepted answers, where the item lists several."""
+    answer = str(item["answer"])
+    if item["category"] != "puzzle":
+        return answer
+    inner = answer.strip("[] ")
+    several = {"2": ",", "4": " ", "10": "\n"}.get(item["rule_id"])
+    return f"[[{inner.split(several)[0].strip() if several else inner}]]"
+
+
+def looked_up(item: base.Item) -> str:
+    """LiveCodeBench has no reference solutions: a program that knows the tests' outputs."""
+    tests = json.loads(item["tests"])
+    if not item["function"]:
+        table = json.dumps(json.dumps(dict(tests)))
+        code = f"import json, sys\nprint(json.loads({table})[sys.stdin.read()])"
+        return f"```python\n{code}\n```"
+    known = {json.dumps([*map(json.loads, g.split("\n"))]): json.loads(w) for g, w in tests}
+    table = json.dumps(json.dumps(known))
+    code = (
+        f"import json\nclass Solution:\n    def {item['function']}(self, *args):\n"
+        f"        return json.loads({table})[json.dumps(list(args))]"
+    )
+    return f"Some words.\n```python\n{code}\n```"
+
+
+GOLD: Mapping[str, Answer] = {
     "minigsm": lambda item: " " + item["answer"],
     "gsm8k": lambda item: " " + item["answer"],
+    "gsm8k_cot": lambda item: f" So. The answer is {number_of(item)}.",
+    "gsm8k_opencompass": lambda item: f"It is \\boxed{{{number_of(item)}}}.",
+    "math_minerva": minerva,
+    "math_hendrycks": lambda item: f"${math_answers.boxed(item['solution'])}$",
+    "math_opencompass": lambda item: item["solution"],
+    "mmlu": lambda item: " " + "ABCD"[item["answer"]],
+    "mmlu_opencompass": lambda item: "Well.\nANSWER: " + "ABCD"[item["answer"]],
+    "squad_v2": lambda item: " " + (item["answers"] or ["unanswerable"])[0],
+    "squad_v2_opencompass": lambda item: (item["answers"] or ["impossible to answer"])[0],
+    "drop": lambda item: ",".join(item["answers"][0]),
+    "drop_opencompass": lambda item: "Well.\nAnswer: " + " and ".join(item["answers"][0]),
+    "korbench": korbench_answer,
+    "livecodebench": looked_up,
     "humaneval": lambda item: item["canonical_solution"],
+    "humaneval_opencompass": lambda i: f"```\n{i['prompt']}{i['canonical_solution']}```",
     "mbpp": lambda item: item["code"],
     "minicode": lambda item: item["canonical_solution"],
     "humaneval_plus": lambda item: item["canonical_solution"],
@@ -56,13 +110,22 @@ def mean(scores: Mapping[str, SampleScore]) -> float:
     return sum(score.value for score in scores.values()) / len(scores)
 
 
-def stock_config(path: str, task: str, data_dir: Path) -> dict[str, Any]:
+def stock_config(
+    path: str, task: str, data_dir: Path, split: str = "test", shots: int = 8
+) -> dict[str, Any]:
     """lm-eval's own task over our copy of the items."""
     import lm_eval.tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
     config: dict[str, Any] = load_yaml(Path(inspect.getfile(lm_eval.tasks)).parent / path)
     config.pop("tag", None)
-    shots = {"train": data.dataset(task, data_dir=str(data_dir), limit=40)["shots"]}
-    items = {"test": data.dataset(task, data_dir=str(data_dir), limit=40)["test"]}
-    return {**config, "custom_dataset": lambda **options: shots | items, "dataset_kwargs": {}}
+    ours = data.dataset(
+        source=task,
+        shots_from="train" if shots else None,
+        split=split,
+        limit=40,
+        data_dir=str(data_dir),
+        shots_count=shots,
+    )
+    given = {"train": ours["shots"], "dev": ours["shots"], "test": ours["test"]}
+    return {**config, "custom_dataset": lambda **options: given, "dataset_kwargs": {}}

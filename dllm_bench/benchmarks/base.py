@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from dllm_bench.core.request import DllmBenchError, Request
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dllm_bench.core.protocols import Encode, Turns
 
 Item = Mapping[str, Any]
-T = TypeVar("T")
+REPEAT = "#"
 
 TEMPLATES: Mapping[str, tuple[bool, bool]] = {
     "plain": (False, False),
@@ -34,10 +34,23 @@ TEMPLATES: Mapping[str, tuple[bool, bool]] = {
 PLAIN = "plain"
 
 
-def choose(items: Sequence[T], limit: int | None) -> list[T]:
-    """The first `limit` items (None: all) of a fixed shuffle."""
+def choose(items: Sequence[Item], limit: int | None, repeats: int = 1) -> list[Item]:
+    """The first `limit` items (None: all) of a fixed shuffle, each asked `repeats` times."""
     order = random.Random(f"order of {len(items)} items").sample(range(len(items)), len(items))
-    return [items[i] for i in order[:limit]]
+    return repeat([items[i] for i in order[:limit]], repeats)
+
+
+def repeat(items: Sequence[Item], repeats: int) -> list[Item]:
+    """Every item `repeats` times, the repetition behind a mark in its id (see `item_of`)."""
+    if repeats == 1:
+        return list(items)
+    return [{**one, "id": f"{one['id']}{REPEAT}{k}"} for one in items for k in range(repeats)]
+
+
+def item_of(request_id: str) -> str:
+    """The id of the item a request asks, whichever repetition it is."""
+    item, mark, count = request_id.rpartition(REPEAT)
+    return item if mark and count.isdigit() else request_id
 
 
 def content_hash(content: object) -> str:

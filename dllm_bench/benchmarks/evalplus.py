@@ -4,22 +4,22 @@
 download without a data directory). Programs run only in `sandbox`, compared there with the
 reference solution (`sandboxed/check_function.py`); EvalPlus itself is used for MBPP+ inputs and for
 sanitising, and only the benchmarks that need these need it. `plus` counts a program that is right
-on base and extra inputs, as EvalPlus reports it. One sample per problem: no pass@k.
+on base and extra inputs, as EvalPlus reports it. `samples` writes what `evalplus.evaluate` reads.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import marshal
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks import base, minicode, sandbox
-from dllm_bench.benchmarks.programs import MAX_LINES, assemble
+from dllm_bench.benchmarks import base, minicode, programs, sandbox
 from dllm_bench.core.request import DllmBenchError
 
 if TYPE_CHECKING:
@@ -77,13 +77,51 @@ SETS: Mapping[str, ProblemSet] = {
 }
 
 
+CHAT, DIFFUCODER = "chat", "diffucoder"
+FORMS = (base.PLAIN, CHAT, DIFFUCODER)
+DIFFUCODER_PROMPT = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+    "Please complete the following problem:\n```\n{prompt}\n```\n<|im_end|>\n"
+    "<|im_start|>assistant\nHere is the code to solve this problem:\n```python\n"
+)
+"""The fixed ChatML text DiffuCoder is asked with; the answer begins inside of the fence."""
+Program = Callable[[str, str, str], str]
+"""(prompt, answer, entry point) -> program."""
+
+
+def _assembled(prompt: str, answer: str, entry_point: str) -> str:
+    return programs.assemble(prompt, answer)
+
+
+def _sanitized(prompt: str, answer: str, entry_point: str) -> str:
+    return sanitized(programs.assemble(prompt, answer), entry_point)
+
+
+def _diffucoder(prompt: str, answer: str, entry_point: str) -> str:
+    return sanitized(programs.diffucoder(prompt, answer), entry_point)
+
+
+def _lopa(prompt: str, answer: str, entry_point: str) -> str:
+    return programs.lopa_sanitized(programs.lopa_code(prompt, answer), entry_point)
+
+
+POSTPROCESS: Mapping[str, Program] = {
+    "assembled": _assembled,
+    "evalplus": _sanitized,
+    "diffucoder": _diffucoder,
+    "lopa": _lopa,
+}
+"""Published ways from an answer to a program; evalplus and diffucoder end in evalplus.sanitize."""
+
+
 @dataclass(frozen=True, eq=False)
 class EvalPlusBenchmark:
     """One problem set with its prompt form.
 
-    template: "plain" (the prompt is continued) or "chat" (one user turn: `instruction`, then the
-    prompt, fenced if there is an instruction); chat: whether the model takes turns, if not the form
-    is "plain". shots: 0, these sets have no examples. primary: "plus" or "base".
+    template: "plain" (the prompt is continued), "chat" (one user turn: `instruction`, then the
+    prompt, fenced if there is an instruction) or "diffucoder" (a fixed text); chat: whether the
+    model takes turns, if not a chat form is "plain". postprocess: a name of POSTPROCESS. shots: 0,
+    these sets have no examples. primary: "plus" or "base". repeats: how often each is asked.
     """
 
     name: str
@@ -96,9 +134,10 @@ class EvalPlusBenchmark:
     stop: Sequence[str] = ()
     hard_stop: Sequence[str] = ()
     escape_until: bool = False
-    sanitize: bool = False
+    postprocess: str = "assembled"
     split: str = "test"
     limit: int | None = None
+    repeats: int = 1
     primary: str = "plus"
     data_dir: str | None = None
     allow_code_execution: bool = False
@@ -106,7 +145,8 @@ class EvalPlusBenchmark:
     def check(self) -> None:
         """Raise for what would fail later: names, data, EvalPlus, consent. Loads nothing."""
         base.known("EvalPlus problem set", self.dataset, SETS)
-        base.known(f"template of {self.name!r}", self.template, (base.PLAIN, "chat"))
+        base.known(f"template of {self.name!r}", self.template, FORMS)
+        base.known(f"postprocess of {self.name!r}", self.postprocess, POSTPROCESS)
         base.known(f"primary metric of {self.name!r}", self.primary, STAGES)
         source = SETS[self.dataset]
         base.known(f"split of {self.name!r}", self.split, source.splits)
@@ -134,12 +174,14 @@ class EvalPlusBenchmark:
     def _needs_evalplus(self) -> bool:
         source = SETS[self.dataset]
         downloads = bool(source.file) and self.data_dir is None
-        return self.sanitize or source.needs_evalplus or downloads
+        sanitizes = self.postprocess in ("evalplus", DIFFUCODER)
+        return sanitizes or source.needs_evalplus or downloads
 
     @cached_property
     def items(self) -> list[base.Item]:
         """The chosen problems with an `id`, inputs still as JSON has them."""
-        return base.choose(_problems(self.dataset, self.split, self.data_dir), self.limit)
+        problems = _problems(self.dataset, self.split, self.data_dir)
+        return base.choose(problems, self.limit, self.repeats)
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
@@ -148,7 +190,7 @@ class EvalPlusBenchmark:
 
     @property
     def _form(self) -> str:
-        return self.template if self.chat else base.PLAIN
+        return base.PLAIN if self.template == CHAT and not self.chat else self.template
 
     def requests(self, encode: Encode) -> Sequence[Request]:
         """One request per problem, in the fixed order."""
@@ -158,6 +200,8 @@ class EvalPlusBenchmark:
         text = _stripped(problem)
         if self._form == base.PLAIN:
             return text
+        if self._form == DIFFUCODER:
+            return DIFFUCODER_PROMPT.format(prompt=text.rstrip("\n"))
         if self.instruction:
             text = f"{self.instruction}\n```python\n{text}```\n"
         return [{"role": "user", "content": text}]
@@ -168,7 +212,7 @@ class EvalPlusBenchmark:
 
     @cached_property
     def _hash(self) -> str:
-        form = [self._form, self.instruction if self._form == "chat" else "", list(self.stops)]
+        form = [self._form, self.instruction if self._form == CHAT else "", list(self.stops)]
         return base.content_hash({"items": self.items, "form": form})
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
@@ -179,9 +223,15 @@ class EvalPlusBenchmark:
         return {p["id"]: score for p, score in zip(problems, scores, strict=True)}
 
     def program(self, problem: base.Item, text: str) -> str:
-        """The program an answer makes, sanitised if asked for."""
-        program = assemble(_stripped(problem), base.cut(text, self.stops))
-        return _sanitized(program, problem["entry_point"]) if self.sanitize else program
+        """The program an answer makes."""
+        answer = base.cut(text, self.stops)
+        return POSTPROCESS[self.postprocess](_stripped(problem), answer, problem["entry_point"])
+
+    def samples(self, texts: Mapping[str, str]) -> Iterator[str]:
+        """Lines of a samples file as `evalplus.evaluate` reads it; it wants all problems."""
+        for problem in base.by_id(texts, self.items, self.name):
+            program = self.program(problem, texts[problem["id"]])
+            yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
 
     def _grade(self, problem: base.Item, text: str) -> SampleScore:
         from dllm_bench.core.protocols import SampleScore
@@ -261,7 +311,8 @@ def _stripped(problem: base.Item) -> str:
     return str(problem["prompt"]).strip() + "\n"
 
 
-def _sanitized(program: str, entry_point: str) -> str:
+def sanitized(program: str, entry_point: str) -> str:
+    """EvalPlus's own sanitising of the first lines; its search is quadratic in their number."""
     from evalplus.sanitize import sanitize
 
-    return sanitize("\n".join(program.split("\n")[:MAX_LINES]), entry_point)
+    return sanitize("\n".join(program.split("\n")[: programs.MAX_LINES]), entry_point)

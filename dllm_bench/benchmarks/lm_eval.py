@@ -1,14 +1,17 @@
 """Benchmarks that are lm-eval tasks: prompts and grading come from lm-eval, generation from us.
 
 The tasks are the yaml files of `tasks/`, loaded without lm-eval's own index. `LmEvalBenchmark` asks
-and grades for our runner; `as_lm` wraps any `generate(prompts) -> texts` as an lm-eval model, so
-that lm-eval's own evaluator can run the same tasks. lm-eval is imported when a request is built or
-a text is graded; names, data and hashes need none of it. No likelihoods: the models give none.
+and grades for our runner; `as_lm` wraps a `generate(prompt, budget, stops) -> text` as an lm-eval
+model, and `command_line` is lm-eval's own, with that model under a name. lm-eval is imported when a
+request is built or a text is graded; names, data and hashes need none of it. No likelihoods: the
+models give none.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -37,7 +40,15 @@ PROMPT_KEYS = (
 """What of a task file decides the prompts."""
 NO_MATCH = "[invalid]"
 """What lm-eval's regex filter gives where it finds nothing."""
-Generate = Callable[[Sequence[str]], Sequence[str]]
+ENDINGS = ("timeout", "crashed")
+"""Metrics of code tasks that tell how a wrong program ended."""
+MODEL = "dllm_bench"
+"""The name of our models on lm-eval's command line."""
+MAX_NEW_TOKENS = 256  # lm-eval's own budget where a task names none
+Generate = Callable[["str | Turns", int, tuple[str, ...]], str]
+"""(prompt text or chat turns, new tokens, stop strings) -> text."""
+Build = Callable[[Mapping[str, Any]], Generate]
+"""Settings of `--model_args` -> what generates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +58,8 @@ class LmEvalBenchmark:
     template: "plain", "chat" (one user turn) or "chat_multiturn" (a turn per few-shot example);
     chat: whether the model takes turns, if not the form is "plain" whatever `template` says.
     escape_until: no `stop` string ends a text, the whole budget is used; `hard_stop` always cuts.
-    primary: "<metric>,<filter>" of the task file. limit: None for all items of the split.
+    primary: "<metric>,<filter>" of the task file. limit: None for all items of the split; repeats:
+    how often each is asked (avg@k, pass@k).
     """
 
     name: str
@@ -62,15 +74,18 @@ class LmEvalBenchmark:
     escape_until: bool = False
     split: str = "test"
     limit: int | None = None
+    repeats: int = 1
     data_dir: str | None = None
     allow_code_execution: bool = False
 
     def check(self) -> None:
         """Raise for what would fail later: names, data files, consent. Loads neither."""
-        base.known("lm-eval task", self.task, data.SOURCES)
+        base.known("lm-eval task", self.task, task_names())
         base.known(f"template of {self.name!r}", self.template, base.TEMPLATES)
         base.known(f"primary metric of {self.name!r}", self.primary, _metrics(self.task))
-        data.check(self.task, self.split, self.data_dir)
+        data.check(self._source, self.split, self.data_dir)
+        if self.shots and self._shots_from:
+            data.check(self._source, self._shots_from, self.data_dir)
         if self.runs_code:
             sandbox.require_consent(self.allow_code_execution, self.name)
 
@@ -79,10 +94,21 @@ class LmEvalBenchmark:
         """Whether grading executes what the model wrote."""
         return bool(task_file(self.task).get("unsafe_code", False))
 
+    @property
+    def _source(self) -> str:
+        return str(task_file(self.task)["dataset_kwargs"]["source"])
+
+    @property
+    def _shots_from(self) -> str | None:
+        found: str | None = task_file(self.task)["dataset_kwargs"].get("shots_from")
+        return found
+
     @cached_property
     def items(self) -> list[base.Item]:
         """The chosen items in the fixed order, each with an `id`."""
-        return base.choose(data.rows(self.task, self.split, self.data_dir), self.limit)
+        return base.choose(
+            data.rows(self._source, self.split, self.data_dir), self.limit, self.repeats
+        )
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
@@ -95,6 +121,7 @@ class LmEvalBenchmark:
         options = {
             "split": self.split,
             "limit": self.limit,
+            "repeats": self.repeats,
             "data_dir": self.data_dir,
             "shots_count": self.shots,
         }
@@ -135,7 +162,7 @@ class LmEvalBenchmark:
         return base.content_hash(
             {
                 "items": self.items,
-                "shots": data.shots(self.task, self.shots, self.data_dir),
+                "shots": data.shots(self._source, self._shots_from, self.shots, self.data_dir),
                 "form": [form, self._form, list(self.stops)],
             }
         )
@@ -174,7 +201,7 @@ def _answered(task: str, items: Sequence[base.Item], texts: Sequence[str]) -> li
 
 
 def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleScore:
-    """All metrics of one answer as "<metric>,<filter>"."""
+    """All metrics of one answer as "<metric>,<filter>"; how a program ended is in the verdict."""
     from dllm_bench.core.protocols import SampleScore
 
     metrics = {
@@ -188,11 +215,17 @@ def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleSc
         verdict = "correct"
     elif not instance.resps[0].strip():
         verdict = "empty"
-    elif metrics.get(f"timeout,{chosen}"):
-        verdict = "timeout"
+    elif endings := [name for name in ENDINGS if metrics.get(f"{name},{chosen}")]:
+        verdict = endings[0]
     elif instance.filtered_resps[chosen] == NO_MATCH:
         verdict = "no_answer"
-    return SampleScore(value, verdict, metrics)
+    kept = {name: v for name, v in metrics.items() if name.split(",")[0] not in ENDINGS}
+    return SampleScore(value, verdict, kept)
+
+
+def task_names() -> list[str]:
+    """The tasks there are."""
+    return sorted(path.stem for path in TASKS.glob("*.yaml"))
 
 
 @cache
@@ -234,18 +267,27 @@ def _lm_class() -> type[LM]:
     from lm_eval.api.model import LM
 
     class DllmBenchLM(LM):
-        """An lm-eval model around a function from prompts to texts."""
+        """An lm-eval model around a function from a prompt to a text."""
 
-        def __init__(self, generate: Generate, render: Callable[[Turns], str] | None) -> None:
+        def __init__(self, generate: Generate, name: str) -> None:
             super().__init__()
-            self._generate, self._render = generate, render
+            self._generate, self._name = generate, name
+            self._turns: dict[str, Turns] = {}
 
         def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
             """Texts, each cut at its request's stop strings."""
-            texts = self._generate([request.args[0] for request in requests])
-            until = [request.args[1].get("until", ()) for request in requests]
-            stops = [[one] if isinstance(one, str) else one for one in until]
-            return [base.cut(text, stop) for text, stop in zip(texts, stops, strict=True)]
+            from tqdm import tqdm
+
+            shown = tqdm(requests, disable=disable_tqdm, desc="Running generate_until requests")
+            return [self._answer(*request.args) for request in shown]
+
+        def _answer(self, prompt: str, settings: Mapping[str, Any]) -> str:
+            until = settings.get("until") or ()
+            stops = (until,) if isinstance(until, str) else tuple(until)
+            budget = int(settings.get("max_gen_toks") or MAX_NEW_TOKENS)
+            text = base.cut(self._generate(self._turns.get(prompt, prompt), budget, stops), stops)
+            self.cache_hook.add_partial("generate_until", (prompt, settings), text)
+            return text
 
         def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
             raise _no_likelihood(requests)
@@ -256,13 +298,24 @@ def _lm_class() -> type[LM]:
         def apply_chat_template(
             self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
         ) -> str:
-            """The prompt text of chat turns."""
-            if self._render is None:
+            """A text that stands for the turns; the model's own template renders them later."""
+            if not add_generation_prompt:
                 raise DllmBenchError(
-                    "lm-eval asked for a chat template and this model was given none; "
-                    "pass render=... or turn the template off."
+                    "The task puts words into the model's mouth (gen_prefix), which chat turns "
+                    "cannot carry here; choose a task without, or leave --apply_chat_template out."
                 )
-            return self._render(chat_history)
+            text = json.dumps(chat_history, ensure_ascii=False)
+            self._turns[text] = chat_history
+            return text
+
+        def chat_template(self, chat_template: bool | str = False) -> str:
+            """The model's own template is used, whatever name is asked for."""
+            return self._name
+
+        @property
+        def tokenizer_name(self) -> str:
+            """Tells apart lm-eval's cached requests of different models."""
+            return self._name
 
     return DllmBenchLM
 
@@ -274,6 +327,44 @@ def _no_likelihood(requests: Sequence[object]) -> DllmBenchError:
     )
 
 
-def as_lm(generate: Generate, render: Callable[[Turns], str] | None = None) -> LM:
-    """An lm-eval model around `generate`; `render` makes a prompt text of chat turns."""
-    return _lm_class()(generate, render)
+def as_lm(generate: Generate, name: str = MODEL) -> LM:
+    """An lm-eval model around `generate`."""
+    return _lm_class()(generate, name)
+
+
+@cache
+def _registered() -> Any:
+    """The class lm-eval makes a model from, under its name; `build` is set before each use."""
+    import lm_eval.models  # noqa: F401 (else lm-eval would not look for its own)
+    from lm_eval.api.registry import register_model
+
+    class Registered(_lm_class()):  # type: ignore[misc]
+        """Our model as lm-eval makes it: from the settings of the command line."""
+
+        build: Build
+
+        @classmethod
+        def create_from_arg_obj(
+            cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+        ) -> LM:
+            device = (additional_config or {}).get("device")
+            settings = {**arg_dict, **({"+model.device": device} if device else {})}
+            return as_lm(cls.build(settings), json.dumps(settings, sort_keys=True))
+
+    return register_model(MODEL)(Registered)
+
+
+def command_line(arguments: Sequence[str], build: Build) -> None:
+    """lm-eval's own command line, with our models as `--model dllm_bench --model_args ...`."""
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.utils import setup_logging
+
+    setup_logging()
+    _registered().build = staticmethod(build)
+    command = sys.argv
+    sys.argv = ["dllm-bench lm-eval", *arguments]
+    try:
+        cli = HarnessCLI()
+        cli.execute(cli.parse_args())
+    finally:
+        sys.argv = command

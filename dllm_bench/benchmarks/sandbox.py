@@ -3,10 +3,10 @@
 Each program gets its own process and session, limits on CPU, wall time, memory, file size, threads
 and open files, a fresh working directory, and an environment that holds nothing of ours; Linux
 adds namespaces, Landlock and a call filter (`sandboxed/bootstrap.py`). `isolation()` says what
-holds here. What it does not hold: reading files the user can read, a kernel bug, the memory of many
-programs together, a program that looks for the channel its verdict is reported on; and where a step
-is missing (another system, an old kernel, a strict container), what that step is for: the network,
-new processes, files of the same user. Use a container for hostile code.
+holds here. What it does not hold: a kernel bug, the memory of many programs together, a program
+that looks for the channel its verdict is reported on; and where a step is missing (another system,
+an old kernel, a strict container), what that step is for. The second tier puts the same child into
+a container (`container.py`): use it for hostile code.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ from pathlib import Path
 from types import CodeType
 from typing import IO, Literal, TypeVar
 
+from dllm_bench.benchmarks import container
 from dllm_bench.core.request import DllmBenchError
 
 Verdict = Literal["passed", "failed", "timeout", "crashed", "memory", "refused"]
 CONSENT = "DLLM_BENCH_ALLOW_CODE"
 POLL_S = 0.05
-TAIL_BYTES = 4096
-START = (
-    "import marshal, sys; job = marshal.loads(sys.stdin.buffer.read()); "
-    "space = {'__name__': 'bootstrap'}; exec(job['bootstrap'], space); space['main'](job)"
-)
-"""What a child is started with; the rest comes through its standard input."""
+SIGNALLED = 128  # a container's status for a signal n is this + n
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use; it is stopped by whichever comes first."""
+    """What one program may use; it is stopped by whichever comes first.
+
+    kept_kb: how much of the end of its output comes back; packages: may import installed ones.
+    """
 
     cpu_s: int = 2
     wall_s: float = 10.0
@@ -57,6 +56,7 @@ class Limits:
     threads: int = 64
     open_files: int = 64
     output_kb: int = 1024
+    kept_kb: int = 4
     packages: bool = False
 
     def rlimits(self) -> dict[str, int]:
@@ -77,7 +77,8 @@ class Outcome:
 
     passed: ran to its last line; failed: an error, an early exit or too much output; timeout: CPU
     or wall time; crashed: killed by a signal; memory: MemoryError; refused: an error because the
-    sandbox denied a call. `reports` are the words of `report(...)` calls of a trusted harness.
+    sandbox denied a call. `reports` are the words of `report(...)` calls of a trusted harness;
+    `cpu_s` is what the child used, its start included.
     """
 
     verdict: Verdict
@@ -86,6 +87,7 @@ class Outcome:
     detail: str = ""
     reports: tuple[tuple[str, ...], ...] = ()
     held: tuple[str, ...] = ()
+    cpu_s: float = 0.0
 
 
 def require_consent(allowed: bool, benchmark: str) -> None:
@@ -98,32 +100,40 @@ def require_consent(allowed: bool, benchmark: str) -> None:
 
 
 def execute(
-    source: str | CodeType, payload: object = None, limits: Limits | None = None
+    source: str | CodeType,
+    payload: object = None,
+    limits: Limits | None = None,
+    stdin: str | None = None,
 ) -> Outcome:
     """Run a Python program in a sandboxed child and say how it ended.
 
     With a `payload` (builtin types only) the source is one of our own (`harness`): its
     `main(payload, report)` is called, and the words it reports come back. Without one the source
-    may be anything.
+    may be anything. stdin: what the program reads; nothing by default.
     """
     limits = limits or Limits()
+    tier = container.chosen(limits)
     folder = tempfile.mkdtemp(prefix="dllm-bench-")
     read_end, write_end = os.pipe()
     job = {
-        "bootstrap": harness("bootstrap"),
+        "bootstrap": tier.text("bootstrap") if tier else harness("bootstrap"),
         "source": source.encode(errors="replace") if isinstance(source, str) else source,
         "payload": payload,
+        "stdin": (stdin or "").encode(errors="replace"),
         "nonce": secrets.token_hex(8),
-        "channel": write_end,
+        "channel": container.STDERR if tier else write_end,
         "limits": limits.rlimits(),
+        "packages": limits.packages,
     }
+    if tier and isinstance(source, CodeType):
+        job["source"] = tier.text(source.co_filename.strip("<>")).encode()
     try:
         if os.geteuid() == 0:
             os.chmod(folder, 0o777)
-        with tempfile.TemporaryFile() as stdin:
-            stdin.write(marshal.dumps(job))
-            stdin.seek(0)
-            child = _Child(stdin, write_end, folder, limits)
+        with tempfile.TemporaryFile() as sent:
+            sent.write(marshal.dumps(job, container.MARSHAL))
+            sent.seek(0)
+            child = _Child(sent, write_end, folder, limits, tier)
         os.close(write_end)
         return _follow(child, read_end, str(job["nonce"]), limits)
     finally:
@@ -134,17 +144,26 @@ def execute(
 class _Child:
     """The running process; `status` (negative for a signal) and `cpu_s` are known once reaped."""
 
-    def __init__(self, stdin: IO[bytes], channel: int, folder: str, limits: Limits) -> None:
+    def __init__(
+        self,
+        sent: IO[bytes],
+        channel: int,
+        folder: str,
+        limits: Limits,
+        tier: container.Container | None,
+    ) -> None:
         """A fixed hash seed keeps the order of sets, and so grades, the same in every run."""
         flags = ["-s", "-P", "-B", "-X", "utf8", *([] if limits.packages else ["-S"])]
+        own = [sys.executable, *flags, "-c", container.START]
+        self.tier = tier
         self.process = subprocess.Popen(
-            [sys.executable, *flags, "-c", START],
-            stdin=stdin,
+            tier.command(flags) if tier else own,
+            stdin=sent,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(channel,),
+            stderr=channel if tier else subprocess.STDOUT,
+            pass_fds=() if tier else (channel,),
             cwd=folder,
-            env={"PYTHONHASHSEED": "0"},
+            env=tier.environment if tier else {"PYTHONHASHSEED": "0"},
             start_new_session=True,
         )
         self.status: int | None = None
@@ -161,6 +180,8 @@ class _Child:
 
     def stop(self) -> int:
         """Kill what is left of the session; the exit status."""
+        if self.tier and self.status is None:
+            self.tier.stop()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.ended(wait=0)
@@ -178,19 +199,20 @@ def harness(name: str) -> CodeType:
 def _follow(child: _Child, channel: int, nonce: str, limits: Limits) -> Outcome:
     """Read the child's output until it ends or breaks a limit, then stop its whole session."""
     began = time.monotonic()
-    stopped, tail = _drain(child, began + limits.wall_s, limits.output_kb << 10)
+    stopped, tail = _drain(child, began + limits.wall_s, limits)
     status = child.stop()
     reports = _reports(channel, nonce)
     verdict, detail = _verdict(stopped, status, child.cpu_s >= limits.cpu_s, reports)
     held = next((r[1:] for r in reports if r[0] == "held"), ())
     words = tuple(r for r in reports if r[0] not in ("held", "end"))
     text = tail.decode("utf-8", errors="replace")
-    return Outcome(verdict, text, time.monotonic() - began, detail, words, held)
+    return Outcome(verdict, text, time.monotonic() - began, detail, words, held, child.cpu_s)
 
 
-def _drain(child: _Child, deadline: float, cap: int) -> tuple[str, bytes]:
-    """(why it has to be stopped or "", last 4 KiB of output); reads at most about `cap` bytes."""
+def _drain(child: _Child, deadline: float, limits: Limits) -> tuple[str, bytes]:
+    """(why it has to be stopped or "", end of the output); reads little more than it may print."""
     assert child.process.stdout is not None
+    cap, kept = limits.output_kb << 10, limits.kept_kb << 10
     total, tail = 0, b""
     with child.process.stdout as pipe:
         while (left := deadline - time.monotonic()) > 0:
@@ -198,7 +220,7 @@ def _drain(child: _Child, deadline: float, cap: int) -> tuple[str, bytes]:
                 chunk = os.read(pipe.fileno(), 1 << 16)
                 if not chunk:
                     return _wait_exit(child, deadline), tail
-                total, tail = total + len(chunk), (tail + chunk)[-TAIL_BYTES:]
+                total, tail = total + len(chunk), (tail + chunk)[-kept:]
                 if total > cap:
                     return "output", tail
             elif child.ended():
@@ -242,10 +264,12 @@ def _verdict(
         return "timeout", "wall time"
     if stopped == "output":
         return "failed", "printed too much"
-    if status == -signal.SIGXCPU or (status == -signal.SIGKILL and cpu_spent):
+    if status in (-signal.SIGXCPU, SIGNALLED + signal.SIGXCPU) or (
+        status == -signal.SIGKILL and cpu_spent
+    ):
         return "timeout", "CPU time"
-    if status < 0:
-        return "crashed", signal.Signals(-status).name
+    if status < 0 or status > SIGNALLED:
+        return "crashed", signal.Signals(-status if status < 0 else status - SIGNALLED).name
     end = next((r for r in reports if r[0] == "end"), None)
     if end is None:
         return "failed", f"left before its end with status {status}"
@@ -262,7 +286,8 @@ def isolation() -> tuple[str, ...]:
             f"The sandbox cannot run an empty program here ({outcome.verdict}: {outcome.detail} "
             f"{outcome.stdout[-200:]}); code benchmarks need a POSIX system that allows it."
         )
-    return ("session", "limits", "empty environment", *outcome.held)
+    tier = container.chosen(Limits())
+    return (*([tier.tool] if tier else []), "session", "limits", "empty environment", *outcome.held)
 
 
 def map_in_threads(function: Callable[[A], B], items: Iterable[A]) -> list[B]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 from math import comb
 
 import pytest
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.metrics.accuracy import compare, mcnemar, mean_score
+from dllm_bench.metrics.accuracy import compare, mcnemar, mean_score, pass_at_k, repeated
 
 
 def test_wilson_against_published_values() -> None:
@@ -119,3 +120,39 @@ def test_the_bootstrap_covers_no_difference() -> None:
         ({k: chance.random() for k in keys}, {k: chance.random() for k in keys}) for _ in range(100)
     ]
     assert 0 < sum(compare(ours, theirs).differs for ours, theirs in pairs) < 13
+
+
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one() -> None:
+    """Against all draws without replacement, which the estimator stands for."""
+    for n in range(1, 7):
+        for correct in range(n + 1):
+            samples = [i < correct for i in range(n)]
+            for k in range(1, n + 1):
+                draws = [any(draw) for draw in combinations(samples, k)]
+                assert pass_at_k(n, correct, k) == pytest.approx(sum(draws) / len(draws))
+    with pytest.raises(DllmBenchError, match="pass@5 needs at least 5 samples per item, found 4"):
+        pass_at_k(4, 1, 5)
+
+
+def test_pass_at_k_does_not_depend_on_how_many_were_drawn() -> None:
+    """Unbiased: more samples of one coin move the mean over items, not the expectation."""
+    chance = random.Random(6)
+
+    def estimate(n: int) -> float:
+        items = [[float(chance.random() < 0.3) for _ in range(n)] for _ in range(4000)]
+        return sum(pass_at_k(n, int(sum(item)), 3) for item in items) / len(items)
+
+    truth = 1 - 0.7**3
+    for n in (3, 5, 12):
+        assert estimate(n) == pytest.approx(truth, abs=4 * 0.5 / 4000**0.5)
+
+
+def test_repeated_items() -> None:
+    found = repeated([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    assert found["avg@3"] == pytest.approx(1 / 3)
+    assert found["pass@1"] == pytest.approx(1 / 3)
+    assert (found["pass@2"], found["pass@3"]) == (0.5, 0.5)
+    assert repeated([[0.2, 0.4], [0.6, 0.8]]) == {"avg@2": pytest.approx(0.5)}
+    assert repeated([[1.0], [0.0]]) == {}
+    assert repeated([[1.0, 0.0], [0.0]]) == {}
+    assert repeated([]) == {}

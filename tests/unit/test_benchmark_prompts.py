@@ -138,7 +138,7 @@ def test_requests_are_made_when_asked_for() -> None:
 
 
 REFUSALS = [
-    (lm_eval_benchmark("nonsense"), "Unknown lm-eval task 'nonsense'; known are gsm8k"),
+    (lm_eval_benchmark("nonsense"), "Unknown lm-eval task 'nonsense'; known are drop, "),
     (evalplus_benchmark("nonsense"), "Unknown EvalPlus problem set 'nonsense'"),
     (lm_eval_benchmark("minigsm", "accuracy"), "Unknown primary metric of 'minigsm'"),
     (lm_eval_benchmark("minigsm", template="xml"), "Unknown template of 'minigsm'"),

@@ -67,11 +67,16 @@ def test_lm_eval_code_tasks(real_data: Path, task: str, shots: int, primary: str
 
 
 @pytest.mark.parametrize(
-    ("dataset", "sanitize", "limit"), [("humaneval_plus", True, 6), ("mbpp_plus", False, 3)]
+    ("dataset", "postprocess", "limit"),
+    [
+        ("humaneval_plus", "evalplus", 6),
+        ("mbpp_plus", "assembled", 3),
+        ("humaneval_plus", "lopa", 3),
+    ],
 )
-def test_evalplus_sets(real_data: Path, dataset: str, sanitize: bool, limit: int) -> None:
+def test_evalplus_sets(real_data: Path, dataset: str, postprocess: str, limit: int) -> None:
     pytest.importorskip("evalplus", reason="needs the extra [code]")
-    settings = {"limit": limit, "sanitize": sanitize, "data_dir": str(real_data)}
+    settings = {"limit": limit, "postprocess": postprocess, "data_dir": str(real_data)}
     assert_grades(evalplus_benchmark(dataset, **settings), lucky=0)
 
 
@@ -296,7 +301,7 @@ def test_lm_eval_s_evaluator_runs_our_tasks() -> None:
     texts = gold(benchmark)
     wrong = next(iter(texts))
     by_prompt = {r.prompt: texts[r.id] for r in benchmark.requests(encode) if r.id != wrong}
-    model = as_lm(lambda asked: [by_prompt.get(prompt, "#### 1000") for prompt in asked])
+    model = as_lm(lambda prompt, budget, stop: by_prompt.get(str(prompt), "#### 1000"))
     task = load_task("minigsm", {"limit": 12})
     found = lm_eval.evaluate(model, {"minigsm": task}, bootstrap_iters=0, log_samples=False)
     assert found["results"]["minigsm"][STRICT] == pytest.approx(11 / 12)
@@ -305,7 +310,7 @@ def test_lm_eval_s_evaluator_runs_our_tasks() -> None:
 def test_the_adapter_cuts_and_has_no_likelihoods() -> None:
     from lm_eval.api.instance import Instance
 
-    model = as_lm(lambda asked: [prompt + " a b c" for prompt in asked])
+    model = as_lm(lambda prompt, budget, stop: f"{prompt} a b c")
 
     def ask(until: Any) -> Instance:
         return Instance("generate_until", {}, ("x", {"until": until}), 0)
@@ -313,5 +318,5 @@ def test_the_adapter_cuts_and_has_no_likelihoods() -> None:
     assert model.generate_until([ask([" b"]), ask(" c"), ask([])]) == ["x a", "x a b", "x a b c"]
     with pytest.raises(DllmBenchError, match="output_type generate_until"):
         model.loglikelihood([ask([])])
-    with pytest.raises(DllmBenchError, match="pass render"):
-        model.apply_chat_template([{"role": "user", "content": "x"}])
+    with pytest.raises(DllmBenchError, match="gen_prefix"):
+        model.apply_chat_template([{"role": "user", "content": "x"}], False)

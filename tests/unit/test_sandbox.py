@@ -5,6 +5,7 @@ A drill that relies on what only some kernels give names the step and skips wher
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -27,8 +28,11 @@ SECRET = "DLLM_BENCH_TEST_SECRET"
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """No working directory of a drill outlives it; other tests run beside this one."""
+    tmp_path_factory.getbasetemp()  # not to be made inside of the drill's own directory
     with tempfile.TemporaryDirectory(prefix="sandbox-tests-") as own:
         os.chmod(own, 0o755)
         monkeypatch.setattr(tempfile, "tempdir", own)
@@ -163,6 +167,51 @@ def test_the_parents_environment_cannot_be_read() -> None:
     assert drill(f"open('/proc/{pid}/mem', 'rb')").verdict == "refused"
 
 
+def test_files_of_the_user_cannot_be_read(tmp_path: Path) -> None:
+    """A home directory, a checkout: readable for everybody, and still out of reach."""
+    needs("landlock")
+    secret = tmp_path / "home" / "token"
+    secret.parent.mkdir(mode=0o755)
+    secret.write_text("swordfish")
+    os.chmod(secret, 0o644)
+    os.chmod(tmp_path, 0o755)
+    assert drill(f"open({str(secret)!r}).read()").verdict == "refused"
+    assert drill(f"import os; os.listdir({str(secret.parent)!r})").verdict == "refused"
+    assert drill(f"import os; os.listdir({str(Path.home())!r})").verdict == "refused"
+    assert drill("import json, decimal; open('/etc/hosts').read()").verdict == "passed"
+
+
+def test_installed_packages_are_read_only_where_asked_for() -> None:
+    source = "import numpy; print(numpy.arange(3).sum())"
+    assert drill(source).verdict == "failed"
+    asked = execute(source, limits=Limits(packages=True, memory_mb=4096))
+    assert (asked.verdict, asked.stdout) == ("passed", "3\n")
+
+
+def test_a_program_reads_what_it_is_given() -> None:
+    source = "import sys\nfirst = input()\nprint(first, sys.stdin.read().split())"
+    outcome = execute(source, stdin="a b\n1 2\n3\n")
+    assert outcome.stdout == "a b ['1', '2', '3']\n"
+    assert execute("print(input())").detail.startswith("EOFError")
+    assert execute("print(open(0).read())", stdin="ä").stdout == "ä\n"
+
+
+def test_a_gigabyte_of_output_is_not_kept() -> None:
+    """It is stopped long before, and only the end comes back."""
+    source = "import sys\nfor _ in range(1 << 10): sys.stdout.write('x' * (1 << 20))"
+    outcome = drill(source)
+    assert (outcome.verdict, outcome.detail) == ("failed", "printed too much")
+    assert len(outcome.stdout) <= Limits().kept_kb << 10
+    long = execute("print('y' * 20_000)", limits=Limits(kept_kb=64))
+    assert len(long.stdout) == 20_001
+
+
+def test_time_used_comes_back() -> None:
+    busy = drill("import time\nwhile time.process_time() < 0.3: pass")
+    assert busy.verdict == "passed"
+    assert busy.cpu_s >= 0.3
+
+
 @pytest.mark.parametrize("kind", ["AF_INET", "AF_UNIX"])
 def test_no_socket_opens(kind: str) -> None:
     needs("seccomp")
@@ -172,7 +221,7 @@ def test_no_socket_opens(kind: str) -> None:
 def test_a_flood_of_output_is_cut_off() -> None:
     outcome = drill("while True: print('x' * 100_000)", output_kb=256)
     assert (outcome.verdict, outcome.detail) == ("failed", "printed too much")
-    assert len(outcome.stdout) <= sandbox.TAIL_BYTES
+    assert len(outcome.stdout) <= Limits().kept_kb << 10
     assert outcome.seconds < 1.5
 
 
@@ -239,6 +288,9 @@ def test_what_this_machine_gives_is_taken() -> None:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         pytest.skip("namespaces and filters are Linux's, on x86_64 and aarch64")
     assert {"no_new_privileges", "seccomp"} <= held
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(444, None, ctypes.c_size_t(0), 1) > 0:  # the kernel's version of Landlock
+        assert "landlock" in held
     tool = shutil.which("unshare")
     if tool and subprocess.run([tool, "-Urnm", "true"], capture_output=True).returncode == 0:
         assert {"namespaces", "read_only_files", "no_capabilities"} <= held

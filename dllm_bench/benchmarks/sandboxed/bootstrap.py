@@ -3,8 +3,8 @@
 Standard library only; sent as compiled code, so that nothing but the interpreter has to be
 readable. In order: resource limits, another uid where root can give it, own user / mount / network
 namespaces with a read-only file system and a small private working directory, no capabilities,
-Landlock against writes elsewhere, and a seccomp filter against new processes, signals, tracing and
-sockets. A step the kernel refuses is left out and missing from the list of what holds.
+Landlock against writes and reads elsewhere, and a seccomp filter against new processes, signals,
+tracing and sockets. A step the kernel refuses is left out and missing from the list of what holds.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT, LANDLOCK_PATH = 444, 445, 446,
 LANDLOCK_WRITE_FILE = 1 << 1
 LANDLOCK_CHANGES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove, make
 LANDLOCK_TRUNCATE = 1 << 14  # from the third version on
+LANDLOCK_READS = (1 << 2) | (1 << 3)  # files and directories
+SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc/self", "/dev", "/sys/devices")
 SIGKILL = 9
 # machine: (audit architecture, clone, refused calls, capset); numbers from the kernel's tables.
 # refused: fork vfork socket socketpair ptrace kill tkill tgkill process_vm_writev mount unshare
@@ -129,21 +131,38 @@ def no_new_privileges() -> None:
     call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def landlock() -> None:
-    """Nothing outside of the working directory is written, and no process outside is traced."""
+def readable(packages: bool) -> list[str]:
+    """What a program may read: the system's and Python's own files."""
+    own = [os.path.dirname(os.path.realpath(os.__file__)), os.path.realpath(sys.executable)]
+    if packages:
+        own += [sys.prefix, sys.base_prefix]
+    return [path for path in (*SYSTEM_FOLDERS, *own) if os.path.exists(path)]
+
+
+def landlock(packages: bool) -> None:
+    """Outside of the working directory nothing is written and only Python and the system are read;
+    no process outside is traced."""
     version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     call(version)
     changes = LANDLOCK_CHANGES | (LANDLOCK_TRUNCATE if version >= 3 else 0)
-    handled = ctypes.c_uint64(changes)
+    everything = changes | LANDLOCK_READS
+    handled = ctypes.c_uint64(everything)
     rules = libc.syscall(LANDLOCK_CREATE, ctypes.byref(handled), ctypes.c_size_t(8), 0)
     call(rules)
-    for path, allowed in ((".", changes), (os.devnull, LANDLOCK_WRITE_FILE)):
-        below = os.open(path, os.O_PATH)
-        rule = allowed.to_bytes(8, sys.byteorder) + below.to_bytes(4, sys.byteorder)
-        call(libc.syscall(LANDLOCK_ADD, rules, LANDLOCK_PATH, rule, 0))
-        os.close(below)
+    allow(rules, ".", everything)
+    allow(rules, os.devnull, LANDLOCK_WRITE_FILE | (1 << 2))
+    for path in readable(packages):
+        allow(rules, path, LANDLOCK_READS if os.path.isdir(path) else 1 << 2)
     call(libc.syscall(LANDLOCK_RESTRICT, rules, 0))
     os.close(rules)
+
+
+def allow(rules: int, path: str, rights: int) -> None:
+    """Add a rule: these rights below `path`."""
+    below = os.open(path, os.O_PATH)
+    rule = rights.to_bytes(8, sys.byteorder) + below.to_bytes(4, sys.byteorder)
+    call(libc.syscall(LANDLOCK_ADD, rules, LANDLOCK_PATH, rule, 0))
+    os.close(below)
 
 
 def seccomp() -> None:
@@ -196,14 +215,32 @@ def isolate(job: dict[str, Any]) -> list[str]:
         attempt(no_capabilities)
     limit_resources(job["limits"])
     attempt(no_new_privileges)
-    attempt(landlock)
+    attempt(landlock, job["packages"])
     attempt(seccomp)
     return held
+
+
+def give_input(text: bytes) -> None:
+    """Standard input: a file that holds the text and has no name."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("input")
+    else:
+        file = os.open("input", os.O_RDWR | os.O_CREAT)
+        os.unlink("input")
+    with open(file, "wb", closefd=False) as whole:
+        whole.write(text)
+    os.lseek(file, 0, os.SEEK_SET)
+    os.dup2(file, 0)
+    os.close(file)
+    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
 
 def main(job: dict[str, Any]) -> None:
     """Isolate, run the job's source and report how it ended."""
     channel, nonce = job["channel"], job["nonce"]
+    if channel < 0:  # in a container verdicts take the place of the standard error
+        channel = os.dup(2)
+        os.dup2(1, 2)
 
     def report(*words: object) -> None:
         line = "\t".join(
@@ -213,7 +250,7 @@ def main(job: dict[str, Any]) -> None:
 
     if hasattr(libc, "prctl"):
         libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    give_input(job["stdin"])
     report("held", *isolate(job))
     space: dict[str, Any] = {"__name__": "__main__"}
     verdict, detail = "passed", ""

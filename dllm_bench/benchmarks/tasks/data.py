@@ -7,14 +7,18 @@ examples are the first of a split that is never graded.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.benchmarks import base, minigsm
+from dllm_bench.benchmarks.tasks import readers
 from dllm_bench.core.request import DllmBenchError
 
 if TYPE_CHECKING:
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 HUB = "huggingface.co"
 MINIGSM_SIZE = 1000
-DEFAULT_SHOTS = 8
+DEFAULT_SHOTS = 8  # on lm-eval's own command line; no table asks for more
+SHOTS = "shots"  # lm-eval's name here for the split few-shot examples come from
 MBPP_SPLITS: Mapping[str, range] = {
     "prompt": range(2, 11),
     "test": range(11, 511),
@@ -31,54 +36,134 @@ MBPP_SPLITS: Mapping[str, range] = {
     "train": range(601, 975),
 }
 """Split -> task ids; item 1 of the prompt split is left out, the usual three shots are 2, 3, 4."""
+MATH_SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",
+    "prealgebra", "precalculus",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where the hub has a split: repository, configurations (read one after the other), split."""
+
+    repository: str
+    configs: Sequence[str | None] = (None,)
+    split: str = "test"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task's items are: split -> file in a data directory; (id, config) on the hub."""
+    """Where a set's items are: split -> files in a data directory, and the same on the hub.
 
-    files: Mapping[str, str]
-    hub: tuple[str, str | None]
-    shots: str | None = None
-    number: Callable[[int, Row], int] = lambda i, row: i
+    The first file that is there is read. parts: file that holds only a part of the split -> the
+    part's name, which the ids then carry. read: file -> rows; row: a row of the hub -> the same;
+    splits: split -> the numbers in it.
+    """
+
+    files: Mapping[str, Sequence[str]]
+    hub: Mapping[str, Hub]
+    read: Callable[[Path], list[Row]] = base.read_jsonl
+    row: Callable[[Row], Row] = dict
+    number: Callable[[int, Row], Any] = lambda i, row: row.get("number", i)
     splits: Mapping[str, range] | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
 
 
 SOURCES: Mapping[str, Source] = {
-    "minigsm": Source({}, ("", None), shots="train"),
+    "minigsm": Source({}, {}),
     "gsm8k": Source(
-        {"test": "gsm8k/test.jsonl", "train": "gsm8k/train.jsonl"},
-        ("openai/gsm8k", "main"),
-        shots="train",
+        {
+            "test": ["gsm8k/test.jsonl"],
+            "train": ["gsm8k/train.jsonl"],
+            "cot": ["gsm8k/cot_8shot.jsonl"],
+        },
+        {split: Hub("openai/gsm8k", ("main",), split) for split in ("test", "train")},
     ),
-    "humaneval": Source({"test": "humaneval/HumanEval.jsonl"}, ("openai/openai_humaneval", None)),
+    "math": Source(
+        {
+            "test": ["math/test.jsonl"],
+            "math500": ["math500/test.jsonl"],
+            "minerva": ["math500/minerva_4shot.jsonl"],
+        },
+        {
+            "test": Hub("EleutherAI/hendrycks_math", MATH_SUBJECTS),
+            "math500": Hub("HuggingFaceH4/MATH-500"),
+        },
+        read=readers.math,
+    ),
+    "humaneval": Source(
+        {"test": ["humaneval/HumanEval.jsonl"]}, {"test": Hub("openai/openai_humaneval")}
+    ),
     "mbpp": Source(
-        dict.fromkeys(MBPP_SPLITS, "mbpp/mbpp.jsonl"),
-        ("google-research-datasets/mbpp", "full"),
-        shots="prompt",
+        {split: ["mbpp/mbpp.jsonl"] for split in MBPP_SPLITS},
+        {split: Hub("google-research-datasets/mbpp", ("full",), split) for split in MBPP_SPLITS},
         number=lambda i, row: int(row["task_id"]),
         splits=MBPP_SPLITS,
     ),
-}
+    "mmlu": Source(
+        {"test": ["mmlu/test.jsonl"]},
+        {"test": Hub("cais/mmlu", ("all",))},
+        number=lambda i, row: f"{row['subject']}/{i}",
+    ),
+    "squad_v2": Source(
+        {
+            "dev": ["squad_v2/dev-v2.0.json", "squad_v2/dev-v2.0.Normans-Rhine.json"],
+            "train": ["squad_v2/train-v2.0.json"],
+        },
+        {
+            "dev": Hub("rajpurkar/squad_v2", split="validation"),
+            "train": Hub("rajpurkar/squad_v2", split="train"),
+        },
+        read=readers.squad,
+        row=readers.squad_row,
+        parts={"squad_v2/dev-v2.0.Normans-Rhine.json": "Normans-Rhine"},
+    ),
+    "drop": Source(
+        {
+            "dev": ["drop/drop_dataset_dev.json", "drop/drop_v0_dev.jsonl",
+                    "drop/drop_v0_dev.first1000.jsonl"],
+            "train": ["drop/drop_dataset_train.json", "drop/drop_v0_train.jsonl"],
+            "fixture": ["drop/allennlp_fixture_drop.json"],
+        },
+        {
+            "dev": Hub("EleutherAI/drop", split="validation"),
+            "train": Hub("EleutherAI/drop", split="train"),
+        },
+        read=readers.drop,
+        row=readers.drop_row,
+        parts={"drop/drop_v0_dev.first1000.jsonl": "first1000"},
+    ),
+    "korbench": Source({"test": ["korbench/cipher/sample.jsonl"]}, {}, read=readers.korbench),
+    "livecodebench": Source(
+        {
+            "v6": ["livecodebench/test6.jsonl"],
+            "release_v1": ["livecodebench/test.jsonl",
+                           "livecodebench/release_v1_400_public_tests.jsonl"],
+        },
+        {},
+        read=readers.livecodebench,
+        parts={"livecodebench/release_v1_400_public_tests.jsonl": "public"},
+    ),
+}  # fmt: skip
 
 
-def splits(task: str) -> tuple[str, ...]:
-    """Splits that can be graded."""
-    return tuple(SOURCES[task].files) or ("test", "train")
+def splits(source: str) -> tuple[str, ...]:
+    """Splits of a set."""
+    return tuple(SOURCES[source].files) or ("test", "train")
 
 
-def check(task: str, split: str, data_dir: str | None) -> None:
+def check(source: str, split: str, data_dir: str | None) -> None:
     """Raise if the items cannot be had; reads nothing."""
-    source = SOURCES[task]
-    base.known(f"split of {task!r}", split, splits(task))
-    if not source.files:
+    base.known(f"split of {source!r}", split, splits(source))
+    files = SOURCES[source].files
+    if not files:
         return
-    if data_dir is None:
-        folder = "datasets--" + source.hub[0].replace("/", "--")
-        base.require_download(task, HUB, hub_cache() / folder, source.files[split])
+    if data_dir is not None:
+        _file(source, split, data_dir)
         return
-    for name in (split, source.shots or split):
-        base.data_file(data_dir, source.files[name], task)
+    hub = _hub(source, split)
+    folder = hub_cache() / ("datasets--" + hub.repository.replace("/", "--"))
+    base.require_download(source, HUB, folder, files[split][0])
 
 
 def hub_cache() -> Path:
@@ -87,20 +172,43 @@ def hub_cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
+def _file(source: str, split: str, data_dir: str) -> tuple[Path, str]:
+    """(the file a split is read from, the split's name in ids); a part names itself."""
+    made = SOURCES[source]
+    names, root = made.files[split], Path(data_dir).expanduser()
+    found = next((name for name in names if (root / name).is_file()), names[0])
+    file, part = base.data_file(data_dir, found, source), made.parts.get(found)
+    return file, f"{split}.{part}" if part else split
+
+
+def _hub(source: str, split: str) -> Hub:
+    found = SOURCES[source].hub.get(split)
+    if found is None:
+        raise DllmBenchError(
+            f"Benchmark {source!r} reads its split {split!r} from original files only; name a "
+            f"directory that holds {SOURCES[source].files[split][0]} with paths.data=DIR."
+        )
+    return found
+
+
 @cache
-def rows(task: str, split: str, data_dir: str | None) -> list[Row]:
+def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
     """All items of a split in the original order, each with its `id`."""
-    source = SOURCES[task]
-    if not source.files:
+    made = SOURCES[source]
+    if not made.files:
         return _minigsm(split)
+    label = split
     if data_dir is None:
-        found = _hub_rows(task, split)
+        found = _hub_rows(source, split)
     else:
-        found = base.read_jsonl(base.data_file(data_dir, source.files[split], task))
-    numbered = [(source.number(i, row), row) for i, row in enumerate(found)]
-    if source.splits is not None:
-        numbered = [(n, row) for n, row in numbered if n in source.splits[split]]
-    return [{"id": f"{task}/{split}/{n}", **row} for n, row in numbered]
+        file, label = _file(source, split, data_dir)
+        found = made.read(file)
+        if label != split:
+            logging.getLogger(__name__).warning("%s: only a part is there, %s", source, file.name)
+    numbered = [(made.number(i, row), row) for i, row in enumerate(found)]
+    if made.splits is not None:
+        numbered = [(n, row) for n, row in numbered if n in made.splits[split]]
+    return [{**row, "id": f"{source}/{label}/{n}"} for n, row in numbered]
 
 
 def _minigsm(split: str) -> list[Row]:
@@ -110,49 +218,70 @@ def _minigsm(split: str) -> list[Row]:
     ]
 
 
-def _hub_rows(task: str, split: str) -> list[Row]:
+def _hub_rows(source: str, split: str) -> list[Row]:
     import datasets
 
-    path, config = SOURCES[task].hub
+    hub, made = _hub(source, split), SOURCES[source]
     try:
-        return [dict(row) for row in datasets.load_dataset(path, config, split=split)]
+        loaded = [datasets.load_dataset(hub.repository, c, split=hub.split) for c in hub.configs]
     except (OSError, ValueError) as error:
         raise DllmBenchError(
-            f"Benchmark {task!r} has no data directory and {path} could not be had from the hub "
-            f"({type(error).__name__}); name a directory that holds "
-            f"{SOURCES[task].files[split]} with paths.data=DIR."
+            f"Benchmark {source!r} has no data directory and {hub.repository} could not be had "
+            f"from the hub ({type(error).__name__}); name a directory that holds "
+            f"{made.files[split][0]} with paths.data=DIR."
         ) from error
+    return [made.row(dict(row)) for part in loaded for row in part]
 
 
-def shots(task: str, count: int, data_dir: str | None) -> list[Row]:
+def shots(source: str, split: str | None, count: int, data_dir: str | None) -> list[Row]:
     """The first `count` few-shot examples."""
     if count == 0:
         return []
-    split = SOURCES[task].shots
-    found = rows(task, split, data_dir)[:count] if split else []
+    found = rows(source, split, data_dir)[:count] if split else []
     if len(found) < count:
         raise DllmBenchError(
-            f"Benchmark {task!r} was asked for {count} few-shot examples and has {len(found)}; "
+            f"Benchmark {source!r} was asked for {count} few-shot examples and has {len(found)}; "
             "set shots lower."
         )
     return found
 
 
-def dataset(
-    task: str,
+def _some_shots(source: str, split: str | None, data_dir: str | None) -> list[Row]:
+    """The examples that are there, none where their file is absent."""
+    with suppress(DllmBenchError):
+        return rows(source, split, data_dir)[:DEFAULT_SHOTS] if split else []
+    return []
+
+
+def _dataset(
+    source: str,
+    shots_from: str | None = None,
     split: str = "test",
     limit: int | None = None,
+    repeats: int = 1,
     data_dir: str | None = None,
-    shots_count: int = DEFAULT_SHOTS,
-    config_source: str = "",
+    shots_count: int | None = None,
 ) -> dict[str, Dataset]:
     """The chosen items as lm-eval's split "test", few-shot examples as "shots".
 
-    lm-eval adds `config_source`, the path of the yaml, which is not used.
+    shots_count None: as many as there are, up to eight. A task without examples gets an item in
+    their place, since lm-eval wants the split to exist.
     """
     from datasets import Dataset
 
-    chosen = {"test": base.choose(rows(task, split, data_dir), limit)}
-    if SOURCES[task].shots:
-        chosen["shots"] = shots(task, max(shots_count, 1), data_dir)
-    return {name: Dataset.from_list(items) for name, items in chosen.items()}
+    items = base.choose(rows(source, split, data_dir), limit, repeats)
+    if shots_count is None:
+        examples = _some_shots(source, shots_from, data_dir)
+    else:
+        examples = shots(source, shots_from, shots_count, data_dir)
+    return {"test": Dataset.from_list(items), SHOTS: Dataset.from_list(examples or items[:1])}
+
+
+def _tolerant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without the settings it does not know."""
+    known = signature(function).parameters
+    return lambda **given: function(**{name: given[name] for name in known if name in given})
+
+
+dataset = _tolerant(_dataset)
+"""What the task files name; lm-eval adds the yaml's path and all of `--model_args`."""

@@ -1,13 +1,16 @@
 """Filters and graders the code tasks name: answer -> program, program -> pass or not.
 
 Programs run in `benchmarks.sandbox` only; consent is asked for by whoever calls (our benchmark, or
-lm-eval's own `confirm_run_unsafe_code`). Two readings of an answer, as two filters: `completion`
-takes the text as it is, `extracted` takes a fenced block and drops a tail that does not parse.
+lm-eval's own `confirm_run_unsafe_code`). Readings of an answer are filters: `completion` takes the
+text as it is, `extracted` takes a fenced block and drops a tail that does not parse, `lopa` and
+`opencompass` are the published ones. The item's own solution runs first and sets the time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,11 +19,13 @@ from dllm_bench.benchmarks import programs, sandbox
 Doc = dict[str, Any]
 LIMITS = sandbox.Limits(cpu_s=5, wall_s=30.0, memory_mb=4096, packages=True)
 """5 CPU seconds a program; HumanEval's own harness allows 3 s of wall time."""
+TIME_FACTOR = 4  # of the reference's CPU time, EvalPlus 0.3.1's factor
+CRASHES = ("crashed", "memory", "refused")
 
 
 def completed(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """HumanEval: prompt + answer."""
-    return _each(resps, docs, lambda text, doc: doc["prompt"] + text)
+    return each(resps, docs, lambda text, doc: doc["prompt"] + text)
 
 
 def completed_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
@@ -29,37 +34,73 @@ def completed_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[st
     def program(text: str, doc: Doc) -> str:
         return programs.trimmed(programs.assemble(doc["prompt"], text), doc["prompt"].count("\n"))
 
-    return _each(resps, docs, program)
+    return each(resps, docs, program)
+
+
+def lopa(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """HumanEval as LoPA reads it: fenced code behind the prompt, sanitised."""
+
+    def program(text: str, doc: Doc) -> str:
+        return programs.lopa_sanitized(programs.lopa_code(doc["prompt"], text), doc["entry_point"])
+
+    return each(resps, docs, program)
+
+
+def first_block(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """HumanEval as OpenCompass reads it: prompt + first fenced block."""
+    return each(resps, docs, lambda text, doc: doc["prompt"] + programs.first_block(text))
 
 
 def extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """MBPP: code of the answer, without a tail that does not parse."""
-    return _each(resps, docs, lambda text, doc: programs.trimmed(programs.code_of(text)))
+    return each(resps, docs, lambda text, doc: programs.trimmed(programs.code_of(text)))
 
 
-def _each(
+def each(
     resps: list[list[str]], docs: list[Doc], program: Callable[[str, Doc], str]
 ) -> list[list[str]]:
+    """What `program` makes of every answer."""
     return [[program(text, doc) for text in texts] for texts, doc in zip(resps, docs, strict=True)]
 
 
 def humaneval(doc: Doc, results: list[str]) -> dict[str, float]:
     """The item's own `check` must return."""
-    return _grade(f"{results[0]}\n{doc['test']}\ncheck({doc['entry_point']})\n")
+    test = f"\n{doc['test']}\ncheck({doc['entry_point']})\n"
+    return _grade(results[0] + test, doc["prompt"] + doc["canonical_solution"] + test)
 
 
 def mbpp(doc: Doc, results: list[str]) -> dict[str, float]:
-    """All assertions must hold, after the item's set-up code."""
+    """All assertions must hold; the item's set-up code may use what the answer defines."""
     tests = "\n".join(doc["test_list"])
-    return _grade(f"{doc['test_setup_code']}\n{results[0]}\n{tests}\n")
+    program, reference = (
+        f"{code}\n{doc['test_setup_code']}\n{tests}\n" for code in (results[0], doc["code"])
+    )
+    return _grade(program, reference)
 
 
-def _grade(program: str) -> dict[str, float]:
-    verdict = run(program)
-    return {"pass@1": float(verdict == "passed"), "timeout": float(verdict == "timeout")}
+def _grade(program: str, reference: str) -> dict[str, float]:
+    """A program may take what its reference solution sets."""
+    return verdicts(run(program, allowed_s(reference)))
+
+
+def verdicts(verdict: str) -> dict[str, float]:
+    """The metrics of a code task."""
+    return {
+        "pass@1": float(verdict == "passed"),
+        "timeout": float(verdict == "timeout"),
+        "crashed": float(verdict in CRASHES),
+    }
 
 
 @lru_cache(maxsize=4096)
-def run(program: str) -> str:
-    """The sandbox's verdict; the two filters often give the same program."""
-    return sandbox.execute(program, limits=LIMITS).verdict
+def allowed_s(reference: str) -> int:
+    """CPU seconds for a program: the usual ones, or more where the reference itself is slow."""
+    outcome = sandbox.execute(reference, limits=replace(LIMITS, cpu_s=6 * LIMITS.cpu_s))
+    return max(LIMITS.cpu_s, math.ceil(TIME_FACTOR * outcome.cpu_s))
+
+
+@lru_cache(maxsize=4096)
+def run(program: str, cpu_s: int = LIMITS.cpu_s) -> str:
+    """The sandbox's verdict; filters often give the same program."""
+    limits = replace(LIMITS, cpu_s=cpu_s, wall_s=max(LIMITS.wall_s, 2.0 * cpu_s))
+    return sandbox.execute(program, limits=limits).verdict

@@ -1,0 +1,305 @@
+"""KOR-Bench (Apache-2.0): zero-shot prompts and rule-specific matchers of the published harness.
+
+The answer is what stands in [[ ]]; how it is compared depends on category, rule and, for a few
+operations, on the item. Arithmetic is read from a syntax tree, never evaluated as code, and
+mathematical expressions are compared by math-verify where the original asks sympy. Mixed sets and
+sub-questions are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dllm_bench.benchmarks.tasks import math_answers
+
+Doc = dict[str, Any]
+Matcher = Callable[[str, str], bool]
+INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {
+    "cipher": (
+        "You are an intelligent assistant that specializes in encryption and decryption tasks. "
+        "Below are the rules for a specific cipher. When responding, please ensure that your "
+        "output adheres to the specified encryption and decryption rules and format.",
+        "1. Identify the relevant properties and objects specified in the rule, including the "
+        "plaintext, keyword, and ciphertext.",
+        "2. Follow the specified encryption or decryption operations precisely as described in "
+        "the rules.",
+        "3. Ensure your output is formatted according to the specified notation and symbols.",
+    ),
+    "counterfactual": (
+        "You are an advanced assistant with expertise in storytelling and rule-based reasoning. "
+        "Your task is to carefully analyze the provided story, which includes specific rules and "
+        "details, and use this information to accurately answer related questions.",
+        "1. Thoroughly review the story to identify and understand the relevant details and rules.",
+        "2. Use the context provided by the story to offer precise and insightful answers.",
+        "3. Ensure your responses align with the rules and information given in the story.",
+    ),
+    "logic": (
+        "You are an intelligent assistant that helps with various logical reasoning tasks. Below "
+        "is a custom-defined rule for a specific type of logic. When responding, please ensure "
+        "that your output adheres to the specified logical rules and format.",
+        "1. Identify the relevant properties and objects as specified in the rule.",
+        "2. Apply the given logical operations or reasoning patterns.",
+        "3. Ensure your output is formatted according to the specified notation and symbols.",
+    ),
+    "operation": (
+        "You are an intelligent assistant specializing in evaluating custom operations. Below is "
+        "a specific rule defined for a custom operation. Your task is to apply this rule "
+        "accurately to the provided question.",
+        "1. Carefully read and understand the definitions of the new operations in the rule.",
+        "2. If the question does not specifically ask for it, your answer should be a number or a "
+        "group of numbers.",
+        "3. Double-check your final answer to ensure it follows the rule accurately.",
+    ),
+    "puzzle": (
+        "You are an intelligent assistant specializing in solving custom puzzle problems. Below "
+        "is a specific rule defined for a custom puzzle. Your task is to apply this rule "
+        "accurately to the provided question.",
+        "1. Thoroughly understand the rule provided. If needed, break down the rule into simpler "
+        "components or steps.",
+        "2. Apply the rule carefully to address the question presented.",
+        "3. Verify your answer to ensure it aligns with the rule and the context of the puzzle.",
+    ),
+}
+"""Category -> opening and three instructions, the wording of the benchmark's own configuration."""
+RULE_TITLES = {"counterfactual": "Story"}
+LATEX_ITEMS = {
+    18, 73, 74, 77, 94, 115, 116, 117, 121, 122, 123, 125, 131, 132, 134, 135, 136, 141, 143,
+    *range(145, 148), 149, *range(151, 157), 160, 161, 162, 164, 165, 166, 170, 206, 209,
+    *range(211, 216), 217, 218,
+}  # fmt: skip
+"""Operations whose answer is a mathematical expression."""
+INEQUALITY_ITEMS = {178, 179}
+BRACKETS = (r"\[\[\s*(.*?)\s*\]\]", r"\$\\boxed\{(.*?)\}\$", r"\[\s*(.*?)\s*\]")
+OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def prompt(doc: Doc) -> str:
+    """The zero-shot prompt of an item's category."""
+    category = doc["category"]
+    opening, *instructions = INTRODUCTIONS[category]
+    title = RULE_TITLES.get(category, category.capitalize())
+    listed = "\n".join(instructions)
+    return (
+        f"{opening}\n\n### Instructions:\n\n{listed}\n\n### {title} Rule:\n\n{doc['rule']}\n\n"
+        f"### Question:\n{doc['question']}\n\n### Answer:\n"
+    )
+
+
+def score(doc: Doc, results: list[str]) -> dict[str, float]:
+    """1 where the item's matcher accepts the answer."""
+    return {"accuracy": float(matcher(doc)(results[0], doc["answer"]))}
+
+
+def matcher(doc: Doc) -> Matcher:
+    """How answers of an item are compared."""
+    rule, index = doc["rule_id"], int(doc["index"])
+    if doc["category"] == "operation":
+        return _operation(rule, index, doc["answer"])
+    if doc["category"] == "puzzle":
+        rule_matcher = PUZZLES.get(rule, same_word_characters)
+        return lambda text, gold: rule_matcher(inner(text), inner(gold))
+    if doc["category"] == "logic":
+        return any_order if rule == "5" else same_logic
+    return same_tight
+
+
+def _operation(rule: str, index: int, answer: str) -> Matcher:
+    if index in INEQUALITY_ITEMS:
+        return same_inequalities
+    if rule == "18":
+        return same_characters
+    if rule in {"23", "24", "25"}:
+        return same_numbers
+    if index in LATEX_ITEMS:
+        return same_mathematics
+    return alternatives if "or" in answer else same_tight
+
+
+def bracketed(text: str) -> str | None:
+    """The first text in [[ ]], else in a box, else in [ ]."""
+    found = (re.search(pattern, text, re.DOTALL) for pattern in BRACKETS)
+    return next((match[1].strip() for match in found if match), None)
+
+
+def inner(text: str) -> str | None:
+    """The first text in [[ ]] and nothing else."""
+    found = re.search(r"\[\[(.*?)\]\]", text, re.DOTALL)
+    return found[1] if found else None
+
+
+def tight(text: str, dropped: str = '"\n []') -> str | None:
+    """The bracketed text without some characters."""
+    found = bracketed(text)
+    return None if found is None else found.translate(str.maketrans("", "", dropped))
+
+
+def same_tight(text: str, gold: str) -> bool:
+    """Equal but for quotes, spaces and brackets."""
+    found = tight(text)
+    return found is not None and found == tight(gold)
+
+
+def same_logic(text: str, gold: str) -> bool:
+    """Equal but for quotes, spaces and full stops."""
+    found = tight(text, '"\n .')
+    return found is not None and found == tight(gold, '"\n .')
+
+
+def any_order(text: str, gold: str) -> bool:
+    """The same parts between semicolons; only inner ones may change places, as published.
+
+    The first and the last part carry the outer brackets with them.
+    """
+    found, wanted = (tight(one, '"\n .') for one in (text, gold))
+    parts = (sorted(f"[[{one}]]".split(";")) for one in (found, wanted))
+    return found is not None and next(parts) == next(parts)
+
+
+def same_inequalities(text: str, gold: str) -> bool:
+    """The same bounds; what is compared with them is not looked at."""
+    pattern = r"([≥≤])\s*(-?\d+\.?\d*)"
+    found, wanted = (sorted(re.findall(pattern, tight(one) or "")) for one in (text, gold))
+    return found == wanted
+
+
+def same_characters(text: str, gold: str) -> bool:
+    """The same letters and digits in any order (sets)."""
+    found, wanted = (sorted(re.sub(r"\W+", "", tight(one) or "")) for one in (text, gold))
+    return found == wanted
+
+
+def same_numbers(text: str, gold: str) -> bool:
+    """The same whole numbers in the same order (matrices)."""
+    found, wanted = (re.findall(r"\d+", tight(one) or "") for one in (text, gold))
+    return [*map(int, found)] == [*map(int, wanted)]
+
+
+def same_mathematics(text: str, gold: str) -> bool:
+    """Equal expressions, all alternatives of them."""
+    found, wanted = (_expressions(one) for one in (text, gold))
+    if len(found) != len(wanted) or not found:
+        return False
+    return all(any(math_answers.equivalent(w, f) for f in found) for w in wanted)
+
+
+def _expressions(text: str) -> list[str]:
+    tidy = re.sub(
+        r"\\[()\[\]]|\\text\{.*?\}|\\(left|right|displaystyle)", "", bracketed(text) or ""
+    )
+    last = re.sub(r'["\n\[\]$]', "", tidy).replace("\\\\", "\\").rpartition("=")[2]
+    return [part.strip() for part in last.split("or") if part.strip()]
+
+
+def alternatives(text: str, gold: str) -> bool:
+    """The same alternatives in any order."""
+    found, wanted = (
+        sorted((tight(one) or "").replace("\\text{or}", "or").split("or")) for one in (text, gold)
+    )
+    return found == wanted
+
+
+# --- puzzles: both texts are what stands in [[ ]], None where there is nothing -------------------
+
+
+def letters(text: str | None) -> str:
+    """Letters only, in lower case."""
+    return re.sub(r"[^A-Za-z]", "", text or "").lower()
+
+
+def same_letters(text: str | None, gold: str | None) -> bool:
+    """Rule 1: the same letters."""
+    return bool(letters(text)) and letters(text) == letters(gold)
+
+
+def one_of_words(text: str | None, gold: str | None) -> bool:
+    """Rule 2: one of the accepted words."""
+    return letters(text) in (gold or "").split(",")
+
+
+def same_words(text: str | None, gold: str | None) -> bool:
+    """Rule 3: the same words in any order."""
+    return sorted(re.findall(r"\w+", (text or "").lower())) == sorted((gold or "").split(" "))
+
+
+def part_of_gold(text: str | None, gold: str | None) -> bool:
+    """Rule 4: a part of the accepted answer."""
+    return bool(letters(text)) and letters(text) in (gold or "")
+
+
+def same_assignments(text: str | None, gold: str | None) -> bool:
+    """Rule 5: the same assignments in any order."""
+    found, wanted = (re.sub(r"\s+", "", one or "").split(",") for one in (text, gold))
+    return sorted(found) == sorted(wanted)
+
+
+def equation(text: str | None, gold: str | None) -> bool:
+    """Rule 9: the wanted operators in order, and a left side with the wanted value."""
+    found, wanted = (signs(one).partition("=") for one in (text, gold))
+    operators = [re.findall(r"[+\-*/]", side[0]) for side in (found, wanted)]
+    value = re.search(r"-?\d+", wanted[2])
+    if operators[0] != operators[1] or value is None:
+        return False
+    return arithmetic(found[0]) == int(value[0])
+
+
+def twenty_four(text: str | None, gold: str | None) -> bool:
+    """Rule 10: the given numbers make 24."""
+    left, wanted = signs(text).split("=")[0], signs((gold or "").split("\n")[0]).split("=")[0]
+    same = sorted(re.sub(r"\W+", "", left)) == sorted(re.sub(r"\W+", "", wanted))
+    return same and arithmetic(left) == 24
+
+
+def same_but_layout(text: str | None, gold: str | None) -> bool:
+    """Rule 18: equal but for commas, spaces and brackets."""
+    found, wanted = (re.sub(r"[,\s\[\]]+", "", one or "") for one in (text, gold))
+    return found == wanted
+
+
+def same_word_characters(text: str | None, gold: str | None) -> bool:
+    """The other rules: the same letters and digits in order; signs are not looked at."""
+    found, wanted = (re.sub(r"\W+", "", one or "") for one in (text, gold))
+    return text is not None and found == wanted
+
+
+PUZZLES: Mapping[str, Callable[[str | None, str | None], bool]] = {
+    "1": same_letters,
+    "2": one_of_words,
+    "3": same_words,
+    "4": part_of_gold,
+    "5": same_assignments,
+    "9": equation,
+    "10": twenty_four,
+    "18": same_but_layout,
+}
+
+
+def signs(text: str | None) -> str:
+    """Plain signs for times and minus."""
+    return (text or "").replace("×", "*").replace("−", "-")
+
+
+def arithmetic(text: str) -> float | None:
+    """The value of sums and products of numbers; None for anything else."""
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> float:
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return float(OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
+    raise ValueError("not a sum or product of numbers")

@@ -1,0 +1,122 @@
+"""Graders the text tasks name: stored answer -> metrics, without running anything.
+
+Each is the reading one published harness has of an answer; lenient readings (OpenCompass) stand in
+task files of their own. Code is graded in `scorers`, KOR-Bench in `korbench`.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from typing import Any
+
+from dllm_bench.benchmarks.tasks import math_answers
+
+Doc = dict[str, Any]
+Metrics = dict[str, float]
+LETTERS = "ABCD"
+UNANSWERABLE = "unanswerable"
+IMPOSSIBLE = "impossible to answer"
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+LETTER = re.compile(r"(?i)ANSWER\s*:\s*([A-D])")
+NAMES_ANSWER = re.compile(r"(?i)final answer|answer is")
+ANSWER_LINE = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+
+
+def math_minerva(doc: Doc, results: list[str]) -> Metrics:
+    """Minerva's closing sentence against the boxed answer; math-verify on the whole text."""
+    gold = math_answers.boxed(doc["solution"]) or ""
+    answer = math_answers.normalised(math_answers.final_answer(results[0]))
+    exact = math_answers.equivalent(math_answers.normalised(gold), answer)
+    verified = math_answers.verified(doc["solution"], results[0])
+    return {"exact_match": float(exact), "math_verify": float(verified)}
+
+
+def math_boxed(doc: Doc, results: list[str]) -> Metrics:
+    """OpenCompass: the boxed answer, else the sentence of the final answer, in MATH's form."""
+    return _boxed(math_answers.boxed(doc["solution"]) or "", results[0])
+
+
+def gsm8k_boxed(doc: Doc, results: list[str]) -> Metrics:
+    """OpenCompass's zero-shot GSM8K: as MATH, against the number after ####."""
+    return _boxed(doc["answer"].split("#### ")[-1].replace(",", ""), results[0])
+
+
+def _boxed(gold: str, text: str) -> Metrics:
+    answer = math_answers.boxed(text)
+    verified = math_answers.verified(f"${gold}$", text)
+    right = math_answers.same(gold, closing(text) if answer is None else answer)
+    return {"accuracy": float(right), "math_verify": float(verified)}
+
+
+def closing(text: str) -> str:
+    """The first sentence that speaks of the answer, else the first one."""
+    sentences = text.split(".")
+    found = next((one for one in sentences if NAMES_ANSWER.search(one)), sentences[0])
+    answer = re.split(r"(?i)answer is", found)[-1]
+    mathematics = re.findall(r"\$(.*?)\$", answer)
+    return str(mathematics[-1] if mathematics else answer).strip(" :")
+
+
+def mmlu_letter(doc: Doc, results: list[str]) -> Metrics:
+    """OpenCompass after simple-evals: the letter after the first `ANSWER:`."""
+    found = LETTER.search(results[0])
+    right = found is not None and found[1].upper() == LETTERS[doc["answer"]]
+    return {"accuracy": float(right)}
+
+
+def bare(text: str) -> str:
+    """Lower case without punctuation, articles and spare spaces (SQuAD, simple-evals)."""
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(ARTICLES.sub(" ", text).split())
+
+
+def squad_v2(doc: Doc, results: list[str]) -> Metrics:
+    """SQuAD 2.0's exact match and F1; the word `unanswerable` says no answer, silence does not.
+
+    Its own script reads an empty prediction as `no answer`; a model that collapsed would score.
+    """
+    said = bare(results[0])
+    if not results[0].strip():
+        return {"exact": 0.0, "f1": 0.0}
+    said = "" if said == UNANSWERABLE else said
+    golds = [bare(text) for text in doc["answers"]] or [""]
+    exact = max(said == gold for gold in golds)
+    return {"exact": float(exact), "f1": max(_overlap(said, gold) for gold in golds)}
+
+
+def _overlap(one: str, other: str) -> float:
+    """F1 of the words of two texts; nothing equals nothing only."""
+    words, wanted = one.split(), other.split()
+    if not words or not wanted:
+        return float(words == wanted)
+    shared = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * shared / (len(words) + len(wanted))
+
+
+def squad_v2_lenient(doc: Doc, results: list[str]) -> Metrics:
+    """OpenCompass: equal to any answer; without one, the plausible spans count as right too."""
+    line = results[0].split("\n")[0].lower().split("answer is")[-1]
+    accepted = doc["answers"] or [*doc["plausible"], IMPOSSIBLE]
+    return {"score": float(first_clause(line) in {first_clause(a).lower() for a in accepted})}
+
+
+def first_clause(text: str) -> str:
+    """OpenCompass's general form: up to the first stop or comma, no punctuation, no articles."""
+    clause = re.sub(r"[^\w\s]", "", re.split(r"[\n.,]", text, maxsplit=1)[0])
+    return re.sub(r"\s+", " ", re.sub(r"(?i)\b(a|an|the)\b", "", clause)).strip()
+
+
+def drop_lenient(doc: Doc, results: list[str]) -> Metrics:
+    """OpenCompass after simple-evals: an accepted answer contains the given one or is in it."""
+    found = ANSWER_LINE.search(results[0])
+    said = bare(found[1] if found else results[0])
+    golds = [bare(" and ".join(spans)) for spans in doc["answers"]]
+    return {"accuracy": float(any(_contained(said, gold) for gold in golds))}
+
+
+def _contained(one: str, other: str) -> bool:
+    if not one or not other:
+        return one == other
+    return one in other or other in one

@@ -1,0 +1,146 @@
+"""The container tier with the tool faked at its command line; a real one is used where it works.
+
+The fake runs what stands behind the image's name on this machine, so that everything but the
+container itself is the real path: the job, verdicts through the standard error, stopping.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.benchmarks import container, sandbox
+from dllm_bench.benchmarks.sandbox import Limits
+from dllm_bench.core.request import DllmBenchError
+from tests.benchmark_helpers import evalplus_benchmark, gold, mean
+
+IMAGE = "example/python"
+FAKE = """#!{python}
+import json, os, sys
+with open({log!r}, "a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+if sys.argv[1] == "kill":
+    os.kill(int(open({log!r} + "." + sys.argv[2]).read()), 9)
+else:
+    print("a line of the tool's own", file=sys.stderr, flush=True)
+    name = sys.argv[sys.argv.index("--name") + 1] if "--name" in sys.argv else "none"
+    open({log!r} + "." + name, "w").write(str(os.getpid()))
+    at = next(i for i, word in enumerate(sys.argv) if word.endswith({image!r}))
+    os.execv({python!r}, [{python!r}, *sys.argv[at + 2:]])
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Fakes of all tools in front of the PATH; what they were called with."""
+    file = tmp_path / "calls"
+    for name in container.TOOLS:
+        script = tmp_path / name
+        script.write_text(FAKE.format(python=sys.executable, log=str(file), image=IMAGE))
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv(container.IMAGE, IMAGE)
+    monkeypatch.setenv("DLLM_BENCH_TEST_SECRET", "swordfish")
+    container.tool.cache_clear()
+    yield file
+    container.tool.cache_clear()
+
+
+def calls(log: Path) -> list[list[str]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("tool", sorted(container.TOOLS))
+def test_a_program_runs_in_the_tool_asked_for(
+    tool: str, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(container.TIER, tool)
+    outcome = sandbox.execute("print(1 + 1)")
+    assert (outcome.verdict, outcome.stdout) == ("passed", "2\n")
+    ((*words,),) = calls(log)
+    assert "swordfish" not in str(words)
+    assert words[words.index("--network") + 1] == "none"
+    if tool == "apptainer":
+        assert {"--containall", "--cleanenv", "--no-home"} <= set(words)
+    else:
+        assert {"--read-only", "--rm"} <= set(words)
+        assert words[words.index("--cap-drop") + 1] == "ALL"
+        assert words[words.index("--user") + 1] == container.NOBODY
+
+
+def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(container.TIER, "docker")
+    quick = Limits(cpu_s=1, wall_s=3.0, memory_mb=512)
+    assert sandbox.execute("assert 1 == 2", limits=quick).detail.startswith("AssertionError")
+    assert sandbox.execute("x = bytearray(8 << 30)", limits=quick).verdict == "memory"
+    assert sandbox.execute("import ctypes; ctypes.string_at(0)", limits=quick).verdict == "crashed"
+    assert sandbox.execute("while True: pass", limits=quick).verdict == "timeout"
+    read = sandbox.execute("print(input())", stdin="given\n")
+    assert (read.verdict, read.stdout) == ("passed", "given\n")
+    noisy = sandbox.execute("import sys; print('seen', file=sys.stderr)")
+    assert noisy.stdout == "seen\n"
+
+
+def test_a_program_that_hangs_is_killed_in_its_container(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(container.TIER, "podman")
+    outcome = sandbox.execute("import time; time.sleep(60)", limits=Limits(wall_s=0.5))
+    assert (outcome.verdict, outcome.detail) == ("timeout", "wall time")
+    started, killed = calls(log)
+    assert killed == ["kill", started[started.index("--name") + 1]]
+
+
+def test_a_benchmark_is_graded_the_same(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harnesses are sent as text, since another Python would not read compiled ones."""
+    monkeypatch.setenv(container.TIER, "container")
+    asked = evalplus_benchmark("minicode", limit=3)
+    texts = gold(asked)
+    assert mean(asked.score(texts)) == 1
+    assert asked.score(dict.fromkeys(texts, "    return 1 / 0\n"))[next(iter(texts))].value == 0
+    assert calls(log)[0][0] == "run"
+
+
+def test_what_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    container.tool.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for asked, sentence in (
+        ("container", "docker or podman or apptainer, which is not on the PATH"),
+        ("podman", "needs podman, which"),
+        ("jail", "is no tier of the sandbox; choose process, container, docker"),
+    ):
+        monkeypatch.setenv(container.TIER, asked)
+        with pytest.raises(DllmBenchError, match=sentence):
+            sandbox.execute("x = 1")
+    monkeypatch.setenv(container.TIER, container.PROCESS)
+    assert sandbox.execute("x = 1").verdict == "passed"
+    container.tool.cache_clear()
+
+
+def test_with_a_real_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where a tool has the image already; nothing is pulled."""
+    have = [t for t in ("docker", "podman") if has_image(t)]
+    if not have:
+        pytest.skip(f"no container tool here has {container.DEFAULT_IMAGE}")
+    container.tool.cache_clear()
+    monkeypatch.setenv(container.TIER, have[0])
+    limits = Limits(wall_s=30.0)
+    assert sandbox.execute("print('in')", limits=limits).stdout == "in\n"
+    refused = sandbox.execute("open('/x', 'w')", limits=limits)
+    assert refused.verdict == "refused"
+
+
+def has_image(tool: str) -> bool:
+    try:
+        found = subprocess.run(
+            [tool, "image", "inspect", container.DEFAULT_IMAGE], capture_output=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return found.returncode == 0

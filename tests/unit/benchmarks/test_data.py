@@ -1,0 +1,207 @@
+"""Items: read from the published files, the same from the hub's shape, parts named as parts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+import os
+import pickle
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks import base
+from dllm_bench.benchmarks.prompts import CAPS, PromptsBenchmark
+from dllm_bench.benchmarks.tasks import data, readers
+from dllm_bench.core.request import DllmBenchError
+from tests.benchmark_helpers import encode, evalplus_benchmark, lm_eval_benchmark
+
+SIZES = {
+    ("gsm8k", "test"): 1319,
+    ("gsm8k", "cot"): 8,
+    ("math", "math500"): 500,
+    ("math", "minerva"): 4,
+    ("humaneval", "test"): 164,
+    ("mbpp", "test"): 500,
+    ("mmlu", "test"): 14042,
+    ("squad_v2", "dev"): 706,
+    ("drop", "dev"): 1000,
+    ("drop", "fixture"): 19,
+    ("korbench", "test"): 1250,
+    ("livecodebench", "release_v1"): 400,
+}
+
+
+@pytest.mark.parametrize(("source", "split"), SIZES, ids=str)
+def test_all_items_are_read_with_ids_of_their_own(source: str, split: str, real_data: Path) -> None:
+    rows = data.rows(source, split, str(real_data))
+    ids = [row["id"] for row in rows]
+    assert len(ids) == len(set(ids)) == SIZES[source, split]
+    assert all(key.startswith(f"{source}/{split}") for key in ids)
+
+
+@pytest.mark.parametrize("source", ["squad_v2", "drop", "livecodebench"])
+def test_a_part_of_a_set_names_itself(
+    source: str, real_data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    split = "release_v1" if source == "livecodebench" else "dev"
+    data.rows.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        rows = data.rows(source, split, str(real_data))
+    assert "only a part is there" in caplog.text
+    assert all(row["id"].startswith(f"{source}/{split}.") for row in rows)
+
+
+def test_korbench_has_five_equal_categories(real_data: Path) -> None:
+    rows = data.rows("korbench", "test", str(real_data))
+    assert set(Counter(row["category"] for row in rows).values()) == {250}
+    first = next(row for row in rows if row["id"] == "korbench/test/cipher/1")
+    prompt = lm_eval_benchmark("korbench", "accuracy,none", data_dir=str(real_data))
+    asked = {request.id: request.prompt for request in prompt.requests(encode)[:400]}
+    text = next(text for key, text in asked.items() if key.startswith("korbench/test/cipher"))
+    assert "### Cipher Rule:\n\n**Encryption Rules:**" in text
+    assert text.endswith("### Answer:\n")
+    assert first["answer"] == "[[N]]"
+
+
+def test_an_incomplete_korbench_is_one_sentence(real_data: Path, tmp_path: Path) -> None:
+    for name in ("rule", "sample"):
+        (tmp_path / "korbench/cipher").mkdir(parents=True, exist_ok=True)
+        text = (real_data / f"korbench/cipher/{name}.jsonl").read_text()
+        (tmp_path / f"korbench/cipher/{name}.jsonl").write_text(text)
+    with pytest.raises(DllmBenchError, match="counterfactual/rule.jsonl"):
+        data.rows("korbench", "test", str(tmp_path))
+
+
+def test_squad_from_the_hub_s_shape(real_data: Path) -> None:
+    """Columns of answers, as the hub has them, give the same rows but for plausible spans."""
+    file = real_data / "squad_v2" / "dev-v2.0.Normans-Rhine.json"
+    rows = readers.squad(file)
+    answered = next(row for row in rows if row["answers"])
+    hub = {
+        "id": answered["number"],
+        **{key: answered[key] for key in ("title", "context", "question")},
+        "answers": {"text": answered["answers"], "answer_start": [0]},
+    }
+    assert readers.squad_row(hub) == answered
+    assert sum(not row["answers"] for row in rows) == 320
+    assert all(row["plausible"] for row in rows if not row["answers"])
+
+
+def test_drop_reads_numbers_dates_and_spans() -> None:
+    empty = {"number": "", "date": {"day": "", "month": "", "year": ""}, "spans": []}
+    answers = [
+        {**empty, "number": "3"},
+        {**empty, "spans": ["a", "b"]},
+        {**empty, "date": {"day": "4", "month": "May", "year": "1900"}},
+        {**empty, "number": "3"},
+    ]
+    row = {"passage": "p", "question": "q", "answer": answers[0]}
+    listed = readers.drop_row({**row, "validated_answers": answers[1:]})
+    assert listed["answers"] == [["3"], ["a", "b"], ["4 May 1900"]]
+    columns = {key: [answer[key] for answer in answers[1:]] for key in empty}
+    assert readers.drop_row({**row, "validated_answers": columns}) == listed
+
+
+LCB = {
+    "question_id": "x",
+    "question_content": "q",
+    "starter_code": "",
+    "metadata": "{}",
+    "contest_date": "2024-01-02T00:00:00",
+    "public_test_cases": '[{"input": "1", "output": "2", "testtype": "stdin"}]',
+}
+
+
+def test_hidden_tests_are_read_and_classes_are_not_loaded() -> None:
+    hidden = json.dumps([{"input": "3", "output": "4", "testtype": "stdin"}])
+
+    def packed(value: Any) -> str:
+        return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+    for text in (hidden, packed(hidden)):
+        row = readers.livecodebench_row({**LCB, "private_test_cases": text})
+        assert json.loads(row["tests"]) == [["1", "2"], ["3", "4"]]
+    assert json.loads(readers.livecodebench_row(LCB)["tests"]) == [["1", "2"]]
+    with pytest.raises(DllmBenchError, match=r"wants to load \w+.getcwd"):
+        readers.livecodebench_row({**LCB, "private_test_cases": packed(os.getcwd)})
+
+
+def test_shots_come_from_a_split_that_is_there(real_data: Path) -> None:
+    with_shots = lm_eval_benchmark(
+        "squad_v2", "exact,none", split="dev", shots=1, data_dir=str(real_data)
+    )
+    with pytest.raises(DllmBenchError, match=r"train-v2.0.json.*paths.data"):
+        with_shots.check()
+    lm_eval_benchmark("squad_v2", "exact,none", split="dev", data_dir=str(real_data)).check()
+    mmlu = lm_eval_benchmark("mmlu", "exact_match,get_response", shots=2, data_dir=str(real_data))
+    with pytest.raises(DllmBenchError, match="2 few-shot examples and has 0"):
+        mmlu.dataset_hash()
+    with pytest.raises(DllmBenchError, match="original files only"):
+        lm_eval_benchmark("korbench", "accuracy,none").check()
+
+
+def test_two_shots_of_drop_stand_before_the_task(real_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "drop"
+    folder.mkdir()
+    lines = (real_data / "drop/drop_v0_dev.first1000.jsonl").read_text().split("\n")
+    (folder / "drop_v0_train.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    (folder / "drop_v0_dev.jsonl").write_text("\n".join(lines[2:5]) + "\n")
+    ours = lm_eval_benchmark(
+        "drop_opencompass", "accuracy,none", split="dev", shots=2, data_dir=str(tmp_path)
+    )
+    prompt = ours.requests(encode)[0].prompt
+    assert prompt.startswith("You will be asked to read a passage and answer a question.\n\n---\n")
+    assert prompt.count("---\nPassage: ") == 3
+    assert prompt.count("\nAnswer: ") == 2
+    assert 'Think step by step, then write a line of the form "Answer: $ANSWER"' in prompt
+
+
+@pytest.mark.parametrize("kind", ["minigsm", "minicode"])
+def test_repeats_ask_the_same_item_under_ids_of_their_own(kind: str) -> None:
+    make = lm_eval_benchmark if kind == "minigsm" else evalplus_benchmark
+    once, thrice = make(kind, limit=4), make(kind, limit=4, repeats=3)
+    ids = [request.id for request in thrice.requests(encode)]
+    assert len(set(ids)) == 12
+    assert [base.item_of(key) for key in ids[::3]] == [item["id"] for item in once.items]
+    assert ids[:3] == [f"{base.item_of(ids[0])}#{k}" for k in range(3)]
+    assert len({request.prompt for request in thrice.requests(encode)}) == 4
+    assert base.item_of("mbpp/test/11") == "mbpp/test/11"
+    assert base.item_of("a#b") == "a#b"
+
+
+@pytest.mark.parametrize("name", sorted(CAPS))
+def test_prompt_sets_are_asked_and_not_graded(name: str, real_data: Path) -> None:
+    asked = PromptsBenchmark("acceptance", name, 2048, data_dir=str(real_data))
+    if name == "alpaca":
+        with pytest.raises(DllmBenchError, match="alpaca.jsonl.*paths.data"):
+            asked.check()
+        return
+    asked.check()
+    requests = asked.requests(encode)
+    assert len(requests) == CAPS[name]
+    (turn,) = json.loads(requests[0].prompt)
+    assert turn["role"] == "user"
+    assert requests[0].max_new_tokens == 2048
+    score = asked.score({requests[0].id: "anything"})[requests[0].id]
+    assert score.verdict == "not graded"
+    assert math.isnan(score.value)
+
+
+def test_prompt_sets_are_shuffled_only_above_their_cap(real_data: Path) -> None:
+    """DeepSpec shuffles before it cuts and leaves smaller sets as they are."""
+
+    def lines(name: str) -> list[int]:
+        made = PromptsBenchmark("acceptance", name, 8, data_dir=str(real_data))
+        return [int(str(item["id"]).rpartition("/")[2]) for item in made.items]
+
+    assert lines("aime25") == list(range(30))
+    assert lines("gsm8k") != sorted(lines("gsm8k"))
+    assert len(set(lines("gsm8k"))) == 500
+    few = PromptsBenchmark("acceptance", "gsm8k", 8, limit=3, data_dir=str(real_data))
+    assert [item["id"] for item in few.items] == [f"prompts/gsm8k/{n}" for n in lines("gsm8k")[:3]]

@@ -1,0 +1,94 @@
+"""Gold answers are right and foreign ones are not, for every task, over the items of the data.
+
+Text tasks are graded over all items (MMLU over 1,500). Programs take minutes, so a fixed sample of
+them is run here; DLLM_BENCH_ALL_ITEMS=1 runs all. Items a published reading gets wrong are listed,
+each with why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file, task_names
+from tests.benchmark_helpers import (
+    GOLD,
+    evalplus_benchmark,
+    foreign,
+    gold,
+    lm_eval_benchmark,
+    mean,
+)
+
+ALL = os.environ.get("DLLM_BENCH_ALL_ITEMS") == "1"
+TEXTS, PROGRAMS, FOREIGN = (None, None, None) if ALL else (1500, 8, 400)
+SPLITS = {"squad_v2": "dev", "drop": "dev", "livecodebench": "release_v1", "math": "math500"}
+CHANCE: Mapping[str, float] = {
+    "mmlu": 0.27,  # four letters, the most frequent has this share
+    "mmlu_opencompass": 0.27,
+    "squad_v2": 0.46,  # share of questions without an answer
+    "squad_v2_opencompass": 0.46,
+    "drop_opencompass": 0.1,  # a digit of one answer is found in many others
+    "korbench": 0.05,  # letters of multiple choice
+}
+"""What answers of other items score by chance, 2 % where nothing is said."""
+WRONG_GOLD: Mapping[str, Mapping[str, str]] = {
+    "korbench": {"korbench/test/puzzle/84": "2+2+3*4 is not 28"},
+    "pass@1,lopa": {"humaneval/test/50": "the tests call a helper the entry point does not use"},
+    "mbpp_plus evalplus": {"mbpp_plus/test/630": "a generator has no return and is dropped"},
+}
+
+
+def benchmark(task: str, data: Path) -> LmEvalBenchmark:
+    """The task over the items of the data, whatever its first metric."""
+    file = task_file(task)
+    primary = f"{file['metric_list'][0]['metric']},{file['filter_list'][0]['name']}"
+    split = SPLITS.get(file["dataset_kwargs"]["source"], "test")
+    limit = PROGRAMS if file.get("unsafe_code") else TEXTS
+    return lm_eval_benchmark(task, primary, split=split, limit=limit, data_dir=str(data))
+
+
+def test_every_task_has_gold_answers() -> None:
+    assert set(task_names()) <= set(GOLD)
+
+
+@pytest.mark.parametrize("task", task_names())
+def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -> None:
+    """By every metric of the task."""
+    asked = benchmark(task, real_data)
+    texts = gold(asked)
+    scores = asked.score(texts)
+    some = dict(list(foreign(texts).items())[:FOREIGN])
+    lucky = asked.score(some)
+    for metric in scores[next(iter(texts))].metrics:
+        wrong = {key for key, score in scores.items() if score.metrics[metric] != 1}
+        known = {**WRONG_GOLD.get(task, {}), **WRONG_GOLD.get(metric, {})}
+        assert wrong == set(known) & set(texts), metric
+        share = sum(score.metrics[metric] for score in lucky.values()) / len(lucky)
+        assert share <= CHANCE.get(task, 0.02), metric
+
+
+@pytest.mark.parametrize("postprocess", ["assembled", "evalplus"])
+@pytest.mark.parametrize("dataset", ["humaneval_plus", "mbpp_plus"])
+def test_canonical_solutions_pass_base_and_plus(
+    dataset: str, postprocess: str, real_data: Path
+) -> None:
+    pytest.importorskip("evalplus", reason="needs the extra [code]")
+    asked = evalplus_benchmark(
+        dataset, limit=PROGRAMS and PROGRAMS // 2, postprocess=postprocess, data_dir=str(real_data)
+    )
+    scores = asked.score(gold(asked))
+    wrong = {key for key, score in scores.items() if score.metrics != {"base": 1, "plus": 1}}
+    assert wrong == set(WRONG_GOLD.get(f"{dataset} {postprocess}", {})) & set(scores)
+
+
+def test_diffucoder_s_way_gives_the_same_program(real_data: Path) -> None:
+    pytest.importorskip("evalplus", reason="needs the extra [code]")
+    settings: dict[str, Any] = {"limit": 4, "data_dir": str(real_data)}
+    asked = evalplus_benchmark("humaneval_plus", postprocess="diffucoder", **settings)
+    answers = {key: f"{text}```\nThat is it." for key, text in gold(asked).items()}
+    assert mean(asked.score(answers)) == 1

@@ -1,0 +1,138 @@
+"""lm-eval's own command line with this project's models behind it, in this process.
+
+Only the index of lm-eval's own 14,000 tasks is left out, which takes ten seconds to make.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks.lm_eval import MODEL, TASKS
+from dllm_bench.cli import compose, main
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import Store, read_samples
+
+WORDS = """\
+task: words
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+output_type: {kind}
+test_split: test
+doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["Question:"], do_sample: false, max_gen_toks: 64}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+DECODER = ("decoder=fast_dllm", "decoder.select.tau=0.8")
+
+
+@pytest.fixture
+def own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lm_eval.tasks
+
+    class OwnTasks(lm_eval.tasks.TaskManager):  # type: ignore[misc,name-defined]
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **{**settings, "include_defaults": False})
+
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", OwnTasks)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+
+
+def lm_eval(*arguments: str) -> int:
+    return main(["lm-eval", "--model", MODEL, "--device", "cpu", *arguments])
+
+
+def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    (file,) = folder.rglob("results_*.json")
+    (samples,) = folder.rglob("samples_*.jsonl")
+    lines = samples.read_text(encoding="utf-8").split("\n")
+    return json.loads(file.read_text()), [json.loads(line) for line in lines if line]
+
+
+@pytest.mark.usefixtures("own_tasks")
+def test_our_task_gives_the_texts_of_our_runner(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code = lm_eval(
+        "--model_args", f"model=tiny-llada,{','.join(DECODER)}", "--tasks", "minigsm",
+        "--include_path", str(TASKS), "--limit", "3", "--log_samples", "--output_path", str(out),
+    )  # fmt: skip
+    assert code == 0
+    found, samples = results(out)
+    texts = {one["doc"]["id"]: one["resps"][0][0] for one in samples if one["filter"][0] == "s"}
+    overrides = ["model=tiny-llada", "hardware=cpu", "benchmark=minigsm", "limit=3", *DECODER]
+    spec = RunSpec.from_config(compose([*overrides, "benchmark.max_new_tokens=128"]))
+    record = run(spec, store=Store(tmp_path / "runs"))
+    ours = read_samples(Store(tmp_path / "runs").path(spec))
+    assert texts == {key: sample.text for key, sample in ours.items()}
+    assert record.score is not None
+    mean = found["results"]["minigsm"]["exact_match,strict-match"]
+    assert mean == pytest.approx(record.score.mean)
+    assert found["config"]["model"] == MODEL
+
+
+def words(folder: Path, kind: str = "generate_until") -> None:
+    rows = [{"question": f"What is {i} + 1?", "answer": f" {i + 1}"} for i in range(4)]
+    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "words.yaml").write_text(WORDS.format(file=folder / "words.jsonl", kind=kind))
+
+
+@pytest.mark.usefixtures("own_tasks")
+def test_flags_of_lm_eval_work(tmp_path: Path) -> None:
+    """Chat turns, budget, system text, cache of answers, and a limit."""
+    words(tmp_path)
+    out = tmp_path / "out"
+    settings = ("--model_args", "model=tiny-dream-instruct,decoder=fast_dllm_dream")
+    asked = (
+        "--tasks", "words", "--include_path", str(tmp_path), "--limit", "2", "--log_samples",
+        "--apply_chat_template", "--system_instruction", "Be brief.", "--gen_kwargs",
+        "max_gen_toks=16", "--use_cache", str(tmp_path / "cache"), "--output_path", str(out),
+    )  # fmt: skip
+    assert lm_eval(*settings, *asked) == 0
+    _, samples = results(out)
+    assert len(samples) == 2
+    turns = json.loads(samples[0]["arguments"]["gen_args_0"]["arg_0"])
+    assert [turn["role"] for turn in turns] == ["system", "user"]
+    assert samples[0]["arguments"]["gen_args_0"]["arg_1"]["max_gen_toks"] == 16
+    assert list(tmp_path.glob("cache*"))
+
+
+@pytest.mark.usefixtures("own_tasks")
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("model=tiny-lama", "There is no model 'tiny-lama'"),
+        ("model=tiny-llada,colour=red", "No setting is called 'colour'"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(
+    settings: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words(tmp_path)
+    code = lm_eval("--model_args", settings, "--tasks", "words", "--include_path", str(tmp_path))
+    assert code == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_tasks")
+def test_likelihoods_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words(tmp_path, "loglikelihood")
+    text = (tmp_path / "words.yaml").read_text().replace("exact_match", "perplexity")
+    (tmp_path / "words.yaml").write_text(text)
+    settings = ("--model_args", "model=tiny-llada", "--tasks", "words")
+    assert lm_eval(*settings, "--include_path", str(tmp_path)) == 2
+    assert "a diffusion decoder gives none" in capsys.readouterr().err
+
+
+def test_help_is_lm_eval_s(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["lm-eval", "run", "--help"])
+    assert exit_.value.code == 0
+    assert "--include_path" in capsys.readouterr().out
+    assert issubclass(DllmBenchError, Exception)

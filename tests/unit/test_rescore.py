@@ -1,0 +1,251 @@
+"""Stored texts graded again, items asked several times, and settings that did nothing.
+
+Runs are made with a model without a network that answers from the gold texts, so that what is
+right is known; grading is the real benchmark's.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks import base
+from dllm_bench.cli import main
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.runs import rescore as again
+from dllm_bench.runs.inputs import benchmark_of
+from dllm_bench.runs.record import RunRecord, SampleRecord, seal
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import RECORD, SAMPLES, Store, read_record, read_samples
+from dllm_bench.runs.unused import unused
+from tests.benchmark_helpers import GOLD
+from tests.resume import fakes
+
+MINIGSM = {
+    "_target_": "dllm_bench.benchmarks.lm_eval.LmEvalBenchmark",
+    "name": "minigsm",
+    "task": "minigsm",
+    "max_new_tokens": 200,
+    "primary": "exact_match,strict-match",
+    "template": "chat",
+    "chat": False,
+    "stop": ["Question:"],
+    "escape_until": False,
+    "shots": 0,
+    "repeats": 1,
+    "allow_code_execution": False,
+}
+FORGETFUL = "dllm_bench.benchmarks.prompts.PromptsBenchmark"
+
+
+@dataclass
+class Knowing:
+    """Writes the gold answer, then a second question; wrong for every `wrong`-th request."""
+
+    wrong: int = 3
+    asked: int = 0
+
+    def prepare(self, model: Any, request: Request) -> Request:
+        return request
+
+    def generate(self, model: Any, request: Request) -> Generation:
+        items = {item["id"]: item for item in benchmark_of(MINIGSM).items}  # type: ignore[attr-defined]
+        text = GOLD["minigsm"](items[base.item_of(request.id)]) + "\nQuestion: x #### 9"
+        number = int(request.id.rpartition("#")[2]) if "#" in request.id else self.asked
+        self.asked += 1
+        text = text if number % self.wrong else "#### 1000"
+        ids = (*fakes.FakeModel().encode(text), fakes.SPECIAL.eos)
+        winner = [1, 0, 1]
+        forwards = [Forward(Kind.DENOISE, 2, 12, 0, ms=1.0, winner=w) for w in winner]
+        return Generation(request.id, ids, (0,) * len(ids), {}, Trace(forwards))
+
+
+def spec(n: int, **changes: Any) -> RunSpec:
+    return fakes.spec(n, benchmark={**MINIGSM, **changes})
+
+
+def made(root: Path, n: int = 6, **changes: Any) -> tuple[Store, RunRecord]:
+    asked = spec(n, **changes)
+    store = Store(root / "runs")
+    parts = fakes.parts(decoder=Knowing(), benchmark=benchmark_of(asked.benchmark))
+    return store, run(asked, store=store, parts=parts)
+
+
+def test_the_raw_text_is_kept_where_a_stop_string_cut_it(tmp_path: Path) -> None:
+    store, record = made(tmp_path)
+    samples = read_samples(store.path(record.spec))
+    cut = [sample for sample in samples.values() if sample.raw is not None]
+    assert [sample.id for sample in cut] == [
+        key
+        for key, verdict in zip(*columns(record, "id", "verdict"), strict=True)
+        if verdict == "correct"
+    ]
+    assert all(sample.raw == sample.text + "Question: x #### 9" for sample in cut)
+    assert SampleRecord.from_line(cut[0].to_line()) == cut[0]
+    older = {k: v for k, v in json.loads(cut[0].to_line()).items() if k != "raw"}
+    assert SampleRecord.from_line(json.dumps(older)) == replace(cut[0], raw=None)
+
+
+def columns(record: RunRecord, *names: str) -> list[list[Any]]:
+    return [record.columns[name] for name in names]
+
+
+def test_grading_again_changes_nothing(tmp_path: Path) -> None:
+    store, record = made(tmp_path)
+    (entry,) = store.entries()
+    before = (entry.path / RECORD).read_bytes()
+    found = again.rescore(entry, again.settings(entry, {}))
+    assert (found.changed, found.stored) == ({}, False)
+    assert found.record.columns == record.columns
+    assert found.record.score == record.score
+    assert (entry.path / RECORD).read_bytes() == before
+
+
+def test_a_damaged_grade_is_mended(tmp_path: Path) -> None:
+    store, record = made(tmp_path)
+    (entry,) = store.entries()
+    values = [0.0] * len(record.columns["value"])
+    broken = replace(record, columns={**record.columns, "value": values})
+    (entry.path / RECORD).write_text(broken.to_json())
+    found = again.rescore(entry, again.settings(entry, {}))
+    assert found.stored
+    assert set(found.changed.values()) == {("correct", "correct")}
+    mended = read_record(entry.path)
+    assert mended is not None
+    assert (mended.columns, mended.score) == (record.columns, record.score)
+    assert mended.sessions == record.sessions
+
+
+def test_another_reading_is_shown_and_not_stored(tmp_path: Path) -> None:
+    """Without the stop string the last number is that of the second question."""
+    store, record = made(tmp_path)
+    (entry,) = store.entries()
+    changes = {"escape_until": True, "primary": "exact_match,flexible-extract"}
+    found = again.rescore(entry, again.settings(entry, changes))
+    assert record.score is not None
+    assert found.record.score is not None
+    assert (record.score.mean, found.record.score.mean) == (4 / 6, 0)
+    assert not found.stored
+    assert read_record(entry.path) == record
+    with pytest.raises(DllmBenchError, match="no setting 'colour'"):
+        again.settings(entry, {"colour": "red"})
+
+
+def test_rescore_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, record = made(tmp_path)
+    name = record.identity_hash[:8]
+    assert main(["rescore", name, "--results", str(tmp_path)]) == 0
+    assert "0 of 6 samples changed; nothing written" in capsys.readouterr().out
+    reading = ["escape_until=true", "primary=exact_match,flexible-extract"]
+    assert main(["rescore", name, *reading, "--results", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "correct -> wrong" in printed
+    assert "4 of 6 samples changed" in printed
+    assert main(["rescore", name, "--evalplus", "x.jsonl", "--results", str(tmp_path)]) == 2
+    assert "which EvalPlus does not know" in capsys.readouterr().err
+
+
+def test_a_run_without_texts_is_one_sentence(tmp_path: Path) -> None:
+    store, _ = made(tmp_path)
+    (entry,) = store.entries()
+    (entry.path / SAMPLES).unlink()
+    with pytest.raises(DllmBenchError, match="has no stored text"):
+        again.rescore(entry, again.settings(entry, {}))
+
+
+def test_repeats_give_avg_and_pass_at_k(tmp_path: Path) -> None:
+    """Three items four times each, wrong in repetitions 0 and 3: a limit counts items."""
+    store, record = made(tmp_path, 3, repeats=4)
+    assert len(record.columns["id"]) == 12
+    assert record.score is not None
+    assert (record.score.n, record.score.mean) == (3, 0.5)
+    assert record.scores["avg@4"] == 0.5
+    assert record.scores["pass@1"] == 0.5
+    assert record.scores["pass@2"] == pytest.approx(5 / 6)
+    assert record.scores["pass@4"] == 1
+    assert set(record.values) == {base.item_of(key) for key in record.columns["id"]}
+    assert store.record(record.spec) == record
+
+
+def test_a_run_that_is_not_graded_has_no_score(tmp_path: Path) -> None:
+    folder = tmp_path / "deepspec_eval"
+    folder.mkdir()
+    rows = [json.dumps({"turns": [f"Say {i}."]}) for i in range(30)]
+    (folder / "aime25.jsonl").write_text("\n".join(rows) + "\n")
+    asked = fakes.spec(
+        4,
+        benchmark={
+            "_target_": FORGETFUL, "name": "acceptance", "dataset": "aime25",
+            "max_new_tokens": 12, "data_dir": str(tmp_path),
+        },
+    )  # fmt: skip
+    store = Store(tmp_path / "runs")
+    parts = fakes.parts(benchmark=benchmark_of(asked.benchmark))
+    record = run(asked, store=store, parts=parts)
+    assert record.score is None
+    assert record.columns["value"] == [None] * 4
+    assert record.verdicts == {"not graded": 4}
+    assert record.values == {}
+    assert store.record(asked) == record
+    assert record.summary["tpf/emitted"]
+
+
+def test_settings_without_effect_are_named(tmp_path: Path) -> None:
+    _, record = made(tmp_path)
+    assert record.unused == {
+        "benchmark.template": 1,  # chat turns for a model without turns
+        "benchmark.stop": 2 / 6,  # the two wrong answers have no second question
+    }
+
+
+EXPLORE = {"_target_": "x.Lookahead", "k": 1}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "decoder", "names"),
+    [
+        ({"chat": True, "template": "chat_multiturn"}, {}, {"benchmark.template"}),
+        ({"chat": True, "template": "chat_multiturn", "shots": 3}, {}, set()),
+        ({"escape_until": True, "stop": [], "chat": True}, {}, {"benchmark.escape_until"}),
+        ({"escape_until": True, "stop": ["zz"], "chat": True}, {}, set()),
+        ({"chat": True}, {"explore": EXPLORE}, set()),  # a branch won once in every sample
+        ({"chat": True}, {"cache": {"_target_": "x.PrefixCache"}}, {"decoder.cache"}),
+        ({"chat": True}, {"cache": {"_target_": "x.NoCache"}}, set()),
+        ({"chat": True}, {"stop": {"_target_": "x.Eos"}}, set()),
+    ],
+)
+def test_each_setting_is_judged_by_what_happened(
+    benchmark: dict[str, Any], decoder: dict[str, Any], names: set[str], tmp_path: Path
+) -> None:
+    store, record = made(tmp_path)
+    asked = fakes.spec(6, benchmark={**MINIGSM, "stop": [], **benchmark}, decoder=decoder)
+    samples = list(read_samples(store.path(record.spec)).values())
+    assert {name for name, share in unused(asked, samples).items() if share == 1} == names
+
+
+def test_branches_that_never_win_are_named(tmp_path: Path) -> None:
+    store, record = made(tmp_path)
+    asked = fakes.spec(6, benchmark={**MINIGSM, "chat": True}, decoder={"explore": EXPLORE})
+    samples = [
+        replace(sample, trace={**sample.trace, "winner": [1, 1, 1]})
+        for sample in read_samples(store.path(record.spec)).values()
+    ]
+    assert unused(asked, samples)["decoder.explore"] == 1
+
+
+def test_a_text_of_end_tokens_is_told_from_a_blank_one(tmp_path: Path) -> None:
+    store, record = made(tmp_path)
+    samples = list(read_samples(store.path(record.spec)).values())
+    counts = {**samples[0].counts, "content": 0}
+    blank = replace(samples[0], counts=counts, text="")
+    scores = benchmark_of(MINIGSM).score({s.id: s.text for s in samples})
+    sealed = seal(record.spec, [blank, *samples[1:]], scores, record.sessions, 0.0)
+    assert sealed.summary["end_only_rate"] == pytest.approx(1 / 6)
+    assert sealed.summary["empty_rate"] == pytest.approx(1 / 6)
+    assert record.summary["end_only_rate"] == 0
