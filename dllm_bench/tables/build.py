@@ -133,7 +133,7 @@ def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
     if measured is None:
         why = "the samples do not define this number"
         return BuiltCell(cell, run, unit, None, None, n, None, Verdict.NONE, why)
-    why = incomparable(planned, profile)
+    why = incomparable(planned, profile) if cell.reported else ""
     verdict = Verdict.NOT_COMPARABLE if why else judge(measured, interval, cell)
     delta = measured - cell.reported.value if cell.reported and not why else None
     return BuiltCell(cell, run, unit, measured, interval, n, delta, verdict, why)

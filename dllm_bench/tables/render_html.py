@@ -50,6 +50,7 @@ CLASSES = {
     Verdict.NOT_COMPARABLE: "soft",
     Verdict.NONE: "soft",
 }
+SIDES = ("here", "paper")  # measured, reported
 
 
 def html(built: BuiltTable) -> str:
@@ -91,12 +92,10 @@ def _section(built: BuiltTable, section: str, blocks: Sequence[Block]) -> Iterat
 
 def _head(blocks: Sequence[Block]) -> Iterator[str]:
     span = len(blocks[0].metrics)
+    groups = [(side, block) for block in blocks for side in zip(SIDES, block.groups, strict=False)]
     top = "".join(
-        f'<th class="group first here" colspan="{span}">Measured<br>'
-        f"{escape(block.measured_on)}</th>"
-        f'<th class="group first paper" colspan="{span}">Reported<br>'
-        f"{escape(block.section)}, {escape(block.paper)}</th>"
-        for block in blocks
+        f'<th class="group first {side}" colspan="{span}">{what}<br>{escape(where)}</th>'
+        for (side, (what, where)), _ in groups
     )
     heads = "".join(
         f'<th class="head" rowspan="2" scope="col">{escape(text)}</th>' for text in blocks[0].heads
@@ -104,8 +103,7 @@ def _head(blocks: Sequence[Block]) -> Iterator[str]:
     yield f"<tr>{heads}{top}</tr>"
     labels = [
         f'<th class="{side}{" first" if index == 0 else ""}" scope="col">{escape(label)}</th>'
-        for block in blocks
-        for side in ("here", "paper")
+        for (side, _), block in groups
         for index, label in enumerate(block.labels)
     ]
     yield f"<tr>{''.join(labels)}</tr>"
@@ -120,7 +118,7 @@ def _row(built: BuiltTable, rows: Sequence[Row], blocks: Sequence[Block]) -> Ite
         marked = not block.verdict()
         for index, cell in enumerate(row.cells):
             yield _measured(built, cell, index == 0, marked)
-        for index, cell in enumerate(row.cells):
+        for index, cell in enumerate(row.reported):
             yield _reported(cell, common, index == 0)
 
 
@@ -128,10 +126,10 @@ def _measured(built: BuiltTable, cell: BuiltCell, first: bool, marked: bool) -> 
     side = "here first" if first else "here"
     if cell.measured is None:
         why = escape(cell.why, quote=True)
-        return f'<td class="{side} empty" title="{why}">{escape(view.empty_text(cell))}</td>'
+        return f'<td class="{side} empty" title="{why}">{escape(view.measured_text(cell))}</td>'
     title = f"{cell.cell.metric.definition}, {cell.n} samples, run {view.short_hash(cell.run)}"
     text = f'<a href="{escape(view.link(built, cell.run))}/record.json">'
-    text += f"{view.number(cell.measured)}</a>"
+    text += f"{view.measured_text(cell)}</a>"
     if marked and cell.verdict:
         text += f'<sub class="{CLASSES[cell.verdict]}">{view.MARKS[cell.verdict]}</sub>'
     if cell.interval:
@@ -150,11 +148,10 @@ def _notes(names: Sequence[str]) -> str:
 
 
 def _verdict(block: Block) -> str:
-    if all(cell.measured is None for cell in block.cells):
+    text = block.judgement()
+    if not text:
         return ""
-    common = block.verdict()
-    text = f"verdict: {common}" if common else f"marks: {view.LEGEND}"
-    return f'<p class="soft">{escape(block.paper)} {escape(text)}.</p>'
+    return f'<p class="soft">{escape(block.paper)} {escape(text[0].lower() + text[1:])}</p>'
 
 
 def _footer(built: BuiltTable) -> Iterator[str]:

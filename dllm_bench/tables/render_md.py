@@ -1,4 +1,4 @@
-"""A built table as GitHub Markdown: a table per block, measured columns left of reported ones."""
+"""A built table as GitHub Markdown: a table per block, measured columns before reported ones."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ def markdown(built: BuiltTable) -> str:
 
 
 def _block(built: BuiltTable, block: Block) -> Iterator[str]:
-    common = block.verdict()
     yield f"### {text(block.paper)} · measured: {block.measured_on}"
     yield ""
     yield _line(_headers(block))
-    yield _line(("---",) * len(block.heads) + ("---:",) * 2 * len(block.metrics) + ("---",))
+    numbers = len(block.labels) + len(block.reported_labels)
+    yield _line(("---",) * len(block.heads) + ("---:",) * numbers + ("---",))
     for row in block.rows:
-        yield _line(_row(built, row, marked=not common))
-    if any(cell.measured is not None for cell in block.cells):
-        yield ""
-        yield f"Verdict: {common}." if common else f"Marks: {view.LEGEND}."
+        yield _line(_row(built, row, marked=not block.verdict()))
+    if block.judgement():
+        yield from ("", block.judgement())
 
 
 def _headers(block: Block) -> Iterator[str]:
@@ -44,7 +43,7 @@ def _headers(block: Block) -> Iterator[str]:
     measured = "".join(f"<br>{text(name)}" for name in block.here or ("measured",))
     reported = f"<br>{text(block.section)}<br>{text(block.paper)}<br>(reported)"
     yield from (text(label) + measured for label in block.labels)
-    yield from (text(label) + reported for label in block.labels)
+    yield from (text(label) + reported for label in block.reported_labels)
     yield "Run"
 
 
@@ -53,16 +52,16 @@ def _row(built: BuiltTable, row: Row, marked: bool) -> Iterator[str]:
     yield text(first) + _notes(row.notes)
     yield from map(text, rest)
     yield from (_measured(cell, marked) for cell in row.cells)
-    yield from (_reported(cell, row) for cell in row.cells)
+    yield from (_reported(cell, row) for cell in row.reported)
     shown = f"`{view.short_hash(row.run)}`" if row.run.spec else "–"
     yield f"[{shown}]({view.link(built, row.run)})" if row.run.record else shown
 
 
 def _measured(cell: BuiltCell, marked: bool) -> str:
     if cell.measured is None:
-        return f"*{text(view.empty_text(cell))}*"
+        return f"*{text(view.measured_text(cell))}*"
     mark = f"<sub>{view.MARKS[cell.verdict]}</sub>" if marked and cell.verdict else ""
-    parts = (f"**{view.number(cell.measured)}**{mark}", view.interval_text(cell))
+    parts = (f"**{view.measured_text(cell)}**{mark}", view.interval_text(cell))
     return " ".join(filter(None, parts))
 
 

@@ -88,32 +88,28 @@ def latex(built: BuiltTable) -> str:
 
 
 def _block(built: BuiltTable, block: Block, index: int) -> Iterator[str]:
-    common = block.verdict()
-    heads, metrics = len(block.heads), len(block.metrics)
-    first, last = heads + 1, heads + 2 * metrics
-    measured = prose(f"Measured: {block.measured_on}")
-    reported = prose(f"Reported: {block.section}, {block.paper}")
-    caption = f"{built.table.title}. {block.section}, {block.paper}. {_verdict(block, common)}"
+    heads, metrics, groups = len(block.heads), len(block.metrics), block.groups
+    caption = f"{built.table.title}. {block.section}, {block.paper}. {_verdict(block)}".strip()
     yield from (r"\begin{table*}[p]", r"\centering\small")
     yield rf"\caption{{{prose(caption)}}}"
     yield rf"\label{{tab:{built.table.name.replace('/', '-')}-{index + 1}}}"
     yield r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
-    yield rf"\begin{{tabular}}{{{'l' * heads}{'r' * 2 * metrics}}}"
+    yield rf"\begin{{tabular}}{{{'l' * heads}{'r' * len(groups) * metrics}}}"
     yield r"\toprule"
-    groups = (rf"\multicolumn{{{metrics}}}{{c}}{{{text}}}" for text in (measured, reported))
-    yield _line(("", *("",) * (heads - 1), *groups))
-    spans = (f"{first}-{first + metrics - 1}", f"{first + metrics}-{last}")
-    yield "".join(rf"\cmidrule(lr){{{span}}}" for span in spans)
-    yield _line(escape(text) for text in (*block.heads, *block.labels, *block.labels))
+    above = (f"{{c}}{{{prose(f'{what}: {where}')}}}" for what, where in groups)
+    yield _line((*("",) * heads, *(rf"\multicolumn{{{metrics}}}{text}" for text in above)))
+    ends = [heads + metrics * (index + 1) for index in range(len(groups))]
+    yield "".join(rf"\cmidrule(lr){{{end - metrics + 1}-{end}}}" for end in ends)
+    yield _line(map(escape, (*block.heads, *block.labels, *block.reported_labels)))
     yield r"\midrule"
-    yield from (_line(_row(row, marked=not common)) for row in block.rows)
+    yield from (_line(_row(row, marked=not block.verdict())) for row in block.rows)
     yield from (r"\bottomrule", r"\end{tabular}}", r"\end{table*}", "")
 
 
-def _verdict(block: Block, common: str) -> str:
+def _verdict(block: Block) -> str:
     if all(cell.measured is None for cell in block.cells):
         return "Nothing measured yet."
-    return f"Verdict: {common}." if common else f"Marks: {view.LEGEND}."
+    return block.judgement()
 
 
 def _row(row: Row, marked: bool) -> Iterator[str]:
@@ -121,16 +117,16 @@ def _row(row: Row, marked: bool) -> Iterator[str]:
     yield escape(first) + _notes(row.notes)
     yield from (escape(text) for text in rest)
     yield from (_measured(cell, marked) for cell in row.cells)
-    for cell in row.cells:
+    for cell in row.reported:
         yield escape(view.reported_text(cell)) + _notes(view.own_notes(cell, row.notes))
 
 
 def _measured(cell: BuiltCell, marked: bool) -> str:
     if cell.measured is None:
-        return rf"\textit{{{escape(view.empty_text(cell))}}}"
+        return rf"\textit{{{escape(view.measured_text(cell))}}}"
     mark = rf"\textsubscript{{{view.MARKS[cell.verdict]}}}" if marked and cell.verdict else ""
     interval = rf"\,{{\scriptsize {view.interval_text(cell)}}}" if cell.interval else ""
-    return view.number(cell.measured) + mark + interval
+    return view.measured_text(cell) + mark + interval
 
 
 def _notes(names: Sequence[str]) -> str:

@@ -1,10 +1,10 @@
-"""A paper's table as data: layout, run queries, metric definitions and reported values.
+"""A table as data: layout, run queries, metric definitions and, for a paper's, reported values.
 
 A `PaperTable` is read from `conf/table/<paper>/<table>.yaml`, its reported values and notes from
-csv files below `tables/reported`; nothing is computed here. Facets span the table (model × setting
-× benchmark), each value adds overrides to the run query, and every (value, value, …, metric) is a
-`Cell`. `Profile` translates a cell's overrides to what is run here. Leaves out: hashes and states
-(`plan`), measured numbers (`build`).
+csv files below `tables/reported`, if it has any; nothing is computed here. Facets span the table
+(model × setting × benchmark), each value adds overrides to the run query, and every (value, value,
+…, metric) is a `Cell`. `Profile` translates a cell's overrides to what is run here. Leaves out:
+hashes and states (`plan`), measured numbers (`build`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Value:
 class Metric:
     """A number of the table and the name of its definition.
 
-    tolerance: accepted difference to the reported value, in its unit or (relative) as a share.
+    tolerance: accepted difference to a reported value, in its unit or (relative) as a share.
     """
 
     name: str
     label: str
     definition: str
-    tolerance: float
-    relative: bool
+    tolerance: float = 0.0
+    relative: bool = False
 
     @property
     def is_score(self) -> bool:
@@ -116,7 +116,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Layout and contents of one published table."""
+    """Layout and contents of one table, a published one or (nothing reported) this project's."""
 
     name: str
     title: str
@@ -201,10 +201,12 @@ def load_table(name: str) -> PaperTable:
 
 
 def read_table(name: str, path: Path, data: Path) -> PaperTable:
-    """A table from its yaml; the csv files it names lie below `data`."""
+    """A table from its yaml; the csv files it may name lie below `data`."""
     plain = read_yaml(path)
     facets = {key: tuple(_values(entry, data)) for key, entry in plain["facets"].items()}
-    notes = read_csv(data / plain["notes"]) if "notes" in plain else []
+    reported, notes = (
+        read_csv(data / plain[key]) if key in plain else [] for key in ("reported", "notes")
+    )
     return PaperTable(
         name=name,
         title=plain["title"],
@@ -213,7 +215,7 @@ def read_table(name: str, path: Path, data: Path) -> PaperTable:
         facets=facets,
         metrics=tuple(_metric(key, entry) for key, entry in plain["metrics"].items()),
         run=tuple(plain["run"]),
-        reported=_reported(data / plain["reported"], tuple(facets), plain["source"]),
+        reported=_reported(reported, tuple(facets), plain["source"]),
         notes=tuple(_note(row) for row in notes),
     )
 
@@ -278,20 +280,22 @@ def _chosen(row: Mapping[str, str], lookup: Mapping[str, Mapping[str, Any]]) -> 
 
 def _metric(name: str, plain: Mapping[str, Any]) -> Metric:
     """`tolerance: 10 %` is relative, a bare number is in the metric's unit."""
-    text = str(plain["tolerance"])
+    text = str(plain.get("tolerance", 0))
     relative = text.endswith("%")
     tolerance = float(text.removesuffix("%")) / (100 if relative else 1)
     return Metric(name, plain["label"], plain["definition"], tolerance, relative)
 
 
-def _reported(path: Path, facets: Sequence[str], source: str) -> dict[Query, Reported]:
+def _reported(
+    rows: Sequence[Mapping[str, str]], facets: Sequence[str], source: str
+) -> dict[Query, Reported]:
     """(facet values …, metric) -> printed value; the source is cut at its first semicolon."""
     where = source.partition(";")[0]
     return {
         (*(row[facet] for facet in facets), row["metric"]): Reported(
             row["value"], row["unit"], where
         )
-        for row in read_csv(path)
+        for row in rows
     }
 
 

@@ -1,14 +1,14 @@
 """What every rendering of a built table shares: blocks of rows, and numbers as text.
 
 A block is one combination of section and column facets (LoPA Table 4: a model and a benchmark), a
-row in it one run: measured numbers first, reported ones beside them, each column group under its
-own model and benchmark. Markup belongs to the renderers.
+row in it one run: measured numbers first, reported ones (if the block has any) beside them, each
+column group under its own model and benchmark. Markup belongs to the renderers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict
@@ -16,6 +16,7 @@ from dllm_bench.tables.plan import PlannedRun
 from dllm_bench.tables.spec import Query
 
 DECIMALS = 1  # of measured numbers; more would be noise
+MORE_DECIMALS = {"tokens/forward": 2}  # of units whose numbers are small
 SHOWN_HASH = 10
 MARKS = {
     Verdict.INSIDE_CI: "ci",
@@ -32,11 +33,15 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Row:
-    """One run: leading entries, the notes of the whole row, a cell per metric."""
+    """One run: leading entries, the notes of the whole row, a cell per metric.
+
+    reported: the cells again, for the reported columns; empty in a block that has none.
+    """
 
     heads: Query
     notes: Query
     cells: tuple[BuiltCell, ...]
+    reported: tuple[BuiltCell, ...]
 
     @property
     def run(self) -> PlannedRun:
@@ -60,6 +65,13 @@ class Block:
         return " on ".join(self.here) or "not run here"
 
     @property
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        """The column groups: (what the numbers are, of which model and benchmark)."""
+        measured = ("Measured", self.measured_on)
+        reported = ("Reported", f"{self.section}, {self.paper}")
+        return (measured, reported) if self.rows[0].reported else (measured,)
+
+    @property
     def labels(self) -> Query:
         """Column labels; percentages say so."""
         cells = self.rows[0].cells
@@ -69,16 +81,32 @@ class Block:
         )
 
     @property
+    def reported_labels(self) -> Query:
+        """Labels of the reported columns, none where nothing is reported."""
+        return self.labels if self.rows[0].reported else ()
+
+    @property
     def cells(self) -> list[BuiltCell]:
         return [cell for row in self.rows for cell in row.cells]
 
+    @property
+    def _verdicts(self) -> set[tuple[Verdict, str]]:
+        """The verdicts given, each with what makes it so."""
+        return {(cell.verdict, cell.why) for cell in self.cells if cell.verdict}
+
     def verdict(self) -> str:
-        """The verdict that all measured cells share, in words; empty when they differ."""
-        found = {(c.verdict, c.why) for c in self.cells if c.measured is not None}
-        if len(found) != 1:
+        """The verdict that all cells with one share, in words; empty when they differ."""
+        if len(self._verdicts) != 1:
             return ""
-        verdict, why = found.pop()
+        [(verdict, why)] = self._verdicts
         return f"{verdict} ({why})" if why else str(verdict)
+
+    def judgement(self) -> str:
+        """What a reader has to know of the verdicts; empty where nothing was compared."""
+        if not self._verdicts:
+            return ""
+        common = self.verdict()
+        return f"Verdict: {common}." if common else f"Marks: {LEGEND}."
 
 
 def blocks(built: BuiltTable) -> list[Block]:
@@ -94,7 +122,9 @@ def blocks(built: BuiltTable) -> list[Block]:
             names = tuple(values[facet].name for facet in table.facets)
             cells = tuple(keyed[(*names, metric.name)] for metric in table.metrics)
             heads = (*(v.label for v in inner), *(t for v in inner for t in v.shown.values()))
-            rows.append(Row(heads, shared_notes(cells), cells))
+            rows.append(Row(heads, shared_notes(cells), cells, reported=cells))
+        if not any(cell.cell.reported for row in rows for cell in row.cells):
+            rows = [replace(row, reported=()) for row in rows]
         found.append(_block(built, outer, tuple(rows)))
     return found
 
@@ -133,19 +163,22 @@ def own_notes(cell: BuiltCell, shown: Query) -> Query:
     return tuple(dict.fromkeys(name for name in cell.cell.notes if name not in shown))
 
 
-def number(value: float) -> str:
-    """A measured number."""
-    return f"{value:.{DECIMALS}f}"
+def number(value: float, unit: str) -> str:
+    """A number in a measured unit."""
+    return f"{value:.{MORE_DECIMALS.get(unit, DECIMALS)}f}"
+
+
+def measured_text(cell: BuiltCell) -> str:
+    """The measured number, or what stands in its place."""
+    if cell.measured is None:
+        return cell.run.short or "undefined"
+    return number(cell.measured, cell.unit)
 
 
 def interval_text(cell: BuiltCell) -> str:
     """The interval in brackets, empty where there is none."""
-    return f"[{number(cell.interval[0])}, {number(cell.interval[1])}]" if cell.interval else ""
-
-
-def empty_text(cell: BuiltCell) -> str:
-    """What stands in place of a number."""
-    return cell.run.short or "undefined"
+    ends = ", ".join(number(end, cell.unit) for end in cell.interval or ())
+    return f"[{ends}]" if ends else ""
 
 
 def reported_text(cell: BuiltCell) -> str:
@@ -182,15 +215,18 @@ def cost(seconds: Iterable[float | None]) -> str:
 
 def profile_text(built: BuiltTable) -> str:
     """What the profile means for the columns."""
+    reported = bool(built.table.reported)
     if built.profile.embedded:
+        apart = " and are not to be compared with the reported columns, which are the paper's"
         return (
             "Profile `embedded`: the measured columns are small models and tasks that ship with "
-            "the package, named in their headers. They show how the decoder behaves and are not "
-            "to be compared with the reported columns, which are the paper's."
+            "the package, named in their headers. They show how the decoder behaves"
+            f"{apart if reported else ''}."
         )
+    what = "Reported columns are the paper's; what" if reported else "What"
     return (
-        f"Profile `{built.profile.name}`: the published checkpoints and sizes. Reported columns "
-        "are the paper's; what this machine lacks shows `needs: …`."
+        f"Profile `{built.profile.name}`: the published checkpoints and sizes. {what} this machine "
+        "lacks shows `needs: …`."
     )
 
 
@@ -200,13 +236,16 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
     tail = (
         "Brackets: 95 % interval (Wilson for shares, percentile bootstrap over samples for means)."
     )
-    extremes = "Maximum and top-10 have none: resampling says nothing about a tail."
+    bare = "Ratios of sums and extremes (maximum, top-10, percentiles) are shown without one."
     parts = [
-        ("Definitions", [*definitions, f"{tail} {extremes}"]),
+        ("Definitions", [*definitions, f"{tail} {bare}"]),
         ("Measured on", [*built.hardware]),
         ("Code", [f"commit {code}" for code in built.code]),
         ("Inputs", list(built.inputs)),
-        ("Reported", [built.table.source, *_reported_on(built)]),
+        (
+            "Reported" if built.table.reported else "Source",
+            [built.table.source, *_reported_on(built)],
+        ),
         ("Notes", [f"{note.name}: {note.text}" for note in built.table.notes]),
         ("Cannot run here", list(built.impossible)),
         ("Still to run", _open_lines(built)[: None if commands else 1]),

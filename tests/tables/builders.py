@@ -120,12 +120,20 @@ def start(store: Store, spec: RunSpec, done: int, total: int, error: str = "") -
             (run.folder / ERROR).write_text(error + "\n", encoding="utf-8")
 
 
+def own_table() -> PaperTable:
+    """A small table that reports nothing."""
+    return read_table("small/own", HERE / "small" / "own.yaml", HERE / "small")
+
+
 def planned_small(
-    store: Store, profile: Profile, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    profile: Profile,
+    monkeypatch: pytest.MonkeyPatch,
+    table: PaperTable | None = None,
 ) -> list[PlannedCell]:
-    """The small table's plan, with runs specified by `spec_of`."""
+    """A small table's plan, with runs specified by `spec_of`."""
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
-    return plan(small_table(), profile, compose, store)
+    return plan(table or small_table(), profile, compose, store)
 
 
 def spec_at(planned: Sequence[PlannedCell], setting: str, benchmark: str) -> RunSpec:
@@ -151,3 +159,12 @@ def every_state(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -
         seal(store, record_of(spec_at(planned, "S3", "quiz"), right=10, speed_up=2.0))
         seal(store, record_of(spec_at(planned, "S3", "code"), right=4))
     return build(small_table(), profile, planned_small(store, profile, monkeypatch))
+
+
+def nothing_reported(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
+    """The table that reports nothing, with a sealed and a missing run."""
+    store, table = Store(root), own_table()
+    first = planned_small(store, profile, monkeypatch, table)[0].run.spec
+    assert first
+    seal(store, record_of(first))
+    return build(table, profile, planned_small(store, profile, monkeypatch, table))

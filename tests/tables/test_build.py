@@ -15,6 +15,7 @@ from tests.tables.builders import (
     FULL,
     TINY,
     every_state,
+    nothing_reported,
     planned_small,
     record_of,
     seal,
@@ -121,6 +122,14 @@ def test_an_empty_cell_carries_its_reason(tmp_path, monkeypatch) -> None:
         State.IMPOSSIBLE: 2,
     }
     assert built.impossible == ("needs: NPU × 8. This machine cannot stand in for it.",)
+
+
+@pytest.mark.parametrize("profile", [TINY, FULL], ids=lambda profile: profile.name)
+def test_a_table_that_reports_nothing_gives_numbers_alone(tmp_path, monkeypatch, profile) -> None:
+    built = nothing_reported(tmp_path, profile, monkeypatch)
+    measured = [c for c in built.cells if c.measured is not None]
+    assert [c.measured for c in measured] == pytest.approx([55.0, 20 * 64 / 219])
+    assert {(c.verdict, c.delta, c.why) for c in measured} == {(Verdict.NONE, None, "")}
 
 
 def test_nothing_reported_gives_no_verdict(tmp_path, monkeypatch) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.runs.record import RunRecord
-from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.runs.store import RECORD, Store
 from dllm_bench.tables.plan import State, distinct_runs, estimate_s, open_runs, plan
-from dllm_bench.tables.spec import load_profile, load_table
+from dllm_bench.tables.spec import load_profile, load_table, table_names
 from tests.tables.builders import (
     FULL,
     TINY,
@@ -163,3 +163,39 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
         made.clear()
         assert cli.main(run.command.split()[1:]) == 0
         assert made == [run.spec]
+
+
+@pytest.mark.parametrize("profile", ["embedded", "paper"])
+@pytest.mark.parametrize("name", table_names())
+def test_no_two_rows_are_one_run(name: str, profile: str) -> None:
+    """Neither as queries nor in what they compose to, whatever the decoders are called."""
+    from dllm_bench.cli import compose
+
+    queries = [cell.run for cell in load_table(name).cells()]
+    translated = {load_profile(profile).translate(query) for query in queries}
+    assert len(translated) == len(set(queries))
+    runs = {digest(split(compose(query))[Role.IDENTITY]) for query in translated}
+    assert len(runs) == len(translated)
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_names_of_values_can_be_names_of_files(name: str) -> None:
+    values = [value.name for values in load_table(name).facets.values() for value in values]
+    assert values == [slug(value) for value in values]
+
+
+@pytest.mark.parametrize("profile", ["embedded", "paper"])
+def test_masked_decoders_differ_in_the_decoder_alone(profile: str) -> None:
+    from dllm_bench.cli import compose
+
+    table = load_table("decoders/masked")
+    rows = {
+        cell.keys["decoder"]: compose(load_profile(profile).translate(cell.run))
+        for cell in table.cells()
+    }
+    decoders = {name: config.pop("decoder") for name, config in rows.items()}
+    assert len({digest(config) for config in rows.values()}) == 1
+    assert {decoder["schedule"]["block"] for decoder in decoders.values()} == {32}
+    common = decoders["vanilla"]["stop"]
+    others = {name for name, decoder in decoders.items() if decoder["stop"] != common}
+    assert others == {"learn2pd_filled", "learn2pd_eotp", "learn2pd_eotp_paper"}

@@ -17,15 +17,20 @@ from html.parser import HTMLParser
 
 import pytest
 
+from dllm_bench.report import terminal
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import FORMS, render, write
 from dllm_bench.tables.render_tex import escape
 from dllm_bench.tables.spec import load_table
 from dllm_bench.tables.view import SHOWN_HASH
-from tests.tables.builders import FULL, GOLDEN, TINY, every_state
+from tests.tables.builders import FULL, GOLDEN, TINY, every_state, nothing_reported
 
-PROFILES = {profile.name: profile for profile in (TINY, FULL)}
+BUILT = {
+    "embedded": (every_state, TINY),
+    "paper": (every_state, FULL),
+    "own": (nothing_reported, TINY),
+}
 VOID = {"meta", "br"}
 
 
@@ -38,9 +43,10 @@ def without_hashes(text: str, built: BuiltTable) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", BUILT)
 def test_the_bytes_are_the_stored_ones(tmp_path, monkeypatch, name, form) -> None:
-    built = every_state(tmp_path, PROFILES[name], monkeypatch)
+    make, profile = BUILT[name]
+    built = make(tmp_path, profile, monkeypatch)
     text = without_hashes(render(built)[form], built)
     path = GOLDEN / f"{name}.{form}"
     if os.environ.get("DLLM_BENCH_REGOLD"):
@@ -113,6 +119,35 @@ def test_markdown_shows_why_a_cell_is_empty(tmp_path, monkeypatch) -> None:
     for reason in ("*needs: NPU × 8*", "*missing*", "*failed*", "*7 of 20 samples*"):
         assert reason in text
     assert "`dllm-bench run decoder=lopa model=alpha " in text
+
+
+@pytest.mark.parametrize("profile", [TINY, FULL], ids=lambda profile: profile.name)
+def test_a_table_that_reports_nothing_compares_nothing(tmp_path, monkeypatch, profile) -> None:
+    built = nothing_reported(tmp_path, profile, monkeypatch)
+    forms, shown = render(built), list(terminal.table(built))
+    for text in (forms["md"], forms["html"], forms["tex"], "\n".join(shown)):
+        assert not re.search(r"reported|verdict|marks: ", text, re.IGNORECASE)
+    assert all("this project" in forms[form] for form in ("md", "html", "tex", "json"))
+    [head] = [line for line in forms["md"].splitlines() if line.startswith("| Decoder")]
+    assert head.count("<br>") == 2 * 2
+    assert [line.split() for line in shown if line.startswith("Plain")] == [
+        ["Plain", "55.0", "5.84"]
+    ]
+
+
+def test_forms_for_programs_have_the_same_columns_with_nothing_reported(
+    tmp_path, monkeypatch, built
+) -> None:
+    own = render(nothing_reported(tmp_path / "own", TINY, monkeypatch))
+    with_reported = render(built)
+    cells = [json.loads(form["json"])["cells"] for form in (own, with_reported)]
+    assert set(cells[0][0]) == set(cells[1][0])
+    assert {cell["reported"] for cell in cells[0]} == {None}
+    one, other = (list(csv.DictReader(io.StringIO(f["csv"]))) for f in (own, with_reported))
+    assert set(one[0]) - {"decoder"} == set(other[0]) - {"setting"}
+    assert {(row["reported"], row["source"], row["delta"], row["verdict"]) for row in one} == {
+        ("", "", "", "")
+    }
 
 
 class Checker(HTMLParser):

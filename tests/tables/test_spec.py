@@ -11,7 +11,7 @@ import pytest
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import conf_dir
 from dllm_bench.tables.spec import REPORTED, load_profile, load_table, read_yaml, table_names
-from tests.tables.builders import TINY, small_table
+from tests.tables.builders import TINY, own_table, small_table
 
 TABLE4 = "lopa/table4"
 SHARED = Path(os.environ.get("DLLM_BENCH_GOLDEN", "../shared/golden")).parent / "paper_tables"
@@ -148,6 +148,15 @@ def test_tolerances_are_relative_or_in_the_unit() -> None:
     average, _, score = small_table().metrics
     assert average.allowed(200.0) == pytest.approx(20.0)
     assert score.allowed(50.0) == pytest.approx(2.0)
+
+
+def test_a_table_may_report_nothing() -> None:
+    table = own_table()
+    cells = list(table.cells())
+    assert len(cells) == 2 * 2
+    assert not any(cell.reported or cell.notes for cell in cells)
+    assert table.source == "this project"
+    assert (table.reported, table.notes) == ({}, ())
 
 
 def test_reported_values_keep_their_printed_digits() -> None:
