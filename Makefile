@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(PINS)
 PYTEST_ARGS ?= -q -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv table4 lopa-table4 test lint fmt clean
+.PHONY: help venv table4 lopa-table4 decoders test lint fmt clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +17,9 @@ help: ## Print this list
 table4: lopa-table4 ## Regenerate LoPA's Table 4 with the embedded models (about 10 minutes, once)
 lopa-table4: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table lopa/table4 --run
+
+decoders: $(STAMP) ## Compare all masked decoders on one embedded model and task
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table decoders/masked --run
 
 test: $(STAMP) ## Run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)

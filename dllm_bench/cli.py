@@ -1,4 +1,5 @@
-"""The command line: run · table · status · show · compare · doctor · train.
+"""The command line: run · table · status · show · compare · rescore · lm-eval · doctor · prefetch ·
+train.
 
 Thin: it composes a configuration, hands plain data to the layer below and prints what comes back.
 Hydra and OmegaConf appear in this file alone. Everything heavy is imported by the command that
@@ -269,12 +270,18 @@ def parser() -> argparse.ArgumentParser:
     two = add(listed, "compare", commands.compare, "paired difference of two runs")
     two.add_argument("a", help="hash of a run")
     two.add_argument("b", help="hash of another run")
+    again = add(listed, "rescore", commands.rescore, "grade the stored texts of a run again")
+    again.add_argument("run", help="hash of a run, or its beginning (see status)")
+    again.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="another reading, unsaved")
+    again.add_argument("--evalplus", type=Path, metavar="FILE", help="write EvalPlus's samples")
+    listed.add_parser("lm-eval", help="lm-eval's own command line with --model dllm_bench")
     machine = add(listed, "doctor", commands.doctor, "what this machine can run, what is absent")
     machine.add_argument("model", nargs="?", help="check this model's weights too")
-    learn = add(listed, "train", commands.train, "train an embedded model from its recipe")
-    learn.add_argument("model", help="embedded/NAME, for example embedded/tiny-llada")
-    learn.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/training/NAME")
-    learn.add_argument("--steps", type=positive, metavar="N", help="at most N steps, a smoke run")
+    fetch = add(listed, "prefetch", commands.prefetch, "download models, with a list of hashes")
+    fetch.add_argument("models", nargs="*", metavar="MODEL", help="as in model=MODEL")
+    fetch.add_argument("--to", type=Path, metavar="DIR", help="default: the hub's cache")
+    fetch.add_argument("--verify", action="store_true", help="compare what is there, offline")
+    add_train(listed)
     return top
 
 
@@ -287,6 +294,54 @@ def add_table(listed: Any) -> None:
     added.add_argument("--submit", action="store_true", help="send what is missing to SLURM")
     added.add_argument("--jobs", type=positive, metavar="N", help="runs beside each other")
     added.add_argument("--limit", type=positive, metavar="N", help="N items per run, a quick look")
+
+
+def add_train(listed: Any) -> None:
+    """`train embedded` and `train filter`."""
+    text = "train an embedded model, or a filter for Learn2PD decoding"
+    kinds = listed.add_parser("train", help=text, description=text).add_subparsers(
+        dest="kind", metavar="KIND", required=True
+    )
+    model = add(kinds, "embedded", commands.train_embedded, "an embedded model, from its recipe")
+    model.add_argument("model", metavar="NAME", help="for example tiny-llada")
+    model.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/training/NAME")
+    model.add_argument("--steps", type=positive, metavar="N", help="at most N steps, a smoke run")
+    learn = add(kinds, "filter", commands.train_filter, "a filter for Learn2PD decoding")
+    learn.add_argument("model", metavar="MODEL", help="a model as in `dllm-bench run model=…`")
+    learn.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: RESULTS/training/filters/…"
+    )
+    for name, default, meaning in (
+        ("--block", 32, "positions of a block"),
+        ("--gen-length", 64, "new tokens per prompt (the paper: 256)"),
+        ("--layers", 2, "linear layers"),
+        ("--epochs", 5000, "passes over all rows"),
+        ("--prompts", 400, "prompts drawn from the train splits"),
+    ):
+        learn.add_argument(
+            name, type=positive, metavar="N", default=default, help=f"{meaning}; default: {default}"
+        )
+    learn.add_argument("--lr", type=float, default=1e-3, metavar="RATE", help="default: 1e-3")
+    learn.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    learn.add_argument(
+        "--labels",
+        choices=("masked", "all"),
+        default="masked",
+        help="positions the loss reads; all: the authors' code",
+    )
+    learn.add_argument(
+        "--benchmark",
+        action="append",
+        choices=("minigsm", "minicode"),
+        help="whose train split gives prompts; may be repeated; default: both",
+    )
+    learn.add_argument("--flan", type=Path, metavar="DIR", help="jsonl rows (task, inputs) instead")
+    learn.add_argument(
+        "--all-blocks", action="store_true", help="keep the blocks after the end of the text too"
+    )
+    learn.add_argument(
+        "--collect-only", action="store_true", help="collect traces (a second call goes on)"
+    )
 
 
 def positive(text: str) -> int:
@@ -310,6 +365,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["run"]:
             return run(arguments[1:])
+        if arguments[:1] == ["lm-eval"]:
+            return commands.lm_eval(arguments[1:], compose)
         args = parser().parse_args(arguments)
         return int(args.action(args, compose))
     except DllmBenchError as error:

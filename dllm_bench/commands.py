@@ -1,4 +1,5 @@
-"""The commands beside `run`: table · status · show · compare · doctor · train.
+"""The commands beside `run`: table · status · show · compare · rescore · lm-eval · doctor ·
+prefetch · train.
 
 Each takes the parsed arguments and `compose` (overrides -> plain configuration), finds what is
 stored and prints what the layer below says about it. Without Hydra; heavy imports inside.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,33 @@ def compare(args: Namespace, compose: Compose) -> int:
     return echo(terminal.comparison(one, other))
 
 
+def rescore(args: Namespace, compose: Compose) -> int:
+    """Grade the stored texts of a run again."""
+    import yaml
+
+    from dllm_bench.runs import rescore as runs
+
+    entry = store_of(args, compose).find(args.run)
+    pairs = [text.partition("=") for text in args.settings]
+    plain = runs.settings(entry, {name: yaml.safe_load(value) for name, _, value in pairs})
+    if args.evalplus:
+        args.evalplus.write_text("".join(runs.evalplus_lines(entry, plain)), encoding="utf-8")
+        return echo([f"written: {args.evalplus}"])
+    return echo(runs.report(runs.rescore(entry, plain)))
+
+
+def lm_eval(arguments: Sequence[str], compose: Compose) -> int:
+    """lm-eval's own command line, with this project's models and decoders behind it."""
+    from dllm_bench.benchmarks.lm_eval import command_line
+    from dllm_bench.runs.adapter import generator
+
+    def build(settings: Mapping[str, Any]) -> Callable[..., str]:
+        return generator(compose([f"{name}={value}" for name, value in settings.items()]))
+
+    command_line(arguments, build)
+    return 0
+
+
 def doctor(args: Namespace, compose: Compose) -> int:
     """What this machine can run; exit 1 when something needed is absent."""
     from dllm_bench.report import doctor as report
@@ -142,18 +170,55 @@ def doctor(args: Namespace, compose: Compose) -> int:
     return 1 if any(mark == report.NEED for mark, _, _ in lines) else 0
 
 
-def train(args: Namespace, compose: Compose) -> int:
+def prefetch(args: Namespace, compose: Compose) -> int:
+    """Download models for machines without network, or verify what was downloaded."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from dllm_bench.models import prefetch as fetching
+    from dllm_bench.runs.inputs import model_spec
+
+    cache = (args.to or Path(HF_HUB_CACHE)).expanduser().absolute()
+    if args.verify:
+        found = list(fetching.verify(cache))
+        echo(f"{'no' if bad else 'ok'}  {source}  {'; '.join(bad)}" for source, bad in found)
+        return 1 if any(bad for _, bad in found) else 0
+    if not args.models:
+        raise DllmBenchError("prefetch needs the names of models, as in model=NAME, or --verify.")
+    specs = [model_spec(compose([f"model={name}"])["model"]) for name in args.models]
+    for source, folder in fetching.prefetch(specs, cache):
+        print(f"{source}: {folder or 'not on the hub, nothing to fetch'}")
+    return echo([f"manifest: {cache / fetching.MANIFEST}; copy it with the folder it lies in"])
+
+
+def train_embedded(args: Namespace, compose: Compose) -> int:
     """Train an embedded model from its recipe."""
-    family, _, name = args.model.partition("/")
-    if family != "embedded" or not name:
-        raise DllmBenchError(
-            f"train knows embedded models only, asked for {args.model!r}; write embedded/NAME."
-        )
-    from dllm_bench.training.embedded import train as train_embedded
+    from dllm_bench.training.embedded import train
     from dllm_bench.training.recipes import RECIPES
 
-    if name not in RECIPES:
-        raise DllmBenchError(f"No recipe makes {name!r}; choose one of: {', '.join(RECIPES)}.")
+    if args.model not in RECIPES:
+        raise DllmBenchError(
+            f"No recipe makes {args.model!r}; choose one of: {', '.join(RECIPES)}."
+        )
     results = Path(paths_of(args, compose)["results"])
-    folder = train_embedded(name, args.out or results / "training" / name, steps=args.steps)
+    folder = train(args.model, args.out or results / "training" / args.model, steps=args.steps)
     return echo([f"written: {folder}"])
+
+
+def train_filter(args: Namespace, compose: Compose) -> int:
+    """Train a filter for Learn2PD decoding on a model's own traces."""
+    from dataclasses import fields
+
+    from dllm_bench.runs import inputs
+    from dllm_bench.training import filter as training
+
+    given = {f.name: getattr(args, f.name) for f in fields(training.FilterJob) if f.name in args}
+    job = training.FilterJob(**given)
+    job = replace(job, benchmarks=tuple(args.benchmark)) if args.benchmark else job
+    config = compose([f"model={args.model}"])
+    model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
+    folder = Path(paths_of(args, compose)["results"]) / "training"
+    if args.collect_only:
+        return echo([f"written: {training.collect(job, model, folder / 'traces')}"])
+    out = args.out or folder / "filters" / job.name(args.model)
+    training.train(job, model, out, folder / "traces")
+    return echo([f"written: {out}", f"use it: decoder=learn2pd {training.SOURCE}={out}"])

@@ -160,14 +160,15 @@ def comparison(one: RunRecord, other: RunRecord) -> Iterator[str]:
 
 
 def table(built: BuiltTable) -> Iterator[str]:
-    """A built table: measured and reported side by side, then what is missing."""
+    """A built table: measured beside any reported numbers, then what is missing."""
     yield built.table.title
     yield view.profile_text(built)
     for block in view.blocks(built):
         yield ""
         yield f"{block.section} · {block.paper} · measured: {block.measured_on}"
-        pairs = [title for name in block.metrics for title in (name, "reported")]
-        yield from grid([(*block.heads, *pairs), *(table_row(row) for row in block.rows)])
+        beside = ("reported",) if block.reported_labels else ()
+        titles = [title for name in block.metrics for title in (name, *beside)]
+        yield from grid([(*block.heads, *titles), *(table_row(row) for row in block.rows)])
     yield ""
     yield view.progress(built)
     yield from (f"cannot run here: {reason}" for reason in built.impossible)
@@ -188,10 +189,10 @@ def open_lines(built: BuiltTable) -> Iterator[str]:
 
 
 def table_row(row: view.Row) -> tuple[str, ...]:
-    """Leading entries, then measured and reported for every metric."""
-    cells = []
-    for cell in row.cells:
-        empty = cell.measured is None
-        cells.append(view.empty_text(cell) if empty else view.number(cell.measured or 0.0))
-        cells.append(cell.cell.reported.text if cell.cell.reported else "–")
-    return (*row.heads, *cells)
+    """Leading entries, then for every metric measured and, if the block has it, reported."""
+    measured = map(view.measured_text, row.cells)
+    if not row.reported:
+        return (*row.heads, *measured)
+    reported = (cell.cell.reported.text if cell.cell.reported else "–" for cell in row.reported)
+    pairs = zip(measured, reported, strict=True)
+    return (*row.heads, *(text for pair in pairs for text in pair))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Plain = dict[str, Any]
 AUTO = "auto"
+OF_THE_MACHINE = ("dtype", "attention", "device", "quantization", "compile")
 
 
 def resolve(config: Plain) -> Plain:
@@ -29,16 +31,29 @@ def resolve(config: Plain) -> Plain:
     named = {"name": config["decoder"]["name"]} if "name" in config["decoder"] else {}
     hardware = resolve_hardware(config["hardware"])
     model = resolve_model(config["model"], hardware)
+    made = instantiate(decoder)
+    dataset = benchmark_of(config["benchmark"]).dataset_hash()
+    hashes = model_hashes(model)
+    check_filters(made, str(model["name"]), hashes["weights"])
     return {
         **config,
         "hardware": hardware,
         "model": model,
-        "decoder": {**describe(instantiate(decoder)), **named},
-        "inputs": {
-            "dataset": benchmark_of(config["benchmark"]).dataset_hash(),
-            **model_hashes(model),
-        },
+        "decoder": {**describe(made), **named},
+        "inputs": {"dataset": dataset, **hashes},
     }
+
+
+def check_filters(made: Any, model: str, weights: str) -> None:
+    """Refuse a learned filter, at any depth of a decoder, that was trained for another model."""
+    from dllm_bench.models.filters import LearnedFilter
+
+    if isinstance(made, LearnedFilter):
+        made.check_model(model, weights)
+    for part in made if isinstance(made, tuple) else ():
+        check_filters(part, model, weights)
+    for part in fields(made) if is_dataclass(made) else ():
+        check_filters(getattr(made, part.name), model, weights)
 
 
 def resolve_hardware(plain: Mapping[str, Any]) -> Plain:
@@ -75,9 +90,9 @@ def _benchmark(text: str) -> Benchmark:
 
 
 def resolve_model(plain: Mapping[str, Any], hardware: Mapping[str, Any]) -> Plain:
-    """Model settings with dtype, attention backend and device taken from the hardware."""
+    """Model settings with those of the hardware: dtype, kernels, device, what is done for speed."""
     given = {key: value for key, value in plain.items() if value not in (None, AUTO)}
-    shared = {key: hardware[key] for key in ("dtype", "attention", "device") if key in hardware}
+    shared = {key: hardware[key] for key in OF_THE_MACHINE if key in hardware}
     return {**shared, **given}
 
 

@@ -33,6 +33,9 @@ class Loaded(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
 
+    def note(self, attention: str, block: int) -> str | None:
+        """A sentence where a decoder uses other attention than the weights were trained with."""
+
 
 @dataclass
 class Shelf:

@@ -30,10 +30,12 @@ TTY_EVERY_S = 0.2
 class Running:
     """Numbers over the samples finished so far; earlier sessions count, except for the time left.
 
-    values: sample scores, only of benchmarks that score a sample in no time.
+    values: sample scores, only of benchmarks that score a sample in no time; note: a remark on the
+    run that belongs before its numbers.
     """
 
     total: int
+    note: str | None = None
     done: int = 0
     facts: list[Facts] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -109,6 +111,8 @@ class ProgressLine(Silent):
     def start(self, spec: RunSpec, folder: Path, running: Running) -> None:
         self.title = spec.folder
         self.shown_at = self.clock()
+        if running.note:
+            self._line(f"{self.title}: {running.note}")
         if running.done:
             self._line(f"{self.title}: resumed, {running.done} of {running.total} were done")
 
@@ -160,7 +164,12 @@ def summary(record: RunRecord) -> list[str]:
     if score:
         interval = f"[{100 * score.low:.1f}, {100 * score.high:.1f}]"
         lines.append(f"score {100 * score.mean:.1f} {interval} ({score.method}, n = {score.n})")
+    if len(record.scores) > 1:
+        lines.append("also: " + ", ".join(f"{k} {100 * v:.1f}" for k, v in record.scores.items()))
     lines.append(f"verdicts: {verdicts}")
+    if record.unused:
+        idle = (f"{name} on {100 * share:.0f} %" for name, share in record.unused.items())
+        lines.append(f"without effect (of samples): {', '.join(idle)}")
     for name, value in record.summary.items():
         if value is not None:
             lines.append(f"{name:22} {value:10.4g} {speed.definition(name).unit}")

@@ -8,21 +8,26 @@ than this code knows is refused with a sentence. Where the files lie is the stor
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
+from dllm_bench.benchmarks.base import item_of
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.metrics import speed
-from dllm_bench.metrics.accuracy import Score, mean_score
+from dllm_bench.metrics.accuracy import Score, mean_score, repeated
 from dllm_bench.metrics.speed import Facts
 from dllm_bench.runs.spec import Plain, RunSpec
+from dllm_bench.runs.unused import unused
 
 if TYPE_CHECKING:
     from dllm_bench.core.protocols import SampleScore
 
-SCHEMA = 1  # raised with every change of the stored form
+SCORE = "score/"  # begins the column of a further score
+SCHEMA = 2  # raised with every change of the stored form
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,8 @@ class SampleRecord:
     """One finished request. `counts` are the facts of `speed.count`; times are in seconds.
 
     cut: reason -> index in `ids` where the text ends for it; trace: columns of the forwards;
-    session: which start of the run decoded it; started_at: seconds since the epoch.
+    session: which start of the run decoded it; started_at: seconds since the epoch; raw: the text
+    before it was cut at a stop string, None where nothing was.
     """
 
     id: str
@@ -45,6 +51,7 @@ class SampleRecord:
     first_step_s: float
     started_at: float
     session: int
+    raw: str | None = None
 
     def to_line(self) -> str:
         """One line of JSON, without the line's end."""
@@ -55,7 +62,8 @@ class SampleRecord:
         """Inverse of `to_line`; ValueError for anything else."""
         plain = json.loads(line)
         names = {field.name for field in fields(cls)}
-        if not isinstance(plain, dict) or set(plain) != names:
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        if not isinstance(plain, dict) or not needed <= set(plain) <= names:
             raise ValueError("not a sample record")
         return cls(**plain)
 
@@ -86,7 +94,9 @@ class RunRecord:
     """A finished run; its presence in the store is the run's completion.
 
     columns: per-sample lists of equal length ("id", "value", "verdict", the names of `Facts`,
-    "score/NAME" for each further score); summary: every speed definition by name.
+    "score/NAME" for each further score); summary: every speed definition by name; scores: means of
+    the further scores, and avg@k and pass@k where items were repeated; unused: setting -> share of
+    samples it had no effect on.
     """
 
     spec: RunSpec
@@ -96,6 +106,8 @@ class RunRecord:
     columns: dict[str, list]
     sessions: list[Session]
     sealed_at: float
+    scores: dict[str, float] = field(default_factory=dict)
+    unused: dict[str, float] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property
@@ -110,8 +122,8 @@ class RunRecord:
 
     @property
     def values(self) -> dict[str, float]:
-        """Sample score by id, for paired comparisons."""
-        return dict(zip(self.columns["id"], self.columns["value"], strict=True))
+        """Score by item, for paired comparisons: the mean over repetitions; graded ones only."""
+        return {item: fmean(values) for item, values in graded(self.columns).items()}
 
     @property
     def verdicts(self) -> dict[str, int]:
@@ -186,18 +198,19 @@ def seal(
     """The record of a complete run; samples in request order, one score each."""
     facts = [sample.facts() for sample in samples]
     columns: dict[str, list] = {"id": [sample.id for sample in samples]}
-    columns["value"] = [float(scores[sample.id].value) for sample in samples]
+    columns["value"] = [_number(scores[sample.id].value) for sample in samples]
     columns["verdict"] = [str(scores[sample.id].verdict) for sample in samples]
     for name in Facts.columns():
         columns[name] = [_short(getattr(fact, name)) for fact in facts]
     further = sorted({name for score in scores.values() for name in score.metrics})
     for name in further:
-        columns[f"score/{name}"] = [_number(scores[s.id].metrics.get(name)) for s in samples]
+        columns[f"{SCORE}{name}"] = [_number(scores[s.id].metrics.get(name)) for s in samples]
+    outcomes = list(graded(columns).values())
     counted = Counter(sample.session for sample in samples)
     return RunRecord(
         spec=spec,
         identity_hash=spec.identity_hash,
-        score=mean_score(columns["value"], seed=spec.seed),
+        score=mean_score([fmean(values) for values in outcomes], seed=spec.seed),
         summary=speed.measure_all(speed.from_columns(columns)),
         columns=columns,
         sessions=[
@@ -205,7 +218,28 @@ def seal(
             for i, s in enumerate(sessions)
         ],
         sealed_at=sealed_at,
+        scores={**_means(columns), **repeated(outcomes)},
+        unused=unused(spec, samples),
     )
+
+
+def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:
+    """Item -> the values of its repetitions; samples without a grade are left out."""
+    found: dict[str, list[float]] = {}
+    for key, value in zip(columns["id"], columns["value"], strict=True):
+        if value is not None:
+            found.setdefault(item_of(key), []).append(value)
+    return found
+
+
+def _means(columns: Mapping[str, list]) -> dict[str, float]:
+    """Mean of every further score over the samples that have it."""
+    known = {
+        name.removeprefix(SCORE): [value for value in column if value is not None]
+        for name, column in columns.items()
+        if name.startswith(SCORE)
+    }
+    return {name: fmean(values) for name, values in known.items() if values}
 
 
 def _short(value: float) -> float:
@@ -214,4 +248,5 @@ def _short(value: float) -> float:
 
 
 def _number(value: float | None) -> float | None:
-    return None if value is None else float(value)
+    """The value; None for one that is absent or not a number (not graded)."""
+    return None if value is None or math.isnan(value) else float(value)

@@ -79,9 +79,11 @@ class _Work:
     observer: Observer
 
     def requests(self) -> list[Request]:
-        """The run's requests in the benchmark's order, `limit` of them; ids tell them apart."""
+        """The run's requests in the benchmark's order, those of `limit` items; ids are distinct."""
         every = self.benchmark.requests(self.loaded.encode)
-        requests = list(islice(every, self.spec.limit))
+        repeats = int(self.spec.benchmark.get("repeats", 1))
+        limit = self.spec.limit
+        requests = list(islice(every, None if limit is None else limit * repeats))
         if not requests:
             raise DllmBenchError(
                 f"Benchmark {self.benchmark.name} with limit {self.spec.limit} gives no request; "
@@ -124,7 +126,7 @@ class _Work:
         return record
 
     def _running(self, total: int) -> Running:
-        running = Running(total)
+        running = Running(total, note=attention_note(self.decoder, self.loaded))
         for sample in self.opened.samples.values():
             running.add(sample.facts(), self._value(sample))
         return running
@@ -139,16 +141,7 @@ class _Work:
         return index
 
     def _ready(self, request: Request) -> Request:
-        """The request as the decoder wants it, random numbers seeded.
-
-        They follow from the run's seed and the request's id, nothing else.
-        """
-        import torch
-
-        text = f"{self.spec.seed}/{request.id}".encode()
-        seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
-        torch.manual_seed(seed)
-        return self.decoder.prepare(self.loaded.denoiser, replace(request, seed=seed))
+        return ready(self.spec, self.decoder, self.loaded, request)
 
     def _sample(self, request: Request, session: int) -> SampleRecord:
         """Decode one request under the clock and write down what happened."""
@@ -159,6 +152,7 @@ class _Work:
         generation = self.decoder.generate(self.loaded.denoiser, request)
         self.parts.sync(self.spec)
         seconds = self.parts.clock() - started
+        raw = cut(generation, replace(request, stop=()), self.loaded).text
         generation = cut(generation, request, self.loaded)
         columns = generation.trace.columns()
         columns["ms"] = [round(ms, 4) for ms in columns["ms"]]
@@ -169,6 +163,7 @@ class _Work:
             born=list(generation.born),
             cut=generation.cut,
             text=generation.text,
+            raw=raw if raw != generation.text else None,
             trace={name: [*map(_plain, column)] for name, column in columns.items()},
             counts=speed.count(generation, self.loaded.denoiser.special),
             seconds=seconds,
@@ -182,6 +177,28 @@ class _Work:
         if not getattr(self.benchmark, "scores_fast", False):
             return None
         return self.benchmark.score({sample.id: sample.text})[sample.id].value
+
+
+def attention_note(decoder: Decoder, loaded: Loaded) -> str | None:
+    """A sentence where the decoder uses other attention than the weights were trained with."""
+    from dllm_bench.decoding.masked import MaskedDecoder
+
+    if not isinstance(decoder, MaskedDecoder):
+        return None
+    return loaded.note(decoder.cache.attention, getattr(decoder.schedule, "block", None) or 0)
+
+
+def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> Request:
+    """The request as the decoder wants it, random numbers seeded.
+
+    They follow from the run's seed and the request's id, nothing else.
+    """
+    import torch
+
+    text = f"{spec.seed}/{request.id}".encode()
+    seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+    torch.manual_seed(seed)
+    return decoder.prepare(loaded.denoiser, replace(request, seed=seed))
 
 
 def _plain(value: object) -> object:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +47,14 @@ FIELDS: dict[str, Role] = {
     "model.bos": _I,
     "model.dtype": _I,
     "model.attention": _I,
+    "model.thinking": _I,
+    "model.shifted": _I,
+    "model.mask_token": _I,
+    "model.merge_lora": _I,
+    "model.quantization": _I,
+    "model.compile": _I,
+    "model.attention_form": _R,  # how the weights were trained; a decoder decides what it does
+    "model.block": _R,
     "model.revision": _R,  # path, lora and their revisions enter as content hashes
     "model.path": _R,
     "model.lora": _R,
@@ -53,6 +62,9 @@ FIELDS: dict[str, Role] = {
     "model.device": _R,  # the hardware's, with an index
     "decoder.name": _R,  # a label: equal pieces are one run under any name
     "decoder.**": _I,
+    "decoder.**.source": _R,  # a filter's or drafter's place; its content enters as sha256
+    "decoder.**.revision": _R,
+    "decoder.**.any_model": _R,  # consent
     "benchmark._target_": _I,
     "benchmark.name": _I,
     "benchmark.task": _I,
@@ -67,13 +79,16 @@ FIELDS: dict[str, Role] = {
     "benchmark.stop": _I,
     "benchmark.hard_stop": _I,
     "benchmark.escape_until": _I,
-    "benchmark.sanitize": _I,
+    "benchmark.postprocess": _I,
+    "benchmark.repeats": _I,
     "benchmark.allow_code_execution": _R,  # consent: without it there is no run
     "benchmark.data_dir": _R,  # its content enters as a hash
     "hardware.name": _I,
     "hardware.device": _I,
     "hardware.dtype": _I,
     "hardware.attention": _I,
+    "hardware.quantization": _I,
+    "hardware.compile": _I,
     "hardware.threads": _I,
     "hardware.match": _R,
     "hardware.index": _R,
@@ -85,18 +100,16 @@ FIELDS: dict[str, Role] = {
     "jobs": _R,
     "notes": _R,
 }
-"""Dotted key (or `prefix.**` for all keys below) -> role. The longest match counts."""
+"""Dotted key -> role; `**` stands for any part of a key. The longest match counts."""
 
 
 def role_of(key: str) -> Role:
     """The role of a dotted configuration key; a sentence when nobody classed it."""
     if key in FIELDS:
         return FIELDS[key]
-    parts = key.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        role = FIELDS.get(".".join(parts[:length]) + ".**")
-        if role is not None:
-            return role
+    matching = [pattern for pattern in FIELDS if "**" in pattern and fnmatchcase(key, pattern)]
+    if matching:
+        return FIELDS[max(matching, key=len)]
     raise DllmBenchError(
         f"Configuration key {key!r} is classed neither as identity nor as runtime; mend the name, "
         "or class a new key in FIELDS of dllm_bench/runs/spec.py."

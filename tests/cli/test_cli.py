@@ -18,7 +18,7 @@ from dllm_bench import __version__
 from dllm_bench.cli import main
 from dllm_bench.paths import options
 
-COMMANDS = ("table", "status", "show", "compare", "doctor", "train")
+COMMANDS = ("table", "status", "show", "compare", "doctor", "prefetch", "train")
 Capture = pytest.CaptureFixture[str]
 
 
@@ -98,7 +98,7 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
         (["benchmark=gsm8k", "paths.data=."], ["gsm8k/test.jsonl", "paths.data=DIR"]),
         (["benchmark=gsm8k", "paths.data=null"], ["no data directory", "paths.data=DIR"]),
         (["model=dream-base"], ["Dream-org/", "hf download"]),
-        (["model.path=assets/nope"], ["assets/nope", "train embedded/nope"]),
+        (["model.path=assets/nope"], ["assets/nope", "train embedded nope"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -149,7 +149,8 @@ def test_a_mistake_costs_no_heavy_import(argument: str, tmp_path: Path) -> None:
         (["compare", "abc", "def"], "abc"),
         (["table", "lopa/table99"], "lopa/table4"),
         (["table", "lopa/table4", "--profile", "nope"], "embedded"),
-        (["train", "tiny-llada"], "embedded/NAME"),
+        (["train", "embedded", "nope"], "tiny-llada"),
+        (["train", "filter", "nope"], "no model 'nope'"),
         (["doctor", "nope"], "no model 'nope'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -157,9 +158,16 @@ def test_a_mistake_costs_no_heavy_import(argument: str, tmp_path: Path) -> None:
 def test_other_mistakes_are_one_sentence(
     arguments: list[str], word: str, capsys: Capture, tmp_path: Path
 ) -> None:
-    extra = [] if arguments[0] == "train" else ["--results", str(tmp_path)]
-    assert main([*arguments, *extra]) == 2
+    assert main([*arguments, "--results", str(tmp_path)]) == 2
     assert word in only_sentence(capsys)
+
+
+@pytest.mark.parametrize("kind", ["embedded", "filter"])
+def test_every_kind_of_training_has_help(kind: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", kind, "--help"])
+    assert exit_.value.code == 0
+    assert f"dllm-bench train {kind}" in capsys.readouterr().out
 
 
 def test_unknown_command_exits_2(capsys: Capture) -> None:

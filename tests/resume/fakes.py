@@ -135,7 +135,7 @@ class Mixed:
         return self.by_limit.get(spec.limit or 0, self.usual)
 
 
-class BrokenDecoder:
+class BrokenDecoder(FakeDecoder):
     """A bug."""
 
     def generate(self, model: Any, request: Request) -> Generation:
@@ -154,7 +154,7 @@ class StuckDecoder(FakeDecoder):
         return generation
 
 
-class DyingDecoder:
+class DyingDecoder(FakeDecoder):
     """Kills its own process, as the kernel does when memory is out."""
 
     def generate(self, model: Any, request: Request) -> Generation:

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.select.filter import Filter
+from dllm_bench.models.filters import FilterFacts, LearnedFilter, locate, save
 from dllm_bench.runs import inputs
 from dllm_bench.runs.spec import (
     FIELDS,
@@ -111,6 +114,72 @@ def test_a_newer_decoding_version_is_another_run(monkeypatch: pytest.MonkeyPatch
     old = spec()
     newer = RunSpec.from_plain({**old.to_plain(), "decoding_version": old.decoding_version + 1})
     assert newer.identity_hash != old.identity_hash
+
+
+LEARN2PD: dict[str, Any] = {
+    **DECODER,
+    "schedule": {TARGET: "dllm_bench.decoding.schedule.blocks.Blocks", "block": 32},
+    "select": {
+        TARGET: "dllm_bench.decoding.select.filter.Filter",
+        "head": {
+            TARGET: "dllm_bench.models.filters.LearnedFilter",
+            "source": "assets/filters/tiny-llada-block32",
+        },
+    },
+}
+
+
+def test_a_filter_is_its_content_wherever_it_lies(tmp_path: Path) -> None:
+    """Its place and the leave to use it are no part of a run's identity, its weights are."""
+    shipped = LearnedFilter("assets/filters/tiny-llada-block32")
+    copied = tmp_path / "copied.safetensors"
+    copied.write_bytes(locate("assets/filters/tiny-llada-block32").read_bytes())
+    bent = {"0.weight": torch.zeros(32, 32), "0.bias": torch.zeros(32)}
+    other = save(tmp_path / "other", bent, FilterFacts())
+    runs = [
+        RunSpec.from_config({**CONFIG, "decoder": LEARN2PD | {"select": select}}, resolve)
+        for select in (
+            describe(Filter(head))
+            for head in (shipped, LearnedFilter(str(copied), any_model=True), other)
+        )
+    ]
+    assert runs[0] == RunSpec.from_config({**CONFIG, "decoder": LEARN2PD}, resolve)
+    assert runs[0].identity_hash == runs[1].identity_hash != runs[2].identity_hash
+    assert shipped.sha256 in str(runs[0].identity()) and "assets" not in str(runs[0].identity())
+
+
+def test_a_filter_of_another_model_is_refused(tmp_path: Path) -> None:
+    """At any depth of the decoder: here in the decoder of the oracle's reference."""
+    oracle = {TARGET: "dllm_bench.decoding.select.oracle.Oracle", "reference": LEARN2PD}
+    for decoder in (LEARN2PD, {**LEARN2PD, "select": oracle}):
+        made = instantiate(decoder)
+        weights = inputs.weights_hash({"name": "tiny-llada", "path": "assets/tiny-llada"})
+        inputs.check_filters(made, "tiny-llada", weights)
+        with pytest.raises(
+            DllmBenchError, match=r"trained for the weights of tiny-llada.*other-model"
+        ):
+            inputs.check_filters(made, "other-model", "x" * 64)
+
+
+@pytest.mark.parametrize(
+    ("key", "role"),
+    [
+        ("decoder.select.head.source", Role.RUNTIME),
+        ("decoder.select.first.head.source", Role.RUNTIME),
+        ("decoder.select.head.sha256", Role.IDENTITY),
+        ("decoder.source", Role.IDENTITY),
+        ("decoder.select.sources", Role.IDENTITY),
+        ("logger.mode", Role.RUNTIME),
+    ],
+)
+def test_the_longest_pattern_counts(key: str, role: Role) -> None:
+    assert role_of(key) is role
+
+
+@pytest.mark.parametrize("key", ["logger", "model.source", "xdecoder.select", "source"])
+def test_a_pattern_matches_whole_keys(key: str) -> None:
+    with pytest.raises(DllmBenchError, match="neither as identity nor as runtime"):
+        role_of(key)
 
 
 def test_equal_content_is_one_hash_however_it_is_written() -> None:
