@@ -15,7 +15,7 @@ from dllm_bench.runs.record import RunRecord
 from dllm_bench.training.recipes import RECIPES, Phase, Recipe
 
 OBJECTIVES = {
-    "causal": "next token under causal attention on the answer (autoregressive start)",
+    "causal": "next token under causal attention on the answer (autoregressive)",
     "masked": "masked diffusion under full attention, answer only, loss weights 1/t",
     "rising": "D2F: cross-entropy on masked positions under the block-causal mask, "
     "mask ratios rising from block to block, blocks of 8, 16, 32",
@@ -63,7 +63,8 @@ def _settings(decoder: Mapping[str, Any]) -> str:
 
 def render(recipe: Recipe, wall_s: float) -> str:
     """The card as markdown."""
-    kind = f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else "masked diffusion LM"
+    whole = "autoregressive LM" if recipe.layout == "qwen3" else "masked diffusion LM"
+    kind = f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else whole
     shift = "position p is read from row p-1" if recipe.shift else "position p is read from row p"
     lines = [
         f"# {recipe.name}", "",

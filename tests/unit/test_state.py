@@ -81,3 +81,25 @@ def test_trace_columns_round_trip() -> None:
     trace = Trace([Forward(Kind.PREFILL, 1, 20, 0, 1.5), Forward(Kind.DENOISE, 4, 16, 20, 2.5, 3)])
     assert Trace.from_columns(trace.columns()) == trace
     assert Trace.from_columns(Trace().columns()) == Trace()
+
+
+@pytest.mark.parametrize("name", ["pad", "mask"])
+def test_left_padded_prompts_are_refused(name: str) -> None:
+    special = SpecialTokens(mask=9, eos=8, pad=7, bos=6)
+    with pytest.raises(DllmBenchError, match="begins with the padding token .*without padding"):
+        DecodeState.start(Request("r", (getattr(special, name), 1, 2), 4), special)
+
+
+def test_a_prompt_may_begin_with_bos_that_is_also_padding() -> None:
+    special = SpecialTokens(mask=9, eos=7, pad=7, bos=7)
+    assert DecodeState.start(Request("r", (7, 1, 2), 4), special).length == 7
+
+
+def test_a_cut_counts_as_decoded_until_the_tensors_are_shortened() -> None:
+    special = SpecialTokens(mask=9, eos=8)
+    state = DecodeState.start(Request("r", (1, 2), 4), special)
+    state.cut(torch.tensor(4))
+    assert state.masked_KL.tolist() == [[False, False, True, True, False, False]]
+    state.commit(torch.ones(1, 6, dtype=torch.bool), torch.full((1, 6), 3))
+    state.truncate(4)
+    assert state.tokens_KL.tolist() == [[1, 2, 3, 3]]
