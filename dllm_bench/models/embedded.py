@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EmbeddedModel:
-    """One shipped model: layout is "llada" or "dream"; `base` is set for an adapter."""
+    """One shipped model: layout is "llada", "dream" or "qwen3"; `base` is set for an adapter."""
 
     name: str
     layout: str
@@ -35,6 +35,7 @@ EMBEDDED: dict[str, EmbeddedModel] = {
     m.name: m
     for m in (
         EmbeddedModel("tiny-llada", "llada"),
+        EmbeddedModel("tiny-qwen3", "qwen3"),
         EmbeddedModel("tiny-dream-base", "dream"),
         EmbeddedModel("tiny-dream-instruct", "dream", chat=True),
         EmbeddedModel("tiny-d2f-dream-base", "dream", base="tiny-dream-base"),
