@@ -25,6 +25,7 @@ from dllm_bench.commands import EMBEDDED, Plain
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import conf_dir, options
 from dllm_bench.preflight import check
+from dllm_bench.training import drafter_options
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -297,8 +298,8 @@ def add_table(listed: Any) -> None:
 
 
 def add_train(listed: Any) -> None:
-    """`train embedded` and `train filter`."""
-    text = "train an embedded model, or a filter for Learn2PD decoding"
+    """The kinds of `train`."""
+    text = "train an embedded model, a drafter, or a filter; measure steps per second"
     kinds = listed.add_parser("train", help=text, description=text).add_subparsers(
         dest="kind", metavar="KIND", required=True
     )
@@ -308,9 +309,7 @@ def add_train(listed: Any) -> None:
     model.add_argument("--steps", type=positive, metavar="N", help="at most N steps, a smoke run")
     learn = add(kinds, "filter", commands.train_filter, "a filter for Learn2PD decoding")
     learn.add_argument("model", metavar="MODEL", help="a model as in `dllm-bench run model=…`")
-    learn.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: RESULTS/training/filters/…"
-    )
+    learn.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/training/filters")
     for name, default, meaning in (
         ("--block", 32, "positions of a block"),
         ("--gen-length", 64, "new tokens per prompt (the paper: 256)"),
@@ -342,6 +341,27 @@ def add_train(listed: Any) -> None:
     learn.add_argument(
         "--collect-only", action="store_true", help="collect traces (a second call goes on)"
     )
+    add_train_sps(kinds)
+    drafting = add(kinds, "drafter", commands.train_drafter, drafter_options.TEXT)
+    drafter_options.add_to(drafting, positive)
+
+
+def add_train_sps(kinds: Any) -> None:
+    """The options of `train sps`."""
+    sizes = "1,2,4,8,16,32,64,128,256"
+    text = "steps per second by tokens in the step, for the verification scheduler"
+    added = add(kinds, "sps", commands.train_sps, text)
+    added.add_argument("model", metavar="MODEL", help="an autoregressive model, as in model=MODEL")
+    added.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
+    added.add_argument("--batches", type=positives, metavar="N,N,…", default=sizes)
+    added.add_argument("--context", type=positive, metavar="N", default=256, help="tokens before")
+    added.add_argument("--repeats", type=positive, metavar="N", default=20, help="timed steps each")
+    added.add_argument("--out", type=Path, metavar="FILE", help="default: RESULTS/training/sps/…")
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Whole numbers above zero with commas between."""
+    return tuple(positive(part) for part in text.split(","))
 
 
 def positive(text: str) -> int:

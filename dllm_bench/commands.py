@@ -222,3 +222,38 @@ def train_filter(args: Namespace, compose: Compose) -> int:
     out = args.out or folder / "filters" / job.name(args.model)
     training.train(job, model, out, folder / "traces")
     return echo([f"written: {out}", f"use it: decoder=learn2pd {training.SOURCE}={out}"])
+
+
+def train_drafter(args: Namespace, compose: Compose) -> int:
+    """Train a drafter beside its target, on the target's own texts."""
+    from dllm_bench.models.loading import load
+    from dllm_bench.runs import inputs
+    from dllm_bench.training import drafter as training
+    from dllm_bench.training.drafter_options import job_of
+
+    job, config = job_of(args), compose([f"model={args.model}", *args.settings])
+    model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
+    folder = Path(paths_of(args, compose)["results"]) / "training" / "drafters"
+    out = args.out or folder / f"{args.model}-{args.drafter}-layers{job.layers}"
+    spec = inputs.model_spec(model)
+    loaded = load(spec)
+    file = folder / training.texts_file(job, inputs.weights_hash(model))
+    training.train(job, loaded, training.texts_of(job, loaded, spec.chat, file), out)
+    use = f"decoder.draft.drafter.source={out}"
+    return echo([f"written: {out}", f"use it: decoder={job.decoder} {use}"])
+
+
+def train_sps(args: Namespace, compose: Compose) -> int:
+    """Measure a model's steps per second against tokens in the step."""
+    from dllm_bench.training import step_profile
+
+    job = step_profile.ProfileJob(args.batches, args.context, args.repeats)
+    config = compose([f"model={args.model}", *args.settings])
+    measured = step_profile.run(job, config)
+    folder = Path(paths_of(args, compose)["results"]) / "training" / "sps"
+    out = args.out or folder / f"{args.model}-{measured['hardware']['name']}.json"
+    step_profile.write(out, measured)
+    pairs = zip(measured["tokens"], measured["steps_per_s"], strict=True)
+    echo(f"{tokens:6} tokens  {rate:10.1f} steps/s" for tokens, rate in pairs)
+    use = f"decoder/length=hardware_aware decoder.length.profile.source={out}"
+    return echo([f"written: {out}", f"use it: {use}"])

@@ -20,7 +20,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms, VerifyLength
 from dllm_bench.decoding.length.fixed import Fixed
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.models.drafters import empty
+from dllm_bench.models.drafters import empty, freeze_tables
 from tests.helpers import IDS, LAYERS, STANDARD, tiny_checkpoint
 
 MASK = IDS["<|mask|>"]
@@ -84,6 +84,15 @@ def write_drafter(folder: Path, config: dict[str, Any], seed: int = 0) -> str:
         weights[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else scale * noise
     save_file(weights, folder / "model.safetensors")
     return str(folder)
+
+
+def trainable(folder: Path) -> Any:
+    """A drafter's network in float32 as training has it, from its folder."""
+    from safetensors.torch import load_file
+
+    network = empty(json.loads((folder / "config.json").read_text()))
+    network.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
+    return freeze_tables(network)
 
 
 def with_drafter(decoder: dict[str, Any], folder: Path) -> dict[str, Any]:

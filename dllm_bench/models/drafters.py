@@ -8,11 +8,15 @@ target's device in the target's dtype. What configs say is in `drafter_facts`, t
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.speculative import Target
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
 
 SHIPPED = ASSETS + "drafters/"
+TABLES = ("embed_tokens", "lm_head")  # the target's, in the checkpoint
+INITIAL_STD = 0.02  # transformers' initializer_range
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,42 @@ def _network(drafter: Trained, device: torch.device, dtype: torch.dtype) -> Draf
     state = {name: weights.read(name).to(device, dtype) for name in weights.names}
     network.load_state_dict(state, assign=True)
     return network.to(device).eval().requires_grad_(False)
+
+
+def freeze_tables(network: DraftNetwork) -> DraftNetwork:
+    """Everything learns but the embedding and the head, which are the target's."""
+    network.requires_grad_(True)
+    for name in TABLES:
+        getattr(network, name).requires_grad_(False)
+    return network
+
+
+def fresh(published: Published, target: Target, seed: int) -> DraftNetwork:
+    """A network to train from the start beside a target, with transformers' initial weights."""
+    network = empty(published)
+    module: Any = target.module  # type: ignore[attr-defined] # no part of the contract
+    tables = {"embed_tokens": module.model.embed_tokens, "lm_head": module.lm_head}
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, like in network.state_dict().items():
+        whole, _, kind = name.rpartition(".")
+        noise = torch.randn(like.shape, generator=generator) * INITIAL_STD
+        plain = torch.zeros if kind == "bias" else torch.ones
+        state[name] = noise if like.dim() > 1 else plain(like.shape)
+        if whole in tables:
+            state[name] = tables[whole].weight.detach().float().clone()
+    network.load_state_dict({n: w.to(target.device) for n, w in state.items()}, assign=True)
+    return freeze_tables(network.to(target.device).train())
+
+
+def save(folder: Path, published: Published, weights: Mapping[str, Tensor]) -> None:
+    """Write config.json and model.safetensors, bfloat16; other files are the trainer's business."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(published, indent=1) + "\n")
+    stored = {n: w.detach().to("cpu", torch.bfloat16).contiguous() for n, w in weights.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def empty(published: Published) -> DraftNetwork:

@@ -1,0 +1,60 @@
+"""Options of `dllm-bench train drafter`, and the job they ask for.
+
+An option that is not given keeps what its kind of drafter has. Light to import: the parser is made
+for every command.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dllm_bench.core.request import DllmBenchError
+
+if TYPE_CHECKING:
+    from dllm_bench.training.drafter import DrafterJob
+
+TEXT = "a drafter beside its target: DFlash, DSpark, EAGLE-3 (a second call goes on)"
+COUNTS = {
+    "layers": "layers of the drafter",
+    "slots": "positions of a block, anchor included, or steps of EAGLE-3",
+    "rank": "rank of DSpark's head of transitions (the paper: 256)",
+    "prompts": "prompts of the train splits",
+    "max_new_tokens": "tokens of an answer at most",
+    "rows": "rows of a step",
+    "anchors": "blocks of a row at most (the paper: 512)",
+    "steps": "steps of the optimiser",
+}
+
+
+def add_to(parser: ArgumentParser, positive: Callable[[str], int]) -> None:
+    """Give the parser its options."""
+    parser.add_argument("model", metavar="MODEL", help="the target, as in `dllm-bench run model=…`")
+    parser.add_argument("drafter", metavar="KIND", help="dflash, dspark-markov, eagle3, …")
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: RESULTS/training/drafters"
+    )
+    for name, meaning in COUNTS.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=positive, metavar="N", help=meaning)
+    parser.add_argument("--lr", type=float, metavar="RATE", help="peak rate (the paper: 6e-4)")
+    parser.add_argument("--seed", type=int, metavar="N")
+    parser.add_argument("--texts", choices=("target", "gold"), help="whose answers are learned")
+
+
+def job_of(args: Namespace) -> DrafterJob:
+    """The kind's job with the options that were given."""
+    from dllm_bench.training.drafter import KINDS
+
+    if args.drafter not in KINDS:
+        raise DllmBenchError(
+            f"No drafter is of kind {args.drafter!r}; choose one of: {', '.join(KINDS)}."
+        )
+    job = KINDS[args.drafter]
+    names = {f.name for f in fields(job)} & set(vars(args))
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return replace(job, **given)

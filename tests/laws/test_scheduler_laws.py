@@ -1,0 +1,381 @@
+"""Laws of the verification scheduler: its choice is best where it can be, and never bends the text.
+
+Exact: the law of what one round commits, summed over every draft and every outcome, is the target's
+with early stop and is not with the global maximum (DSpark, Appendix A with its constants). Against
+brute force over all prefixes, the chosen lengths are best where the throughput has one peak.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise, product
+from math import prod
+from operator import mul
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from dllm_bench.core.request import DllmBenchError, Request, SpecialTokens
+from dllm_bench.core.speculative import Context, Proposal, Sampler
+from dllm_bench.decoding.draft.ngram import NGram
+from dllm_bench.decoding.length.hardware_aware import HardwareAware
+from dllm_bench.decoding.length.prefix import (
+    Asynchronous,
+    Chances,
+    admit,
+    early_stop,
+    highest,
+    ranked,
+    throughputs,
+)
+from dllm_bench.decoding.length.profile import StepProfile
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.decoding.verify.rejection import Rejection
+from tests.helpers import golden_dir
+from tests.speculative import Chain, FromLaw
+
+Choose = Callable[[Chances, StepProfile], list[int]]
+APPENDIX_A = StepProfile((1, 2, 3), (1.0, 0.5, 0.45))  # DSpark, page 32
+FLAT = StepProfile((1, 64), (1.0, 1.0))
+
+
+def anywhere(chances: Chances, profile: StepProfile) -> list[int]:
+    """The global maximum of the same step: what Appendix A warns of."""
+    return admit(chances, highest(chances, profile))
+
+
+def from_steps(seconds: Sequence[float]) -> StepProfile:
+    return StepProfile(tuple(range(1, len(seconds) + 1)), tuple(1 / s for s in seconds))
+
+
+# --- the choice ----------------------------------------------------------------------------------
+
+chance = st.floats(0, 1).map(lambda x: round(x, 2))
+batches = st.lists(st.lists(chance, max_size=3), min_size=1, max_size=3)
+
+
+@st.composite
+def convex_profiles(draw: st.DrawFn) -> StepProfile:
+    """Step times that grow by more and more, as of a device that fills up: Θ then has one peak."""
+    rises = sorted(draw(st.lists(st.floats(0, 2), min_size=15, max_size=15)))
+    return from_steps(list(accumulate(rises, initial=draw(st.floats(0.1, 5)))))
+
+
+def value(chances: Chances, lengths: Sequence[int], profile: StepProfile) -> float:
+    """Expected tokens per second of any lengths, from the definition."""
+    tokens = sum(1 + sum(accumulate(row[:n], mul)) for row, n in zip(chances, lengths, strict=True))
+    return tokens * profile.rate(len(chances) + sum(lengths))
+
+
+def best(chances: Chances, profile: StepProfile) -> float:
+    """Brute force over all prefixes."""
+    every = product(*(range(len(row) + 1) for row in chances))
+    return max(value(chances, lengths, profile) for lengths in every)
+
+
+@given(batches, convex_profiles())
+@settings(max_examples=150, deadline=None)
+def test_early_stop_is_best_where_the_throughput_has_one_peak(
+    chances: list[list[float]], profile: StepProfile
+) -> None:
+    found = value(chances, early_stop(chances, profile), profile)
+    assert found == pytest.approx(best(chances, profile), rel=1e-9)
+
+
+@st.composite
+def jagged_profiles(draw: st.DrawFn) -> StepProfile:
+    """Step times with cliffs and plateaus that never fall."""
+    rises = draw(st.lists(st.floats(0, 2), min_size=15, max_size=15))
+    return from_steps(list(accumulate(rises, initial=draw(st.floats(0.1, 5)))))
+
+
+@given(batches, jagged_profiles())
+@settings(max_examples=150, deadline=None)
+def test_the_global_maximum_is_best_on_any_profile(
+    chances: list[list[float]], profile: StepProfile
+) -> None:
+    lengths = anywhere(chances, profile)
+    assert value(chances, lengths, profile) == pytest.approx(best(chances, profile), rel=1e-9)
+    assert value(chances, early_stop(chances, profile), profile) <= best(chances, profile) + 1e-9
+
+
+@given(batches)
+def test_any_number_of_the_surest_is_prefixes(chances: list[list[float]]) -> None:
+    order = ranked(chances)
+    for n in range(len(order) + 1):
+        lengths = admit(chances, n)
+        assert sum(lengths) == n
+        assert {(r, j) for _, j, r in order[:n]} == {
+            (r, j) for r, length in enumerate(lengths) for j in range(length)
+        }
+
+
+@pytest.mark.parametrize("choose", [early_stop, anywhere])
+def test_sure_drafts_are_verified_and_hopeless_ones_are_not(choose: Choose) -> None:
+    assert choose([[1.0] * 4, [1.0] * 2, []], FLAT) == [4, 2, 0]
+    assert choose([[0.0] * 4, [0.0, 1.0]], FLAT) == [0, 0]
+    growing = from_steps([1 + 0.9 * n for n in range(12)])  # a token more costs less than a step
+    assert choose([[1.0] * 4, [1.0] * 2], growing) == [4, 2]
+
+
+def test_a_busy_machine_verifies_less() -> None:
+    """More requests with the same drafts: fewer tokens verified of each, down to none."""
+    profile = from_steps([max(1.0, n / 8) for n in range(1, 65)])
+    row = [0.8] * 4
+    shares = [sum(early_stop([row] * n, profile)) / n for n in (1, 2, 4, 8, 16)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 4 and shares[-1] == 0
+
+
+def test_nothing_is_scheduled_beyond_the_measured_sizes() -> None:
+    assert early_stop([[1.0] * 9], StepProfile((1, 4), (1.0, 1.0))) == [3]
+    with pytest.raises(DllmBenchError, match=r"step of 5 tokens.*train sps"):
+        early_stop([[1.0]] * 5, StepProfile((1, 4), (1.0, 1.0)))
+
+
+# --- two steps ahead -----------------------------------------------------------------------------
+
+
+@given(batches, convex_profiles())
+@settings(deadline=None)
+def test_steady_chances_make_the_asynchronous_choice_the_synchronous_one(
+    chances: list[list[float]], profile: StepProfile
+) -> None:
+    rule = Asynchronous(profile)
+    for _ in range(5):
+        lengths = rule(chances)
+        assert value(chances, lengths, profile) == pytest.approx(
+            value(chances, early_stop(chances, profile), profile), rel=1e-9
+        )
+
+
+def test_the_size_of_a_step_follows_from_two_steps_before() -> None:
+    profile = from_steps([1, 1, 1, 4, 4, 4, 4])
+    rule = Asynchronous(profile)
+    low, high = [[0.1, 0.1], [0.1]], [[0.9, 0.9], [0.9]]
+    seen = [rule(chances) for chances in (low, high, high, high, low, low)]
+    assert [sum(lengths) for lengths in seen] == [1, 1, 1, 1, 1, 1]
+    rule = Asynchronous(FLAT)
+    seen = [rule(chances) for chances in ([[0.9]], [[0.9, 0.0]], [[0.9, 0.8]], [[0.5] * 3])]
+    assert seen == [[1], [1], [1], [1]], "sizes 2 of the first two steps, 3 comes later"
+    assert rule([[0.9] * 5]) == [2]
+
+
+def test_it_is_global_and_the_surest_tokens_fill_the_step() -> None:
+    jagged = from_steps([1.0, 2.0, 2.0, 2.0])
+    rule = Asynchronous(jagged)
+    assert [rule([[0.9] * 3]) for _ in range(3)] == [[0], [0], [3]], "over the cliff"
+    rule = Asynchronous(StepProfile((1, 4), (1.0, 1.0)))
+    assert rule([[0.9], [0.9, 0.9]]) == rule([[0.9], [0.9, 0.9]]) == [1, 1]
+    assert rule([[0.2], [0.9, 0.8]]) == [0, 2]
+
+
+def test_requests_that_come_and_go_share_the_size() -> None:
+    rule = Asynchronous(FLAT)
+    sizes = [rule([[0.9]] * 2), rule([[0.9]] * 2)]  # steps of 4 tokens
+    assert sizes == [[1, 1], [1, 1]]
+    assert rule([[0.9, 0.8]] * 3) == [1, 0, 0]
+    assert rule([[0.9, 0.8, 0.7, 0.6]]) == [3]
+
+
+# --- the law: Appendix A -------------------------------------------------------------------------
+
+TARGET = np.array([0.7, 0.3])
+DRAFT = np.array([0.5, 0.5])
+
+
+def appendix(choose: Choose, first: int) -> int:
+    """Length chosen when the first draft token is A (0) or B (1)."""
+    return choose([[0.8, 0.9 if first == 0 else 0.0]], APPENDIX_A)[0]
+
+
+def first_token_law(choose: Choose) -> np.ndarray:
+    """Exact law of the first committed token."""
+    law = np.zeros(2)
+    residual = np.maximum(TARGET - DRAFT, 0) / np.maximum(TARGET - DRAFT, 0).sum()
+    for x in (0, 1):
+        if appendix(choose, x) == 0:
+            law += DRAFT[x] * TARGET
+            continue
+        accepted = min(1.0, TARGET[x] / DRAFT[x])
+        law[x] += DRAFT[x] * accepted
+        law += DRAFT[x] * (1 - accepted) * residual
+    return law
+
+
+def test_appendix_a_to_the_digit() -> None:
+    assert throughputs([[0.8, 0.9]], APPENDIX_A) == pytest.approx([1.0, 0.9, 1.134])
+    assert throughputs([[0.8, 0.0]], APPENDIX_A) == pytest.approx([1.0, 0.9])  # a = 0: no candidate
+    assert [appendix(early_stop, x) for x in (0, 1)] == [0, 0]
+    assert [appendix(anywhere, x) for x in (0, 1)] == [2, 0]
+    assert first_token_law(early_stop) == pytest.approx([0.7, 0.3])
+    assert first_token_law(anywhere) == pytest.approx([0.85, 0.15])
+
+
+def test_the_published_constants_are_these() -> None:
+    path = golden_dir().parent / "paper_tables" / "dspark" / "appendixA_counterexample.csv"
+    if not path.exists():
+        pytest.skip("the published tables are not on this machine")
+    rows = {row["item"]: float(row["value"]) for row in csv.DictReader(path.open())}
+    assert tuple(rows[f"SPS({n})"] for n in APPENDIX_A.tokens) == APPENDIX_A.steps_per_s
+    found = throughputs([[rows["a1"], rows["case1 c2"]]], APPENDIX_A)
+    assert found == pytest.approx([rows["Theta0"], rows["Theta1"], rows["case1 Theta2"]])
+    assert [appendix(anywhere, x) for x in (0, 1)] == [
+        rows["case1 global-search length"],
+        rows["case2 global-search length"],
+    ]
+    assert first_token_law(anywhere)[0] == pytest.approx(rows["biased Pr(Y=A) without early stop"])
+
+
+@pytest.mark.parametrize(("choose", "kept"), [(early_stop, True), (anywhere, False)])
+def test_a_million_draws(choose: Choose, kept: bool) -> None:
+    """The same by chance: acceptance, residual and bonus drawn as a verifier draws them."""
+    draws, rng = 10**6, np.random.default_rng(0)
+    x = rng.choice(2, draws, p=DRAFT)
+    verified = np.array([appendix(choose, token) for token in (0, 1)])[x] > 0
+    accepted = rng.random(draws) < np.minimum(1, TARGET / DRAFT)[x]
+    own = rng.choice(2, draws, p=TARGET)
+    committed = np.where(verified, np.where(accepted, x, 0), own)  # the residual law is all on A
+    counts = np.bincount(committed, minlength=2)
+    deviation = ((counts - draws * TARGET) ** 2 / (draws * TARGET)).sum()
+    assert (deviation < chi2.ppf(1 - 1e-6, 1)) == kept
+
+
+# --- the law: every draft of two requests --------------------------------------------------------
+
+LAWS = np.array([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])  # next token by the last one
+GUESS = np.array([[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.3, 0.3, 0.4]])
+HEADS = np.array([0.95, 0.5, 0.3])  # a confidence by the token before; wrong on purpose
+SLOTS, START = 3, 0
+JAGGED = from_steps([1.0, 1.3, 1.9, 1.95, 2.9, 2.95, 3.0, 4.5])
+
+
+def chain(table: np.ndarray, tokens: Sequence[int]) -> float:
+    return prod(table[a, b] for a, b in pairwise((START, *tokens)))
+
+
+def heads(tokens: Sequence[int]) -> list[float]:
+    """Chances that depend on the tokens before, as a confidence head's do."""
+    return [float(HEADS[before]) for before in (START, *tokens[:-1])]
+
+
+def committed_law(choose: Choose) -> dict[tuple[int, ...], float]:
+    """Exact joint law of the first SLOTS + 1 tokens of the first of two requests.
+
+    What the round does not commit is filled in from the target, as later rounds would.
+    """
+    law = dict.fromkeys(product(range(3), repeat=SLOTS + 1), 0.0)
+    drafts = list(product(range(3), repeat=SLOTS))
+    for one, other in product(drafts, drafts):
+        length = choose([heads(one), heads(other)], JAGGED)[0]
+        chances = chain(GUESS, one) * chain(GUESS, other)
+        for prefix, mass in outcomes(one[:length]):
+            for rest in product(range(3), repeat=SLOTS + 1 - len(prefix)):
+                whole = (*prefix, *rest)
+                law[whole] += chances * mass * chain(LAWS, whole) / chain(LAWS, prefix)
+    return law
+
+
+def outcomes(draft: tuple[int, ...]) -> list[tuple[tuple[int, ...], float]]:
+    """Committed tokens of one verification with their probabilities."""
+    found, reached, before = [], 1.0, START
+    for k, token in enumerate(draft):
+        p, q = LAWS[before], GUESS[before]
+        accepted = min(1.0, p[token] / q[token])
+        residual = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
+        rejected = reached * (1 - accepted)
+        found += [((*draft[:k], y), rejected * residual[y]) for y in range(3) if residual[y]]
+        reached, before = reached * accepted, token
+    return found + [((*draft, y), reached * LAWS[before, y]) for y in range(3)]
+
+
+def farthest(choose: Choose) -> float:
+    return max(abs(mass - chain(LAWS, tokens)) for tokens, mass in committed_law(choose).items())
+
+
+def test_early_stop_keeps_the_law_of_a_batch() -> None:
+    assert farthest(early_stop) < 1e-12
+
+
+def test_a_size_known_before_keeps_the_law_too() -> None:
+    """The asynchronous step: as many of the surest tokens as was decided without them."""
+    for n in range(2 * SLOTS + 1):
+        assert farthest(lambda chances, profile, n=n: admit(chances, n)) < 1e-12
+
+
+def test_the_global_maximum_bends_the_law_of_a_batch() -> None:
+    assert farthest(anywhere) > 1e-3
+
+
+# --- the piece in the loop -----------------------------------------------------------------------
+
+FOUR = torch.tensor(
+    [
+        [0.10, 0.20, 0.30, 0.40],
+        [0.50, 0.10, 0.15, 0.25],
+        [0.25, 0.25, 0.40, 0.10],
+        [0.10, 0.45, 0.25, 0.20],
+    ]
+)
+DRAWS = 1500
+
+
+@dataclass(frozen=True)
+class Estimated(FromLaw):
+    """Survival estimates by the token before."""
+
+    gives = frozenset({"survival estimates"})
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        proposal = super().propose(context, sampler)
+        before_N = torch.cat([context.tokens_L[-1:], proposal.tokens_N[:-1]])
+        return replace(proposal, survival_N=2 - 2 * before_N.float())
+
+
+class Watched(HardwareAware):
+    """Remembers what it decided."""
+
+    seen: list[int] = []  # noqa: RUF012
+
+    def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
+        lengths = super().__call__(proposals)
+        self.seen.extend(lengths)
+        return lengths
+
+
+def test_sampled_text_has_the_targets_law() -> None:
+    decoder = SpeculativeDecoder(
+        Estimated(3, (0.4, 0.3, 0.2, 0.1)),
+        Rejection(),
+        Watched(from_steps([1.0, 1.2, 1.6, 1.9])),
+        temperature=1.0,
+    )
+    target = Chain(SpecialTokens(mask=-1, eos=-1), FOUR)
+    counts = np.zeros((4, 4, 4))
+    for seed in range(DRAWS):
+        request = Request("law", (0, 2, 0), 3, seed=seed)
+        counts[decoder.generate(target, request).ids[:3]] += 1  # type: ignore[arg-type]
+    law = (FOUR[0][:, None, None] * FOUR[:, :, None] * FOUR).double().numpy()
+    deviation = ((counts - DRAWS * law) ** 2 / (DRAWS * law)).sum()
+    assert deviation < chi2.ppf(1 - 1e-4, 63)
+    assert set(Watched.seen) >= {0, 1, 3}, "the lengths differ from draft to draft"
+
+
+def test_the_piece_reads_logits_of_every_request() -> None:
+    logits = [torch.tensor([2.0, 0.0, -1.0]), torch.tensor([]), torch.tensor([-3.0])]
+    proposals = [Proposal(torch.zeros(len(x)).long(), survival_N=x) for x in logits]
+    profile = from_steps([1, 1.1, 1.2, 1.3, 1.5, 1.8, 2.1])
+    assert HardwareAware(profile)(proposals) == early_stop(
+        [x.double().sigmoid().tolist() for x in logits], profile
+    )
+
+
+def test_it_needs_estimates() -> None:
+    with pytest.raises(DllmBenchError, match="HardwareAware needs a draft with survival estimates"):
+        SpeculativeDecoder(NGram(3, 2), length=HardwareAware(FLAT))

@@ -1,0 +1,128 @@
+"""Calibration of confidences: the authors' recorder, laws of the measures, temperature scaling."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from dllm_bench.metrics import calibration
+from dllm_bench.metrics.calibration import Observed, Outcomes
+from tests.helpers import golden_dir
+
+FILE = golden_dir() / "spec" / "modules.json"
+FINE = 1000  # bins of the authors' AUROC
+
+
+def quantised(found: Outcomes) -> Outcomes:
+    bins = (min(int(p * FINE), FINE - 1) for p in found.predicted)
+    return replace(found, predicted=tuple(map(float, bins)))
+
+
+def simulated(count: int, stretch: float, seed: int = 0, length: int = 4) -> list[Observed]:
+    """Rounds whose logits are `stretch` times those the outcomes were drawn from."""
+    chance, found = random.Random(seed), []
+    for _ in range(count):
+        logits = [chance.gauss(1.0, 1.5) for _ in range(length)]
+        alive = [chance.random() < 1 / (1 + math.exp(-z)) for z in logits]
+        accepted = next((k for k, lives in enumerate(alive) if not lives), length)
+        found.append(Observed(tuple(stretch * z for z in logits), accepted))
+    return found
+
+
+@pytest.mark.skipif(not FILE.exists(), reason=f"no golden data at {FILE}")
+def test_the_authors_recorder() -> None:
+    stored = json.loads(FILE.read_text())["confidence_metrics"]
+    for wanted in stored["per_position"]:
+        k = wanted["position"]
+        rounds = [o for o in stored["observations"] if len(o["probs"]) > k]
+        predicted = tuple(o["probs"][k] for o in rounds)
+        found = Outcomes(predicted, tuple(bool(o["targets"][k]) for o in rounds))
+        measured = calibration.measure(found)
+        assert measured is not None
+        assert measured.count == wanted["total_weight"]
+        assert measured.ece == pytest.approx(wanted["ece"], abs=1e-6)
+        assert measured.brier == pytest.approx(wanted["brier"], abs=1e-6)
+        assert calibration.auroc(quantised(found)) == pytest.approx(wanted["auc"])
+        assert len(measured.bins) == len(wanted["reliability"])
+        for bar, recorded in zip(measured.bins, wanted["reliability"], strict=True):
+            assert [bar.low, bar.high] == pytest.approx(recorded["range"])
+            assert bar.count == recorded["weight"]
+            assert bar.predicted == pytest.approx(recorded["avg_pred"], abs=1e-6)
+            assert bar.happened == pytest.approx(recorded["avg_target"])
+
+
+def test_products_of_confidences() -> None:
+    assert calibration.survival([0.0, 0.0, 0.0]) == [0.5, 0.25, 0.125]
+    hot = calibration.survival([2.0, 2.0], [2.0])
+    assert hot == pytest.approx(
+        [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-1)) / (1 + math.exp(-2))]
+    )
+    assert calibration.survival([-800.0, 800.0]) == pytest.approx([0.0, 0.0])
+    assert calibration.survival([0.0], [1.0, 7.0]) == [0.5]
+
+
+def test_a_position_is_measured_where_it_was_verified() -> None:
+    rounds = [
+        Observed((1.0, 1.0), 2),
+        Observed((1.0,), 1),
+        Observed((), 0),
+        Observed((0.0, 0.0), 1),
+    ]
+    assert calibration.outcomes(rounds, 0).happened == (True, True, True)
+    assert calibration.outcomes(rounds, 1).happened == (True, False)
+    assert [c.count for c in calibration.positions(rounds)] == [3, 2]
+    assert calibration.measure(calibration.outcomes(rounds, 2)) is None
+    assert calibration.positions([]) == []
+
+
+def test_auroc_is_the_share_of_ordered_pairs() -> None:
+    chance = random.Random(1)
+    predicted = tuple(chance.randrange(6) / 5 for _ in range(60))
+    found = Outcomes(predicted, tuple(chance.random() < p for p in predicted))
+    hits = [p for p, happened in zip(predicted, found.happened, strict=True) if happened]
+    misses = [p for p, happened in zip(predicted, found.happened, strict=True) if not happened]
+    wins = sum((h > m) + 0.5 * (h == m) for h in hits for m in misses)
+    assert calibration.auroc(found) == pytest.approx(wins / (len(hits) * len(misses)))
+    assert calibration.auroc(Outcomes((0.1, 0.9), (True, True))) is None
+
+
+def test_a_forecast_that_is_right_has_no_error() -> None:
+    certain = Outcomes((1.0, 0.0, 1.0), (True, False, True))
+    assert calibration.ece(certain) == calibration.brier(certain) == 0
+    (last,) = calibration.reliability(Outcomes((1.0, 0.97), (True, False)))
+    assert (last.low, last.high, last.count, last.happened) == (0.95, 1.0, 2, 0.5)
+    wrong = Outcomes((1.0, 0.0), (False, True))
+    assert calibration.ece(wrong) == calibration.brier(wrong) == 1
+
+
+@pytest.mark.parametrize("stretch", [0.5, 1.0, 2.0, 4.0])
+def test_temperatures_undo_a_stretch(stretch: float) -> None:
+    fitted = calibration.fit_temperatures(simulated(2000, stretch))
+    assert len(fitted) == 4
+    for temperature in fitted[:2]:
+        assert temperature == pytest.approx(stretch, rel=0.25)
+
+
+def test_temperatures_calibrate_rounds_they_have_not_seen() -> None:
+    fitted = calibration.fit_temperatures(simulated(2000, 3.0, seed=1))
+    unseen = simulated(2000, 3.0, seed=2)
+    before, after = calibration.positions(unseen), calibration.positions(unseen, fitted)
+    for old, new in zip(before, after, strict=True):
+        assert new.ece < old.ece
+    assert before[0].auroc == pytest.approx(after[0].auroc)  # order within a position is kept
+
+
+def test_each_temperature_is_the_best_given_those_before() -> None:
+    rounds = simulated(300, 2.0, seed=3)
+    fitted = calibration.fit_temperatures(rounds)
+    for k in range(len(fitted)):
+        errors = {
+            t: calibration.ece(calibration.outcomes(rounds, k, (*fitted[:k], t)))
+            for t in calibration.GRID
+        }
+        assert errors[fitted[k]] == pytest.approx(min(errors.values()))
+    assert 1.0 in calibration.GRID

@@ -1,0 +1,336 @@
+"""Training of drafters on a tiny random target: blocks, masks, texts, learning, resuming."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dllm_bench.cli import main
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.speculative import Context
+from dllm_bench.decoding.draft.dflash import DFlash
+from dllm_bench.decoding.draft.dspark import DSpark
+from dllm_bench.decoding.draft.eagle3 import Eagle3
+from dllm_bench.decoding.draft.none import NoDraft
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.metrics import acceptance
+from dllm_bench.models.drafters import TrainedBlock, TrainedChain
+from dllm_bench.models.loading import LoadedModel, load
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.training import drafter as training
+from dllm_bench.training import drafter_blocks, drafter_chain, drafter_target
+from dllm_bench.training.drafter import KINDS, DrafterJob
+from dllm_bench.training.drafter_blocks import Rows
+from dllm_bench.training.drafter_target import Text
+from tests.helpers import ROLES, tiny_checkpoint
+from tests.speculative import DRAFTERS, trainable, write_drafter
+
+LENGTH, ROWS = 24, 3
+JOB = DrafterJob(slots=4, layers=1, rows=4, anchors=4, steps=6, lr=3e-3)
+
+
+@lru_cache
+def loaded(folder: Path) -> LoadedModel:
+    """A random target whose next tokens are easy to tell."""
+    source = str(tiny_checkpoint("qwen3", folder, 1))
+    return load(ModelSpec("tiny", source, dtype="float32", device="cpu", bos=False))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return loaded(tmp_path_factory.mktemp("target"))
+
+
+def prompts(count: int) -> list[tuple[int, ...]]:
+    drawn = torch.randint(90, (count, 6), generator=torch.Generator().manual_seed(5))
+    return [tuple(row.tolist()) for row in drawn]
+
+
+def answered(model: LoadedModel, count: int, file: Path) -> list[Text]:
+    return drafter_target.own(model, prompts(count), 20, file, report=lambda text: None)
+
+
+def rows_for(model: Any, taps: tuple[int, ...]) -> Rows:
+    ids = torch.randint(90, (ROWS, LENGTH), generator=torch.Generator().manual_seed(2))
+    answer = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
+    answer[:, 6:20] = True
+    answer[1, 10:12] = False
+    return drafter_target.read(model.denoiser, ids, answer, taps)
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+def test_anchors_lie_in_the_answer_and_have_a_label() -> None:
+    answer = torch.rand(40, 30, generator=torch.Generator().manual_seed(0)) < 0.5
+    anchors, kept = drafter_blocks.draw_anchors(answer, 6, torch.Generator().manual_seed(1))
+    for row, possible in enumerate(answer[:, :-1] & answer[:, 1:]):
+        own = anchors[row][kept[row]].tolist()
+        assert own == sorted(set(own))
+        assert len(own) == min(6, int(possible.sum()))
+        assert possible[own].all()
+        assert not anchors[row][~kept[row]].any()
+
+
+def test_anchors_are_drawn_evenly() -> None:
+    answer = torch.zeros(4000, 12, dtype=torch.bool)
+    answer[:, 2:] = True
+    anchors, _ = drafter_blocks.draw_anchors(answer, 3, torch.Generator().manual_seed(1))
+    counts = torch.bincount(anchors.flatten(), minlength=12)
+    assert counts[:2].sum() == counts[11] == 0
+    expected = 4000 * 3 / 9
+    assert ((counts[2:11] - expected) ** 2 / expected).sum() < 30  # chi^2, 8 degrees of freedom
+
+
+def test_a_slot_counts_until_the_first_label_outside() -> None:
+    answer = torch.tensor([[False, True, True, True, False, True, True, True]])
+    anchors, kept = torch.tensor([[1, 5, 0]]), torch.tensor([[True, True, False]])
+    at = drafter_blocks.blocks_at(anchors, kept, answer, slots=4)
+    assert at.supervised_BAN.int().tolist() == [[[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]]
+    assert at.labels_BAN[0, 0].tolist() == [2, 3, 4, 5]
+    weights = drafter_blocks.slot_weights(at.supervised_BAN, 4.0)[0, 0]
+    assert weights.tolist() == pytest.approx([1.0, 0.7788008, 0.0, 0.0])
+    assert drafter_blocks.slot_weights(at.supervised_BAN, None)[0, 0].tolist() == [1, 1, 0, 0]
+
+
+def test_a_slot_sees_what_lies_before_its_anchor_and_its_block() -> None:
+    anchors, slots, length = torch.tensor([[2, 5], [0, 3]]), 3, 7
+    visible = drafter_blocks.sees(anchors, length, slots)
+    for row in range(2):
+        for query in range(2 * slots):
+            block = query // slots
+            found = [
+                bool(visible(*(torch.tensor(v) for v in (row, 0, query, key))))
+                for key in range(length + 2 * slots)
+            ]
+            context = [key < int(anchors[row, block]) for key in range(length)]
+            own = [other // slots == block for other in range(2 * slots)]
+            assert found == context + own
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in DRAFTERS if kind not in ("eagle3", "dflash_zlab")]
+)
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("kernel", [drafter_blocks.dense, drafter_blocks.flex])
+def test_a_block_is_what_decoding_would_draft(
+    kind: str, kernel: Any, model: LoadedModel, tmp_path: Path
+) -> None:
+    """Hidden states and logits of every block, one by one with the drafter's own cache."""
+    drafter = TrainedBlock(write_drafter(tmp_path / kind, DRAFTERS[kind]))
+    network: Any = trainable(Path(drafter.source))
+    rows = rows_for(model, drafter.taps)
+    anchors, kept = drafter_blocks.draw_anchors(rows.answer_BS, 4, torch.Generator().manual_seed(3))
+    at = drafter_blocks.blocks_at(anchors, kept, rows.answer_BS, drafter.slots)
+    with torch.no_grad():
+        hidden = drafter_blocks.hidden_states(network, rows, at, kernel)
+        drafted = drafter_blocks.forward(network, rows, at, kernel)
+        for row in range(ROWS):
+            for block, anchor in enumerate(anchors[row].tolist()):
+                features = rows.features_BSC[row : row + 1, :anchor]
+                text = rows.ids_BS[row, : anchor + 1]
+                target: Any = model.denoiser
+                context = Context(text, features, target, network.new_cache(LENGTH + 8))
+                own, base = network.block(context, drafter.slots)
+                torch.testing.assert_close(hidden[row, block], own, atol=2e-5, rtol=1e-4)
+                if not drafter.sequential:
+                    said = drafted.logits_BANV[row, block]
+                    torch.testing.assert_close(said, base, atol=1e-4, rtol=1e-4)
+
+
+def test_the_chain_is_what_decoding_would_draft(model: LoadedModel, tmp_path: Path) -> None:
+    """Every step of one column, the drafted tokens being the text's own."""
+    drafter = TrainedChain(write_drafter(tmp_path, DRAFTERS["eagle3"]))
+    network: Any = trainable(Path(drafter.source))
+    rows = rows_for(model, drafter.taps)
+    target: Any = model.denoiser
+    with torch.no_grad():
+        steps = drafter_chain.unroll(network, rows)
+        anchor = 9
+        text = rows.ids_BS[0, : anchor + 1]
+        context = Context(text, rows.features_BSC[:1, :anchor], target, network.new_cache(LENGTH))
+        hidden, logits = network.extend(context)
+        for step, said in enumerate(steps):
+            column = said[0, anchor - 1]
+            torch.testing.assert_close(column, logits[0], atol=1e-4, rtol=1e-4)
+            hidden, logits = network.step(rows.ids_BS[0, anchor + 1 + step], hidden, context)
+    counts = drafter_chain.countable(rows.answer_BS)[0]
+    assert counts.nonzero()[:, 0].tolist() == list(range(5, 18))
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+def test_the_targets_own_texts_are_decoded_once(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "texts.jsonl"
+    first = answered(model, 3, file)
+    decoder: Any = SpeculativeDecoder(NoDraft())
+    target: Any = model.denoiser
+    for text, prompt in zip(first, prompts(3), strict=True):
+        wanted = decoder.generate(target, Request("x", prompt, 20)).ids[:20]
+        assert text.ids[: text.prompt] == prompt
+        answer = text.ids[text.prompt :]
+        assert answer == wanted[: len(answer)]
+        assert len(answer) == 20 or answer[-1] == ROLES["eos"]
+    asked: list[str] = []
+    generate = SpeculativeDecoder.generate
+
+    def counted(self: Any, model: Any, request: Request) -> Any:
+        asked.append(request.id)
+        return generate(self, model, request)
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate", counted)
+    assert answered(model, 5, file)[:3] == first
+    assert asked == ["3", "4"]
+    file.write_text(file.read_text()[:-5])  # stopped while the last line was written
+    assert answered(model, 5, file)[:3] == first
+    assert asked == ["3", "4", "4"]
+
+
+def test_rows_are_filled_behind_the_answer() -> None:
+    ids, answer = drafter_target.batch([Text((5, 6, 7, 8), 2), Text((5, 9), 1)], end=1)
+    assert ids.tolist() == [[5, 6, 7, 8], [5, 9, 1, 1]]
+    assert answer.int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
+
+
+def test_gold_texts_end(model: LoadedModel) -> None:
+    (text,) = drafter_target.gold(model, [("w3 w4", " w5")])
+    assert text == Text((3, 4, 5, ROLES["eos"]), 2)
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def job(kind: str, changes: dict[str, Any]) -> DrafterJob:
+    small = {"slots": 4, "rows": 4, "anchors": 4, "steps": 6, "lr": 3e-3, "rank": 8}
+    return replace(KINDS[kind], **(small | changes))
+
+
+def fitted(asked: DrafterJob, model: LoadedModel, folder: Path, texts: int = 12) -> training.Run:
+    found = answered(model, texts, folder / "texts.jsonl")
+    return training.train(asked, model, found, folder / "out", report=lambda text: None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trained_drafter_saves_forwards_and_changes_nothing(
+    kind: str, model: LoadedModel, tmp_path: Path
+) -> None:
+    """A few texts learned by heart: rounds get longer, the text stays the target's own."""
+    lengths = []
+    for steps in (1, 120):
+        folder = tmp_path / str(steps)
+        run = fitted(job(kind, {"steps": steps, "rows": 8, "anchors": 8}), model, folder, texts=4)
+        source = str(folder / "out")
+        if kind == "eagle3":
+            piece: Any = Eagle3(TrainedChain(source))
+        else:
+            piece = (DSpark if run.job.head else DFlash)(TrainedBlock(source))
+            facts = piece.drafter.facts
+            assert (facts.rank > 0, facts.confidence) == (kind != "dflash", kind != "dflash")
+        facts = []
+        target: Any = model.denoiser
+        for text in run.texts:
+            request = Request("x", text.ids[: text.prompt], len(text.ids) - text.prompt)
+            found = SpeculativeDecoder(piece).generate(target, request)
+            assert found.ids[: request.max_new_tokens] == text.ids[text.prompt :]
+            facts.append(acceptance.count(acceptance.rounds(found)))
+        lengths.append(acceptance.measure("acceptance/length", facts))
+    assert lengths[1] > lengths[0] + 0.5
+
+
+@pytest.mark.parametrize("kind", ["dspark-rnn", "eagle3"])
+def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
+    kind: str, model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "MEASURE_EVERY", 2)
+    whole = fitted(job(kind, {}), model, tmp_path / "whole")
+    texts, out, told = answered(model, 12, tmp_path / "texts.jsonl"), tmp_path / "parts", []
+
+    def stop(text: str) -> None:
+        told.append(text)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training.train(job(kind, {}), model, texts, out, save_every_s=0.0, report=stop)
+    assert torch.load(out / "state.pt")["step"] == 3
+    resumed = training.train(job(kind, {}), model, texts, out, report=told.append)
+    assert resumed.step == 6
+    for name, weight in whole.network.state_dict().items():
+        assert torch.equal(weight, resumed.network.state_dict()[name]), name
+    curve = (out / "curve.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in curve] == resumed.curve == whole.curve
+    assert [point["step"] for point in resumed.curve] == [2, 4, 6]
+    card = (out / "CARD.md").read_text()
+    assert "6 of\n6 steps" in card
+    assert f"train drafter tiny {kind} --slots 4" in card
+    with pytest.raises(DllmBenchError, match="other settings"):
+        training.train(job(kind, {"lr": 1.0}), model, texts, out)
+
+
+def test_every_step_draws_other_rows_and_none_that_are_held_out(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[Text]] = []
+    loss_of = training.loss_of
+
+    def watched(run: training.Run, texts: list[Text], rng: torch.Generator) -> Any:
+        drawn.append(texts)
+        return loss_of(run, texts, rng)
+
+    monkeypatch.setattr(training, "loss_of", watched)
+    run = fitted(job("dflash", {}), model, tmp_path, texts=30)
+    *steps, measured = drawn
+    assert measured == run.held_out
+    assert len({tuple(text.ids for text in step) for step in steps}) == run.job.steps
+    assert not {text.ids for step in steps for text in step} & {t.ids for t in run.held_out}
+
+
+def test_the_targets_tables_do_not_learn(model: LoadedModel, tmp_path: Path) -> None:
+    run = fitted(job("dspark-markov", {}), model, tmp_path)
+    module: Any = run.target.module
+    state = run.network.state_dict()
+    assert torch.equal(state["embed_tokens.weight"], module.model.embed_tokens.weight)
+    assert torch.equal(state["lm_head.weight"], module.lm_head.weight)
+    fresh = training.Run.start(run.job, model, run.texts).network.state_dict()
+    assert not torch.equal(state["fc.weight"], fresh["fc.weight"])
+
+
+def test_rate_and_taps() -> None:
+    rates = [training.learning_rate_factor(step, 100) for step in range(101)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[-1] == pytest.approx(0.0)
+    assert training.taps(36) == (1, 9, 17, 25, 33)
+    assert training.taps(40) == (1, 10, 19, 28, 37)
+    assert training.taps(4) == (0, 1, 2)
+
+
+def test_what_cannot_be_trained_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DllmBenchError, match="one layer"):
+        DrafterJob(chain=True, layers=2)
+    with pytest.raises(DllmBenchError, match="hold out"):
+        DrafterJob(prompts=1)
+    with pytest.raises(DllmBenchError, match="target, gold"):
+        replace(JOB, texts="mine")  # type: ignore[arg-type]
+    assert main(["train", "drafter", "tiny-qwen3", "medusa"]) == 2
+    assert "dspark-markov" in capsys.readouterr().err
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "train drafter tiny-qwen3 dflash --layers 1 --prompts 12 --steps 2 --texts gold --rows 2"
+    )
+    out = str(tmp_path / "drafter")
+    assert main([*words.split(), "--out", out, "--results", str(tmp_path)]) == 0
+    assert f"decoder=dflash decoder.draft.drafter.source={out}" in capsys.readouterr().out
+    facts = TrainedBlock(out).facts
+    assert (facts.slots, facts.taps, facts.rank, facts.confidence) == (7, (0, 1, 2), 0, False)

@@ -1,0 +1,147 @@
+"""The profile of steps per second: what is fed, what is stored, and that it can be read again.
+
+No time is asserted: clocks are the machine's.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.cli import compose, main
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.trace import Kind
+from dllm_bench.decoding.length.profile import StepProfile, read_profile
+from dllm_bench.training.step_profile import ProfileJob, measure, profile_of
+from tests.helpers import load_denoiser, tiny_checkpoint, tiny_denoiser
+
+SHIPPED = "assets/profiles/tiny-qwen3-cpu.json"
+SMALL = ProfileJob((1, 3, 8), context=16, repeats=2, warmup=1)
+
+
+class Watched:
+    """A model that notes the plans it is given and what its cache held."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.seen = model, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def forward(self, tokens_KL: Tensor, plan: Plan, kv: Any) -> Tensor:
+        held = kv.length
+        logits = self.model.forward(tokens_KL, plan, kv)
+        self.seen.append((plan.kind, plan.feed, held, tuple(logits.shape[:2])))
+        return logits
+
+
+def test_every_step_feeds_its_tokens_after_the_same_context(tmp_path: Path) -> None:
+    model = Watched(load_denoiser(tiny_checkpoint("qwen3", tmp_path, 0)))
+    spent = measure(model, SMALL)
+    turn = [(Kind.VERIFY, (16, 16 + n), 16, (1, n)) for n in SMALL.batches]
+    assert model.seen == [(Kind.PREFILL, (0, 16), 0, (1, 1)), *turn * 3]
+    assert [len(found) for found in spent] == [2, 2, 2], "warm-up turns are not kept"
+
+
+def test_medians_are_kept() -> None:
+    found = profile_of(SMALL, [[0.5, 0.1, 9.0], [1.0, 1.0, 1.0], [2.0, 4.0, 3.0]])
+    assert found == StepProfile((1, 3, 8), (2.0, 1.0, 1 / 3))
+
+
+def test_a_diffusion_model_has_no_such_steps() -> None:
+    with pytest.raises(DllmBenchError, match="autoregressive target"):
+        measure(tiny_denoiser("dream", 0), SMALL)
+
+
+def test_sizes_no_table_can_have_are_refused() -> None:
+    with pytest.raises(DllmBenchError, match="rising sizes from 1"):
+        ProfileJob((4, 8))
+
+
+def test_the_command_stores_the_table_with_its_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    source = tiny_checkpoint("qwen3", tmp_path / "model", 0)
+    arguments = ["train", "sps", "qwen3-4b", f"model.path={source}", "hardware=cpu"]
+    options = ["--batches", "1,2,5", "--context", "8", "--repeats", "1"]
+    threads = torch.get_num_threads()
+    assert main([*arguments, *options, "--results", str(tmp_path / "results")]) == 0
+    torch.set_num_threads(threads)
+    path = tmp_path / "results" / "training" / "sps" / "qwen3-4b-cpu.json"
+    assert str(path) in capsys.readouterr().out
+    stored = json.loads(path.read_text())
+    assert read_profile(str(path)).tokens == (1, 2, 5)
+    assert (stored["context"], stored["repeats"]) == (8, 1)
+    assert stored["model"]["dtype"] == "float32" and len(stored["model"]["weights_sha256"]) == 64
+    assert stored["machine"]["device"] and stored["hardware"]["name"] == "cpu"
+
+
+@pytest.mark.parametrize("sizes", ["1,x", "0,1", ""])
+def test_unreadable_sizes_are_refused(sizes: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "sps", "qwen3-4b", "--batches", sizes])
+    assert "no whole number above zero" in capsys.readouterr().err
+
+
+def test_the_shipped_profile_says_where_it_was_measured() -> None:
+    from dllm_bench.paths import assets_dir
+
+    stored = json.loads((assets_dir() / SHIPPED.removeprefix("assets/")).read_text())
+    assert asdict(read_profile(SHIPPED)) == {
+        name: tuple(stored[name]) for name in ("tokens", "steps_per_s")
+    }
+    assert stored["machine"]["device"] and stored["model"]["name"] == "tiny-qwen3"
+
+
+def test_a_profile_is_part_of_a_run_by_its_numbers(tmp_path: Path) -> None:
+    """Two files with equal tables are one decoder; the place does not matter, the numbers do."""
+
+    def length(source: str) -> Any:
+        override = f"decoder.length.profile.source={source}"
+        config = compose(["decoder=dspark", "decoder/length=hardware_aware", override])
+        return config["decoder"]["length"]
+
+    from dllm_bench.runs.targets import describe, instantiate
+
+    table = {"tokens": [1, 4], "steps_per_s": [3.0, 2.0]}
+    found = []
+    for name, extra in (("a", {}), ("b", {"device": "another"}), ("c", {"steps_per_s": [3, 1]})):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({**table, **extra}))
+        found.append(describe(instantiate(length(str(path)))))
+    assert found[0] == found[1] != found[2]
+    assert instantiate(found[0]) == instantiate(length(str(tmp_path / "a.json")))
+
+
+def test_step_times_are_interpolated_between_measured_sizes() -> None:
+    profile = StepProfile((1, 3, 11), (1.0, 0.5, 0.1))
+    assert [profile.step_s(n) for n in (1, 2, 3, 7, 11)] == pytest.approx([1, 1.5, 2, 6, 10])
+    assert profile.rate(2) == pytest.approx(1 / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rates"),
+    [((), ()), ((2, 3), (1.0, 1.0)), ((1, 1), (1.0, 1.0)), ((1, 2), (1.0,)), ((1,), (0.0,))],
+)
+def test_impossible_tables_are_refused(tokens: tuple[int, ...], rates: tuple[float, ...]) -> None:
+    with pytest.raises(DllmBenchError, match="rising sizes from 1"):
+        StepProfile(tokens, rates)
+
+
+def test_a_stored_profile_is_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text('{"tokens": [1, 8], "steps_per_s": [9.5, 4], "device": "any"}')
+    assert read_profile(str(path)) == StepProfile((1, 8), (9.5, 4.0))
+    for broken in ("{", "[]", '{"tokens": [1]}'):
+        path.write_text(broken)
+        with pytest.raises(DllmBenchError, match="train sps"):
+            read_profile(str(path))
+    with pytest.raises(DllmBenchError, match="FileNotFoundError"):
+        read_profile(str(tmp_path / "absent.json"))
