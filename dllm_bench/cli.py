@@ -139,9 +139,6 @@ def choices_lines() -> Iterator[str]:
         yield f"  {group + '=':17}{' · '.join(options(group))}"
 
 
-# --- configuration -------------------------------------------------------------------------------
-
-
 def to_plain(cfg: DictConfig) -> Plain:
     """Resolved plain data; no layer below sees OmegaConf."""
     from omegaconf import OmegaConf
@@ -247,9 +244,6 @@ def advice(name: str) -> str:
     near = get_close_matches(name, [*GROUPS, "seed", "limit"], n=1)
     found = f"did you mean {near[0]!r}? " if near else ""
     return found + "`dllm-bench run --cfg job` prints all settings."
-
-
-# --- parser --------------------------------------------------------------------------------------
 
 
 def parser() -> argparse.ArgumentParser:
