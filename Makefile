@@ -6,20 +6,36 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(PINS)
-PYTEST_ARGS ?= -q -n 2
+PYTEST_ARGS ?= -q -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help venv table4 lopa-table4 decoders test lint fmt clean
+TABLES := $(subst /,-,$(patsubst conf/table/%.yaml,%,$(wildcard conf/table/*/*.yaml)))
+FIGURES := $(subst /,-,$(patsubst conf/figure/%.yaml,%,$(wildcard conf/figure/*/*.yaml)))
+.PHONY: help venv table4 $(TABLES) tables $(FIGURES) figures dspark decoders report test lint fmt clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 table4: lopa-table4 ## Regenerate LoPA's Table 4 with the embedded models (about 10 minutes, once)
-lopa-table4: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table lopa/table4 --run
+decoders: decoders-masked ## Compare all masked decoders on one embedded model and task
 
-decoders: $(STAMP) ## Compare all masked decoders on one embedded model and task
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table decoders/masked --run
+tables: $(STAMP) ## Regenerate every table with the embedded models; one: make lopa-table1
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all --run
+
+$(TABLES): $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table $(subst -,/,$@) --run
+
+figures: $(STAMP) ## Draw every figure with the embedded models; one: make dspark-figure2
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all --run
+
+$(FIGURES): $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure $(subst -,/,$@) --run
+
+dspark: dspark-table1 decoders-speculative $(STAMP) ## All of DSpark: its table, figures, and drafters compared
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure dspark --run
+
+report: $(STAMP) ## Make the static site of what is stored: results/site/index.html
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench report
 
 test: $(STAMP) ## Run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -1,5 +1,5 @@
-"""The command line: run · table · status · show · compare · rescore · lm-eval · doctor · prefetch ·
-train.
+"""The command line: run · table · figure · report · status · show · compare · rescore · lm-eval ·
+simulate · doctor · prefetch · train.
 
 Thin: it composes a configuration, hands plain data to the layer below and prints what comes back.
 Hydra and OmegaConf appear in this file alone. Everything heavy is imported by the command that
@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench import __version__, commands
-from dllm_bench.commands import EMBEDDED, Plain
+from dllm_bench.commands import Plain
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import conf_dir, options
 from dllm_bench.preflight import check
-from dllm_bench.training import drafter_options
+from dllm_bench.report import load_options
+from dllm_bench.report import options as report_options
+from dllm_bench.tables import options as table_options
+from dllm_bench.training import drafter_options, measure_options
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -52,6 +55,8 @@ goes on where it stopped.
   dllm-bench run model=tiny-llada benchmark=minigsm decoder=fast_dllm limit=50
   dllm-bench run -m decoder=vanilla,fast_dllm seed=0,1       every combination
   dllm-bench run decoder=fast_dllm decoder.select.tau=0.7
+  dllm-bench run decoder=dspark decoder@baseline=ar_speculative
+                                    both on every request: speed-up, and whether the texts are equal
   dllm-bench run --cfg job decoder=lopa                      print the settings, run nothing
 
 settings: seed, limit, and everything `--cfg job` prints
@@ -104,7 +109,7 @@ def run_one(cfg: DictConfig) -> None:
 def measure(config: Plain) -> None:
     """Make (or look up) the run of a composed configuration and print what it measured."""
     from dllm_bench.runs.progress import ProgressLine, summary
-    from dllm_bench.runs.runner import run as run_spec
+    from dllm_bench.runs.ranks import run as run_spec
     from dllm_bench.runs.spec import RunSpec
     from dllm_bench.runs.store import Store
     from dllm_bench.runs.targets import instantiate
@@ -153,8 +158,9 @@ def labelled(cfg: DictConfig, choices: Mapping[str, Any]) -> DictConfig:
 
     names = [str(key) for key in cfg if key != "hydra"]
     own = OmegaConf.masked_copy(cfg, names)
-    if "decoder" in own:
-        OmegaConf.update(own.decoder, "name", own.decoder.get("name") or choices["decoder"])
+    for name, group in (("decoder", "decoder"), ("baseline", "decoder@baseline")):
+        if own.get(name):
+            OmegaConf.update(own[name], "name", own[name].get("name") or choices[group])
     OmegaConf.set_struct(own, True)
     return own
 
@@ -162,21 +168,33 @@ def labelled(cfg: DictConfig, choices: Mapping[str, Any]) -> DictConfig:
 def compose(overrides: Sequence[str]) -> Plain:
     """The run configuration for `overrides` as plain data, the same that `run` would use.
 
-    Hydra composes the choice of groups once; plain `setting=value` overrides are put on a copy, as
-    Hydra would. Whatever that does not cover goes the long way.
+    Hydra composes the choice of each group once; plain `setting=value` overrides are put on a copy,
+    as Hydra would. Whatever that does not cover goes the long way.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     with sentences():
         groups, values = split_overrides(overrides)
-        cfg = deepcopy(compose_groups(groups))
+        cfg = put_together(groups)
         try:
             for key, value in values:
                 OmegaConf.update(cfg, key, value, merge=True)
         except OmegaConfBaseException:
             cfg = compose_groups(tuple(overrides))
         return to_plain(cfg)
+
+
+def put_together(groups: tuple[str, ...]) -> DictConfig:
+    """A configuration of groups composed one by one: no choice in one depends on another's."""
+    names = [text.partition("=")[0].partition("/")[0] for text in groups]
+    if not set(names) <= set(GROUPS):
+        return deepcopy(compose_groups(groups))
+    cfg = deepcopy(compose_groups(()))
+    for name in set(names):
+        own = (text for text, its in zip(groups, names, strict=True) if its == name)
+        cfg[name] = compose_groups(tuple(own))[name]
+    return cfg
 
 
 @cache
@@ -255,8 +273,12 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"dllm-bench {__version__}")
     listed = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     listed.add_parser("run", help="run a decoder on a benchmark (overrides, -m for several)")
-    add_table(listed)
-    add(listed, "status", commands.status, "board of runs and tables")
+    text = "a paper's table: measured, reported, missing"
+    table_options.add_to(add(listed, "table", commands.table, text), "table", positive)
+    text = "a paper's figure, drawn from runs: measured, reported, missing"
+    table_options.add_to(add(listed, "figure", commands.figure, text), "figure", positive)
+    report_options.add_to(add(listed, "report", commands.report, report_options.TEXT))
+    add(listed, "status", commands.status, "board of runs, tables and figures")
     one = add(listed, "show", commands.show, "a run's numbers, or one sample's filling order")
     one.add_argument("run", help="hash of a run, or its beginning (see status)")
     one.add_argument("--sample", metavar="ID", help="show the filling order of this sample")
@@ -270,6 +292,8 @@ def parser() -> argparse.ArgumentParser:
     again.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="another reading, unsaved")
     again.add_argument("--evalplus", type=Path, metavar="FILE", help="write EvalPlus's samples")
     listed.add_parser("lm-eval", help="lm-eval's own command line with --model dllm_bench")
+    loaded = add(listed, "simulate", commands.simulate, load_options.TEXT)
+    load_options.add_to(loaded, positives)
     machine = add(listed, "doctor", commands.doctor, "what this machine can run, what is absent")
     machine.add_argument("model", nargs="?", help="check this model's weights too")
     fetch = add(listed, "prefetch", commands.prefetch, "download models, with a list of hashes")
@@ -280,20 +304,9 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def add_table(listed: Any) -> None:
-    """The options of `table`."""
-    added = add(listed, "table", commands.table, "a paper's table: measured, reported, missing")
-    added.add_argument("table", metavar="PAPER/TABLE", help="for example lopa/table4")
-    added.add_argument("--profile", default=EMBEDDED, help="embedded (default) or paper")
-    added.add_argument("--run", action="store_true", help="run what is missing, here")
-    added.add_argument("--submit", action="store_true", help="send what is missing to SLURM")
-    added.add_argument("--jobs", type=positive, metavar="N", help="runs beside each other")
-    added.add_argument("--limit", type=positive, metavar="N", help="N items per run, a quick look")
-
-
 def add_train(listed: Any) -> None:
     """The kinds of `train`."""
-    text = "train an embedded model, a drafter, or a filter; measure steps per second"
+    text = "train an embedded model, a drafter, or a filter; measure steps, fit temperatures"
     kinds = listed.add_parser("train", help=text, description=text).add_subparsers(
         dest="kind", metavar="KIND", required=True
     )
@@ -335,22 +348,12 @@ def add_train(listed: Any) -> None:
     learn.add_argument(
         "--collect-only", action="store_true", help="collect traces (a second call goes on)"
     )
-    add_train_sps(kinds)
+    steps = add(kinds, "sps", commands.train_sps, measure_options.SPS)
+    measure_options.add_sps(steps, positive, positives)
+    scales = add(kinds, "temperatures", commands.train_temperatures, measure_options.TEMPERATURES)
+    measure_options.add_temperatures(scales)
     drafting = add(kinds, "drafter", commands.train_drafter, drafter_options.TEXT)
     drafter_options.add_to(drafting, positive)
-
-
-def add_train_sps(kinds: Any) -> None:
-    """The options of `train sps`."""
-    sizes = "1,2,4,8,16,32,64,128,256"
-    text = "steps per second by tokens in the step, for the verification scheduler"
-    added = add(kinds, "sps", commands.train_sps, text)
-    added.add_argument("model", metavar="MODEL", help="an autoregressive model, as in model=MODEL")
-    added.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
-    added.add_argument("--batches", type=positives, metavar="N,N,…", default=sizes)
-    added.add_argument("--context", type=positive, metavar="N", default=256, help="tokens before")
-    added.add_argument("--repeats", type=positive, metavar="N", default=20, help="timed steps each")
-    added.add_argument("--out", type=Path, metavar="FILE", help="default: RESULTS/training/sps/…")
 
 
 def positives(text: str) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""The commands beside `run`: table · status · show · compare · rescore · lm-eval · doctor ·
-prefetch · train.
+"""The commands beside `run`: table · figure · report · status · show · compare · rescore ·
+lm-eval · simulate · doctor · prefetch · train.
 
 Each takes the parsed arguments and `compose` (overrides -> plain configuration), finds what is
 stored and prints what the layer below says about it. Without Hydra; heavy imports inside.
@@ -11,20 +11,24 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.tables.options import EMBEDDED
 
 if TYPE_CHECKING:
+    from dllm_bench.runs.record import RunRecord
     from dllm_bench.runs.spec import RunSpec
     from dllm_bench.runs.store import Store
+    from dllm_bench.tables.plan import PlannedCell
+    from dllm_bench.tables.spec import PaperTable, Profile
 
 Plain = dict[str, Any]
 Compose = Callable[[Sequence[str]], Plain]
 Action = Callable[[Namespace, Compose], int]
-EMBEDDED = "embedded"
 
 
 def paths_of(args: Namespace, compose: Compose) -> Plain:
@@ -48,31 +52,87 @@ def echo(lines: Iterable[str]) -> int:
 
 
 def table(args: Namespace, compose: Compose) -> int:
-    """A paper's table: run what is missing if asked to, render, say what is still missing."""
+    """Tables of the papers: run what is missing if asked to, render, say what is still missing."""
     from dllm_bench.report import terminal
     from dllm_bench.tables.build import build
-    from dllm_bench.tables.plan import open_runs, plan
+    from dllm_bench.tables.options import chosen
+    from dllm_bench.tables.reading import load_table
     from dllm_bench.tables.render import write
-    from dllm_bench.tables.spec import load_profile, load_table
 
-    paper, profile, store = (
-        load_table(args.table),
-        load_profile(args.profile),
-        store_of(args, compose),
-    )
-    folder = "tables"
-    if args.limit is not None:  # a quick look, which must not replace the table itself
+    store = store_of(args, compose)
+    papers = [load_table(name) for name in chosen("table", args.table)]
+    plans, failed = filled(args, compose, papers, store)
+    others = sealed_records(store)
+    tables = [build(*plan, others) for plan in plans]
+    folder = store.root.parent / folder_of("tables", args)
+    written = [path for built in tables for path in write(built, folder)]
+    if len(tables) > 1:
+        return echo(terminal.listing(tables, folder)) or complain(failed)
+    echo(terminal.table(tables[0]))
+    echo(f"written: {path}" for path in written)
+    return complain(failed)
+
+
+def sealed_records(store: Store) -> list[RunRecord]:
+    """All sealed runs; a damaged record is left to the table that needs it."""
+    from dllm_bench.runs.store import read_record
+
+    found = []
+    for folder in store.folders():
+        with suppress(DllmBenchError):
+            found.append(read_record(folder))
+    return [record for record in found if record]
+
+
+def figure(args: Namespace, compose: Compose) -> int:
+    """Figures of the papers: run what is missing if asked to, draw, say what is still missing."""
+    from dllm_bench.plots import evolutions
+    from dllm_bench.plots.points import build_figure
+    from dllm_bench.plots.spec import load_figure
+    from dllm_bench.plots.write import headline, lines, write
+    from dllm_bench.tables.options import chosen
+
+    store = store_of(args, compose)
+    figures = [load_figure(name) for name in chosen("figure", args.figure)]
+    plans, failed = filled(args, compose, [figure.table for figure in figures], store)
+    for one, (_, profile, planned) in zip(figures, plans, strict=True):
+        missing = list(evolutions.lacking(one, planned, store))
+        failed += evolutions.make(missing, store) if args.run else []
+        built = build_figure(one, profile, planned, store)
+        written = write(built, store.root.parent / folder_of("figures", args))
+        echo(lines(built) if len(figures) == 1 else [headline(built)])
+        echo(f"written: {path}" for path in written)
+    return complain(failed)
+
+
+def filled(
+    args: Namespace, compose: Compose, papers: Sequence[PaperTable], store: Store
+) -> tuple[list[tuple[PaperTable, Profile, list[PlannedCell]]], list[str]]:
+    """Each table with its profile and plan, after running or submitting what is missing, if asked
+    to; sentences of what failed.
+    """
+    from dllm_bench.tables.plan import open_runs, plan
+    from dllm_bench.tables.reading import load_profile
+
+    profile = load_profile(args.profile)
+    if args.limit is not None:  # a quick look, which must not replace the whole
         profile = replace(profile, set=(*profile.set, f"limit={args.limit}"))
-        folder = f"tables-limit-{args.limit}"
-    planned = plan(paper, profile, compose, store)
-    waiting = [run.spec for run in open_runs(planned) if run.spec]
+    planned = [plan(paper, profile, compose, store, anywhere=args.submit) for paper in papers]
+    specs = (run.spec for cells in planned for run in open_runs(cells) if run.spec)
+    waiting = list(dict.fromkeys(specs))
     failed = fill(args, waiting, store)
     if waiting and args.run:
-        planned = plan(paper, profile, compose, store)
-    built = build(paper, profile, planned)
-    written = write(built, store.root.parent / folder)
-    echo(terminal.table(built))
-    echo(f"written: {path}" for path in written)
+        planned = [plan(paper, profile, compose, store) for paper in papers]
+    return [(paper, profile, cells) for paper, cells in zip(papers, planned, strict=True)], failed
+
+
+def folder_of(kind: str, args: Namespace) -> str:
+    """Where tables or figures go: a quick look has a folder of its own."""
+    return kind if args.limit is None else f"{kind}-limit-{args.limit}"
+
+
+def complain(failed: Sequence[str]) -> int:
+    """Say what failed; the exit code."""
     for sentence in failed:
         print(f"dllm-bench: {sentence}", file=sys.stderr)
     return 1 if failed else 0
@@ -96,12 +156,20 @@ def default_jobs(profile: str) -> int:
     return min(2, os.cpu_count() or 1) if profile == EMBEDDED else 1
 
 
+def report(args: Namespace, compose: Compose) -> int:
+    """A static site of what is stored."""
+    from dllm_bench.report import options
+
+    return echo(options.make(args, compose, store_of(args, compose)))
+
+
 def status(args: Namespace, compose: Compose) -> int:
-    """The board of runs and tables."""
+    """The board of runs, tables and figures."""
     from dllm_bench.report import terminal
 
     store = store_of(args, compose)
-    return echo(terminal.board(store, store.root.parent / "tables"))
+    echo(terminal.board(store, store.root.parent / "tables"))
+    return echo(terminal.figure_lines(store.root.parent / "figures"))
 
 
 def show(args: Namespace, compose: Compose) -> int:
@@ -157,6 +225,17 @@ def lm_eval(arguments: Sequence[str], compose: Compose) -> int:
 
     command_line(arguments, build)
     return 0
+
+
+def simulate(args: Namespace, compose: Compose) -> int:
+    """Stored drafts under the load of many requests."""
+    from dllm_bench.report import load
+
+    store = store_of(args, compose)
+    points = load.simulated(args, [store.find(name) for name in args.runs])
+    if args.out:
+        args.out.write_text(load.as_csv(points), encoding="utf-8")
+    return echo(load.lines(points))
 
 
 def doctor(args: Namespace, compose: Compose) -> int:
@@ -241,6 +320,20 @@ def train_drafter(args: Namespace, compose: Compose) -> int:
     training.train(job, loaded, training.texts_of(job, loaded, spec.chat, file), out)
     use = f"decoder.draft.drafter.source={out}"
     return echo([f"written: {out}", f"use it: decoder={job.decoder} {use}"])
+
+
+def train_temperatures(args: Namespace, compose: Compose) -> int:
+    """Fit the temperatures of a confidence head on stored runs."""
+    from dllm_bench.training import temperatures
+
+    store = store_of(args, compose)
+    entries = [store.find(name) for name in args.runs]
+    fitted, spec = temperatures.fit(entries), entries[0].spec
+    folder = store.root.parent / "training" / "temperatures"
+    out = args.out or folder / f"{spec.model['name']}-{spec.label}.json"
+    temperatures.write(out, fitted)
+    echo(temperatures.lines(fitted))
+    return echo([f"written: {out}", f"use it: decoder.length.temperatures.source={out}"])
 
 
 def train_sps(args: Namespace, compose: Compose) -> int:

@@ -17,6 +17,7 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import PACKAGE, assets_dir
 
 ASSETS = "assets/"
+DEVICES = ("cpu", "cuda", "auto")
 HUB = "huggingface.co"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -26,6 +27,7 @@ def check(config: Mapping[str, Any], reads_data: bool) -> None:
     check_numbers(config)
     if reads_data:
         check_data(config["paths"].get("data"), str(config["benchmark"].get("name")))
+    check_device(config.get("hardware", {}))
     check_model(config.get("model", {}))
     check_consent(config.get("benchmark", {}))
 
@@ -63,6 +65,18 @@ def hub_in_reach() -> bool:
         return bool(socket.getaddrinfo(HUB, 443))
     except OSError:
         return False
+
+
+def check_device(hardware: Mapping[str, Any]) -> None:
+    """Settings of a platform can be shown and compared without its devices, not run."""
+    device = str(hardware.get("device", "cpu"))
+    processes = int(hardware.get("branch_parallel", 1)) * int(hardware.get("tensor_parallel", 1))
+    if device.partition(":")[0] not in DEVICES:
+        raise DllmBenchError(
+            f"hardware={hardware.get('name')} asks for {processes} devices of kind {device!r}, and "
+            f"this package runs on {' and '.join(DEVICES[:-1])} devices; choose hardware=auto, "
+            "which finds what is here."
+        )
 
 
 def check_model(model: Mapping[str, Any]) -> None:

@@ -56,8 +56,9 @@ def looked_up(item: base.Item) -> str:
     return f"Some words.\n```python\n{code}\n```"
 
 
+MINI = ("minigsm", "minimath", "miniread", "miniread_count", "minirule", "minirule_choice")
 GOLD: Mapping[str, Answer] = {
-    "minigsm": lambda item: " " + item["answer"],
+    **dict.fromkeys(MINI, lambda item: " " + item["answer"]),
     "gsm8k": lambda item: " " + item["answer"],
     "gsm8k_cot": lambda item: f" So. The answer is {number_of(item)}.",
     "gsm8k_opencompass": lambda item: f"It is \\boxed{{{number_of(item)}}}.",

@@ -167,3 +167,6 @@ class Chain:
         kv.hold(plan, tokens_KL[:, slice(*plan.feed), None])
         before = slice(plan.rows[0] - 1, plan.rows[1] - 1)
         return self.law_VV[tokens_KL[:, before]].log()
+
+    def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
+        return [self.forward(*each)[0] for each in zip(tokens, plans, caches, strict=True)]

@@ -43,15 +43,19 @@ class Window:
     must_KN: Tensor
     visible_K: Tensor | None = None
 
-    def pick(self, j: Tensor) -> Window:
-        """The window of branch `j` alone."""
-        index = j.reshape(1)
+    def take(self, index: Tensor) -> Window:
+        """The window of the branches `index` (int64), in that order."""
+        visible_K = self.visible_K
         return replace(
             self,
             eligible_KW=self.eligible_KW.index_select(0, index),
             must_KN=self.must_KN.index_select(0, index),
-            visible_K=None,
+            visible_K=None if visible_K is None else visible_K.index_select(0, index),
         )
+
+    def pick(self, j: Tensor) -> Window:
+        """The window of branch `j` alone."""
+        return replace(self, visible_K=None).take(j.reshape(1))
 
     @property
     def width(self) -> int:
@@ -258,8 +262,12 @@ class Explore(Piece, ABC):
         return branches.tokens_KL.new_tensor(branches.branches - 1)
 
     @abstractmethod
-    def pick(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
-        """0-d int64 index of the branch that goes on; its logits are used again, not recomputed."""
+    def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
+        """What speaks for each branch, (K,); of one branch whatever the others are."""
+
+    def pick(self, rating_K: Tensor) -> Tensor:
+        """0-d int64 index of the branch that goes on, the first of the best rated."""
+        return rating_K.argmax()
 
 
 class Schedule(Piece, ABC):
@@ -312,6 +320,41 @@ class Cache(Piece, ABC):
     @abstractmethod
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
         """The plan of the next forward."""
+
+
+class Crew:
+    """The processes that decode a request together, and what a process does that is alone.
+
+    A crew shares out the branches of a round. Every process holds the same state and takes every
+    decision itself, from the same facts: the ratings of all branches and what was found in the
+    winner. Only what follows from logits (scores, and what a score remembers) has to be brought
+    from where they were computed; logits never travel.
+    """
+
+    def deal(
+        self, branches: DecodeState, window: Window, plan: Plan
+    ) -> tuple[DecodeState, Window, Plan]:
+        """The branches of a round that are fed and scored here."""
+        return branches, window, plan
+
+    def gather(self, rating_K: Tensor) -> Tensor:
+        """Ratings of all branches of the round, in order, from those of the branches here."""
+        return rating_K
+
+    def keep(self, kv: KVCache, plan: Plan, winner: Tensor) -> None:
+        """Have the winner's K/V of `plan.store` (as dealt here) in the cache of every process."""
+        kv.keep(plan, winner)
+
+    def settle(
+        self, winner: Tensor, branches: DecodeState, here: DecodeState, found: tuple[Scores, ...]
+    ) -> tuple[DecodeState, tuple[Scores, ...]]:
+        """The winner's state and scores; `here` are the dealt branches after they were scored."""
+        if branches.branches == 1:
+            return here, found
+        return here.pick(winner), tuple(scores.pick(winner) for scores in found)
+
+
+ALONE = Crew()
 
 
 Turns = Sequence[Mapping[str, str]]  # chat turns: [{"role": "user", "content": "..."}, ...]

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from dllm_bench.core.trace import Trace
+
+EndTokens = Literal["eos", "eot", "ends"]
 
 
 class DllmBenchError(Exception):
@@ -35,6 +38,11 @@ class SpecialTokens:
         """Ids that end a text, `eos` first."""
         extra = (self.eot,) if self.eot is not None and self.eot != self.eos else ()
         return (self.eos, *extra)
+
+    def named(self, which: EndTokens) -> list[int]:
+        """Ids of the end tokens meant: `eos`, `eot` (none where there is none) or all `ends`."""
+        meant = {"eos": self.ends[:1], "eot": self.ends[1:], "ends": self.ends}
+        return list(meant[which])
 
 
 @dataclass(frozen=True)

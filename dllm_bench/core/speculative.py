@@ -3,7 +3,7 @@
 Shapes: n proposed tokens, F positions the target fed last, L committed tokens, m tapped layers,
 D hidden size, V vocabulary; one request at a time, leading axis 1 where a network wants one.
 Pieces are frozen dataclasses without state; what drafting one request has to remember is a cache
-that `Draft.new_cache` makes. A batch of requests with ragged lengths is left out.
+that `Draft.new_cache` makes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Denoiser, KVCache, Piece
+from dllm_bench.core.protocols import Denoiser, KVCache, Piece, Plan
 
 GREEDY = 1e-5  # temperatures below take the most probable token
 Uniforms = Callable[[int], Tensor]  # n -> (n,) float64 of [0, 1), on the model's device
@@ -27,6 +27,11 @@ class Target(Denoiser, Protocol):
 
     attention_form: str
     dtype: torch.dtype
+
+    def forward_batch(
+        self, tokens: Sequence[Tensor], plans: Sequence[Plan], caches: Sequence[KVCache]
+    ) -> list[Tensor]:
+        """`forward` for requests of ragged lengths, one branch each: logits (rows, V) of each."""
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows (..., D) of the embedding table."""
@@ -89,13 +94,15 @@ class Context:
 
     tokens_L: all committed tokens, the anchor last; the target has not fed the anchor yet.
     features_1FC: outputs of the tapped layers (C = m D) at the F positions before the anchor that
-    the target fed last, None without taps; kv: the drafter's own cache.
+    the target fed last, None without taps; kv: the drafter's own cache; head_begins: to be called
+    where a sequential head takes over from the drafter's network, so that they are timed apart.
     """
 
     tokens_L: Tensor
     features_1FC: Tensor | None
     target: Target
     kv: KVCache | None
+    head_begins: Callable[[], None] = lambda: None
 
     @property
     def anchor(self) -> int:
@@ -240,13 +247,20 @@ class Verify(Piece, ABC):
         """logits (n + 1, V) of the target: row i judges draft token i, row n what comes after."""
 
 
+Lengths = Callable[[Sequence[Proposal]], list[int]]  # one length in 0..n per proposal
+
+
 class VerifyLength(Piece, ABC):
     """How many draft tokens of each request are worth verifying.
 
-    To keep the output law, whether a token is verified may depend on what is drafted before it,
-    never on itself or on what follows.
+    To keep the output law, whether a token is verified may depend on what is drafted before it and
+    on earlier rounds, never on itself or on what follows.
     """
+
+    def begin(self) -> Lengths:
+        """The rule of one batch from its first round to its last; one that remembers is new."""
+        return self
 
     @abstractmethod
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        """One length in 0..n per proposal."""
+        """The lengths of a round that knows of no other."""

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.protocols import (
+    ALONE,
     Cache,
+    Crew,
     Denoiser,
     Explore,
     Piece,
@@ -27,22 +29,28 @@ from dllm_bench.core.protocols import (
     Stop,
     Window,
 )
-from dllm_bench.core.request import DllmBenchError, Generation, Request, first_end
+from dllm_bench.core.request import (
+    DllmBenchError,
+    EndTokens,
+    Generation,
+    Request,
+    first_end,
+)
 from dllm_bench.core.state import CUT, DecodeState
 from dllm_bench.core.trace import Forward, Trace
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.guidance import check_guidance, guided
-from dllm_bench.decoding.numerics import top1
+from dllm_bench.decoding.numerics import check_choice, top1
 from dllm_bench.decoding.stop.filled import Filled
 
 
 @dataclass(frozen=True)
 class MaskedDecoder:
-    """Six pieces and two switches; equal decoders produce equal tokens.
+    """Six pieces and three switches; equal decoders produce equal tokens.
 
     forbid_mask takes the mask token out of the model's distribution, so that no position can be
-    "decoded" to a mask (published samplers leave it in). guidance is the scale of classifier-free
-    guidance, 0 for none.
+    "decoded" to a mask (published samplers leave it in); forbid does so with end tokens (LLaDA's
+    `logits_eos_inf`: eos). guidance is the scale of classifier-free guidance, 0 for none.
     """
 
     score: Score
@@ -53,8 +61,11 @@ class MaskedDecoder:
     stop: Stop = field(default_factory=Filled)
     forbid_mask: bool = True
     guidance: float = 0.0
+    forbid: EndTokens | None = None
 
     def __post_init__(self) -> None:
+        if self.forbid is not None:
+            check_choice(self, "forbid", self.forbid, EndTokens)
         check_fit(self.slots())
         check_guidance(self.guidance, self.cache)
 
@@ -71,8 +82,8 @@ class MaskedDecoder:
         return request
 
     @torch.inference_mode()
-    def generate(self, model: Denoiser, request: Request) -> Generation:
-        """Decode `request`; see `Generation` for what comes out."""
+    def generate(self, model: Denoiser, request: Request, crew: Crew = ALONE) -> Generation:
+        """Decode `request`; see `Generation` for what comes out, `Crew` for who takes part."""
         request = self.prepare(model, request)
         length = self.schedule.length(len(request.prompt_ids), request.max_new_tokens)
         state = DecodeState.start(request, model.special, model.device, length)
@@ -88,17 +99,21 @@ class MaskedDecoder:
             rounds.began(plan, branches.branches * (2 if self.guidance else 1), plan.cached(held))
             if self.stop.reads_ahead:
                 plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
-            logits_KRV = guided(model, branches, plan, kv, self.guidance)
+            here, part, plan = crew.deal(branches, window, plan)
+            logits_KRV = guided(model, here, plan, kv, self.guidance)
             if self.forbid_mask:
                 logits_KRV[..., model.special.mask] = -torch.inf
-            scores = self.score(logits_KRV[:, : window.width], branches, window)
-            winner = self.explore.pick(scores, window, branches)
-            kv.keep(plan, winner)
-            state = branches
+            if self.forbid:
+                logits_KRV[..., model.special.named(self.forbid)] = -torch.inf
+            scores = self.score(logits_KRV[:, : window.width], here, part)
+            ahead = self._ahead(logits_KRV[:, window.width :])
+            winner = self.explore.pick(crew.gather(self.explore.rate(scores, part, here)))
+            crew.keep(kv, plan, winner)
+            state, (scores, *ahead) = crew.settle(winner, branches, here, (scores, *ahead))
             if branches.branches > 1:
-                scores, window, state = scores.pick(winner), window.pick(winner), state.pick(winner)
+                window = window.pick(winner)
             rounds.note(winner, forced=self._commit(state, scores, window))
-            self._shorten(state, scores, window, logits_KRV, winner)
+            self._shorten(state, window, scores, *ahead)
             rounds.check_progress(request)
             last = (scores, window)
 
@@ -136,21 +151,19 @@ class MaskedDecoder:
         state.forwards += 1
         return forced_KW.sum()
 
-    def _shorten(
-        self,
-        state: DecodeState,
-        scores: Scores,
-        window: Window,
-        logits_KRV: Tensor,
-        winner: Tensor,
-    ) -> None:
+    def _ahead(self, logits_KAV: Tensor) -> list[Scores]:
+        """Candidates behind the window, where the stop rule reads them."""
+        if not self.stop.reads_ahead:
+            return []
+        ids_KA, probability_KA = top1(logits_KAV)
+        return [Scores(ids_KA, probability_KA, probability_KA)]
+
+    def _shorten(self, state: DecodeState, window: Window, *found: Scores) -> None:
         """Cut the canvas where the stop rule predicts the end of the text."""
-        if self.stop.reads_ahead:
-            ids_1A, probability_1A = top1(
-                logits_KRV[:, window.width :].index_select(0, winner.reshape(1))
-            )
-            ids_1A = torch.cat([scores.ids_KW, ids_1A], 1)
-            probability_1A = torch.cat([scores.probability_KW, probability_1A], 1)
+        scores = found[0]
+        if len(found) > 1:
+            ids_1A = torch.cat([part.ids_KW for part in found], 1)
+            probability_1A = torch.cat([part.probability_KW for part in found], 1)
             scores = Scores(ids_1A, probability_1A, probability_1A)
         length = self.stop.shorten(state, scores, window)
         if length is not None:

@@ -81,23 +81,31 @@ def stable_top(values_KW: Tensor, n: int) -> Tensor:
     return values_KW.sort(dim=-1, descending=True, stable=True).indices[:, :n]
 
 
-def generator(state: DecodeState) -> torch.Generator:
-    """The random numbers of one forward: they follow from the request's seed and the forward."""
-    text = f"{state.seed}/{state.forwards}".encode()
+def generator(state: DecodeState, use: str = "") -> torch.Generator:
+    """The random numbers of one forward: they follow from the request's seed and the forward.
+
+    `use` names a stream of its own, for numbers that are not those of the tokens.
+    """
+    text = f"{state.seed}/{state.forwards}{use}".encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
     return torch.Generator(state.tokens_KL.device).manual_seed(seed)
 
 
 def draw(logits_KWV: Tensor, temperature: float, numbers: torch.Generator) -> Tensor:
-    """Tokens (K, W) drawn from softmax(logits / temperature): argmax of l - T ln(-ln U).
+    """Tokens (K, W) drawn from softmax(logits / temperature): argmax of l - T ln(-ln U)."""
+    return shaken(logits_KWV, temperature, numbers).argmax(dim=-1)
+
+
+def shaken(values_KX: Tensor, temperature: float, numbers: torch.Generator) -> Tensor:
+    """values + T * Gumbel noise: the n largest are n draws from softmax(values / T), none twice.
 
     All branches share U, so what the base draws does not depend on how many stand beside it. U is
-    of the logits' precision, float32 at least: 24 bits, which cuts Gumbel noise at 16.6.
+    of the values' precision, float32 at least: 24 bits, which cuts Gumbel noise at 16.6.
     """
-    logits_KWV = at_least_float32(logits_KWV)
-    uniform_WV = torch.empty(logits_KWV.shape[1:], dtype=logits_KWV.dtype, device=numbers.device)
-    uniform_WV.uniform_(generator=numbers).clamp_(min=torch.finfo(uniform_WV.dtype).tiny)
-    return (logits_KWV - temperature * torch.log(-torch.log(uniform_WV))).argmax(dim=-1)
+    values_KX = at_least_float32(values_KX)
+    uniform_X = torch.empty(values_KX.shape[1:], dtype=values_KX.dtype, device=numbers.device)
+    uniform_X.uniform_(generator=numbers).clamp_(min=torch.finfo(uniform_X.dtype).tiny)
+    return values_KX - temperature * torch.log(-torch.log(uniform_X))
 
 
 def keep_top_p(logits_KWV: Tensor, top_p: float) -> Tensor:

@@ -3,7 +3,8 @@
 Prefill, then rounds of: draft, cut to the length worth verifying, verify in one forward of the
 target, accept, crop. What happens in each word is the business of the piece of that name. Between
 rounds the caches of target and drafter hold exactly what lies before the newest token, the anchor.
-The output law is the target's own whatever the drafter is. Batches of requests are left out.
+Requests side by side share the target's forward and the choice of lengths, nothing else. The output
+law is the target's own whatever the drafter is. Left out: one forward for the drafts of a batch.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from dllm_bench.core.request import DllmBenchError, Generation, Request, first_e
 from dllm_bench.core.speculative import (
     Context,
     Draft,
+    Lengths,
     Proposal,
     Sampler,
     Target,
     Uniforms,
+    Verdict,
     Verify,
     VerifyLength,
 )
@@ -73,74 +76,116 @@ class SpeculativeDecoder:
         generator = torch.Generator(device).manual_seed(request.seed)
         return lambda n: torch.rand(n, generator=generator, dtype=torch.float64, device=device)
 
-    @torch.inference_mode()
     def generate(self, model: Target, request: Request) -> Generation:
         """Decode `request`; `ids` has all of the last round, `cut` knows the limit."""
-        request = self.prepare(model, request)
-        uniforms = self.uniforms(request, model.device)
-        own = Sampler(self.temperature, uniforms)
-        guess = own if self.verify.reads_law else Sampler(0.0, uniforms)
-        text = _Text.start(model, request, self.draft)
-        kv = model.new_cache(text.room)
-        memory = self.draft.new_cache(model, text.room)
-        features_1FC = self._prefill(text, kv, own)
-        while not text.over:
-            context = Context(text.tokens_L, features_1FC, model, memory)
-            proposal = self.draft.propose(context, guess)
-            proposal = proposal.first(self.length([proposal])[0])
-            text.drafted(proposal)
-            features_1FC = self._verify(text, kv, proposal, own)
-        return text.generation(request)
+        return self.generate_batch(model, [request])[0]
 
-    def _prefill(self, text: _Text, kv: KVCache, sampler: Sampler) -> Tensor | None:
+    @torch.inference_mode()
+    def generate_batch(self, model: Target, requests: Sequence[Request]) -> list[Generation]:
+        """Decode requests side by side: one verification a round, everyone leaves as they end.
+
+        A text is what its request gives alone, as far as lengths do not depend on the others. The
+        time of a row is what passed for its request, waiting for the others included.
+        """
+        texts = [self._begin(model, request) for request in requests]
+        rule = self.length.begin()
+        while active := [text for text in texts if not text.over]:
+            self._round(active, rule)
+        return [text.generation() for text in texts]
+
+    def _begin(self, model: Target, request: Request) -> _Text:
         """Feed the prompt; the token after it is the first anchor."""
-        logits_1V = text.forward(Kind.PREFILL, text.tokens_L[:0], kv, self.draft.taps)
-        text.commit(sampler.sample(logits_1V)[0].tolist(), accepted=0)
-        return kv.features
+        request = self.prepare(model, request)
+        own = Sampler(self.temperature, self.uniforms(request, model.device))
+        text = _Text.start(model, request, self.draft, own)
+        nothing = Proposal(text.tokens_L[:0])
+        (logits_1V,) = forward([text], [text.plan(Kind.PREFILL, nothing, self.draft.taps)])
+        text.commit(own.sample(logits_1V)[0].tolist())
+        text.features_1FC = text.kv.features
+        return text
 
-    def _verify(
-        self, text: _Text, kv: KVCache, proposal: Proposal, sampler: Sampler
-    ) -> Tensor | None:
-        """Feed anchor and proposal, commit what the rule accepts and the target's own token."""
-        logits_NV = text.forward(Kind.VERIFY, proposal.tokens_N, kv, self.draft.taps)
-        verdict = self.verify(proposal, logits_NV, sampler)
-        facts = torch.cat([torch.stack([verdict.count, verdict.bonus]), proposal.tokens_N])
-        count, bonus, *tokens = facts.tolist()
-        end = first_end(tokens[:count], text.model.special)
-        kept = tokens[: count if end is None else end + 1]
-        new = kept if end is not None else [*kept, bonus]
-        text.commit(new, accepted=len(kept))
-        kv.crop(text.committed - 1)
-        return None if kv.features is None else kv.features[:, : len(new)]
+    def _round(self, texts: Sequence[_Text], rule: Lengths) -> None:
+        """Draft, cut, feed anchors and proposals together, commit what the rule accepts."""
+        wholes = [self._propose(text) for text in texts]
+        proposals = [whole.first(n) for whole, n in zip(wholes, rule(wholes), strict=True)]
+        asked = list(zip(texts, proposals, strict=True))
+        plans = [text.plan(Kind.VERIFY, proposal, self.draft.taps) for text, proposal in asked]
+        verdicts = [
+            self.verify(proposal, logits_NV, text.sampler)
+            for (text, proposal), logits_NV in zip(asked, forward(texts, plans), strict=True)
+        ]
+        for text, whole, verdict in zip(texts, wholes, verdicts, strict=True):
+            self._commit(text, whole, verdict)
+
+    def _propose(self, text: _Text) -> Proposal:
+        """The whole draft after a text."""
+        guess = text.sampler if self.verify.reads_law else replace(text.sampler, temperature=0.0)
+        context = Context(
+            text.tokens_L, text.features_1FC, text.model, text.memory, text.clock.mark
+        )
+        proposal = self.draft.propose(context, guess)
+        text.drafted(proposal)
+        return proposal
+
+    def _commit(self, text: _Text, whole: Proposal, verdict: Verdict) -> None:
+        """Keep the accepted tokens up to an end, and the target's own token after them."""
+        count, bonus, drafted, survival = on_host(verdict, whole)
+        end = first_end(drafted[:count], text.model.special)
+        kept = drafted[: count if end is None else end + 1]
+        new = [*kept] if end is not None else [*kept, bonus]
+        text.note(accepted=len(kept), drafted=drafted, survival=survival)
+        text.commit(new)
+        text.kv.crop(text.committed - 1)
+        features_1FC = text.kv.features
+        text.features_1FC = None if features_1FC is None else features_1FC[:, : len(new)]
+
+
+def forward(texts: Sequence[_Text], plans: Sequence[Plan]) -> list[Tensor]:
+    """One forward for all texts, whose K/V are kept: logits (rows, V) of each.
+
+    A text alone is fed as it is; more are a batch of ragged lengths.
+    """
+    model = texts[0].model
+    canvases, caches = [text.canvas_1L for text in texts], [text.kv for text in texts]
+    if len(texts) == 1:
+        logits = [model.forward(canvases[0], plans[0], caches[0])[0]]
+    else:
+        logits = model.forward_batch(canvases, plans, caches)
+    for kv, plan in zip(caches, plans, strict=True):
+        kv.keep(plan, torch.zeros((), dtype=torch.long, device=model.device))
+    return logits
 
 
 @dataclass
 class _Text:
-    """One request on its way: committed tokens, and the facts of the forwards that made them."""
+    """One request on its way: committed tokens, and the facts of the forwards that made them.
+
+    kv, memory: the caches of target and drafter; features_1FC: what the drafter reads next.
+    """
 
     model: Target
+    request: Request
+    sampler: Sampler
     canvas_1L: Tensor
-    prompt: int
-    limit: int
     committed: int
+    kv: KVCache
+    memory: KVCache | None
     clock: _Clock
+    features_1FC: Tensor | None = None
     forwards: list[Forward] = field(default_factory=list)
     born: list[int] = field(default_factory=list)
     ended: bool = False
 
     @classmethod
-    def start(cls, model: Target, request: Request, draft: Draft) -> _Text:
+    def start(cls, model: Target, request: Request, draft: Draft, sampler: Sampler) -> _Text:
         """The prompt and room for all that a last round may add."""
-        prompt, limit = len(request.prompt_ids), request.max_new_tokens
-        room = prompt + limit + draft.longest + 1
+        prompt = len(request.prompt_ids)
+        room = prompt + request.max_new_tokens + draft.longest + 1
         canvas_1L = torch.full((1, room), model.special.mask, device=model.device)
         canvas_1L[0, :prompt] = torch.tensor(request.prompt_ids, device=model.device)
-        return cls(model, canvas_1L, prompt, limit, prompt, _Clock(model.device))
-
-    @property
-    def room(self) -> int:
-        """Positions of the canvas."""
-        return self.canvas_1L.shape[1]
+        kv, memory = model.new_cache(room), draft.new_cache(model, room)
+        clock = _Clock(model.device)
+        return cls(model, request, sampler, canvas_1L, prompt, kv, memory, clock)
 
     @property
     def tokens_L(self) -> Tensor:
@@ -150,44 +195,52 @@ class _Text:
     @property
     def over(self) -> bool:
         """Whether the text has ended or is long enough."""
-        return self.ended or len(self.born) >= self.limit
+        return self.ended or len(self.born) >= self.request.max_new_tokens
 
     def drafted(self, proposal: Proposal) -> None:
-        """Note the drafter's part of a round; one without a network costs the next forward."""
-        if proposal.calls:
-            self.clock.mark()
-            row = Forward(Kind.DRAFT, 1, proposal.fed, proposal.cached, calls=proposal.calls)
-            self.forwards.append(row)
+        """Note the drafter's part of a round; one without a network costs the next forward.
 
-    def forward(self, kind: Kind, proposed_N: Tensor, kv: KVCache, taps: tuple[int, ...]) -> Tensor:
-        """Feed what is not cached and the proposed tokens: logits (n + 1, V) after the anchor."""
-        stop = self.committed + len(proposed_N)
-        self.canvas_1L[0, self.committed : stop] = proposed_N
-        feed, rows = (kv.length, stop), (self.committed, stop + 1)
-        plan = Plan(kind, feed, rows, store=feed, attention="block_causal", block=1, taps=taps)
-        self.forwards.append(Forward(kind, 1, stop - feed[0], feed[0], proposed=len(proposed_N)))
-        logits_NV = self.model.forward(self.canvas_1L, plan, kv)[0]
-        kv.keep(plan, torch.zeros((), dtype=torch.long, device=logits_NV.device))
-        return logits_NV
-
-    def commit(self, tokens: Sequence[int], accepted: int) -> None:
-        """Append what the last forward decided, `accepted` draft tokens among it."""
+        A sequential head has a row of its own, where the drafter said that it begins.
+        """
+        if not proposal.calls:
+            return
+        headed = self.clock.spans > len(self.forwards)
         self.clock.mark()
-        self.forwards[-1] = replace(self.forwards[-1], accepted=accepted)
+        row = Forward(Kind.DRAFT, 1, proposal.fed, proposal.cached, calls=proposal.calls)
+        head = Forward(Kind.HEAD, 1, 0, 0, calls=len(proposal))
+        self.forwards += [row, head] if headed else [row]
+
+    def plan(self, kind: Kind, proposal: Proposal, taps: tuple[int, ...]) -> Plan:
+        """Feed what is not cached and the proposed tokens; logits (n + 1) from the anchor on."""
+        stop = self.committed + len(proposal)
+        self.canvas_1L[0, self.committed : stop] = proposal.tokens_N
+        feed, rows = (self.kv.length, stop), (self.committed, stop + 1)
+        self.forwards.append(Forward(kind, 1, stop - feed[0], feed[0], proposed=len(proposal)))
+        return Plan(kind, feed, rows, store=feed, attention="block_causal", block=1, taps=taps)
+
+    def note(self, accepted: int, drafted: tuple[int, ...], survival: tuple[float, ...]) -> None:
+        """What the last forward, a verification, was asked about, and what it accepted."""
+        row = self.forwards[-1]
+        self.forwards[-1] = replace(row, accepted=accepted, drafted=drafted, survival=survival)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append what the last forward decided."""
+        self.clock.mark()
         stop = self.committed + len(tokens)
         self.canvas_1L[0, self.committed : stop] = torch.tensor(tokens, device=self.model.device)
         self.committed = stop
         self.born += [len(self.forwards) - 1] * len(tokens)
         self.ended = first_end(tokens, self.model.special) is not None
 
-    def generation(self, request: Request) -> Generation:
+    def generation(self) -> Generation:
         """All that was committed; what lies beyond the limit is cut by its length."""
-        ids = tuple(self.tokens_L[self.prompt :].tolist())
+        ids = tuple(self.tokens_L[len(self.request.prompt_ids) :].tolist())
         end = first_end(ids, self.model.special)
-        cut = {"length": min(len(ids), self.limit)} | ({} if end is None else {"eos": end})
+        cut = {"length": min(len(ids), self.request.max_new_tokens)}
+        cut |= {} if end is None else {"eos": end}
         rows = zip(self.forwards, self.clock.spans_ms(), strict=True)
         trace = Trace([replace(forward, ms=ms) for forward, ms in rows])
-        return Generation(request.id, ids, tuple(self.born), cut, trace)
+        return Generation(self.request.id, ids, tuple(self.born), cut, trace)
 
 
 class _Clock:
@@ -207,6 +260,11 @@ class _Clock:
         event.record()
         self.marks.append(event)
 
+    @property
+    def spans(self) -> int:
+        """How many spans have ended."""
+        return len(self.marks) - 1
+
     def spans_ms(self) -> list[float]:
         """One span per pair of neighbouring marks."""
         pairs = pairwise(self.marks)
@@ -214,6 +272,18 @@ class _Clock:
             return [1000 * (after - before) for before, after in pairs]
         torch.cuda.synchronize()
         return [before.elapsed_time(after) for before, after in pairs]
+
+
+def on_host(
+    verdict: Verdict, whole: Proposal
+) -> tuple[int, int, tuple[int, ...], tuple[float, ...]]:
+    """Count, next token, drafted tokens and their survival (4 digits), in one copy."""
+    none_0 = whole.tokens_N[:0]
+    survival_N = none_0 if whole.survival_N is None else whole.survival_N
+    parts = torch.stack([verdict.count, verdict.bonus]), whole.tokens_N, survival_N
+    count, bonus, *rest = torch.cat([part.double() for part in parts]).tolist()
+    drafted, survival = rest[: len(whole)], rest[len(whole) :]
+    return int(count), int(bonus), tuple(map(int, drafted)), tuple(round(z, 4) for z in survival)
 
 
 def check_target(model: Target) -> None:

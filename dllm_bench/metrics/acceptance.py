@@ -1,4 +1,4 @@
-"""Acceptance of draft tokens by name: pure functions of what a sample's trace and tokens hold.
+"""Acceptance of draft tokens by name, and the time of a round: functions of the rounds' facts.
 
 A round is one verification: n tokens proposed, a accepted, and one more of the target's own unless
 an accepted token ends the text. Published numbers differ in what they count (bonus or not, prefix
@@ -11,15 +11,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from statistics import fmean
+from typing import Any, NamedTuple
 
-from dllm_bench.core.request import DllmBenchError, Generation
+from dllm_bench.core.request import Generation
 from dllm_bench.core.trace import Kind, Trace
+from dllm_bench.metrics import accuracy
+from dllm_bench.metrics.facts import Facts
+from dllm_bench.metrics.numbers import (
+    Amount,
+    Definition,
+    Family,
+    Interval,
+    total_ratio,
+)
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """Tokens proposed to the target, accepted of them, and committed in all."""
 
     proposed: int
@@ -42,6 +51,33 @@ def rounds_of(trace: Trace, born: Sequence[int]) -> list[Round]:
             proposed = forward.accepted if ended else forward.proposed
             found.append(Round(proposed, forward.accepted, new[index]))
     return found
+
+
+LOOP = {Kind.PREFILL, Kind.DRAFT, Kind.HEAD, Kind.VERIFY}  # what the draft-verify loop consists of
+
+
+def of_trace(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> dict[str, Any]:
+    """A sample's facts of drafting and verifying, by name; none where another loop decoded it."""
+    rows = trace.forwards
+    if not rows or any(row.kind not in LOOP or row.masks for row in rows):
+        return {}
+    verified = [(index, row) for index, row in enumerate(rows) if row.kind == Kind.VERIFY]
+    spent = {kind: sum(row.ms for row in rows if row.kind == kind) / 1000 for kind in LOOP}
+    facts: dict[str, Any] = {f"{kind}_s": spent[kind] for kind in LOOP}
+    facts["rounds"] = [list(found) for found in rounds_of(trace, born)]
+    if all(row.survival for _, row in verified):
+        facts["survival"] = [list(row.survival) for _, row in verified]
+    if all(len(row.drafted) >= row.proposed for _, row in verified):  # not so in older traces
+        starts = [sum(at < index for at in born) for index, _ in verified]
+        pairs = zip(verified, starts, strict=True)
+        facts["right"] = [agreeing(row.drafted, ids[start:]) for (_, row), start in pairs]
+    return facts
+
+
+def agreeing(drafted: Sequence[int], text: Sequence[int]) -> int:
+    """How many of the first drafted tokens are those of the text."""
+    pairs = zip(drafted, text, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(frozen=True)
@@ -71,7 +107,12 @@ def count(found: Sequence[Round]) -> Acceptance:
     )
 
 
-Facts = Sequence[Acceptance]
+Counts = Sequence[Acceptance]
+
+
+def counted(facts: Sequence[Facts]) -> list[Acceptance]:
+    """The counts of every sample."""
+    return [count([Round(*values) for values in fact.rounds or ()]) for fact in facts]
 
 
 def ratio(top: float, bottom: float) -> float | None:
@@ -84,102 +125,163 @@ def summed(columns: Sequence[Sequence[int]]) -> list[int]:
     return [sum(values) for values in zip_longest(*columns, fillvalue=0)]
 
 
-def survival(facts: Facts) -> list[float]:
+def survival(counts: Counts) -> list[float]:
     """By position k: rounds that accepted more than k tokens ÷ rounds that proposed so many.
 
     DeepSpec prints this as accept_rate@k.
     """
-    accepted, proposed = summed([f.accepted for f in facts]), summed([f.proposed for f in facts])
+    accepted, proposed = summed([c.accepted for c in counts]), summed([c.proposed for c in counts])
     return [a / p for a, p in zip(accepted, proposed, strict=True)]
 
 
-def conditional(facts: Facts) -> list[tuple[float | None, int]]:
+def conditional(counts: Counts) -> list[tuple[float | None, int]]:
     """By position: share accepted of the rounds that accepted all before it, and their number."""
-    accepted, reached = summed([f.accepted for f in facts]), summed([f.reached for f in facts])
+    accepted, reached = summed([c.accepted for c in counts]), summed([c.reached for c in counts])
     return [(ratio(a, r), r) for a, r in zip(accepted, reached, strict=True)]
 
 
-def length(facts: Facts) -> float | None:
-    return ratio(sum(f.committed for f in facts), sum(f.rounds for f in facts))
-
-
-def length_per_sample(facts: Facts) -> float | None:
-    means = [f.committed / f.rounds for f in facts if f.rounds]
+def length_per_sample(facts: Sequence[Facts]) -> float | None:
+    """Mean over samples of tokens per round."""
+    means = [c.committed / c.rounds for c in counted(facts) if c.rounds]
     return fmean(means) if means else None
 
 
-def drafts_accepted(facts: Facts) -> float | None:
-    return ratio(sum(sum(f.accepted) for f in facts), sum(f.rounds for f in facts))
+def rounds_number(fact: Facts) -> float:
+    return len(fact.rounds or ())
 
 
-def verify_rate(facts: Facts) -> float | None:
-    verified = sum(sum(f.proposed) + f.rounds for f in facts)
-    return ratio(sum(f.committed for f in facts), verified)
+def proposed(fact: Facts) -> float:
+    return sum(proposed for proposed, _, _ in fact.rounds or ())
 
 
-def proposed(facts: Facts) -> float | None:
-    return ratio(sum(sum(f.proposed) for f in facts), sum(f.rounds for f in facts))
+def accepted(fact: Facts) -> float:
+    return sum(accepted for _, accepted, _ in fact.rounds or ())
 
 
-@dataclass(frozen=True)
-class Definition:
-    """A named number: its unit, what it counts in words, and the function over samples."""
-
-    name: str
-    unit: str
-    text: str
-    function: Callable[[Facts], float | None]
+def committed(fact: Facts) -> float:
+    return sum(committed for _, _, committed in fact.rounds or ())
 
 
-_ALL = (
-    Definition(
+def verified(fact: Facts) -> float:
+    """Positions the target judged: draft tokens, and one more a round."""
+    return proposed(fact) + rounds_number(fact)
+
+
+def per(name: str, unit: str, text: str, top: Amount, bottom: Amount = rounds_number) -> Definition:
+    """A ratio of sums over samples."""
+    return Definition(name, unit, text, total_ratio(top, bottom), "rounds")
+
+
+def of_time(name: str, text: str, seconds: Amount) -> Definition:
+    """Milliseconds a round."""
+    return per(name, "ms", f"{text} ÷ verifications.", lambda fact: 1000 * seconds(fact))
+
+
+ALL = (
+    per(
         "acceptance/length",
         "tokens/round",
         "tokens committed by verifications, the target's own included ÷ verifications; ratio of "
         "sums over samples, as DeepSpec counts.",
-        length,
+        committed,
     ),
     Definition(
         "acceptance/length_per_sample",
         "tokens/round",
         "the same per sample; mean over samples, as z-lab's benchmark counts.",
         length_per_sample,
+        "rounds",
     ),
-    Definition(
+    per(
         "acceptance/drafts",
         "tokens/round",
         "draft tokens accepted, without the target's own ÷ verifications.",
-        drafts_accepted,
+        accepted,
     ),
-    Definition(
+    per(
+        "acceptance/rate",
+        "share",
+        "draft tokens accepted ÷ draft tokens verified, without the target's own.",
+        accepted,
+        proposed,
+    ),
+    per(
         "acceptance/verify_rate",
         "share",
-        "tokens committed by verifications ÷ positions verified (draft tokens and one more each).",
-        verify_rate,
+        "tokens committed by verifications ÷ positions verified (draft tokens and one more each), "
+        "the acceptance rate of DSpark's figure 5.",
+        committed,
+        verified,
     ),
-    Definition(
+    per(
+        "acceptance/verified",
+        "tokens/round",
+        "positions verified (draft tokens and one more each) ÷ verifications, the tokens per step "
+        "of DSpark's figure 5.",
+        verified,
+    ),
+    per(
         "acceptance/proposed",
         "tokens/round",
         "draft tokens verified ÷ verifications.",
         proposed,
     ),
+    of_time(
+        "round_ms",
+        "time of drafting and verifying, the prefill left out",
+        lambda fact: (fact.draft_s or 0) + (fact.head_s or 0) + (fact.verify_s or 0),
+    ),
+    of_time(
+        "round_ms/draft",
+        "time of the drafter's network; of a block drafter without its sequential head",
+        lambda fact: fact.draft_s or 0,
+    ),
+    of_time(
+        "round_ms/head",
+        "time of a block drafter's sequential head, which draws token after token; 0 for a "
+        "drafter without one",
+        lambda fact: fact.head_s or 0,
+    ),
+    of_time(
+        "round_ms/verify",
+        "time of the target's forward, acceptance, and of a draft that needs no network",
+        lambda fact: fact.verify_s or 0,
+    ),
 )
-DEFINITIONS: dict[str, Definition] = {definition.name: definition for definition in _ALL}
 
 
-def measure(name: str, facts: Facts) -> float | None:
-    """The number called `name` over `facts`."""
-    if name not in DEFINITIONS:
-        known = ", ".join(DEFINITIONS)
-        raise DllmBenchError(
-            f"No acceptance definition is called {name!r}; choose one of: {known}."
-        )
-    return DEFINITIONS[name].function(facts)
+def of_position(
+    facts: Sequence[Facts], k: int, asked: Callable[[Acceptance], Sequence[int]]
+) -> tuple[int, int]:
+    """(rounds that accepted a token at position k from 1, rounds `asked` counts there)."""
+    counts = counted(facts)
+    pairs = [(c.accepted[k - 1], asked(c)[k - 1]) for c in counts if len(c.proposed) >= k]
+    return sum(a for a, _ in pairs), sum(n for _, n in pairs)
 
 
-def phase_ms(trace: Trace) -> dict[str, float]:
-    """Milliseconds a sample spent by kind of forward: prefill, draft, verify."""
-    spent: dict[str, float] = {}
-    for forward in trace.forwards:
-        spent[str(forward.kind)] = spent.get(str(forward.kind), 0.0) + forward.ms
-    return spent
+def family(name: str, text: str, asked: Callable[[Acceptance], Sequence[int]]) -> Family:
+    """A share of rounds at a position, with Wilson's interval over rounds."""
+
+    def share(facts: Sequence[Facts], k: int) -> float | None:
+        return ratio(*of_position(facts, k, asked))
+
+    def bounds(facts: Sequence[Facts], k: int) -> Interval | None:
+        happened, n = of_position(facts, k, asked)
+        return accuracy.wilson(happened, n) if n else None
+
+    return Family(name, "share", text, share, "rounds", bounds)
+
+
+FAMILIES = (
+    family(
+        "acceptance/conditional",
+        "rounds that accepted the token ÷ rounds that proposed it and accepted all before it.",
+        lambda counts: counts.reached,
+    ),
+    family(
+        "acceptance/survival",
+        "rounds that accepted the token and all before it ÷ rounds that proposed it; DeepSpec "
+        "prints this as accept_rate@k.",
+        lambda counts: counts.proposed,
+    ),
+)

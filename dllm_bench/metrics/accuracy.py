@@ -99,6 +99,27 @@ def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
+def bootstrap_ratio(
+    tops: Sequence[float], bottoms: Sequence[float], seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of sum(tops) / sum(bottoms); samples are drawn as pairs."""
+    import numpy as np
+    from scipy import stats
+
+    result = stats.bootstrap(
+        (np.asarray(tops, dtype=float), np.asarray(bottoms, dtype=float)),
+        lambda top, bottom, axis: top.sum(axis) / bottom.sum(axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        batch=256,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Chance that k of n samples, drawn without replacement, hold one of the `correct` ones.
 

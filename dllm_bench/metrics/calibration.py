@@ -10,11 +10,15 @@ Pure functions of lists; nothing is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, zip_longest
 from operator import mul
 from statistics import fmean
+
+from dllm_bench.metrics.facts import Facts
+from dllm_bench.metrics.numbers import Family
 
 BINS = 20
 GRID = tuple(2 ** (step / 8) for step in range(-24, 25))  # 1/8 to 8, 1 among them
@@ -162,3 +166,79 @@ def fit_temperatures(
             errors[temperature] = ece(Outcomes(tuple(map(mul, before, last)), happened), bins)
         fitted.append(min(errors, key=lambda t: (errors[t], abs(math.log(t)))))
     return tuple(fitted)
+
+
+def observed(facts: Sequence[Facts]) -> list[Observed]:
+    """The verified proposals of samples whose drafter has a confidence head."""
+    return [
+        Observed(tuple(logits[:proposed]), accepted)
+        for fact in facts
+        for (proposed, accepted, _), logits in zip(
+            fact.rounds or (), fact.survival or (), strict=True
+        )
+        if logits
+    ]
+
+
+def halves(facts: Sequence[Facts]) -> tuple[list[Observed], list[Observed]]:
+    """Proposals of the first half of the samples, to fit on, and of the second, to measure on."""
+    half = len(facts) // 2
+    return observed(facts[:half]), observed(facts[half:])
+
+
+@lru_cache(maxsize=64)
+def _fitted(rounds: tuple[Observed, ...]) -> tuple[float, ...]:
+    return fit_temperatures(rounds)
+
+
+def found_in(facts: Sequence[Facts], k: int) -> Outcomes:
+    """Predictions and outcomes at position k, from 1, over all samples."""
+    return outcomes(observed(facts), k - 1)
+
+
+def found_unscaled(facts: Sequence[Facts], k: int) -> Outcomes:
+    """The same over the second half of the samples."""
+    return outcomes(halves(facts)[1], k - 1)
+
+
+def found_scaled(facts: Sequence[Facts], k: int) -> Outcomes:
+    """The same, scaled by temperatures fitted on the first half; nothing where it has no round."""
+    first, second = halves(facts)
+    reaching = tuple(replace(r, logits=r.logits[:k]) for r in first)
+    temperatures = _fitted(reaching)
+    return outcomes(second if len(temperatures) >= k else [], k - 1, temperatures)
+
+
+MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
+    "ece": (f"expected calibration error ({BINS} equal bins) of the predicted survival", ece),
+    "auroc": ("chance that a prefix that survives has the higher predicted survival", auroc),
+    "brier": ("mean squared distance of the predicted survival from what happened", brier),
+}
+COVERED: dict[str, tuple[str, Callable[[Sequence[Facts], int], Outcomes]]] = {
+    "": ("as the confidence head gives it, over the rounds that verified the position", found_in),
+    "_unscaled": (
+        "as the head gives it, over the second half of the samples: what _scaled compares with",
+        found_unscaled,
+    ),
+    "_scaled": (
+        "after Sequential Temperature Scaling fitted on the first half of the samples, over the "
+        "second half",
+        found_scaled,
+    ),
+}
+
+
+def family(measured: str, covered: str) -> Family:
+    """One measure over one part of the samples."""
+    what, number = MEASURES[measured]
+    how, find = COVERED[covered]
+
+    def function(facts: Sequence[Facts], k: int) -> float | None:
+        found = find(facts, k)
+        return number(found) if found.predicted else None
+
+    name, unit = f"calibration/{measured}{covered}", "share"
+    return Family(name, unit, f"{what} of the prefix, {how}.", function, "survival")
+
+
+FAMILIES = tuple(family(measured, covered) for measured in MEASURES for covered in COVERED)

@@ -213,10 +213,10 @@ def freeze_tables(network: DraftNetwork) -> DraftNetwork:
     return network
 
 
-def fresh(published: Published, target: Target, seed: int) -> DraftNetwork:
+def fresh(published: Published, target: TransformerDenoiser, seed: int) -> DraftNetwork:
     """A network to train from the start beside a target, with transformers' initial weights."""
     network = empty(published)
-    module: Any = target.module  # type: ignore[attr-defined] # no part of the contract
+    module: Any = target.module
     tables = {"embed_tokens": module.model.embed_tokens, "lm_head": module.lm_head}
     generator = torch.Generator().manual_seed(seed)
     state = {}

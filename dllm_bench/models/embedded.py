@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EmbeddedModel:
-    """One shipped model: layout is "llada", "dream" or "qwen3"; `base` is set for an adapter."""
+    """One shipped model: layout as in training/export.py; `base` is set for an adapter."""
 
     name: str
     layout: str
@@ -65,6 +65,15 @@ NUMBERS = tuple(str(n) for n in range(100))
 DIGITS = NUMBERS[:10]
 HEX = tuple("<>ABCDEF")
 """With "x" and the digits these spell ``<0x41>``, so that such a text is not read as a byte."""
+LATER_BARE = ("}", *"Compute Find Passage Problem Rule Solution What".split())
+LATER_SPACED = (" \\boxed{", " (", " )", " @")
+LATER_WORDS = """
+A Apply B C D Drop Move Remove Reverse So Swap The Turn What Where Which Who and answer becomes
+behind beside black blue bridge church do first green home into last list live lives market means
+mill near new old or people red rule school small tall together tower unanswerable under white
+yellow
+""".split()
+"""Of minimath, miniread and minirule; models made before them have a vocabulary without."""
 BYTE_SCORE, PIECE_SCORE = -100.0, -1.0
 
 CHAT_TEMPLATE = (
@@ -82,21 +91,32 @@ def assets_root() -> Path:
     return Path(str(resources.files("dllm_bench"))) / "assets"
 
 
-def pieces() -> list[str]:
-    """The vocabulary in id order: specials, bytes, punctuation, words, numbers. Append only."""
+def first_pieces() -> list[str]:
+    """The first vocabulary in id order: specials, bytes, punctuation, words, numbers. Closed."""
     words = [*PUNCTUATION, *SPACED_SYMBOLS, *BARE_WORDS, *(" " + w for w in SPACED_WORDS)]
     return [*SPECIALS, *BYTES, *words, *(" " + n for n in NUMBERS), *DIGITS, *HEX]
 
 
-def build_tokenizer(chat: bool = False) -> PreTrainedTokenizerFast:
-    """The tokenizer of every embedded model; `chat` adds the chat template.
+def later_pieces() -> list[str]:
+    """What came to it with more tasks, in id order. Append only."""
+    return [*LATER_BARE, *LATER_SPACED, *(" " + word for word in LATER_WORDS)]
 
-    All pieces have the same score, so a text is cut into as few pieces as possible.
+
+def pieces() -> list[str]:
+    """The whole vocabulary in id order; that of an older model is its beginning."""
+    return first_pieces() + later_pieces()
+
+
+def build_tokenizer(chat: bool = False, first: bool = False) -> PreTrainedTokenizerFast:
+    """The tokenizer of the embedded models; `chat` adds the chat template.
+
+    `first` leaves out the later pieces. All have the same score, so a text is cut into as few
+    pieces as possible.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    vocab = pieces()
+    vocab = first_pieces() if first else pieces()
     scores = [BYTE_SCORE if p in BYTES else PIECE_SCORE for p in vocab]
     model = models.Unigram(
         list(zip(vocab, scores, strict=True)), vocab.index(UNK), byte_fallback=True

@@ -144,6 +144,24 @@ class PositionCache(Cache):
         """Forget the keys and values of positions at and beyond `length`."""
         self._length = min(self._length, length)
 
+    def packed(self, plan: Plan) -> Tensor:
+        """What `keep` stored for `plan`, in one dimension, for a cache of another process."""
+        return torch.cat([part.flatten() for part in self._kept_parts(plan)])
+
+    def unpack(self, plan: Plan, packed: Tensor) -> None:
+        """Replace what `keep` stored for `plan` by what another cache packed."""
+        parts = self._kept_parts(plan)
+        sizes = [part.numel() for part in parts]
+        for part, values in zip(parts, packed.split(sizes), strict=True):
+            part.copy_(values.view_as(part))
+
+    def _kept_parts(self, plan: Plan) -> list[Tensor]:
+        """Views of the stored K/V of `plan.store` and of the hidden states at its borders."""
+        span = slice(*plan.store)
+        buffers = [stored for layer in self.positions for stored in (layer.keys, layer.values)]
+        views = [stored[:, :, span] for stored in buffers if stored is not None]
+        return views + [self._boundary[position] for position in sorted(self._boundary)]
+
     def _keep_boundary(self, plan: Plan, hidden_FD: Tensor) -> None:
         """Hidden states that predict the positions a later window may begin with."""
         start, stop = plan.feed

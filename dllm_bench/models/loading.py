@@ -185,6 +185,14 @@ def load(spec: ModelSpec) -> LoadedModel:
     return LoadedModel(denoiser, text, facts, opened.form, spec.block)
 
 
+def read_text(spec: ModelSpec) -> TextFront:
+    """The text front of `load`, without building the module."""
+    opened = open_checkpoint(spec)
+    tokenizer = read_tokenizer(opened.folder)
+    vocab_size = {**opened.layout.text(opened.published), **opened.published}["vocab_size"]
+    return opened.text(tokenizer, opened.special(tokenizer, vocab_size))
+
+
 def choose_adapter(spec: ModelSpec, published: Published) -> tuple[str, Layout]:
     """The adapter of the checkpoint's own config; another one asked for is an error."""
     name = next((name for name, layout in ADAPTERS.items() if layout.recognises(published)), None)

@@ -3,12 +3,13 @@
 K branches lie along the sequence axis of one forward of batch 1 with their own position ids, so
 the cached prefix is read once. The module's own layers run in order, each kind of layer (whole
 text, sliding window) with its mask and rotation; the head runs on wanted rows only. `shifted`
-models predict position p from hidden row p - 1, position 0 from row 0.
-Left out: training, batches of requests.
+models predict position p from hidden row p - 1, position 0 from row 0. Requests of a causal model
+may share a forward (`ragged`). Left out: training.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from dllm_bench.core.protocols import KVCache, Plan
 from dllm_bench.core.request import DllmBenchError, SpecialTokens
+from dllm_bench.models import ragged
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.masks import MaskShape, Span, attention_mask
 
@@ -70,6 +72,27 @@ class TransformerDenoiser:
         rows_KRD = self._rows(hidden_KFD, plan, kv)
         return self.head(self.module.model.norm(rows_KRD))
 
+    @torch.inference_mode()
+    def forward_batch(
+        self, tokens: Sequence[Tensor], plans: Sequence[Plan], caches: Sequence[PositionCache]
+    ) -> list[Tensor]:
+        """`forward` for requests of ragged lengths, one branch each: logits (rows, V) of each."""
+        feeds = []
+        for tokens_1L, plan, kv in zip(tokens, plans, caches, strict=True):
+            if not is_causal(plan) or kv.length != plan.feed[0]:
+                raise ValueError(f"A batch extends causal caches, found {plan}, {kv.length} cached")
+            self._check(plan, tokens_1L.shape[1])
+            kv.begin(plan, tokens_1L.shape[1])
+            feeds.append(tokens_1L[:, slice(*plan.feed)])
+        hidden_RFD = self._layers_ragged(ragged.stacked(feeds, dim=1), plans, caches)
+        wanted = []
+        for hidden_FD, plan, kv in zip(hidden_RFD, plans, caches, strict=True):
+            hidden_1FD = hidden_FD[None, : ragged.fed(plan)]
+            kv.hold(plan, hidden_1FD)
+            wanted.append(self._rows(hidden_1FD, plan, kv)[0])
+        logits_NV = self.head(self.module.model.norm(torch.cat(wanted)))
+        return list(logits_NV.split([len(rows_RD) for rows_RD in wanted]))
+
     def embed(self, ids: Tensor) -> Tensor:
         """Rows (..., D) of the embedding table."""
         embedded: Tensor = self.module.model.embed_tokens(ids)
@@ -97,25 +120,55 @@ class TransformerDenoiser:
 
     def _layers(self, tokens_KF: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
         """Hidden states (K, F, D) before the last norm."""
-        model, branches = self.module.model, len(tokens_KF)
+        branches = len(tokens_KF)
         masks = {kind: self._mask(kind, plan, branches, kv) for kind in set(self._kinds)}
         position_F = torch.arange(*plan.feed, device=self.device)
-        hidden = model.embed_tokens(tokens_KF.reshape(1, -1))
-        rotations = self._rotations(hidden, position_F.repeat(branches)[None])
-        tapped = {EMBEDDED: hidden} if plan.taps else {}
+        position_1F = position_F.repeat(branches)[None]
+        hidden, tapped = self._through(tokens_KF.reshape(1, -1), position_1F, masks, kv, plan.taps)
+        if tapped is not None:
+            kv.features = tapped.view(*tokens_KF.shape, -1)
+        return hidden.view(*tokens_KF.shape, -1)
+
+    def _layers_ragged(
+        self, ids_RF: Tensor, plans: Sequence[Plan], caches: Sequence[PositionCache]
+    ) -> Tensor:
+        """The same (R, F, D) for a batch of requests; rows of padding mean nothing."""
+        position_RF = ragged.positions(plans, self.device)
+        keys = max(plan.feed[1] for plan in plans)
+        masks = {
+            kind: ragged.causal_mask(position_RF, keys, self._window(kind), self.dtype)
+            for kind in set(self._kinds)
+        }
+        cache, taps = ragged.RaggedCache(caches, plans), plans[0].taps
+        hidden_RFD, tapped_RFC = self._through(ids_RF, position_RF, masks, cache, taps)
+        if tapped_RFC is not None:
+            for tapped_FC, plan, kv in zip(tapped_RFC, plans, caches, strict=True):
+                kv.features = tapped_FC[None, : ragged.fed(plan)]
+        return hidden_RFD
+
+    def _through(
+        self,
+        ids_RF: Tensor,
+        position_RF: Tensor,
+        masks: Mapping[str, Tensor | None],
+        cache: PositionCache | ragged.RaggedCache,
+        taps: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor | None]:
+        """All layers in order: hidden states (R, F, D), and those of the tapped layers abreast."""
+        model = self.module.model
+        hidden = model.embed_tokens(ids_RF)
+        rotations = self._rotations(hidden, position_RF)
+        tapped = {EMBEDDED: hidden}
         for index, (layer, kind) in enumerate(zip(model.layers, self._kinds, strict=True)):
             hidden = layer(
                 hidden,
                 attention_mask=masks[kind],
                 position_embeddings=rotations[kind],
-                past_key_values=kv,
+                past_key_values=cache,
             )
-            if index in plan.taps:
+            if index in taps:
                 tapped[index] = hidden
-        if plan.taps:
-            features = torch.cat([tapped[tap] for tap in plan.taps], dim=-1)
-            kv.features = features.view(*tokens_KF.shape, -1)
-        return hidden.view(*tokens_KF.shape, -1)
+        return hidden, torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None
 
     def _mask(self, kind: str, plan: Plan, branches: int, kv: PositionCache) -> Tensor | None:
         """What the layers of one kind see."""
@@ -124,9 +177,12 @@ class TransformerDenoiser:
     def _mask_over(
         self, cached: tuple[Span, ...], kind: str, plan: Plan, branches: int
     ) -> Tensor | None:
-        window = self.module.config.sliding_window if kind == SLIDING else 0
-        shape = MaskShape.of(plan, branches, cached, window)
+        shape = MaskShape.of(plan, branches, cached, self._window(kind))
         return attention_mask(shape, plan.visible_K, self.dtype, self.device)
+
+    def _window(self, kind: str) -> int:
+        """Positions the layers of one kind see back to, 0 for all."""
+        return int(self.module.config.sliding_window) if kind == SLIDING else 0
 
     def _rotations(self, hidden: Tensor, position_1F: Tensor) -> dict[str, Rotation]:
         """Rotary embeddings by kind of layer; most models have one for all."""

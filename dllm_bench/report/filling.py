@@ -1,9 +1,10 @@
 """The order in which one sample was filled: `view` turns a stored sample into plain data.
 
-Every token with the forward at which it was committed, every forward with its branches and what it
-committed, and where the text ends. The terminal (`paint`) and any other viewer show this and
-nothing else; as JSON it is `dllm-bench show RUN --sample ID --json`. Token texts are as decoded,
-control characters included: making them safe is the business of whoever shows them.
+Every token with the forward at which it was committed, every forward with its branches, its drafts
+and what it committed, and where the text ends. The terminal (`paint`) and the report's viewer
+(`site_samples`) show this and nothing else; as JSON it is `dllm-bench show RUN --sample ID --json`.
+Token texts are as decoded, control characters included: making them safe is the business of whoever
+shows them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dllm_bench.core.trace import Trace
 from dllm_bench.report.terminal import Decode
 from dllm_bench.runs.record import SampleRecord
 
@@ -32,7 +34,10 @@ class Step:
 
     winner: index of the branch that went on; committed: positions, with the one that a winning
     lookahead had tried before the forward; forced: how many of them the stall rule added (which
-    ones is not recorded); filled: share of the canvas decoded afterwards.
+    ones is not recorded); filled: share of the canvas decoded afterwards. proposed: draft tokens
+    this forward verified; accepted: those kept, the first of `committed`, what follows is the
+    target's own; drafted: texts of the whole proposal, empty where it was not stored; survival:
+    logits of a confidence head that a token is accepted if all before it are.
     """
 
     kind: str
@@ -45,6 +50,10 @@ class Step:
     committed: list[int]
     forced: int
     filled: float
+    proposed: int
+    accepted: int
+    drafted: list[str]
+    survival: list[float]
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,8 @@ class Filling:
 
 def view(sample: SampleRecord, decode: Decode, decoder: Mapping[str, Any]) -> Filling:
     """What is known of the filling of `sample`; `decoder` is the decoder in the run's spec."""
-    texts = {token: decode([token]) for token in set(sample.ids)}
+    drafts = {token for row in sample.trace.get("drafted", ()) for token in row}
+    texts = {token: decode([token]) for token in drafts.union(sample.ids)}
     born = [index if index >= 0 else None for index in sample.born]
     ends = dict(sorted(sample.cut.items(), key=lambda item: (item[1], item[0])))
     ended_by, end = next(iter(ends.items()), (None, len(sample.ids)))
@@ -77,7 +87,7 @@ def view(sample: SampleRecord, decode: Decode, decoder: Mapping[str, Any]) -> Fi
         id=sample.id,
         text=sample.text,
         tokens=[Token(i, texts[i], at) for i, at in zip(sample.ids, born, strict=True)],
-        steps=steps(sample, passes=2 if decoder.get("guidance") else 1),
+        steps=steps(sample, texts, passes=2 if decoder.get("guidance") else 1),
         borders=borders(len(sample.ids), decoder),
         ends=ends,
         end=end,
@@ -85,28 +95,32 @@ def view(sample: SampleRecord, decode: Decode, decoder: Mapping[str, Any]) -> Fi
     )
 
 
-def steps(sample: SampleRecord, passes: int) -> list[Step]:
+def steps(sample: SampleRecord, texts: Mapping[int, str], passes: int) -> list[Step]:
     """The forwards in order; `passes`: 2 where guidance shows the model every branch twice."""
-    columns, total = sample.trace, len(sample.ids)
-    committed: list[list[int]] = [[] for _ in columns["kind"]]
+    forwards, total = Trace.from_columns(sample.trace).forwards, len(sample.ids)
+    committed: list[list[int]] = [[] for _ in forwards]
     for position, index in enumerate(sample.born):
         if index >= 0:
             committed[index].append(position)
     found, filled = [], 0
-    for index, positions in enumerate(committed):
+    for forward, positions in zip(forwards, committed, strict=True):
         filled += len(positions)
-        branches, winner = columns["branches"][index] // passes, columns["winner"][index]
+        branches = forward.branches // passes
         step = Step(
-            kind=columns["kind"][index],
+            kind=str(forward.kind),
             branches=branches,
-            winner=winner,
-            lookahead_won=winner < branches - 1,
-            fed=columns["fed"][index],
-            cached=columns["cached"][index],
-            ms=columns["ms"][index],
+            winner=forward.winner,
+            lookahead_won=forward.winner < branches - 1,
+            fed=forward.fed,
+            cached=forward.cached,
+            ms=forward.ms,
             committed=positions,
-            forced=columns["forced"][index],
+            forced=forward.forced,
             filled=filled / total if total else 1.0,
+            proposed=forward.proposed,
+            accepted=forward.accepted,
+            drafted=[texts[token] for token in forward.drafted],
+            survival=list(forward.survival),
         )
         found.append(step)
     return found

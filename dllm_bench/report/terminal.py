@@ -6,7 +6,9 @@ line's. Numbers come from the record by the name of their definition, nothing is
 
 from __future__ import annotations
 
+import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from dllm_bench.runs.spec import SHOWN
 from dllm_bench.runs.store import Entry, State, Store, read_record
 from dllm_bench.tables import view
 from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables.cost import in_words
 
 Decode = Callable[[Sequence[int]], str]
 BOARD = ("run", "state", "done", "benchmark", "model", "decoder", "score", "tpf", "tps")
@@ -82,6 +85,17 @@ def table_lines(tables: Path) -> Iterator[str]:
         yield f"table {path.parent.name}/{path.stem}: {len(states)} cells, {counts}"
 
 
+def figure_lines(figures: Path) -> Iterator[str]:
+    """How many points of each drawn figure have a number, by profile."""
+    for path in sorted(figures.glob("*/*/*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            ours = [row for row in csv.DictReader(file) if row["kind"] == "measured"]
+        states = Counter("measured" if row["y"] else row["state"] for row in ours)
+        counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
+        name = path.relative_to(figures).with_suffix("").as_posix()
+        yield f"figure {name}: {len(ours)} points, {counts}"
+
+
 def summary(record: RunRecord) -> Iterator[str]:
     """What a sealed run measured, and on what."""
     environment = record.environment
@@ -109,10 +123,11 @@ def unfinished(entry: Entry) -> Iterator[str]:
 
 def decoder_of(model: Mapping[str, Any]) -> Decode:
     """Token ids to text with a model's own tokenizer; special tokens stay visible."""
-    from dllm_bench.models.loading import ModelSpec, locate
+    from dllm_bench.models.loading import locate
     from dllm_bench.models.text import read_tokenizer
+    from dllm_bench.runs.inputs import model_spec
 
-    spec = ModelSpec(**model)
+    spec = model_spec(model)
     tokenizer = read_tokenizer(locate(spec.path, spec.revision))
     return lambda ids: str(tokenizer.decode(list(ids))) if tokenizer else str(list(ids))
 
@@ -154,6 +169,8 @@ def comparison(one: RunRecord, other: RunRecord) -> Iterator[str]:
     rows = [("definition", one.identity_hash[:SHOWN], other.identity_hash[:SHOWN], "ratio")]
     for name, mine in one.summary.items():
         theirs = other.summary.get(name)
+        if mine is None and theirs is None:
+            continue
         ratio = mine / theirs if mine is not None and theirs else None
         rows.append((name, number(mine, 3), number(theirs, 3), number(ratio)))
     yield from grid(rows)
@@ -165,7 +182,7 @@ def table(built: BuiltTable) -> Iterator[str]:
     yield view.profile_text(built)
     for block in view.blocks(built):
         yield ""
-        yield f"{block.section} · {block.paper} · measured: {block.measured_on}"
+        yield " · ".join(filter(None, (block.title, f"measured: {block.measured_on}")))
         beside = ("reported",) if block.reported_labels else ()
         titles = [title for name in block.metrics for title in (name, *beside)]
         yield from grid([(*block.heads, *titles), *(table_row(row) for row in block.rows)])
@@ -175,13 +192,43 @@ def table(built: BuiltTable) -> Iterator[str]:
     yield from open_lines(built)
 
 
+def listing(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
+    """Several tables: where the cells of each stand, and why some are empty."""
+    standings = [built.standings() for built in tables]
+    words = list(dict.fromkeys(word for found in standings for word in found))
+    rows = [
+        (built.table.name, str(len(built.cells)), *(str(found.get(word, 0)) for word in words))
+        for built, found in zip(tables, standings, strict=True)
+    ]
+    yield from grid([("table", "cells", *words), *rows])
+    for built in tables:
+        for reason, cells in reasons(built).items():
+            yield f"{built.table.name}: {cells} cells {reason}"
+        yield from (f"{built.table.name}: {line}" for line in view.cost_lines(built))
+    together = {run.command: run.cost for built in tables for run in built.open}
+    if together:
+        cost = in_words(list(together.values()))
+        yield f"together: {len(together)} different runs to make, {cost}"
+    yield f"written: md, html, tex, csv and json of each below {folder}"
+
+
+def reasons(built: BuiltTable) -> dict[str, int]:
+    """Why cells are empty, and how many; what can still be run is told by its cost."""
+    told = [
+        f"{cell.standing}: {cell.why}"
+        for cell in built.cells
+        if view.is_empty(cell) and not cell.run.open
+    ]
+    return dict(Counter(told).most_common())
+
+
 def open_lines(built: BuiltTable) -> Iterator[str]:
-    """What is missing: the command that fills everything, then single ones."""
+    """What is missing: its cost, the command that fills everything, then single ones."""
+    yield from view.cost_lines(built)
     if not built.open:
         return
-    cost = view.cost([run.estimate_s for run in built.open])
     profile = f"--profile {built.profile.name} --run"
-    yield f"{len(built.open)} runs to fill ({cost}): dllm-bench table {built.table.name} {profile}"
+    yield f"all of them: dllm-bench table {built.table.name} {profile}"
     for run in built.open[:SINGLE_COMMANDS]:
         yield f"one of them ({run.state}: {run.reason}): {run.command}"
     if len(built.open) > SINGLE_COMMANDS:

@@ -22,26 +22,32 @@ if TYPE_CHECKING:
 
 Plain = dict[str, Any]
 AUTO = "auto"
+DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with
 OF_THE_MACHINE = ("dtype", "attention", "device", "quantization", "compile")
 
 
 def resolve(config: Plain) -> Plain:
     """The configuration with hardware and decoder spelled out, and "inputs" hashed."""
-    decoder = {key: value for key, value in config["decoder"].items() if key != "name"}
-    named = {"name": config["decoder"]["name"]} if "name" in config["decoder"] else {}
     hardware = resolve_hardware(config["hardware"])
     model = resolve_model(config["model"], hardware)
-    made = instantiate(decoder)
     dataset = benchmark_of(config["benchmark"]).dataset_hash()
     hashes = model_hashes(model)
-    check_filters(made, str(model["name"]), hashes["weights"])
+    decoders = {name: config[name] for name in DECODERS if config.get(name)}
     return {
         **config,
         "hardware": hardware,
         "model": model,
-        "decoder": {**describe(made), **named},
+        **{name: resolve_decoder(d, str(model["name"]), hashes) for name, d in decoders.items()},
         "inputs": {"dataset": dataset, **hashes},
     }
+
+
+def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, str]) -> Plain:
+    """A decoder with its defaults spelled out; its name, if it has one, is kept."""
+    made = instantiate({key: value for key, value in plain.items() if key != "name"})
+    check_filters(made, model, hashes["weights"])
+    named = {"name": plain["name"]} if "name" in plain else {}
+    return {**describe(made), **named}
 
 
 def check_filters(made: Any, model: str, weights: str) -> None:

@@ -7,7 +7,6 @@ killed, is reported and the others go on; starting again takes up what the store
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -15,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,8 +23,8 @@ from typing import Any, TextIO
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.runs.parts import REAL, Parts
 from dllm_bench.runs.progress import Board, Observer, Running, Silent, headline, line
+from dllm_bench.runs.ranks import die_with_parent, run
 from dllm_bench.runs.record import RunRecord, SampleRecord
-from dllm_bench.runs.runner import run
 from dllm_bench.runs.spec import RunSpec, digest
 from dllm_bench.runs.store import Store
 from dllm_bench.runs.targets import instantiate
@@ -225,7 +224,7 @@ class _Pool:
 def _serve(pipe: Connection) -> None:
     """A worker's life: a job comes, progress and outcome go, until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=die_with_parent, daemon=True).start()
     while True:
         try:
             job: Job = pipe.recv()
@@ -234,14 +233,6 @@ def _serve(pipe: Connection) -> None:
         report = _Report(pipe.send, REPORT_EVERY_S)
         outcome = job(report)
         pipe.send((outcome, report.result))
-
-
-def _die_with_parent() -> None:
-    """A worker must not outlive its parent: it would hold the lock of a run started again."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def submit(

@@ -15,13 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from dllm_bench.metrics import speed
+from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import Score, mean_score
-from dllm_bench.metrics.speed import Facts
+from dllm_bench.metrics.facts import Facts
 from dllm_bench.runs.record import RunRecord, SampleRecord
 from dllm_bench.runs.spec import RunSpec
 
-TPF, TPS = "tpf/emitted", "tps/decode"  # the definitions shown while a run goes
+TPF, TPS = "tpf/emitted", "tps/decode"
+SHOWN = {  # while a run goes, what it has of them
+    "TPF {:.2f}": TPF,
+    "TPS {:.1f}": TPS,
+    "{:.2f}× the baseline": "speedup/baseline",
+    "{:.1%} equal texts": "equal/baseline",
+}
 PLAIN_EVERY_S = 10.0
 TTY_EVERY_S = 0.2
 
@@ -64,8 +70,8 @@ class Running:
         return mean_score(self.values)
 
     def number(self, name: str) -> float | None:
-        """A speed definition over the samples so far."""
-        return speed.measure(name, self.facts)
+        """A definition over the samples so far."""
+        return definitions.measure(name, self.facts)
 
 
 class Observer(Protocol):
@@ -139,21 +145,19 @@ class ProgressLine(Silent):
 def line(running: Running) -> str:
     """One line about a run that goes."""
     parts = [f"{running.done}/{running.total}", f"ETA {duration(running.eta_s)}"]
-    return " · ".join(
-        [*parts, *_numbers(running.score(), running.number(TPF), running.number(TPS))]
-    )
+    return " · ".join([*parts, *_numbers(running.score(), running.number)])
 
 
 def headline(record: RunRecord) -> str:
     """One line about a finished run."""
-    numbers = _numbers(record.score, record.summary.get(TPF), record.summary.get(TPS))
+    numbers = _numbers(record.score, record.summary.get)
     return " · ".join([f"done, {len(record.columns['id'])} samples", *numbers])
 
 
-def _numbers(score: Score | None, tpf: float | None, tps: float | None) -> list[str]:
+def _numbers(score: Score | None, number: Callable[[str], float | None]) -> list[str]:
     parts = [f"score {100 * score.mean:.1f} ± {100 * score.margin:.1f}"] if score else []
-    parts += [f"TPF {tpf:.2f}"] if tpf is not None else []
-    return parts + ([f"TPS {tps:.1f}"] if tps is not None else [])
+    values = ((form, number(name)) for form, name in SHOWN.items())
+    return parts + [form.format(value) for form, value in values if value is not None]
 
 
 def summary(record: RunRecord) -> list[str]:
@@ -170,9 +174,11 @@ def summary(record: RunRecord) -> list[str]:
     if record.unused:
         idle = (f"{name} on {100 * share:.0f} %" for name, share in record.unused.items())
         lines.append(f"without effect (of samples): {', '.join(idle)}")
+    if record.spec.baseline:
+        lines.append(f"baseline: {record.spec.baseline.get('name')}, in the same run")
     for name, value in record.summary.items():
         if value is not None:
-            lines.append(f"{name:22} {value:10.4g} {speed.definition(name).unit}")
+            lines.append(f"{name:28} {value:10.4g} {definitions.definition(name).unit}")
     return lines
 
 

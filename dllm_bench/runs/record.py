@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dllm_bench.benchmarks.base import item_of
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.metrics import speed
+from dllm_bench.core.trace import Trace
+from dllm_bench.metrics import definitions
+from dllm_bench.metrics.acceptance import of_trace
 from dllm_bench.metrics.accuracy import Score, mean_score, repeated
-from dllm_bench.metrics.speed import Facts
+from dllm_bench.metrics.facts import Facts, from_columns
 from dllm_bench.runs.spec import Plain, RunSpec
 from dllm_bench.runs.unused import unused
 
@@ -31,12 +33,20 @@ SCHEMA = 2  # raised with every change of the stored form
 
 
 @dataclass(frozen=True)
+class Twin:
+    """What the run's baseline made of the same request: its tokens to the end, and its time."""
+
+    ids: list[int]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class SampleRecord:
-    """One finished request. `counts` are the facts of `speed.count`; times are in seconds.
+    """One finished request. `counts` are the facts of `facts.count`; times are in seconds.
 
     cut: reason -> index in `ids` where the text ends for it; trace: columns of the forwards;
     session: which start of the run decoded it; started_at: seconds since the epoch; raw: the text
-    before it was cut at a stop string, None where nothing was.
+    before it was cut at a stop string, None where nothing was; baseline: of runs that have one.
     """
 
     id: str
@@ -52,6 +62,7 @@ class SampleRecord:
     started_at: float
     session: int
     raw: str | None = None
+    baseline: Twin | None = None
 
     def to_line(self) -> str:
         """One line of JSON, without the line's end."""
@@ -65,17 +76,24 @@ class SampleRecord:
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if not isinstance(plain, dict) or not needed <= set(plain) <= names:
             raise ValueError("not a sample record")
-        return cls(**plain)
+        twin = plain.get("baseline")
+        return cls(**{**plain, "baseline": Twin(**twin) if twin else None})
 
     def facts(self) -> Facts:
         """What the metrics are computed from."""
+        trace, further = Trace.from_columns(self.trace), dict[str, Any](self.counts)
+        if self.baseline:
+            ours = self.ids[: min([*self.cut.values(), len(self.ids)])]
+            further["baseline_s"] = self.baseline.seconds
+            further["baseline_equal"] = ours == self.baseline.ids
         return Facts(
-            **self.counts,
             seconds=self.seconds,
-            steps_s=sum(self.trace["ms"]) / 1000,
+            steps_s=sum(forward.ms for forward in trace.forwards) / 1000,
             first_step_s=self.first_step_s,
             truncated=set(self.cut) <= {"length"},
             empty=not self.text.strip(),
+            **of_trace(trace, self.born, self.ids),
+            **further,
         )
 
 
@@ -94,7 +112,7 @@ class RunRecord:
     """A finished run; its presence in the store is the run's completion.
 
     columns: per-sample lists of equal length ("id", "value", "verdict", the names of `Facts`,
-    "score/NAME" for each further score); summary: every speed definition by name; scores: means of
+    "score/NAME" for each further score); summary: every definition by name; scores: means of
     the further scores, and avg@k and pass@k where items were repeated; unused: setting -> share of
     samples it had no effect on.
     """
@@ -118,7 +136,7 @@ class RunRecord:
     @property
     def facts(self) -> list[Facts]:
         """One entry per sample, in column order."""
-        return speed.from_columns(self.columns)
+        return from_columns(self.columns)
 
     @property
     def values(self) -> dict[str, float]:
@@ -201,7 +219,9 @@ def seal(
     columns["value"] = [_number(scores[sample.id].value) for sample in samples]
     columns["verdict"] = [str(scores[sample.id].verdict) for sample in samples]
     for name in Facts.columns():
-        columns[name] = [_short(getattr(fact, name)) for fact in facts]
+        column = [_short(getattr(fact, name)) for fact in facts]
+        if any(value not in (None, []) for value in column):
+            columns[name] = column
     further = sorted({name for score in scores.values() for name in score.metrics})
     for name in further:
         columns[f"{SCORE}{name}"] = [_number(scores[s.id].metrics.get(name)) for s in samples]
@@ -211,7 +231,7 @@ def seal(
         spec=spec,
         identity_hash=spec.identity_hash,
         score=mean_score([fmean(values) for values in outcomes], seed=spec.seed),
-        summary=speed.measure_all(speed.from_columns(columns)),
+        summary=definitions.measure_all(from_columns(columns)),
         columns=columns,
         sessions=[
             Session(s.started_at, s.warmups, s.environment, counted[i])

@@ -16,14 +16,15 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dllm_bench.core.request import DllmBenchError, Generation, Request, first_end
-from dllm_bench.metrics import speed
+from dllm_bench.core.trace import Trace
+from dllm_bench.metrics.facts import count
 from dllm_bench.runs import provenance
 from dllm_bench.runs.loggers import NoLogger
 from dllm_bench.runs.parts import REAL, Loaded, Parts
 from dllm_bench.runs.progress import Observer, Running, Silent, Together
-from dllm_bench.runs.record import RunRecord, SampleRecord, Session, seal
+from dllm_bench.runs.record import RunRecord, SampleRecord, Session, Twin, seal
 from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import OpenRun, Store
+from dllm_bench.runs.store import OpenRun, Share, Store
 
 if TYPE_CHECKING:
     from dllm_bench.core.protocols import Benchmark, Decoder
@@ -43,16 +44,12 @@ def run(
     sealed = store.record(spec)
     if sealed is not None:
         return sealed
-    benchmark = parts.benchmark(spec)
-    getattr(benchmark, "check", _nothing)()
-    decoder = parts.decoder(spec)
-    parts.prepare(spec)
-    loaded = parts.model(spec)
+    made = _made(spec, parts)
     with store.open(spec) as opened:
         if opened.record is not None:
             return opened.record
         observer = Together([logger or NoLogger(), progress or Silent()])
-        work = _Work(spec, parts, benchmark, decoder, loaded, opened, observer)
+        work = _Work(spec, parts, *made, opened, observer)
         try:
             return work.finish(work.decode())
         except Exception as error:
@@ -62,18 +59,50 @@ def run(
             observer.close()
 
 
+def decode_share(spec: RunSpec, share: Share, *, observer: Observer, parts: Parts = REAL) -> None:
+    """Decode a process's share of the requests of `spec`; whoever started the shares seals."""
+    with share:
+        _Work(spec, parts, *_made(spec, parts), share, observer).decode()
+
+
+def _made(spec: RunSpec, parts: Parts) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
+    """What a run works with; the model is read last, when all else is known to be there."""
+    benchmark = parts.benchmark(spec)
+    getattr(benchmark, "check", _nothing)()
+    decoder = parts.decoder(spec)
+    baseline = parts.decoder(spec.of_baseline) if spec.baseline else None
+    parts.prepare(spec)
+    loaded = parts.model(spec)
+    return benchmark, decoder, baseline, loaded
+
+
 def _nothing() -> None:
     """The check of a benchmark that has none."""
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """A generation, its text before it was cut at a stop string, and the seconds it took."""
+
+    generation: Generation
+    raw: str
+    seconds: float
+
+    @property
+    def stored(self) -> Twin:
+        """What a sample keeps of a baseline."""
+        return Twin(list(self.generation.ids[: self.generation.emitted]), self.seconds)
+
+
 @dataclass
 class _Work:
-    """One session of one run."""
+    """One session of one run. baseline: decodes every request too, in alternating order."""
 
     spec: RunSpec
     parts: Parts
     benchmark: Benchmark
     decoder: Decoder
+    baseline: Decoder | None
     loaded: Loaded
     opened: OpenRun
     observer: Observer
@@ -99,16 +128,17 @@ class _Work:
         self.opened.expect(len(requests))
         running = self._running(len(requests))
         self.observer.start(self.spec, self.opened.folder, running)
-        missing = [request for request in requests if request.id not in self.opened.samples]
+        missing = [(turn, r) for turn, r in enumerate(requests) if self.opened.wants(turn, r.id)]
         if missing:
             session = self._begin(requests[:WARMUPS])
             started = self.parts.clock()
-            for request in missing:
-                sample = self._sample(request, session)
+            for turn, request in missing:
+                sample = self._sample(request, turn, session)
                 self.opened.append(sample)
                 running.add(sample.facts(), self._value(sample), self.parts.clock() - started)
                 self.observer.sample(sample, running)
-        return [self.opened.samples[request.id] for request in requests]
+        done = self.opened.samples
+        return [done[request.id] for request in requests if request.id in done]
 
     def finish(self, samples: Sequence[SampleRecord]) -> RunRecord:
         """Grade the stored texts and seal the run."""
@@ -134,28 +164,39 @@ class _Work:
     def _begin(self, warmups: Sequence[Request]) -> int:
         """Warm up on fixed requests, whose results are thrown away, and note the session."""
         for request in warmups:
-            self.decoder.generate(self.loaded.denoiser, self._ready(request))
+            for decoder in self._in_turn(0):
+                decoder.generate(self.loaded.denoiser, self._ready(decoder, request))
         facts = provenance.environment(str(self.spec.hardware["device"]))
         index = self.opened.begin(Session(self.parts.now(), len(warmups), facts))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         return index
 
-    def _ready(self, request: Request) -> Request:
-        return ready(self.spec, self.decoder, self.loaded, request)
+    def _ready(self, decoder: Decoder, request: Request) -> Request:
+        return ready(self.spec, decoder, self.loaded, request)
 
-    def _sample(self, request: Request, session: int) -> SampleRecord:
-        """Decode one request under the clock and write down what happened."""
-        request = self._ready(request)
-        started_at = self.parts.now()
+    def _in_turn(self, turn: int) -> list[Decoder]:
+        """Decoder and baseline, the latter first at odd turns: neither has always warm caches."""
+        both = [self.decoder, *([self.baseline] if self.baseline is not None else [])]
+        return both[:: -1 if turn % 2 else 1]
+
+    def _decode(self, decoder: Decoder, request: Request) -> Decoded:
+        """Decode one request under the clock."""
+        request = self._ready(decoder, request)
         self.parts.sync(self.spec)
         started = self.parts.clock()
-        generation = self.decoder.generate(self.loaded.denoiser, request)
+        generation = decoder.generate(self.loaded.denoiser, request)
         self.parts.sync(self.spec)
         seconds = self.parts.clock() - started
         raw = cut(generation, replace(request, stop=()), self.loaded).text
-        generation = cut(generation, request, self.loaded)
-        columns = generation.trace.columns()
-        columns["ms"] = [round(ms, 4) for ms in columns["ms"]]
+        return Decoded(cut(generation, request, self.loaded), raw, seconds)
+
+    def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
+        """Decode one request, by the baseline too, and write down what happened."""
+        started_at = self.parts.now()
+        decoded = [self._decode(decoder, request) for decoder in self._in_turn(turn)]
+        own, *twins = decoded[:: -1 if turn % 2 else 1]
+        generation, raw = own.generation, own.raw
+        rows = [replace(row, ms=round(row.ms, 4)) for row in generation.trace.forwards]
         return SampleRecord(
             id=request.id,
             prompt_sha256=hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest(),
@@ -164,12 +205,13 @@ class _Work:
             cut=generation.cut,
             text=generation.text,
             raw=raw if raw != generation.text else None,
-            trace={name: [*map(_plain, column)] for name, column in columns.items()},
-            counts=speed.count(generation, self.loaded.denoiser.special),
-            seconds=seconds,
-            first_step_s=columns["ms"][0] / 1000 if columns["ms"] else 0.0,
+            trace=Trace(rows).columns(),
+            counts=count(generation, self.loaded.denoiser.special),
+            seconds=own.seconds,
+            first_step_s=rows[0].ms / 1000 if rows else 0.0,
             started_at=started_at,
             session=session,
+            baseline=next((twin.stored for twin in twins), None),
         )
 
     def _value(self, sample: SampleRecord) -> float | None:
@@ -183,6 +225,7 @@ def attention_note(decoder: Decoder, loaded: Loaded) -> str | None:
     """A sentence where the decoder uses other attention than the weights were trained with."""
     from dllm_bench.decoding.masked import MaskedDecoder
 
+    decoder = getattr(decoder, "decoder", decoder)  # one that leads other processes wraps its own
     if not isinstance(decoder, MaskedDecoder):
         return None
     return loaded.note(decoder.cache.attention, getattr(decoder.schedule, "block", None) or 0)
@@ -199,11 +242,6 @@ def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> 
     seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
     torch.manual_seed(seed)
     return decoder.prepare(loaded.denoiser, replace(request, seed=seed))
-
-
-def _plain(value: object) -> object:
-    """Text of an enum; anything else as it is."""
-    return str(value) if isinstance(value, str) else value
 
 
 def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -65,6 +65,12 @@ FIELDS: dict[str, Role] = {
     "decoder.**.source": _R,  # a filter's or drafter's place; its content enters as sha256
     "decoder.**.revision": _R,
     "decoder.**.any_model": _R,  # consent
+    "baseline": _I,
+    "baseline.name": _R,
+    "baseline.**": _I,
+    "baseline.**.source": _R,
+    "baseline.**.revision": _R,
+    "baseline.**.any_model": _R,
     "benchmark._target_": _I,
     "benchmark.name": _I,
     "benchmark.task": _I,
@@ -90,6 +96,11 @@ FIELDS: dict[str, Role] = {
     "hardware.quantization": _I,
     "hardware.compile": _I,
     "hardware.threads": _I,
+    "hardware.branch_parallel": _I,
+    "hardware.tensor_parallel": _I,
+    "hardware.commit": _I,
+    "hardware.replicas": _R,  # which process decodes a request changes nothing about it
+    "hardware.timeout_s": _R,
     "hardware.match": _R,
     "hardware.index": _R,
     "logger.**": _R,
@@ -167,7 +178,8 @@ def digest(plain: Any) -> str:
 @dataclass(frozen=True, eq=False)
 class RunSpec:
     """One run. Groups are plain nested data, as configured; `inputs` are sha256 of the items,
-    weights and tokenizer behind them; `runtime` are the groups no output depends on.
+    weights and tokenizer behind them; `runtime` are the groups no output depends on; `baseline` is
+    the decoder that decodes every request too, empty without one, and then no part of the identity.
     """
 
     model: Plain
@@ -181,6 +193,7 @@ class RunSpec:
     decoding_version: int = DECODING_VERSION
     label: str = ""  # what the decoder is called in folder names
     runtime: Plain = field(default_factory=dict, repr=False)
+    baseline: Plain = field(default_factory=dict)
 
     @classmethod
     def from_config(
@@ -202,7 +215,7 @@ class RunSpec:
         decoder = dict(resolved["decoder"])
         label = decoder.pop("name", None) or _class_name(decoder)
         runtime = {key: config[key] for key in config if key not in own | {"decoder"}}
-        groups = {name: resolved[name] for name in own}
+        groups = {name: resolved[name] for name in own if resolved[name] is not None}
         return cls(decoder=decoder, label=label, runtime=runtime, **groups)
 
     @classmethod
@@ -219,7 +232,8 @@ class RunSpec:
 
     def identity(self) -> Plain:
         """All that can change the output, in canonical form."""
-        groups = {name: getattr(self, name) for name in (*GROUPS, "seed", "limit", "batch")}
+        names = (*GROUPS, "baseline", "seed", "limit", "batch")
+        groups = {name: getattr(self, name) for name in names}
         whole = {"inputs": self.inputs, "decoding_version": self.decoding_version}
         return dict(canonical({**split(groups)[Role.IDENTITY], **whole}))
 
@@ -232,6 +246,12 @@ class RunSpec:
     def identity_hash(self) -> str:
         """sha256 over `identity`."""
         return digest(self.identity())
+
+    @property
+    def of_baseline(self) -> RunSpec:
+        """The run of the baseline alone."""
+        decoder = {key: value for key, value in self.baseline.items() if key != "name"}
+        return replace(self, decoder=decoder, label=self.baseline.get("name", ""), baseline={})
 
     @property
     def short(self) -> str:

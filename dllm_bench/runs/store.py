@@ -2,9 +2,9 @@
 
 spec.json says what the run is, samples.jsonl grows by a line per finished request, sessions.jsonl
 by a line per start, record.json appears at once when all is done: its presence is completion. A
-folder is written by one process at a time; what a killed process left is taken up as it is, minus a
-half-written last line. Folders are found by hash, so a label may change. Decides nothing about what
-a run does.
+folder is written by one run at a time: by one process, or by several that share the requests, each
+with a samples file of its own, which the next start gathers into one. What a killed process left is
+taken up as it is, minus a half-written last line. Folders are found by hash, so a label may change.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dllm_bench.runs.spec import Plain, RunSpec
 
 SPEC, SAMPLES, SESSIONS, RECORD = "spec.json", "samples.jsonl", "sessions.jsonl", "record.json"
 ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
+SHARED = "samples-{}.jsonl"  # of one of several processes that share a run's requests
 
 
 class State(StrEnum):
@@ -110,6 +111,10 @@ class Store:
         """The run's folder, locked for writing; closes with the `with` block."""
         return OpenRun.start(self.path(spec), spec, total)
 
+    def share(self, spec: RunSpec, index: int, of: int, session: int) -> Share:
+        """A share of the requests of a run whose folder another process holds open."""
+        return Share.join(self.path(spec), spec, index, of, session)
+
 
 def read_record(folder: Path) -> RunRecord | None:
     """The sealed record in `folder`."""
@@ -129,8 +134,7 @@ def read_entry(folder: Path) -> Entry | None:
     head = _read_head(folder)
     if head is None:
         return None
-    samples = folder / SAMPLES
-    done = samples.read_bytes().count(b"\n") if samples.exists() else 0
+    done = sum(path.read_bytes().count(b"\n") for path in sample_files(folder))
     error = (folder / ERROR).read_text(encoding="utf-8") if (folder / ERROR).exists() else ""
     spec = RunSpec.from_plain(head["spec"])
     return Entry(folder, _state(folder), spec, done, head["total"], error.strip())
@@ -138,7 +142,17 @@ def read_entry(folder: Path) -> Entry | None:
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:
     """Finished samples by id, in the order they were written; broken lines are left out."""
-    return _parse(lines(folder / SAMPLES))[0]
+    return _parse(_sample_lines(folder))[0]
+
+
+def sample_files(folder: Path) -> list[Path]:
+    """The files with finished samples: one, and one more per process while several share a run."""
+    shares = sorted(folder.glob(SHARED.format("*")))
+    return [path for path in (folder / SAMPLES, *shares) if path.exists()]
+
+
+def _sample_lines(folder: Path) -> list[bytes]:
+    return [line for path in sample_files(folder) for line in lines(path)]
 
 
 def _state(folder: Path) -> State:
@@ -209,15 +223,23 @@ class OpenRun:
         if self.record is not None:
             return
         self._claim()
-        path = self.folder / SAMPLES
-        content = path.read_bytes() if path.exists() else b""
-        self.samples, good = _parse(lines(path))
-        kept = b"".join(line + b"\n" for line in good)
-        if kept != content:
-            self.note(f"dropped {len(content) - len(kept)} bytes of broken lines in {SAMPLES}")
-            write_atomic(path, kept.decode())
+        self._gather()
         self.sessions = _read_sessions(self.folder)
         (self.folder / ERROR).unlink(missing_ok=True)
+
+    def _gather(self) -> None:
+        """Read the finished samples, and have them in one file of whole lines."""
+        files = sample_files(self.folder)
+        length = sum(path.stat().st_size for path in files)
+        self.samples, good = _parse(_sample_lines(self.folder))
+        kept = b"".join(line + b"\n" for line in good)
+        if len(kept) < length:
+            self.note(f"dropped {length - len(kept)} bytes of broken lines in {SAMPLES}")
+        shares = [path for path in files if path.name != SAMPLES]
+        if len(kept) < length or shares:
+            write_atomic(self.folder / SAMPLES, kept.decode())
+        for path in shares:
+            path.unlink()
 
     def _claim(self) -> None:
         """Write spec.json, or check that the folder belongs to this run."""
@@ -247,6 +269,15 @@ class OpenRun:
         if total != self.total:
             self._write_head(total)
 
+    def wants(self, turn: int, key: str) -> bool:
+        """Whether the request with this id, the `turn`-th of the run, is still to be decoded."""
+        return key not in self.samples
+
+    @property
+    def samples_file(self) -> Path:
+        """Where finished samples are added."""
+        return self.folder / SAMPLES
+
     def begin(self, session: Session) -> int:
         """Note the start of a session; its index goes into the samples it makes."""
         self.sessions.append(session)
@@ -257,7 +288,7 @@ class OpenRun:
     def append(self, sample: SampleRecord) -> None:
         """Add a finished sample."""
         if self._writer is None:
-            self._writer = Appender(self.folder / SAMPLES)
+            self._writer = Appender(self.samples_file)
         self._writer.append(sample.to_line())
         self.samples[sample.id] = sample
 
@@ -301,6 +332,39 @@ class OpenRun:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@dataclass
+class Share(OpenRun):
+    """Every `of`-th request, from `index` on; the folder belongs to the process that shared it out.
+
+    `session` is the start of the run that the shares are part of.
+    """
+
+    index: int = 0
+    of: int = 1
+    session: int = 0
+
+    @classmethod
+    def join(cls, folder: Path, spec: RunSpec, index: int, of: int, session: int) -> Share:
+        """Read what is finished, whoever finished it."""
+        share = cls(folder, spec, Lock(folder / LOCK), None, index=index, of=of, session=session)
+        share.samples = read_samples(folder)
+        return share
+
+    @property
+    def samples_file(self) -> Path:
+        return self.folder / SHARED.format(self.index)
+
+    def wants(self, turn: int, key: str) -> bool:
+        return turn % self.of == self.index and super().wants(turn, key)
+
+    def expect(self, total: int) -> None:
+        if self.index == 0:
+            super().expect(total)
+
+    def begin(self, session: Session) -> int:
+        return self.session
 
 
 def _read_sessions(folder: Path) -> list[Session]:

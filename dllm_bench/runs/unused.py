@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dllm_bench.core.trace import Trace
+
 if TYPE_CHECKING:
     from dllm_bench.runs.record import SampleRecord
     from dllm_bench.runs.spec import RunSpec
@@ -62,5 +64,5 @@ def _named(decoder: Mapping[str, Any], slot: str) -> str:
 
 
 def _base_always_wins(sample: SampleRecord) -> bool:
-    winners = zip(sample.trace["winner"], sample.trace["branches"], strict=True)
-    return all(winner == branches - 1 for winner, branches in winners)
+    forwards = Trace.from_columns(sample.trace).forwards
+    return all(forward.winner == forward.branches - 1 for forward in forwards)

@@ -37,7 +37,8 @@ def point(system: str, load: Load) -> Point:
     steps = [step for step in load.steps if step.requests == load.seats]
     if not steps:
         raise DllmBenchError(
-            f"System {system!r} never had all {load.seats} seats taken; give more texts than seats."
+            f"System {system!r} never had all {load.seats} seats taken, it has {len(load.served)} "
+            "texts; give more texts than seats, or fewer requests at a time."
         )
     committed = sum(step.committed for step in steps)
     rounds = load.seats * len(steps)

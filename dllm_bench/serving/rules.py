@@ -6,12 +6,12 @@ Each function returns what makes a fresh rule, since the asynchronous one rememb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import takewhile
 
-from dllm_bench.decoding.length.prefix import Asynchronous, Chances, early_stop
+from dllm_bench.decoding.length.prefix import Chances, TwoStepsAhead, early_stop
 from dllm_bench.decoding.length.profile import StepProfile
+from dllm_bench.decoding.length.threshold import sure_tokens
 from dllm_bench.serving.simulation import Rule
 
 NewRule = Callable[[], Rule]
@@ -24,11 +24,7 @@ def fixed(tokens: int | None = None) -> NewRule:
 
 def threshold(tau: float) -> NewRule:
     """Up to the first token whose own chance is below tau."""
-
-    def length(row: Sequence[float]) -> int:
-        return len(list(takewhile(lambda chance: chance >= tau, row)))
-
-    return lambda: lambda chances: [length(row) for row in chances]
+    return lambda: lambda chances: [sure_tokens(row, tau) for row in chances]
 
 
 def hardware_aware(profile: StepProfile) -> NewRule:
@@ -42,4 +38,4 @@ def hardware_aware(profile: StepProfile) -> NewRule:
 
 def asynchronous(profile: StepProfile) -> NewRule:
     """Sizes of steps chosen two steps ahead, filled with the surest tokens."""
-    return partial(Asynchronous, profile)
+    return partial(TwoStepsAhead, profile)

@@ -1,36 +1,40 @@
 """Planned cells to numbers: measured value and interval, reported value, delta and verdict.
 
-Everything measured comes from the sealed records alone. A number is compared only where that means
-something: never for embedded models and tasks, and a speed only on the reported hardware. Scores
-carry the record's interval; a speed that is a mean over samples carries a bootstrap interval;
-extremes (maximum, top ten) have none, since resampling says nothing about a tail.
+Everything measured comes from the sealed records alone, a setting from the run's configuration. A
+number is compared only where that means something: never for embedded models and tasks, and a speed
+only on the reported hardware. Scores carry the record's interval, means and ratios of sums over
+samples a bootstrap one (`derive`); extremes (maximum, top ten) have none, since resampling says
+nothing about a tail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isclose
-from statistics import fmean
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 
-from dllm_bench.metrics import accuracy, speed
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs, estimate_s
+from dllm_bench.metrics import definitions
+from dllm_bench.tables.cost import Check, Cost, CostModel
+from dllm_bench.tables.derive import PERCENT, Interval, bootstrap, derived, unit_of
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs, trained_first
 from dllm_bench.tables.spec import Cell, Metric, PaperTable, Profile
 
 if TYPE_CHECKING:
     from dllm_bench.runs.record import RunRecord
 
-PERCENT = 100
-SCORE_UNIT = "%"
 SCORE_TEXT = "samples the benchmark's own metric grades as right, in percent of all samples."
-Interval = tuple[float, float]
+SETTING_TEXT = "a setting of the run, read from its configuration."
+CLOCKED = ("tokens/s", "s", "ms", "×")  # units of numbers that hardware decides
+MEASURED, UNDEFINED = "measured", "undefined"
 
 
 class Verdict(StrEnum):
     """Measured against reported."""
 
+    EQUAL = "equal"  # of settings
     INSIDE_CI = "inside CI"
     INSIDE_TOLERANCE = "inside tolerance"
     OUTSIDE = "outside"
@@ -40,20 +44,42 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class BuiltCell:
-    """A cell with its number. measured, interval and delta are in the reported unit.
+    """A cell with its number. measured, interval and delta are in `unit`, the reported one.
 
-    why: what makes the cell not comparable, or why it is empty.
+    why: what makes the cell not comparable, or why it is empty; setting: what the configuration
+    says, in the paper's words, of a cell that is a setting.
     """
 
-    cell: Cell
-    run: PlannedRun
+    planned: PlannedCell
     unit: str
-    measured: float | None
-    interval: Interval | None
-    n: int
-    delta: float | None
-    verdict: Verdict
-    why: str
+    measured: float | None = None
+    interval: Interval | None = None
+    n: int = 0
+    delta: float | None = None
+    verdict: Verdict = Verdict.NONE
+    why: str = ""
+    setting: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        return self.planned.cell
+
+    @property
+    def run(self) -> PlannedRun:
+        """The run, or what the runs of a derived cell have in common."""
+        return self.planned.run
+
+    @property
+    def runs(self) -> list[PlannedRun]:
+        """The runs behind the number, each once."""
+        return distinct_runs([self.planned])
+
+    @property
+    def standing(self) -> str:
+        """Where the cell stands, in a word: measured, or why it is empty."""
+        if self.setting or self.measured is not None:
+            return str(State.SETTING) if self.setting else MEASURED
+        return UNDEFINED if self.run.state is State.SEALED else str(self.run.state)
 
 
 @dataclass(frozen=True)
@@ -68,17 +94,21 @@ class Definition:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that is still to be made, with a rough cost (None: no sibling to judge by)."""
+    """A run that is still to be made, with a rough cost (None: nothing to judge by)."""
 
     command: str
     state: State
     reason: str
-    estimate_s: float | None
+    cost: Cost | None
 
 
 @dataclass(frozen=True)
 class BuiltTable:
-    """A table ready to be rendered; nothing in it depends on when or where it was built."""
+    """A table ready to be rendered; nothing in it depends on when or where it was built.
+
+    trained_first: what its decoders read and nobody trained yet; elsewhere: what the runs that are
+    impossible here cost where they are possible; check: how far the estimates are off.
+    """
 
     table: PaperTable
     profile: Profile
@@ -89,21 +119,35 @@ class BuiltTable:
     inputs: tuple[str, ...]
     open: tuple[OpenRun, ...]
     impossible: tuple[str, ...]
+    reported_only: tuple[str, ...]
+    trained_first: tuple[str, ...]
+    elsewhere: tuple[Cost | None, ...]
+    check: Check | None
 
     def states(self) -> dict[State, int]:
         """How many runs stand where, in the order of `State`."""
         states = [run.state for run in distinct_runs(self.planned())]
         return {state: states.count(state) for state in State if state in states}
 
+    def standings(self) -> dict[str, int]:
+        """How many cells are measured, reported only, impossible, …, the most frequent first."""
+        return dict(Counter(cell.standing for cell in self.cells).most_common())
+
     def planned(self) -> list[PlannedCell]:
         """The plan behind the table."""
-        return [PlannedCell(built.cell, built.run) for built in self.cells]
+        return [built.planned for built in self.cells]
 
 
-def build(table: PaperTable, profile: Profile, planned: Sequence[PlannedCell]) -> BuiltTable:
-    """The table with every number that the sealed records give."""
+def build(
+    table: PaperTable,
+    profile: Profile,
+    planned: Sequence[PlannedCell],
+    others: Sequence[RunRecord] = (),
+) -> BuiltTable:
+    """The table with every number that the sealed records give; `others` help to estimate costs."""
     runs = distinct_runs(planned)
     records = [run.record for run in runs if run.record]
+    costs = CostModel(planned, {r.identity_hash: r for r in (*records, *others)}.values())
     impossible = {run.reason for run in runs if run.state is State.IMPOSSIBLE}
     return BuiltTable(
         table=table,
@@ -114,42 +158,55 @@ def build(table: PaperTable, profile: Profile, planned: Sequence[PlannedCell]) -
         code=tuple(sorted({code_of(record) for record in records})),
         inputs=tuple(sorted({text for record in records for text in inputs_of(record)})),
         open=tuple(
-            OpenRun(run.command, run.state, run.reason, estimate_s(run, runs))
+            OpenRun(run.command, run.state, run.reason, costs.estimate(run))
             for run in runs
             if run.open
         ),
         impossible=tuple(sorted(impossible)),
+        reported_only=tuple(dict.fromkeys(p.cell.only for p in planned if p.cell.only)),
+        trained_first=tuple(trained_first(runs)),
+        elsewhere=tuple(
+            costs.estimate(run) for run in runs if run.state is State.IMPOSSIBLE and run.config
+        ),
+        check=costs.check(),
     )
 
 
 def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
-    """One cell: measured from its run's record, set against the reported value."""
-    cell, run = planned.cell, planned.run
-    unit = SCORE_UNIT if cell.metric.is_score else speed.definition(cell.metric.definition).unit
-    if run.record is None:
-        return BuiltCell(cell, run, unit, None, None, 0, None, Verdict.NONE, run.reason)
-    n = len(run.record.columns["id"])
-    measured, interval = measure(cell.metric, run.record)
+    """One cell: measured from its runs' records, set against the reported value."""
+    unit = unit_of(planned.cell.metric)
+    if planned.run.state is State.SETTING:
+        return _setting(planned, profile)
+    if planned.run.state is not State.SEALED:
+        return BuiltCell(planned, unit, why=planned.run.reason)
+    n = sum(len(run.record.columns["id"]) for run in distinct_runs([planned]) if run.record)
+    measured, interval = measure(planned)
     if measured is None:
-        why = "the samples do not define this number"
-        return BuiltCell(cell, run, unit, None, None, n, None, Verdict.NONE, why)
-    why = incomparable(planned, profile) if cell.reported else ""
-    verdict = Verdict.NOT_COMPARABLE if why else judge(measured, interval, cell)
-    delta = measured - cell.reported.value if cell.reported and not why else None
-    return BuiltCell(cell, run, unit, measured, interval, n, delta, verdict, why)
+        return BuiltCell(planned, unit, n=n, why="the samples do not define this number")
+    reported = planned.cell.reported.value if planned.cell.reported else None
+    if reported is None:
+        return BuiltCell(planned, unit, measured, interval, n)
+    why = incomparable(planned, profile)
+    if why:
+        return BuiltCell(planned, unit, measured, interval, n, None, Verdict.NOT_COMPARABLE, why)
+    verdict = judge(measured, interval, reported, planned.cell.metric)
+    return BuiltCell(planned, unit, measured, interval, n, measured - reported, verdict)
 
 
-def measure(metric: Metric, record: RunRecord) -> tuple[float | None, Interval | None]:
-    """The number a metric names, with its interval where it has one."""
+def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
+    """The number of a cell whose runs are sealed, with its interval where it has one."""
+    if planned.parts:
+        return derived(planned, lambda part: measure(part)[0])
+    record, metric = planned.run.record, planned.cell.metric
+    if record is None:
+        return None, None
     if metric.is_score:
         return _score(record)
-    definition = speed.definition(metric.definition)
-    facts = record.facts
+    definition, facts = definitions.definition(metric.definition), record.facts
     value = definition(facts)
-    each = [number for number in (definition([fact]) for fact in facts) if number is not None]
-    if value is None or len(each) < 2 or not isclose(value, fmean(each), rel_tol=1e-9):
-        return value, None
-    return value, accuracy.bootstrap(each, record.spec.seed)
+    if value is None:
+        return None, None
+    return value, definition.bounds(facts) if definition.bounds else bootstrap(planned)
 
 
 def _score(record: RunRecord) -> tuple[float | None, Interval | None]:
@@ -159,33 +216,74 @@ def _score(record: RunRecord) -> tuple[float | None, Interval | None]:
     return PERCENT * score.mean, (PERCENT * score.low, PERCENT * score.high)
 
 
+def _setting(planned: PlannedCell, profile: Profile) -> BuiltCell:
+    """A setting of the run, in the paper's words, equal to the reported one or not."""
+    metric, reported = planned.cell.metric, planned.cell.reported
+    text = setting_text(planned.run.config, metric)
+    if not text:
+        return BuiltCell(planned, "", why=f"the run has no setting {metric.setting}")
+    number = as_number(text)
+    if reported is None:
+        return BuiltCell(planned, "", number, setting=text)
+    equal = text == reported.text if number is None else number == reported.value
+    why = "" if equal or not profile.embedded else _embedded(planned)
+    differs = Verdict.NOT_COMPARABLE if why else Verdict.OUTSIDE
+    verdict = Verdict.EQUAL if equal else differs
+    return BuiltCell(planned, "", number, None, 0, None, verdict, why, text)
+
+
+def setting_text(config: Mapping[str, Any], metric: Metric) -> str:
+    """What the configuration says at the metric's dotted key; empty where it has no such key."""
+    try:
+        value = reduce(lambda group, name: group[name], metric.setting.split("."), config)
+    except (KeyError, TypeError):
+        return ""
+    text = str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    return metric.labels.get(text, text)
+
+
+def as_number(text: str) -> float | None:
+    """The number a text spells, None for a word."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def incomparable(planned: PlannedCell, profile: Profile) -> str:
     """Why measured and reported must not be compared; empty when they may."""
-    cell, run = planned.cell, planned.run
+    cell = planned.cell
     if profile.embedded:
-        return f"embedded model {run.chosen['model']} on {run.chosen['benchmark']}"
-    device = str(run.record.environment.get("device")) if run.record else ""
-    if not cell.metric.is_score and device != cell.reported_on:
-        return f"measured on {device}, reported on {cell.reported_on or 'unstated hardware'}"
-    return ""
+        return _embedded(planned)
+    if unit_of(cell.metric.plain) not in CLOCKED:
+        return ""
+    records = [run.record for run in planned.runs if run.record]
+    devices = ", ".join(sorted({str(record.environment.get("device")) for record in records}))
+    if devices == cell.reported_on:
+        return ""
+    return f"measured on {devices}, reported on {cell.reported_on or 'unstated hardware'}"
 
 
-def judge(measured: float, interval: Interval | None, cell: Cell) -> Verdict:
+def _embedded(planned: PlannedCell) -> str:
+    chosen = planned.run.chosen
+    model = f" model {chosen['model']}" if "model" in chosen else " models"
+    return f"embedded{model}" + (f" on {chosen['benchmark']}" if "benchmark" in chosen else "")
+
+
+def judge(measured: float, interval: Interval | None, reported: float, metric: Metric) -> Verdict:
     """Reported value inside our interval, inside the table's tolerance, or outside of both."""
-    if cell.reported is None:
-        return Verdict.NONE
-    reported = cell.reported.value
     if interval and interval[0] <= reported <= interval[1]:
         return Verdict.INSIDE_CI
-    near = abs(measured - reported) <= cell.metric.allowed(reported)
+    near = abs(measured - reported) <= metric.allowed(reported)
     return Verdict.INSIDE_TOLERANCE if near else Verdict.OUTSIDE
 
 
 def _definition(metric: Metric) -> Definition:
-    if metric.is_score:
-        return Definition(metric.label, metric.definition, SCORE_UNIT, SCORE_TEXT)
-    found = speed.definition(metric.definition)
-    return Definition(metric.label, found.name, found.unit, found.text)
+    unit = unit_of(metric)
+    if metric.setting:
+        return Definition(metric.label, metric.formula, unit, SETTING_TEXT)
+    known = SCORE_TEXT if metric.is_score else definitions.definition(metric.definition).text
+    return Definition(metric.label, metric.formula, unit, known)
 
 
 def hardware_of(record: RunRecord) -> str:

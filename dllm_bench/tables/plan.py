@@ -2,17 +2,18 @@
 
 Every cell's query, translated by the profile, is composed and turned into a `RunSpec` by the same
 code path as `dllm-bench run`, so the hash is the same by construction; the metrics of one
-combination share a run. Each run is sealed, partial, missing, failed or impossible here, comes with
-the one command that fills it and a rough estimate of its cost. Starts nothing.
+combination share a run. Each run is sealed, partial, missing, failed or impossible here, and comes
+with the one command that fills it. A derived cell stands where the worst of its parts stands.
+Starts nothing; what the open runs cost is in `cost`.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from statistics import median
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.request import DllmBenchError
@@ -27,21 +28,28 @@ Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 
 
 class State(StrEnum):
-    """Where the run of a cell stands."""
+    """Where the run of a cell stands; the later, the further from a number."""
 
     SEALED = "sealed"
     PARTIAL = "partial"
     MISSING = "missing"
     FAILED = "failed"
     IMPOSSIBLE = "impossible"
+    SETTING = "setting"  # read from the run's configuration, nothing to run
+    REPORTED = "reported only"  # no run can give it
+
+
+TRAINED = "results/training/"  # where `dllm-bench train` writes, and tables look
+OPEN = (State.PARTIAL, State.MISSING, State.FAILED)
+WORST_FIRST = (State.REPORTED, State.IMPOSSIBLE, State.FAILED, State.MISSING, State.PARTIAL)
 
 
 @dataclass(frozen=True)
 class PlannedRun:
     """A run some cells need. `short` is what an empty cell shows, `reason` says it in full.
 
-    query: overrides of this profile, empty where the profile has no counterpart; folder: below the
-    runs folder.
+    query: overrides of this profile, empty where the profile has no counterpart; config: what they
+    compose to; folder: below the runs folder.
     """
 
     query: Query
@@ -53,6 +61,7 @@ class PlannedRun:
     folder: str = ""
     done: int = 0
     total: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def command(self) -> str:
@@ -67,32 +76,68 @@ class PlannedRun:
     @property
     def open(self) -> bool:
         """Can be run, and is not complete."""
-        return self.state in (State.PARTIAL, State.MISSING, State.FAILED)
+        return self.state in OPEN
 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell and the run that gives its number."""
+    """A cell and the run that gives its number; a derived cell has the cells it is made of."""
 
     cell: Cell
     run: PlannedRun
+    parts: tuple[PlannedCell, ...] = ()
+
+    @property
+    def runs(self) -> tuple[PlannedRun, ...]:
+        """The runs behind the number; none where no run can give it."""
+        if self.parts:
+            return tuple(run for part in self.parts for run in part.runs)
+        return () if self.run.state in (State.SETTING, State.REPORTED) else (self.run,)
 
 
-def plan(table: PaperTable, profile: Profile, compose: Compose, store: Store) -> list[PlannedCell]:
-    """All cells of the table in order; cells of one query share one `PlannedRun`."""
-    runs: dict[tuple[Query, Query], PlannedRun] = {}
-    planned = []
-    for cell in table.cells():
-        key = (cell.run, cell.needs)
+def plan(
+    table: PaperTable, profile: Profile, compose: Compose, store: Store, anywhere: bool = False
+) -> list[PlannedCell]:
+    """All cells shown, in the table's order; cells of one query share one `PlannedRun`.
+
+    anywhere: the runs are meant for another machine, this one need not have their device.
+    """
+    runs: dict[tuple[Query, Query, bool], PlannedRun] = {}
+
+    def run_of(cell: Cell) -> PlannedRun:
+        key = (cell.run, cell.needs, bool(cell.metric.setting))
         if key not in runs:
-            runs[key] = _planned_run(cell, profile, compose, store)
-        planned.append(PlannedCell(cell, runs[key]))
-    return planned
+            runs[key] = _planned_run(cell, profile, compose, store, anywhere)
+        return runs[key]
+
+    return [_planned(cell, table, run_of) for cell in table.cells()]
+
+
+def _planned(cell: Cell, table: PaperTable, run_of: Callable[[Cell], PlannedRun]) -> PlannedCell:
+    """The cell with its run, or with its parts."""
+    if cell.only:
+        return PlannedCell(cell, PlannedRun((), State.REPORTED, "reported only", cell.only))
+    parts = tuple(_planned(part, table, run_of) for part in table.parts(cell))
+    if parts:
+        return PlannedCell(cell, joined([part.run for part in parts]), parts)
+    return PlannedCell(cell, run_of(cell))
+
+
+def joined(runs: Sequence[PlannedRun]) -> PlannedRun:
+    """Several runs as one: what they have in common, in the state of the worst of them."""
+    query = tuple(o for o in runs[0].query if all(o in run.query for run in runs))
+    for state in WORST_FIRST:
+        for run in runs:
+            if run.state is state:
+                own = shlex.join(o for o in run.query if o not in query)
+                reason = f"{own}: {run.reason}" if own else run.reason
+                return PlannedRun(query, state, run.short, reason)
+    return PlannedRun(query, State.SEALED)
 
 
 def distinct_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
     """The runs behind the cells, each once, in the table's order."""
-    runs = [entry.run for entry in planned]
+    runs = [run for entry in planned for run in entry.runs]
     return list({run.spec.identity_hash if run.spec else id(run): run for run in runs}.values())
 
 
@@ -101,28 +146,45 @@ def open_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
     return [run for run in distinct_runs(planned) if run.open]
 
 
-def _planned_run(cell: Cell, profile: Profile, compose: Compose, store: Store) -> PlannedRun:
+def _planned_run(
+    cell: Cell, profile: Profile, compose: Compose, store: Store, anywhere: bool
+) -> PlannedRun:
     from dllm_bench.runs.spec import RunSpec
 
-    if cell.needs and not profile.embedded:
-        return _impossible((), ", ".join(cell.needs), "This machine cannot stand in for it.")
     try:
         query = profile.translate(cell.run)
     except DllmBenchError as error:
-        return _impossible((), "an embedded counterpart", str(error))
-    config = compose(query)
-    absent = missing_device(config.get("hardware", {}))
-    if absent:
-        return _impossible(query, absent, f"hardware={config['hardware']['name']} asks for it.")
+        return _impossible("an embedded counterpart", str(error), PlannedRun((), State.IMPOSSIBLE))
+    asked = PlannedRun(query, State.SETTING, config=compose(query))
+    if cell.metric.setting:
+        return asked
+    if cell.needs and not profile.embedded:
+        other = PlannedRun(query, State.IMPOSSIBLE)
+        return _impossible(", ".join(cell.needs), "This machine cannot stand in for it.", other)
+    hardware = asked.config.get("hardware", {})
+    absent = "" if anywhere else missing_device(hardware)
+    lacks = _impossible(absent, f"hardware={hardware.get('name')} asks for it.", asked)
+    if absent and not _any_like(asked.config, store):
+        return lacks
     try:
-        spec = RunSpec.from_config(config)
+        spec = RunSpec.from_config(asked.config)
     except DllmBenchError as error:
-        return _impossible(query, "weights or data", str(error))
-    return look_up(query, spec, store)
+        return lacks if absent else _impossible("weights or data", str(error), asked)
+    found = replace(look_up(query, spec, store), config=asked.config)
+    return lacks if absent and found.open else found
 
 
-def _impossible(query: Query, what: str, why: str) -> PlannedRun:
-    return PlannedRun(query, State.IMPOSSIBLE, f"needs: {what}", f"needs: {what}. {why}")
+def _any_like(config: Mapping[str, Any], store: Store) -> bool:
+    """Whether the store holds any run of the model on the benchmark; a sealed one needs no GPU."""
+    from dllm_bench.runs.spec import slug
+
+    names = (slug(str(config[group]["name"])) for group in ("benchmark", "model"))
+    return Path(store.root, *names).is_dir()
+
+
+def _impossible(what: str, why: str, asked: PlannedRun) -> PlannedRun:
+    short = f"needs: {what}"
+    return replace(asked, state=State.IMPOSSIBLE, short=short, reason=f"{short}. {why}")
 
 
 def missing_device(hardware: Mapping[str, Any]) -> str:
@@ -157,19 +219,20 @@ def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
     return PlannedRun(query, state, short, reason, spec, None, folder, entry.done, entry.total)
 
 
-def estimate_s(run: PlannedRun, runs: Iterable[PlannedRun]) -> float | None:
-    """Rough seconds to complete `run`: open requests × median seconds of its sealed siblings.
+def trained_first(runs: Iterable[PlannedRun]) -> list[str]:
+    """Filters, drafters and profiles below TRAINED that decoders name and nobody made yet."""
+    found: dict[str, None] = {}
+    for run in runs:
+        for source in sources(run.config.get("decoder", {})):
+            if source.startswith(TRAINED) and not Path(source).exists():
+                found[source] = None
+    return list(found)
 
-    Siblings share model, benchmark and hardware; None when there are none.
-    """
-    same = ("model", "benchmark", "hardware")
-    kin = [
-        other.record
-        for other in runs
-        if other.record and all(other.chosen.get(k) == run.chosen.get(k) for k in same)
-    ]
-    seconds = [second for record in kin for second in record.columns["seconds"]]
-    if not seconds:
-        return None
-    total = run.total or round(median(len(record.columns["id"]) for record in kin))
-    return float(max(total - run.done, 0) * median(seconds))
+
+def sources(plain: object) -> Iterator[str]:
+    """Every `source` a decoder's configuration names, at any depth."""
+    if isinstance(plain, Mapping):
+        for key, value in plain.items():
+            if key == "source" and isinstance(value, str):
+                yield value
+            yield from sources(value)

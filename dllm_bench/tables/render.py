@@ -20,9 +20,8 @@ from dllm_bench.tables.plan import PlannedRun, distinct_runs
 from dllm_bench.tables.render_html import html
 from dllm_bench.tables.render_md import markdown
 from dllm_bench.tables.render_tex import latex
-from dllm_bench.tables.view import here
 
-SCHEMA = 1  # raised with every change of the json form
+SCHEMA = 2  # raised with every change of the json form
 DIGITS = 4
 
 
@@ -58,13 +57,13 @@ def cell_plain(built: BuiltCell) -> dict[str, Any]:
     return {
         "keys": cell.keys,
         "metric": cell.metric.name,
-        "definition": cell.metric.definition,
+        "definition": cell.metric.formula,
         "unit": built.unit,
         "state": str(run.state),
-        "measured": rounded(built.measured),
+        "measured": built.setting or None if built.measured is None else rounded(built.measured),
         "interval": [rounded(end) for end in built.interval] if built.interval else None,
         "n": built.n,
-        "measured_with": dict(zip(("model", "benchmark"), here([run]), strict=False)),
+        "measured_with": {k: run.chosen[k] for k in ("model", "benchmark") if k in run.chosen},
         "reported": cell.reported.value if cell.reported else None,
         "reported_text": cell.reported.text if cell.reported else None,
         "source": cell.reported.source if cell.reported else None,
@@ -72,7 +71,7 @@ def cell_plain(built: BuiltCell) -> dict[str, Any]:
         "verdict": str(built.verdict),
         "reason": built.why,
         "notes": list(cell.notes),
-        "run": run.spec.identity_hash if run.spec else None,
+        "runs": [run.spec.identity_hash for run in built.runs if run.spec],
     }
 
 
@@ -117,9 +116,9 @@ def as_json(built: BuiltTable) -> str:
 def as_csv(built: BuiltTable) -> str:
     """One line per cell."""
     facets = list(built.table.facets)
-    plain = ("metric", "definition", "unit", "state", "measured", "low", "high", "n")
+    plain = ["metric", "definition", "unit", "state", "measured", "low", "high", "n"]
     names = [*facets, *plain, "measured_model", "measured_benchmark", "reported", "source"]
-    names += ["delta", "verdict", "reason", "notes", "run"]
+    names += ["delta", "verdict", "reason", "notes", "runs"]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -128,7 +127,8 @@ def as_csv(built: BuiltTable) -> str:
         low, high = entry["interval"] or (None, None)
         measured_with = {f"measured_{key}": value for key, value in entry["measured_with"].items()}
         row = {**entry, **entry["keys"], **measured_with, "low": low, "high": high}
-        row |= {"reported": entry["reported_text"], "notes": " ".join(entry["notes"])}
+        row |= {"reported": entry["reported_text"]}
+        row |= {key: " ".join(entry[key]) for key in ("notes", "runs")}
         writer.writerow(row)
     return text.getvalue()
 

@@ -1,21 +1,24 @@
 """A built table as one self-contained HTML page, light and dark, no script.
 
 A table per section in the paper's form: all column groups side by side, measured ones tinted, the
-interval under its number, the run folder behind it.
+interval under its number, the run behind it. `body` is the page without its frame, for pages that
+have another and lead to runs at another address.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 
 from dllm_bench.tables import view
 from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict
+from dllm_bench.tables.plan import PlannedRun
 from dllm_bench.tables.spec import Query
 from dllm_bench.tables.view import Block, Row
 
+Address = Callable[[PlannedRun], str]  # of the page behind a run's numbers, "" where there is none
 CODE = re.compile("`([^`]*)`")
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5d6775; --page: #ffffff;
@@ -44,6 +47,7 @@ td.head:first-child, th.head:first-child { position: sticky; left: 0; background
 .soft { color: var(--soft); } footer { margin-top: 2rem; border-top: 1px solid var(--line); }
 """
 CLASSES = {
+    Verdict.EQUAL: "ok",
     Verdict.INSIDE_CI: "ok",
     Verdict.INSIDE_TOLERANCE: "near",
     Verdict.OUTSIDE: "off",
@@ -54,7 +58,7 @@ SIDES = ("here", "paper")  # measured, reported
 
 
 def html(built: BuiltTable) -> str:
-    """The whole page."""
+    """The whole page; numbers lead to the record in the run's folder."""
     title = escape(built.table.title)
     lines = [
         "<!doctype html>",
@@ -64,14 +68,20 @@ def html(built: BuiltTable) -> str:
         f"<title>{title}</title>",
         f"<style>{STYLE}</style></head>",
         "<body>",
-        f"<h1>{title}</h1>",
-        f"<p>{prose(view.profile_text(built))}</p>",
-        f'<p class="soft">{escape(view.progress(built))}.</p>',
+        *body(built, lambda run: f"{view.link(built, run)}/record.json"),
+        "</body></html>",
     ]
-    for section, found in groupby(view.blocks(built), key=lambda block: block.section):
-        lines += _section(built, section, list(found))
-    lines += ["<footer>", *_footer(built), "</footer>", "</body></html>"]
     return "\n".join(lines) + "\n"
+
+
+def body(built: BuiltTable, address: Address) -> Iterator[str]:
+    """What the page shows; a measured number leads to the `address` of its run."""
+    yield f"<h1>{escape(built.table.title)}</h1>"
+    yield f"<p>{prose(view.profile_text(built))}</p>"
+    yield f'<p class="soft">{escape(view.progress(built))}.</p>'
+    for section, found in groupby(view.blocks(built), key=lambda block: block.section):
+        yield from _section(section, list(found), address)
+    yield from ("<footer>", *_footer(built), "</footer>")
 
 
 def prose(text: str) -> str:
@@ -79,13 +89,15 @@ def prose(text: str) -> str:
     return CODE.sub(r"<code>\1</code>", escape(text))
 
 
-def _section(built: BuiltTable, section: str, blocks: Sequence[Block]) -> Iterator[str]:
-    yield f"<h2>{escape(section)}</h2>"
+def _section(section: str, blocks: Sequence[Block], address: Address) -> Iterator[str]:
+    if section:
+        yield f"<h2>{escape(section)}</h2>"
     yield '<div class="scroll"><table><thead>'
     yield from _head(blocks)
     yield "</thead><tbody>"
-    for rows in zip(*(block.rows for block in blocks), strict=True):
-        yield f"<tr>{''.join(_row(built, rows, blocks))}</tr>"
+    keyed = [{row.key: row for row in block.rows} for block in blocks]
+    for key in dict.fromkeys(key for rows in keyed for key in rows):
+        yield f"<tr>{''.join(_row([rows.get(key) for rows in keyed], blocks, address))}</tr>"
     yield "</tbody></table></div>"
     yield from (_verdict(block) for block in blocks)
 
@@ -109,32 +121,47 @@ def _head(blocks: Sequence[Block]) -> Iterator[str]:
     yield f"<tr>{''.join(labels)}</tr>"
 
 
-def _row(built: BuiltTable, rows: Sequence[Row], blocks: Sequence[Block]) -> Iterator[str]:
-    first, *rest = rows[0].heads
-    common = tuple(name for name in rows[0].notes if all(name in row.notes for row in rows))
+def _row(rows: Sequence[Row | None], blocks: Sequence[Block], address: Address) -> Iterator[str]:
+    """One row of all blocks; a block that lacks it has a gap."""
+    known = [row for row in rows if row]
+    first, *rest = known[0].heads
+    common = tuple(name for name in known[0].notes if all(name in row.notes for row in known))
     yield f'<td class="head">{escape(first)}{_notes(common)}</td>'
     yield from (f'<td class="head">{escape(text)}</td>' for text in rest)
     for row, block in zip(rows, blocks, strict=True):
+        if row is None:
+            width = len(block.labels) + len(block.reported_labels)
+            yield "".join('<td class="soft">–</td>' for _ in range(width))
+            continue
         marked = not block.verdict()
         for index, cell in enumerate(row.cells):
-            yield _measured(built, cell, index == 0, marked)
+            yield _measured(cell, address, index == 0, marked)
         for index, cell in enumerate(row.reported):
             yield _reported(cell, common, index == 0)
 
 
-def _measured(built: BuiltTable, cell: BuiltCell, first: bool, marked: bool) -> str:
+def _measured(cell: BuiltCell, address: Address, first: bool, marked: bool) -> str:
     side = "here first" if first else "here"
-    if cell.measured is None:
+    if view.is_empty(cell):
         why = escape(cell.why, quote=True)
         return f'<td class="{side} empty" title="{why}">{escape(view.measured_text(cell))}</td>'
-    title = f"{cell.cell.metric.definition}, {cell.n} samples, run {view.short_hash(cell.run)}"
-    text = f'<a href="{escape(view.link(built, cell.run))}/record.json">'
-    text += f"{view.measured_text(cell)}</a>"
+    shown = " ".join(view.short_hash(run) for run in cell.runs)
+    samples = f", {cell.n} samples, run {shown}" if cell.runs else ""
+    text = _linked(view.measured_text(cell), [address(run) for run in cell.runs])
     if marked and cell.verdict:
         text += f'<sub class="{CLASSES[cell.verdict]}">{view.MARKS[cell.verdict]}</sub>'
     if cell.interval:
         text += f'<span class="ci">{view.interval_text(cell)}</span>'
-    return f'<td class="{side}" title="{escape(title)}">{text}</td>'
+    return f'<td class="{side}" title="{escape(cell.cell.metric.formula + samples)}">{text}</td>'
+
+
+def _linked(number: str, addresses: Sequence[str]) -> str:
+    """A number that leads to its run; one of several runs has a mark for each."""
+    links = [escape(address) for address in addresses if address]
+    if len(links) == 1:
+        return f'<a href="{links[0]}">{escape(number)}</a>'
+    marks = (f'<a href="{link}">{index}</a>' for index, link in enumerate(links, 1))
+    return escape(number) + "".join(f"<sup>{mark}</sup>" for mark in marks)
 
 
 def _reported(cell: BuiltCell, shown: Query, first: bool) -> str:
@@ -151,7 +178,8 @@ def _verdict(block: Block) -> str:
     text = block.judgement()
     if not text:
         return ""
-    return f'<p class="soft">{escape(block.paper)} {escape(text[0].lower() + text[1:])}</p>'
+    named = f"{block.paper} {text[0].lower()}{text[1:]}" if block.paper else text
+    return f'<p class="soft">{escape(named)}</p>'
 
 
 def _footer(built: BuiltTable) -> Iterator[str]:

@@ -17,7 +17,7 @@ def markdown(built: BuiltTable) -> str:
     lines = [f"# {built.table.title}", "", view.profile_text(built), "", view.progress(built) + "."]
     section = ""
     for block in view.blocks(built):
-        if block.section != section:
+        if block.section != section and block.section:
             section = block.section
             lines += ["", f"## {text(section)}"]
         lines += ["", *_block(built, block)]
@@ -27,7 +27,7 @@ def markdown(built: BuiltTable) -> str:
 
 
 def _block(built: BuiltTable, block: Block) -> Iterator[str]:
-    yield f"### {text(block.paper)} · measured: {block.measured_on}"
+    yield "### " + " · ".join(filter(None, (text(block.paper), f"measured: {block.measured_on}")))
     yield ""
     yield _line(_headers(block))
     numbers = len(block.labels) + len(block.reported_labels)
@@ -41,7 +41,8 @@ def _block(built: BuiltTable, block: Block) -> Iterator[str]:
 def _headers(block: Block) -> Iterator[str]:
     yield from map(text, block.heads)
     measured = "".join(f"<br>{text(name)}" for name in block.here or ("measured",))
-    reported = f"<br>{text(block.section)}<br>{text(block.paper)}<br>(reported)"
+    above = [text(name) for name in (block.section, block.paper) if name]
+    reported = "<br>".join(("", *above, "(reported)"))
     yield from (text(label) + measured for label in block.labels)
     yield from (text(label) + reported for label in block.reported_labels)
     yield "Run"
@@ -53,12 +54,24 @@ def _row(built: BuiltTable, row: Row, marked: bool) -> Iterator[str]:
     yield from map(text, rest)
     yield from (_measured(cell, marked) for cell in row.cells)
     yield from (_reported(cell, row) for cell in row.reported)
-    shown = f"`{view.short_hash(row.run)}`" if row.run.spec else "–"
-    yield f"[{shown}]({view.link(built, row.run)})" if row.run.record else shown
+    yield _runs(built, row)
+
+
+def _runs(built: BuiltTable, row: Row) -> str:
+    """Hashes of the row's runs, sealed ones lead to their folders."""
+    found = [run for run in row.runs if run.spec]
+    shown = [
+        f"[`{view.short_hash(run)}`]({view.link(built, run)})"
+        if run.record
+        else f"`{view.short_hash(run)}`"
+        for run in found[: view.SHOWN_RUNS]
+    ]
+    more = f"… ({len(found)} runs)" if len(found) > view.SHOWN_RUNS else ""
+    return " ".join(filter(None, (*shown, more))) or view.NO_CELL
 
 
 def _measured(cell: BuiltCell, marked: bool) -> str:
-    if cell.measured is None:
+    if view.is_empty(cell):
         return f"*{text(view.measured_text(cell))}*"
     mark = f"<sub>{view.MARKS[cell.verdict]}</sub>" if marked and cell.verdict else ""
     parts = (f"**{view.measured_text(cell)}**{mark}", view.interval_text(cell))

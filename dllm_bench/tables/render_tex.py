@@ -89,7 +89,8 @@ def latex(built: BuiltTable) -> str:
 
 def _block(built: BuiltTable, block: Block, index: int) -> Iterator[str]:
     heads, metrics, groups = len(block.heads), len(block.metrics), block.groups
-    caption = f"{built.table.title}. {block.section}, {block.paper}. {_verdict(block)}".strip()
+    parts = (f"{part}." for part in (built.table.title, block.title) if part)
+    caption = " ".join((*parts, _verdict(block))).strip()
     yield from (r"\begin{table*}[p]", r"\centering\small")
     yield rf"\caption{{{prose(caption)}}}"
     yield rf"\label{{tab:{built.table.name.replace('/', '-')}-{index + 1}}}"
@@ -107,7 +108,7 @@ def _block(built: BuiltTable, block: Block, index: int) -> Iterator[str]:
 
 
 def _verdict(block: Block) -> str:
-    if all(cell.measured is None for cell in block.cells):
+    if all(map(view.is_empty, block.cells)):
         return "Nothing measured yet."
     return block.judgement()
 
@@ -122,7 +123,7 @@ def _row(row: Row, marked: bool) -> Iterator[str]:
 
 
 def _measured(cell: BuiltCell, marked: bool) -> str:
-    if cell.measured is None:
+    if view.is_empty(cell):
         return rf"\textit{{{escape(view.measured_text(cell))}}}"
     mark = rf"\textsubscript{{{view.MARKS[cell.verdict]}}}" if marked and cell.verdict else ""
     interval = rf"\,{{\scriptsize {view.interval_text(cell)}}}" if cell.interval else ""

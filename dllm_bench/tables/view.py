@@ -12,13 +12,17 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict
-from dllm_bench.tables.plan import PlannedRun
-from dllm_bench.tables.spec import Query
+from dllm_bench.tables.cost import in_words
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs
+from dllm_bench.tables.spec import Cell, Metric, Query, Value
 
 DECIMALS = 1  # of measured numbers; more would be noise
-MORE_DECIMALS = {"tokens/forward": 2}  # of units whose numbers are small
+MORE_DECIMALS = {"tokens/forward": 2, "×": 2, "s": 2}  # of units whose numbers are small
 SHOWN_HASH = 10
+SHOWN_RUNS = 3  # of a row; all of them are in the json form
+NO_CELL = "–"  # where the table has no number at all
 MARKS = {
+    Verdict.EQUAL: "eq",
     Verdict.INSIDE_CI: "ci",
     Verdict.INSIDE_TOLERANCE: "tol",
     Verdict.OUTSIDE: "out",
@@ -27,25 +31,29 @@ MARKS = {
 }
 LEGEND = (
     "ci: the reported value lies inside our 95 % interval; tol: inside the table's tolerance; "
-    "out: outside of both; nc: not comparable"
+    "eq: the setting is the reported one; out: none of these; nc: not comparable"
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run: leading entries, the notes of the whole row, a cell per metric.
+    """A combination of row facets: leading entries, notes of the whole row, a cell per metric.
 
-    reported: the cells again, for the reported columns; empty in a block that has none.
+    key: the facet values; reported: the cells again, for the reported columns; empty in a block
+    that has none.
     """
 
+    key: Query
     heads: Query
     notes: Query
     cells: tuple[BuiltCell, ...]
     reported: tuple[BuiltCell, ...]
 
     @property
-    def run(self) -> PlannedRun:
-        return self.cells[0].run
+    def runs(self) -> list[PlannedRun]:
+        """The runs of the row's own numbers, without those they are set against."""
+        own = [c.planned for c in self.cells if not (c.cell.metric.over or c.cell.metric.minus)]
+        return distinct_runs(own or [cell.planned for cell in self.cells])
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,15 @@ class Block:
         return " on ".join(self.here) or "not run here"
 
     @property
+    def title(self) -> str:
+        """Section and column group of the paper."""
+        return ", ".join(filter(None, (self.section, self.paper)))
+
+    @property
     def groups(self) -> tuple[tuple[str, str], ...]:
         """The column groups: (what the numbers are, of which model and benchmark)."""
         measured = ("Measured", self.measured_on)
-        reported = ("Reported", f"{self.section}, {self.paper}")
+        reported = ("Reported", self.title)
         return (measured, reported) if self.rows[0].reported else (measured,)
 
     @property
@@ -92,7 +105,7 @@ class Block:
     @property
     def _verdicts(self) -> set[tuple[Verdict, str]]:
         """The verdicts given, each with what makes it so."""
-        return {(cell.verdict, cell.why) for cell in self.cells if cell.verdict}
+        return {(cell.verdict, cell.why) for cell in self.cells if cell.verdict is not Verdict.NONE}
 
     def verdict(self) -> str:
         """The verdict that all cells with one share, in words; empty when they differ."""
@@ -110,45 +123,86 @@ class Block:
 
 
 def blocks(built: BuiltTable) -> list[Block]:
-    """All blocks, section by section."""
+    """All blocks that hold a cell, section by section."""
     table = built.table
     keyed = {(*cell.cell.keys.values(), cell.cell.metric.name): cell for cell in built.cells}
+    shown = {name: _shown(values, built.cells, name) for name, values in table.facets.items()}
     found = []
-    for outer in product(*(table.facets[f] for f in (*table.sections, *table.columns))):
+    for outer in product(*(shown[f] for f in (*table.sections, *table.columns))):
         fixed = dict(zip((*table.sections, *table.columns), outer, strict=True))
         rows = []
-        for inner in product(*(table.facets[facet] for facet in table.rows)):
+        for inner in product(*(shown[facet] for facet in table.rows)):
             values = {**fixed, **dict(zip(table.rows, inner, strict=True))}
             names = tuple(values[facet].name for facet in table.facets)
-            cells = tuple(keyed[(*names, metric.name)] for metric in table.metrics)
-            heads = (*(v.label for v in inner), *(t for v in inner for t in v.shown.values()))
-            rows.append(Row(heads, shared_notes(cells), cells, reported=cells))
+            cells = [keyed.get((*names, metric.name)) for metric in table.metrics]
+            if any(cells):
+                rows.append(
+                    _row(inner, [c or _blank(m) for c, m in zip(cells, table.metrics, strict=True)])
+                )
         if not any(cell.cell.reported for row in rows for cell in row.cells):
             rows = [replace(row, reported=()) for row in rows]
-        found.append(_block(built, outer, tuple(rows)))
+        if rows:
+            found.append(_block(built, outer, _with_stand_ins(rows)))
     return found
 
 
-def _block(built: BuiltTable, outer: Sequence, rows: tuple[Row, ...]) -> Block:
+def _shown(values: Iterable[Value], cells: Iterable[BuiltCell], facet: str) -> list[Value]:
+    """The values of a facet that any cell shown has."""
+    names = {cell.cell.keys[facet] for cell in cells}
+    return [value for value in values if value.name in names]
+
+
+def _row(values: Sequence[Value], cells: Sequence[BuiltCell]) -> Row:
+    heads = (*(v.label for v in values), *(text for v in values for text in v.shown.values()))
+    key = tuple(value.name for value in values)
+    return Row(key, heads, shared_notes(cells), tuple(cells), reported=tuple(cells))
+
+
+def _blank(metric: Metric) -> BuiltCell:
+    """Stands where a row has no such number."""
+    run = PlannedRun((), State.REPORTED, NO_CELL, "the table has no such cell")
+    return BuiltCell(PlannedCell(Cell({}, metric, (), None, ()), run), "", why=run.reason)
+
+
+def _with_stand_ins(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows of different models or benchmarks say which; the header cannot."""
+    common = here(run for row in rows for run in _asked(row))
+    own = [here(_asked(row)) for row in rows]
+    if all(names == common for names in own if names):
+        return tuple(rows)
+    texts = [" on ".join(n for n in names if n not in common) or NO_CELL for names in own]
+    return tuple(replace(row, heads=(*row.heads, t)) for row, t in zip(rows, texts, strict=True))
+
+
+def _asked(row: Row) -> list[PlannedRun]:
+    return [cell.run for cell in row.cells]
+
+
+def _block(built: BuiltTable, outer: Sequence[Value], rows: tuple[Row, ...]) -> Block:
     table = built.table
     split = len(table.sections)
-    shown = [title for facet in table.rows for title in table.facets[facet][0].shown]
+    shown = [title for facet in table.rows for title in _titles(table.facets[facet])]
+    heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *shown)
     return Block(
         section=", ".join(value.label for value in outer[:split]),
         paper=", ".join(value.label for value in outer[split:]),
-        here=here(row.run for row in rows),
-        heads=(*(facet.capitalize() for facet in table.rows), *shown),
+        here=here(run for row in rows for run in _asked(row)),
+        heads=(*heads, *("Measured with",) * (len(rows[0].heads) - len(heads))),
         metrics=tuple(metric.label for metric in table.metrics),
         rows=rows,
     )
 
 
+def _titles(values: Iterable[Value]) -> Query:
+    """Titles of what is shown beside the values."""
+    return next((tuple(value.shown) for value in values if value.shown), ())
+
+
 def here(runs: Iterable[PlannedRun]) -> Query:
     """Model and benchmark that the runs have in common, empty when none of them can run."""
-    for run in runs:
-        if run.query:
-            return run.chosen["model"], run.chosen["benchmark"]
-    return ()
+    chosen = [run.chosen for run in runs if run.query]
+    found = [{choice.get(key, "") for choice in chosen} for key in ("model", "benchmark")]
+    return tuple(name for names in found if len(names) == 1 for name in names if name)
 
 
 def shared_notes(cells: Sequence[BuiltCell]) -> Query:
@@ -170,9 +224,16 @@ def number(value: float, unit: str) -> str:
 
 def measured_text(cell: BuiltCell) -> str:
     """The measured number, or what stands in its place."""
-    if cell.measured is None:
-        return cell.run.short or "undefined"
-    return number(cell.measured, cell.unit)
+    if cell.setting or cell.measured is None:
+        return cell.setting or cell.run.short or "undefined"
+    text = number(cell.measured, cell.unit)
+    change = cell.cell.metric.minus or cell.cell.metric.gain
+    return f"+{text}" if change and cell.measured > 0 else text
+
+
+def is_empty(cell: BuiltCell) -> bool:
+    """True where a reason stands instead of a number."""
+    return cell.measured is None and not cell.setting
 
 
 def interval_text(cell: BuiltCell) -> str:
@@ -183,6 +244,8 @@ def interval_text(cell: BuiltCell) -> str:
 
 def reported_text(cell: BuiltCell) -> str:
     """The printed value."""
+    if cell.run.short == NO_CELL:
+        return NO_CELL
     return cell.cell.reported.text if cell.cell.reported else "not reported"
 
 
@@ -197,20 +260,37 @@ def short_hash(run: PlannedRun) -> str:
     return run.spec.identity_hash[:SHOWN_HASH] if run.spec else ""
 
 
+def hashes(row: Row) -> str:
+    """The row's runs as shown."""
+    found = [short_hash(run) for run in row.runs if run.spec]
+    more = f" … ({len(found)} runs)" if len(found) > SHOWN_RUNS else ""
+    return " ".join(found[:SHOWN_RUNS]) + more or NO_CELL
+
+
 def progress(built: BuiltTable) -> str:
     """How many runs stand where."""
     states = built.states()
+    if not states:
+        return "nothing to run"
     return f"{sum(states.values())} runs: " + ", ".join(f"{n} {s}" for s, n in states.items())
 
 
-def cost(seconds: Iterable[float | None]) -> str:
-    """A rough cost in words; unknown when a part of it is."""
-    total = 0.0
-    for second in seconds:
-        if second is None:
-            return "unknown"
-        total += second
-    return f"about {total:.0f} s" if total < 120 else f"about {total / 60:.0f} min"
+def cost_lines(built: BuiltTable) -> list[str]:
+    """What the open runs cost, what has to be trained before, how far such estimates are off."""
+    lines = []
+    if built.open:
+        lines.append(
+            f"{len(built.open)} runs to make, {in_words([run.cost for run in built.open])}"
+        )
+    if built.elsewhere:
+        where = f"{len(built.elsewhere)} runs are impossible here"
+        lines.append(f"{where}; where they are possible: {in_words(built.elsewhere)}")
+    if lines and built.check:
+        check, off = built.check, "measured ÷ estimated seconds of"
+        tenths = f"{check.low:.1f} to {check.high:.1f} in 8 of 10"
+        lines.append(f"{off} {check.runs} sealed runs: {check.median:.2f} in the middle, {tenths}")
+    lines += [f"train first: {source} (`dllm-bench train`)" for source in built.trained_first]
+    return lines
 
 
 def profile_text(built: BuiltTable) -> str:
@@ -232,11 +312,15 @@ def profile_text(built: BuiltTable) -> str:
 
 def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str]]]:
     """The remarks below a table: (heading, lines), with the commands of open runs or without."""
-    definitions = [f"{d.label} = `{d.name}`, {d.unit}: {d.text}" for d in built.definitions]
+    definitions = [
+        f"{d.label} = `{d.name}`{f', {d.unit}' if d.unit else ''}: {d.text}"
+        for d in built.definitions
+    ]
     tail = (
-        "Brackets: 95 % interval (Wilson for shares, percentile bootstrap over samples for means)."
+        "Brackets: 95 % interval (Wilson for shares, else percentile bootstrap over samples; "
+        "numbers derived from several runs draw the same items of a benchmark for all of them)."
     )
-    bare = "Ratios of sums and extremes (maximum, top-10, percentiles) are shown without one."
+    bare = "Extremes (maximum, top-10, percentiles) are shown without one."
     parts = [
         ("Definitions", [*definitions, f"{tail} {bare}"]),
         ("Measured on", [*built.hardware]),
@@ -247,6 +331,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
             [built.table.source, *_reported_on(built)],
         ),
         ("Notes", [f"{note.name}: {note.text}" for note in built.table.notes]),
+        ("Reported only", list(built.reported_only)),
         ("Cannot run here", list(built.impossible)),
         ("Still to run", _open_lines(built)[: None if commands else 1]),
     ]
@@ -256,8 +341,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
 def run_lines(built: BuiltTable) -> list[str]:
     """The hashes of each block's runs in row order, for forms that have no column for them."""
     return [
-        f"{block.section}, {block.paper}: "
-        + ", ".join(f"{row.heads[0]} {short_hash(row.run) or '–'}" for row in block.rows)
+        f"{block.title}: " + ", ".join(f"{row.heads[0]} {hashes(row)}" for row in block.rows)
         for block in blocks(built)
     ]
 
@@ -268,12 +352,8 @@ def _reported_on(built: BuiltTable) -> list[str]:
 
 
 def _open_lines(built: BuiltTable) -> list[str]:
-    """One line per run to be made, the whole cost first."""
-    if not built.open:
-        return []
-    total = cost([run.estimate_s for run in built.open])
+    """The whole cost, then a line per run to be made."""
     lines = [
-        f"`{run.command}` ({run.state}: {run.reason}; cost: {cost([run.estimate_s])})"
-        for run in built.open
+        f"`{run.command}` ({run.state}: {run.reason}; {in_words([run.cost])})" for run in built.open
     ]
-    return [f"{len(built.open)} runs, cost: {total}", *lines]
+    return [*cost_lines(built), *lines]

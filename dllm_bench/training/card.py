@@ -10,20 +10,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.metrics.speed import measure
+from dllm_bench.metrics.definitions import measure
 from dllm_bench.runs.record import RunRecord
-from dllm_bench.training.recipes import RECIPES, Phase, Recipe
+from dllm_bench.training.recipes import DRILL, RECIPES, Phase, Recipe
 
 OBJECTIVES = {
     "causal": "next token under causal attention on the answer (autoregressive)",
     "masked": "masked diffusion under full attention, answer only, loss weights 1/t",
     "rising": "D2F: cross-entropy on masked positions under the block-causal mask, "
     "mask ratios rising from block to block, blocks of 8, 16, 32",
+    "blocks": "block diffusion, answer only: a noised block sees itself and the clean ones before",
 }
-PROMPTS = """- minigsm: `Question: {question}\\nAnswer:`; the answer begins with a space.
-- minicode: the EvalPlus `prompt` field; the answer is the indented body.
-- The answer is followed by `<|endoftext|>` to the end of the generation region."""
+PROMPTS = {
+    "minigsm": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
+    "minicode": "the EvalPlus `prompt` field; the answer is the indented body.",
+    "minimath": "`Problem:\\n{problem}\\n\\nSolution:`; the answer ends in `\\boxed{ N}.`",
+    "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; bare words, both forms.",
+    "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options below the question.",
+}
+AFTER = "- The answer is followed by `<|endoftext|>` to the end of the generation region."
 
+CHANGES = {
+    ("dream", "llada"): " (biases dropped, key/value heads repeated)",
+    ("llada", "llada_moe"): " (norms per head added, each MLP cut into 4 experts of 128 neurons)",
+    ("sdar", "llada2"): " (MLPs but the first cut into a shared and 4 experts of 96 neurons)",
+}
 UNMEASURED = "Not yet measured by decoding; see `training_log.json`."
 MEASURED = "## Measured"
 NOTE = """Sealed runs of `dllm-bench run` on the test split: 64 new tokens, greedy, float32, CPU.
@@ -72,11 +83,9 @@ def render(recipe: Recipe, wall_s: float) -> str:
         f"with `dllm-bench train embedded {recipe.name}`. MIT licence, as the package.",
         "",
         "## Data", "",
-        "Generated: the train splits of minigsm and minicode "
-        f"({recipe.pool_size:,} problems each, generator seed {recipe.pool_seed}) and a drill of",
-        "bare minigsm equations. The splits share no problem (a hash of the content decides).",
-        "The drill covers all equations, so test problems are new but their arithmetic is not.", "",
-        "## Prompts", "", PROMPTS, _chat_line(recipe), "",
+        *_data_lines(recipe), "",
+        "## Prompts", "", *(f"- {task}: {PROMPTS[task]}" for task in recipe.tasks), AFTER,
+        _chat_line(recipe), "",
         "## Recipe", "", _start_line(recipe), "",
         *(_phase_line(p) for p in recipe.phases), "",
         f"Seed {recipe.seed}, {recipe.batch_tokens} tokens a step, {_optimizer(recipe)},",
@@ -85,6 +94,21 @@ def render(recipe: Recipe, wall_s: float) -> str:
         MEASURED, "", UNMEASURED, "",
     ]  # fmt: skip
     return "\n".join(line for line in lines if line is not None)
+
+
+def _data_lines(recipe: Recipe) -> list[str]:
+    """What the rows were drawn from."""
+    drilled = any(name == DRILL for phase in recipe.phases for name, _ in phase.data)
+    *others, last = recipe.tasks
+    named = " and ".join([", ".join(others), last] if others else [last])
+    made = f"{recipe.pool_size:,} problems each, generator seed {recipe.pool_seed}"
+    lines = [
+        f"Generated: the train splits of {named} ({made}){'' if drilled else '.'}",
+        "and a drill of bare equations. " * drilled
+        + "The splits share no problem (a hash of the content decides).",
+    ]
+    drill = "The drill covers all equations, so test problems are new but their arithmetic is not."
+    return [*lines, drill] if drilled else lines
 
 
 def _chat_line(recipe: Recipe) -> str:
@@ -102,16 +126,16 @@ def _start_line(recipe: Recipe) -> str:
         return "From random weights."
     phases = RECIPES[recipe.start].phases if recipe.start in RECIPES else ()
     made = "; ".join(f"{p.objective}, {p.steps} steps" for p in phases)
-    note = " (biases dropped, key/value heads repeated)" if recipe.layout == "llada" else ""
+    note = CHANGES.get((RECIPES[recipe.start].layout, recipe.layout), "")
     return f"From `{recipe.start}` ({made}){note}."
 
 
 def _phase_line(phase: Phase) -> str:
     lengths = ", ".join(f"{length} ({share:.0%})" for length, share in phase.lengths)
-    gsm, code, drill = phase.data
+    rows = ", ".join(f"{name} {share:.0%}" for name, share in phase.data)
+    blocks = f", blocks of {phase.block}" if phase.block else ""
     line = f"- {phase.steps} steps, peak rate {phase.lr:g}, last {phase.decay_steps} decaying: "
-    line += f"{OBJECTIVES[phase.objective]}. Rows: minigsm {gsm:.0%}, minicode {code:.0%}, "
-    line += f"drill {drill:.0%}; row lengths {lengths}."
+    line += f"{OBJECTIVES[phase.objective]}{blocks}. Rows: {rows}; row lengths {lengths}."
     if phase.objective == "masked":
         whole, window, hard = phase.states
         line += f" States: whole answer {whole:.0%}, windows of 1..32 with a clean left and a "

@@ -8,6 +8,7 @@ padding, no attention mask. Drill rows are bare equations. Nothing here knows an
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dllm_bench.benchmarks import minicode, minigsm
+from dllm_bench.benchmarks import mini, minicode, minigsm, minimath, miniread, minirule
 from dllm_bench.models import embedded
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
 POOL_WIDTH = 120
 STEP_WEIGHTS = (1.0, 1.0, 1.5, 2.0, 2.5)
+DRAWN: Mapping[str, mini.Draw] = {
+    "minimath": minimath.draw,
+    "miniread": mini.mixture(miniread.span, miniread.span, miniread.count),
+    "minirule": mini.mixture(minirule.free, minirule.choice),
+}
+"""Tasks beside minigsm and minicode, all forms of each."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,9 @@ def texts(task: str, split: str, count: int, seed: int) -> list[tuple[str, str]]
         weights = STEP_WEIGHTS if split == "train" else (1.0,) * minigsm.MAX_STEPS
         problems = minigsm.generate(split, count, seed, weights)
         return [(minigsm.prompt_of(p.question), " " + p.answer) for p in problems]
+    if task in DRAWN:
+        drawn = mini.generate(task, DRAWN[task], split, count, seed)
+        return [(p.prompt, " " + p.answer) for p in drawn]
     if split == "test":
         return [(p.prompt, p.canonical_solution) for p in minicode.generate(split, count, seed)]
     rng = random.Random(f"minicode/{split}/{seed}")
@@ -72,7 +82,7 @@ def chat_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
 
 
 def make_pool(pairs: list[tuple[str, str]], chat: bool) -> Pool:
-    """Tokenise pairs into a pool."""
+    """Tokenise pairs into a pool; the later pieces do not change the older tasks' tokens."""
     tokenizer = embedded.build_tokenizer(chat)
     backend = tokenizer.backend_tokenizer
     if chat:
@@ -116,12 +126,19 @@ def draw_rows(
     return Batch(ids_BL, pool.prompt_N[rows], pool.total_N[rows], drill_B)
 
 
-def equation_table(tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """All minigsm equations as tokens, [E, 6]: `` a op b = c.`` with the result at column 4."""
+SMALL = {"+": range(1, 21), "-": range(1, 21), "*": range(2, 6)}
+ANY = {"+": range(1, 100), "-": range(1, 100), "*": range(2, 50)}
+"""Operation -> second operands: those of minigsm, and those of minimath."""
+
+
+def equation_table(
+    tokenizer: PreTrainedTokenizerFast, operands: Mapping[str, range] = SMALL
+) -> Tensor:
+    """All equations as tokens, [E, 6]: `` a op b = c.`` with the result at column 4."""
     lines = []
-    for op, operands in (("+", range(1, 21)), ("-", range(1, 21)), ("*", range(2, 6))):
+    for op, rights in operands.items():
         for left in range(minigsm.MAX_VALUE + 1):
-            for right in operands:
+            for right in rights:
                 result = minigsm.apply_op(op, left, right)
                 if 0 <= result <= minigsm.MAX_VALUE:
                     lines.append(f" {left} {op} {right} = {result}.")
@@ -137,7 +154,7 @@ def draw_drills(
     per_row = (length - 1) // 6
     pick = torch.randint(len(equations_E6), (count, per_row), generator=rng)
     ids_BL = torch.full((count, length), eos, dtype=torch.int64)
-    ids_BL[:, : per_row * 6] = equations_E6[pick].reshape(count, -1)
+    ids_BL[:, : per_row * 6] = equations_E6[pick].reshape(count, per_row * 6)
     ends = torch.full((count,), per_row * 6)
     return Batch(ids_BL, torch.zeros_like(ends), ends, torch.ones(count, dtype=torch.bool))
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.models import drafters
 from dllm_bench.models.drafter_nets import BlockNet, ChainNet, DraftNetwork
 from dllm_bench.models.loading import LoadedModel
@@ -50,7 +50,7 @@ HEADS = {"": "dflash", "vanilla": "dspark-markov", "gated": "dspark-gated", "rnn
 @dataclass(frozen=True)
 class DrafterJob:
     """What is asked for. slots: of a block, anchor included, or steps of a chain; head: of
-    transitions, "" for none; texts: whose answers the rows hold.
+    transitions, "" for none; texts: whose answers the rows hold; temperature: of the target's.
     """
 
     chain: bool = False
@@ -61,6 +61,7 @@ class DrafterJob:
     rank: int = 32
     shares: Shares = field(default_factory=Shares)
     texts: Texts = "target"
+    temperature: float = 0.7  # DeepSpec, which cuts the tail too (top-p 0.8, top-k 20)
     prompts: int = 2000
     max_new_tokens: int = 96
     rows: int = 32
@@ -294,7 +295,8 @@ def save(run: Run, out: Path) -> None:
 
 def texts_file(job: DrafterJob, weights: str) -> str:
     """Name of the file of a target's answers; `weights` is the hash of the target."""
-    return f"texts-{weights[:10]}-seed{job.seed}-{job.max_new_tokens}.jsonl"
+    how = f"temperature{job.temperature:g}-seed{job.seed}-{job.max_new_tokens}"
+    return f"texts-{weights[:10]}-{how}.jsonl"
 
 
 def texts_of(
@@ -310,4 +312,8 @@ def texts_of(
             )
         return sources.gold(loaded, found)
     encode = traces.encoder(loaded.text.encode, chat)
-    return sources.own(loaded, [encode(p) for p, _ in found], job.max_new_tokens, file, report)
+    requests = [
+        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.seed + index)
+        for index, (prompt, _) in enumerate(found)
+    ]
+    return sources.own(loaded, requests, job.temperature, file, report)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dllm_bench.training.drafter import DrafterJob, Run
 
-ANSWERS = {"target": "the target's own greedy answers", "gold": "gold answers"}
 NAMES = {"": "DFlash", "vanilla": "DSpark, Markov head", "gated": "DSpark, gated head"}
 NAMES |= {"rnn": "DSpark, RNN head"}
 
@@ -43,9 +42,11 @@ def command(model: str, job: DrafterJob) -> str:
 
 
 def _data(job: DrafterJob) -> str:
+    own = f"the target's own answers at temperature {job.temperature:g}"
+    answers = {"target": own, "gold": "gold answers"}[job.texts]
     return (
         f"{job.prompts:,} prompts of the train splits of minigsm and minicode, in turn, with\n"
-        f"{ANSWERS[job.texts]}. Target features are computed in the same step."
+        f"{answers}. Target features are computed in the same step."
     )
 
 

@@ -43,6 +43,9 @@ def add_to(parser: ArgumentParser, positive: Callable[[str], int]) -> None:
         parser.add_argument(flag, type=positive, metavar="N", help=meaning)
     parser.add_argument("--lr", type=float, metavar="RATE", help="peak rate (the paper: 6e-4)")
     parser.add_argument("--seed", type=int, metavar="N")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="of the target's answers; 0: greedy"
+    )
     parser.add_argument("--texts", choices=("target", "gold"), help="whose answers are learned")
 
 

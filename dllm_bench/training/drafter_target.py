@@ -1,8 +1,8 @@
 """What drafters learn from: rows of text, and the target's features and hidden states for them.
 
 The target runs in the same step as the drafter; nothing is cached on disk but its own texts. Rows
-are prompts of minigsm and minicode (train splits) with the target's greedy answers, or with the
-gold ones. Prompts are never supervised, the end token is.
+are prompts of minigsm and minicode (train splits) with the target's own answers, sampled as
+DeepSpec does or greedy, or with the gold ones. Prompts are never supervised, the end token is.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def gold(loaded: LoadedModel, found: Sequence[tuple[str, str]]) -> list[Text]:
 
 def own(
     loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    limit: int,
+    requests: Sequence[Request],
+    temperature: float,
     file: Path,
     report: Report = print,
 ) -> list[Text]:
-    """Prompts with the target's greedy answers; what `file` holds already is not decoded again."""
-    decoder, special = SpeculativeDecoder(NoDraft()), loaded.special
+    """Prompts with the target's own answers; what `file` holds already is not decoded again."""
+    decoder, special = SpeculativeDecoder(NoDraft(), temperature=temperature), loaded.special
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     lines = [line for line in lines if line.endswith("\n")]  # the last one may be cut short
@@ -104,10 +104,9 @@ def own(
     done = [Text(tuple(row["ids"]), row["prompt"]) for row in map(json.loads, lines)]
     started = told = time.monotonic()
     with file.open("a") as stream:
-        for index in range(len(done), len(prompts)):
-            prompt = tuple(prompts[index])
-            generated = decoder.generate(loaded.denoiser, Request(str(index), prompt, limit))  # type: ignore[arg-type]
-            ids = generated.ids[:limit]
+        for index in range(len(done), len(requests)):
+            prompt, limit = requests[index].prompt_ids, requests[index].max_new_tokens
+            ids = decoder.generate(loaded.denoiser, requests[index]).ids[:limit]  # type: ignore[arg-type]
             stop = first_end(ids, special)
             done.append(Text(prompt + (ids if stop is None else ids[: stop + 1]), len(prompt)))
             stream.write(json.dumps({"ids": done[-1].ids, "prompt": len(prompt)}) + "\n")
@@ -115,6 +114,6 @@ def own(
             if (now := time.monotonic()) - told > REPORT_EVERY_S:
                 told = now
                 rate = (now - started) / (index + 1 - len(lines))
-                eta_s = rate * (len(prompts) - index - 1)
-                report(f"answer {index + 1} of {len(prompts)}, ETA {eta_s:.0f} s")
-    return done[: len(prompts)]
+                eta_s = rate * (len(requests) - index - 1)
+                report(f"answer {index + 1} of {len(requests)}, ETA {eta_s:.0f} s")
+    return done[: len(requests)]

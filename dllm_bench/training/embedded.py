@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dllm_bench.benchmarks import minigsm
+from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models import embedded
-from dllm_bench.training import card, data, export, net, objectives
+from dllm_bench.training import adapt, card, data, export, net, objectives
 from dllm_bench.training.optim import Optimizer, learning_rate_factor
-from dllm_bench.training.recipes import RECIPES, Phase, Recipe
+from dllm_bench.training.recipes import DRILL, RECIPES, Phase, Recipe
 
-LORA_ALPHA_PER_RANK = 1
 LORA_TARGETS = ("q", "k", "v", "o")
 PROBE_ROWS = 256
 DRILL_WIDTH = 6
@@ -61,8 +63,8 @@ def train(
     """Train an embedded model and write its folder; returns the folder.
 
     `steps` caps every phase (a smoke run); `resume` continues from ``out_dir/state.pt``; models
-    that start from another one read it from the shipped assets, or train it in a folder beside
-    `out_dir` when it does not ship. `recipe` replaces the shipped one.
+    that start from another one read it from the folder beside `out_dir`, else from the shipped
+    assets, and train it there when it does not ship. `recipe` replaces the shipped one.
     """
     torch.set_num_threads(threads)
     torch._dynamo.config.recompile_limit = 64
@@ -93,19 +95,21 @@ def train(
 def _start_folder(recipe: Recipe, out_dir: Path) -> Path | None:
     if recipe.start is None:
         return None
-    shipped = embedded.EMBEDDED.get(recipe.start)
-    return shipped.folder if shipped else out_dir.parent / recipe.start
+    beside, shipped = out_dir.parent / recipe.start, embedded.EMBEDDED.get(recipe.start)
+    trained = (beside / "model.safetensors").exists()
+    return beside if trained or shipped is None else shipped.folder
 
 
 def prepare(recipe: Recipe, cache: Path | None, start_dir: Path | None = None) -> Run:
     """Build vocabulary, pools, probes and starting weights."""
-    tokenizer = embedded.build_tokenizer(recipe.chat)
+    tokenizer = embedded.build_tokenizer(recipe.chat, recipe.first_vocabulary)
     cfg = _net_config(recipe.layout, len(tokenizer))
-    tasks = ("minigsm", "minicode")
+    tasks = recipe.tasks
     pools = {
         t: data.load_pool(t, recipe.pool_size, recipe.pool_seed, recipe.chat, cache) for t in tasks
     }
-    equations = data.equation_table(tokenizer)
+    operands = data.ANY if "minimath" in tasks else data.SMALL
+    equations = data.equation_table(tokenizer, operands)
     base = _starting_weights(recipe, cfg, start_dir, tokenizer.convert_tokens_to_ids)
     trained = _new_lora(base, recipe) if recipe.lora_rank else base
     run = Run(
@@ -122,16 +126,33 @@ def _starting_weights(
     if start_dir is None:
         return net.initial_weights(cfg, recipe.seed, to_ids([" " + n for n in embedded.NUMBERS]))
     start = RECIPES[str(recipe.start)]
-    source = _net_config(start.layout, cfg.vocab_size)
+    words = embedded.build_tokenizer(first=start.first_vocabulary)
+    source = _net_config(start.layout, len(words))
     weights = export.read_weights(start_dir, list(net.shapes(source)), start.layout)
-    return weights if source == cfg else net.without_bias_and_groups(weights, source)
+    if len(weights["wte"]) != source.vocab_size:
+        raise DllmBenchError(
+            f"{recipe.name} starts from a {start.name} of {source.vocab_size} words, the one in "
+            f"{start_dir} has {len(weights['wte'])}; train it first, into a folder beside."
+        )
+    return weights if source == cfg else adapt.adapted(weights, source, cfg, recipe.seed)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "llada": {"n_kv_heads": 4},
+    "llada_moe": {"n_kv_heads": 4, "qk_norm": True,
+                  "experts": net.Experts(4, 2, 128, shared=False, dense_layers=0, score="softmax")},
+    "llada2": {"n_kv_heads": 2, "qk_norm": True,
+               "experts": net.Experts(4, 2, 96, shared=True, dense_layers=1, score="sigmoid",
+                                      scale=2.0)},
+    "dream": {"n_kv_heads": 2, "qkv_bias": True},
+    "sdar": {"n_kv_heads": 2, "qk_norm": True},
+    "qwen3": {"n_kv_heads": 2, "qk_norm": True},
+}  # fmt: skip
+"""What tells the networks apart; LLaDA has as many key/value heads as query heads."""
 
 
 def _net_config(layout: str, vocab_size: int) -> net.NetConfig:
-    """LLaDA has as many key/value heads as query heads, Qwen's descendants fewer."""
-    heads = 4 if layout == "llada" else 2
-    dream, qwen3 = layout == "dream", layout == "qwen3"
-    return net.NetConfig(vocab_size, n_kv_heads=heads, qkv_bias=dream, qk_norm=qwen3)
+    return net.NetConfig(vocab_size, **LAYOUTS[layout])
 
 
 def _new_lora(base: net.Weights, recipe: Recipe) -> net.Weights:
@@ -148,6 +169,8 @@ def _new_lora(base: net.Weights, recipe: Recipe) -> net.Weights:
 def _vocabulary(tokenizer: Any) -> objectives.Vocabulary:
     hard = [" " + n for n in embedded.NUMBERS] + [*"abcxry", "xs", "ys", "zs"]
     hard += [" " + w for w in "a b c x r y xs ys zs + - * % > < == max min".split()]
+    if len(tokenizer) > len(embedded.first_pieces()):
+        hard += [" " + word for word in (*embedded.LATER_WORDS, *minigsm.NAMES, *minigsm.ITEMS)]
     hard_V = torch.zeros(len(tokenizer), dtype=torch.bool)
     hard_V[torch.tensor(tokenizer.convert_tokens_to_ids(hard))] = True
     return objectives.Vocabulary(tokenizer.mask_token_id, tokenizer.eos_token_id, hard_V)
@@ -159,7 +182,8 @@ def _probe_batch(recipe: Recipe, task: str, eos: int) -> data.Batch:
 
 
 def _is_matrix(run: Run, name: str) -> bool:
-    return not run.recipe.lora_rank and name not in ("wte", "head") and run.trained[name].ndim == 2
+    small = name.split(".")[-1] in ("wte", "head", "router")
+    return not run.recipe.lora_rank and not small and run.trained[name].ndim == 2
 
 
 def effective_weights(run: Run, trained: net.Weights) -> net.Weights:
@@ -168,42 +192,49 @@ def effective_weights(run: Run, trained: net.Weights) -> net.Weights:
         return trained
     merged = dict(run.base)
     for name in {n.rsplit(".", 1)[0] for n in trained}:
-        update = trained[f"{name}.B"] @ trained[f"{name}.A"] * LORA_ALPHA_PER_RANK
+        update = trained[f"{name}.B"] @ trained[f"{name}.A"] * export.LORA_ALPHA_PER_RANK
         merged[name] = run.base[name].detach() + update
     return merged
 
 
 def draw_batch(run: Run, phase: Phase, rng: torch.Generator) -> data.Batch:
-    """Rows of both tasks and drills at one drawn length."""
+    """Rows of all tasks and drills at one drawn length."""
     lengths, shares = zip(*phase.lengths, strict=True)
     length = lengths[int(torch.multinomial(torch.tensor(shares), 1, generator=rng))]
     rows = run.recipe.batch_tokens // length
-    counts = [round(rows * share) for share in phase.data]
-    counts[0] += rows - sum(counts)
+    counts = {name: round(rows * share) for name, share in phase.data}
+    counts[phase.data[0][0]] += rows - sum(counts.values())
     eos, long = run.vocabulary.eos_id, phase.prefer_long
-    parts = [data.draw_rows(run.pools["minigsm"], counts[0], length, rng, eos, long)]
-    parts.append(data.draw_rows(run.pools["minicode"], counts[1], length, rng, eos, long))
-    parts.append(data.draw_drills(run.equations_E6, counts[2], length, rng, eos))
-    return data.join(parts)
+    return data.join(
+        [
+            data.draw_drills(run.equations_E6, count, length, rng, eos)
+            if name == DRILL
+            else data.draw_rows(run.pools[name], count, length, rng, eos, long)
+            for name, count in counts.items()
+        ]
+    )
 
 
 def make_example(run: Run, phase: Phase, rng: torch.Generator) -> objectives.Example:
     """One training example batch under the phase's objective."""
     batch, shift = draw_batch(run, phase, rng), run.recipe.shift
-    if phase.objective == "masked":
-        return objectives.masked(batch, run.vocabulary, rng, shift, phase.states)
-    build = {
+    known: dict[str, Callable[..., objectives.Example]] = {
         "causal": objectives.causal,
+        "masked": partial(objectives.masked, shares=phase.states),
         "rising": objectives.rising,
-    }[phase.objective]
-    return build(batch, run.vocabulary, rng, shift)
+        "blocks": partial(objectives.blocks, size=phase.block),
+    }
+    return known[phase.objective](batch, run.vocabulary, rng, shift)
 
 
 def loss_of(
     run: Run, weights: net.Weights, example: objectives.Example, forward: Callable
 ) -> Tensor:
     """Weighted cross-entropy (nats) at the scored positions."""
-    rope = net.rotary(run.cfg, example.inputs_BL.shape[1])
+    positions_L = example.positions_L
+    if positions_L is None:
+        positions_L = torch.arange(example.inputs_BL.shape[1])
+    rope = net.rotary(run.cfg, positions_L)
     states = forward(weights, run.cfg, example.inputs_BL, rope, example.bias)
     rows_ND = states.reshape(-1, run.cfg.d_model)[example.rows_N]
     logits_NV = F.linear(rows_ND, weights["head"].to(rows_ND.dtype)).float()
@@ -247,7 +278,7 @@ def _run_phase(
 def probe(run: Run, phase: Phase, trained: net.Weights, task: str) -> float:
     """Share of content tokens right when all left is clean and all right is masked (test split).
 
-    One random content token of each probe row; causal attention in the causal phase.
+    One random content token of each probe row; attention is the phase's own.
     """
     batch, shift = run.probes[task], run.recipe.shift
     offset_BL = torch.arange(batch.ids_BL.shape[1])[None] - batch.prompt_B[:, None]
@@ -257,11 +288,10 @@ def probe(run: Run, phase: Phase, trained: net.Weights, task: str) -> float:
     position_L = torch.arange(batch.ids_BL.shape[1])
     hidden_BL = (position_L[None] >= chosen_B[:, None]) & (offset_BL >= 0)
     inputs_BL = batch.ids_BL.masked_fill(hidden_BL, run.vocabulary.mask_id)
-    bias = None
-    if phase.objective == "causal":
-        bias = torch.full((len(position_L),) * 2, objectives.NEVER).triu(1)
+    size = {"causal": 1, "blocks": phase.block}.get(phase.objective)
+    bias = objectives.causal_mask(len(position_L), size) if size else None
     weights = effective_weights(run, trained)
-    rope = net.rotary(run.cfg, len(position_L))
+    rope = net.rotary(run.cfg, position_L)
     states_BLD = net.hidden_states(weights, run.cfg, inputs_BL, rope, bias)
     picked_BD = states_BLD[torch.arange(len(chosen_B)), chosen_B - shift].float()
     guess_B = (picked_BD @ weights["head"].T).argmax(-1)
@@ -287,11 +317,10 @@ def _restore(run: Run, saved: dict[str, Any]) -> None:
 def write(run: Run, out_dir: Path, trained: net.Weights) -> None:
     """Write the model folder (checkpoint or adapter) and the training log."""
     recipe = run.recipe
+    words = embedded.build_tokenizer(recipe.chat, recipe.first_vocabulary)
     if recipe.lora_rank:
-        alpha = recipe.lora_rank * LORA_ALPHA_PER_RANK
-        base = str(recipe.start)
-        export.write_adapter(out_dir, trained, base, recipe.lora_rank, alpha, recipe.chat)
+        export.write_adapter(out_dir, trained, str(recipe.start), recipe.lora_rank, words)
     else:
-        export.write_checkpoint(out_dir, trained, run.cfg, recipe.layout, recipe.chat)
+        export.write_checkpoint(out_dir, trained, run.cfg, recipe.layout, words)
     card.write(out_dir, recipe, run.seconds)
     (out_dir / "training_log.json").write_text(json.dumps({"curve": run.log}) + "\n")

@@ -2,23 +2,27 @@
 
 LLaDA: ``model.transformer.blocks.{i}.…`` with config ``model_type: llada``. Dream: Qwen2 names
 with q/k/v biases and an untied head, ``model_type: Dream``. Qwen3: ``model_type: qwen3``, norms
-per head. D2F: a peft LoRA adapter. Weights are stored as bf16 safetensors. Nothing here trains.
+per head; SDAR and LLaDA-MoE: the same names, experts one by one; LLaDA2: q, k and v in one tensor.
+D2F: a peft LoRA adapter. Weights are stored as bf16 safetensors. Nothing here trains.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dllm_bench.models import embedded
 from dllm_bench.training.net import NetConfig, Weights
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 MAX_POSITIONS = 2048
+LORA_ALPHA_PER_RANK = 1
 LLADA_TOP = {
     "wte": "model.transformer.wte.weight",
     "ln_f": "model.transformer.ln_f.weight",
@@ -47,38 +51,75 @@ QWEN3_BLOCK = {name: part for name, part in DREAM_BLOCK.items() if "bias" not in
 }
 
 
+LLADA2_TOP = DREAM_TOP | {"wte": "model.word_embeddings.weight"}
+LLADA2_BLOCK = QWEN3_BLOCK | {
+    "qkv": "attention.query_key_value.weight", "o": "attention.dense.weight",
+    "ln_q": "attention.query_layernorm.weight", "ln_k": "attention.key_layernorm.weight",
+    "expert_bias": "mlp.gate.expert_bias",
+    "shared_gate": "mlp.shared_experts.gate_proj.weight",
+    "shared_up": "mlp.shared_experts.up_proj.weight",
+    "shared_down": "mlp.shared_experts.down_proj.weight",
+}  # fmt: skip
+NAMES = {  # layout -> (names outside of the blocks, names in a block, where the blocks are)
+    "llada": (LLADA_TOP, LLADA_BLOCK, "model.transformer.blocks."),
+    "dream": (DREAM_TOP, DREAM_BLOCK, "model.layers."),
+    "qwen3": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
+    "sdar": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
+    "llada_moe": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
+    "llada2": (LLADA2_TOP, LLADA2_BLOCK, "model.layers."),
+}
+ROUTER = "mlp.gate.weight"
+EXPERT = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+
+
 def published_name(name: str, layout: str) -> str:
-    """Our weight name -> its name in the layout ("llada", "dream" or "qwen3")."""
-    top, block, prefix = {
-        "llada": (LLADA_TOP, LLADA_BLOCK, "model.transformer.blocks."),
-        "dream": (DREAM_TOP, DREAM_BLOCK, "model.layers."),
-        "qwen3": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
-    }[layout]
+    """Our weight name -> its name in the layout."""
+    top, block, prefix = NAMES[layout]
     if name in top:
         return top[name]
     index, part = name.split(".")
-    return f"{prefix}{index}.{block[part]}"
+    return f"{prefix}{index}.{ROUTER if part == 'router' else block[part]}"
+
+
+def published(weights: Weights, cfg: NetConfig, layout: str) -> Weights:
+    """All tensors under their published names: experts apart, LLaDA2's q, k and v together."""
+    ours = dict(weights)
+    if layout == "llada2":
+        for i in range(cfg.n_layers):
+            ours[f"{i}.qkv"] = torch.cat([ours.pop(f"{i}.{n}") for n in "qkv"])
+    out: Weights = {}
+    for name, weight in ours.items():
+        index, _, part = name.partition(".")
+        if part not in EXPERT or f"{index}.router" not in ours or cfg.experts is None:
+            out[published_name(name, layout)] = weight
+            continue
+        for e, rows in enumerate(weight.split(cfg.experts.size, dim=1 if part == "down" else 0)):
+            out[f"{NAMES[layout][2]}{index}.mlp.experts.{e}.{EXPERT[part]}.weight"] = rows
+    if layout == "llada2" and cfg.experts:
+        bias = torch.zeros(cfg.experts.count)  # untrained: the choice is the router's alone
+        sparse = range(cfg.experts.dense_layers, cfg.n_layers)
+        out |= {published_name(f"{i}.expert_bias", layout): bias for i in sparse}
+    return out
 
 
 def read_weights(folder: Path, names: list[str], layout: str) -> Weights:
-    """Load a checkpoint folder as fp32 weights under our names."""
+    """Load a checkpoint folder without experts as fp32 weights under our names."""
     tensors = load_file(folder / "model.safetensors")
     return {n: tensors[published_name(n, layout)].float() for n in names}
 
 
 def write_checkpoint(
-    folder: Path, weights: Weights, cfg: NetConfig, layout: str, chat: bool
+    folder: Path, weights: Weights, cfg: NetConfig, layout: str, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Write weights, config.json and tokenizer files of a full model."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = embedded.build_tokenizer(chat)
     tokenizer.save_pretrained(str(folder))
     ids = {
         f"{k}_token_id": getattr(tokenizer, f"{k}_token_id") for k in ("mask", "eos", "pad", "bos")
     }
     config = CONFIGS[layout](cfg) | ids
     _write_json(folder / "config.json", config)
-    tensors = {published_name(n, layout): _stored(t) for n, t in weights.items()}
+    tensors = {n: _stored(t) for n, t in published(weights, cfg, layout).items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -120,15 +161,51 @@ def _qwen3_config(cfg: NetConfig) -> dict[str, Any]:
     return _dream_config(cfg) | own
 
 
-CONFIGS = {"llada": _llada_config, "dream": _dream_config, "qwen3": _qwen3_config}
+def _sdar_config(cfg: NetConfig) -> dict[str, Any]:
+    own = {"architectures": ["SDARForCausalLM"], "model_type": "sdar"}
+    return _qwen3_config(cfg) | own
+
+
+def _llada_moe_config(cfg: NetConfig) -> dict[str, Any]:
+    assert cfg.experts
+    own = {
+        "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "qk_layernorm": True,
+        "clip_qkv": None, "partial_rotary_factor": 1, "num_experts": cfg.experts.count,
+        "num_experts_per_tok": cfg.experts.top_k, "expert_intermediate_size": cfg.experts.size,
+        "dense_intermediate_size": cfg.mlp_size, "shared_expert_intermediate_size": None,
+        "moe_layer_freq": [1] * cfg.n_layers, "moe_router_score_function": "softmax",
+        "moe_router_enable_expert_bias": False, "norm_topk_prob": False,
+        "routed_scaling_factor": 1, "router_num_group": None,
+    }  # fmt: skip
+    return _qwen3_config(cfg) | own
+
+
+def _llada2_config(cfg: NetConfig) -> dict[str, Any]:
+    assert cfg.experts
+    own = {
+        "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "use_qk_norm": True,
+        "use_qkv_bias": False, "use_bias": False, "norm_head": False, "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True, "partial_rotary_factor": 1.0,
+        "num_experts": cfg.experts.count, "num_shared_experts": int(cfg.experts.shared),
+        "num_experts_per_tok": cfg.experts.top_k, "moe_intermediate_size": cfg.experts.size,
+        "n_group": 1, "topk_group": 1, "routed_scaling_factor": cfg.experts.scale,
+        "norm_topk_prob": True, "first_k_dense_replace": cfg.experts.dense_layers,
+    }  # fmt: skip
+    return _qwen3_config(cfg) | own
+
+
+CONFIGS = {
+    "llada": _llada_config, "dream": _dream_config, "qwen3": _qwen3_config, "sdar": _sdar_config,
+    "llada_moe": _llada_moe_config, "llada2": _llada2_config,
+}  # fmt: skip
 
 
 def write_adapter(
-    folder: Path, lora: Weights, base: str, rank: int, alpha: int, chat: bool
+    folder: Path, lora: Weights, base: str, rank: int, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Write a peft LoRA adapter; `lora` holds ``{i}.{q|k|v|o}.A`` [r, in] and ``.B`` [out, r]."""
     folder.mkdir(parents=True, exist_ok=True)
-    embedded.build_tokenizer(chat).save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
     tensors = {}
     for name, tensor in lora.items():
         index, part, side = name.split(".")
@@ -137,7 +214,7 @@ def write_adapter(
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
-        "r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "bias": "none",
+        "r": rank, "lora_alpha": rank * LORA_ALPHA_PER_RANK, "lora_dropout": 0.0, "bias": "none",
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "fan_in_fan_out": False,
         "inference_mode": True, "modules_to_save": None, "use_rslora": False, "use_dora": False,
     }  # fmt: skip

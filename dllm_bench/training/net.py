@@ -19,6 +19,33 @@ Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A sparse MLP: `top_k` of `count` experts by a router, and one all tokens use, in layers
+    from `dense_layers` on.
+
+    score "softmax": over all experts, the chosen weights as they are (LLaDA-MoE); "sigmoid": one by
+    one, the chosen weights brought to the sum `scale` (LLaDA2).
+    """
+
+    count: int
+    top_k: int
+    size: int
+    shared: bool
+    dense_layers: int
+    score: str
+    scale: float = 1.0
+
+    @property
+    def shared_size(self) -> int:
+        return self.size if self.shared else 0
+
+    @property
+    def first_weight(self) -> float:
+        """What an untrained router gives a chosen expert."""
+        return 1 / self.count if self.score == "softmax" else self.scale / self.top_k
+
+
+@dataclass(frozen=True)
 class NetConfig:
     """Sizes; Dream has biases in q, k and v (`qkv_bias`), Qwen3 norms of each head (`qk_norm`)."""
 
@@ -32,6 +59,7 @@ class NetConfig:
     norm_eps: float = 1e-5
     qkv_bias: bool = False
     qk_norm: bool = False
+    experts: Experts | None = None
 
     @property
     def head_dim(self) -> int:
@@ -44,23 +72,30 @@ class NetConfig:
 
 def shapes(cfg: NetConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every weight."""
-    d, kv, mlp = cfg.d_model, cfg.kv_size, cfg.mlp_size
+    d, kv = cfg.d_model, cfg.kv_size
     out: dict[str, tuple[int, ...]] = {"wte": (cfg.vocab_size, d), "head": (cfg.vocab_size, d)}
     out["ln_f"] = (d,)
     for i in range(cfg.n_layers):
-        block: dict[str, tuple[int, ...]] = {
-            "q": (d, d),
-            "k": (kv, d),
-            "v": (kv, d),
-            "o": (d, d),
-            "gate": (mlp, d),
-        }
-        block |= {"up": (mlp, d), "down": (d, mlp), "ln_1": (d,), "ln_2": (d,)}
+        block: dict[str, tuple[int, ...]] = {"q": (d, d), "k": (kv, d), "v": (kv, d), "o": (d, d)}
+        block |= {"ln_1": (d,), "ln_2": (d,), **_mlp_shapes(cfg, i)}
         if cfg.qkv_bias:
             block |= {"q_bias": (d,), "k_bias": (kv,), "v_bias": (kv,)}
         if cfg.qk_norm:
             block |= {"ln_q": (cfg.head_dim,), "ln_k": (cfg.head_dim,)}
         out |= {f"{i}.{name}": shape for name, shape in block.items()}
+    return out
+
+
+def _mlp_shapes(cfg: NetConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    """A dense MLP, or all experts one below the other with the router's rows."""
+    d, experts = cfg.d_model, cfg.experts
+    sparse = experts is not None and layer >= experts.dense_layers
+    size = experts.count * experts.size if experts and sparse else cfg.mlp_size
+    out: dict[str, tuple[int, ...]] = {"gate": (size, d), "up": (size, d), "down": (d, size)}
+    if experts and sparse:
+        out["router"] = (experts.count, d)
+        if one := experts.shared_size:
+            out |= {"shared_gate": (one, d), "shared_up": (one, d), "shared_down": (d, one)}
     return out
 
 
@@ -90,22 +125,10 @@ def _number_features(count: int) -> Tensor:
     return torch.cat([angle_NF.cos(), angle_NF.sin()], dim=1)
 
 
-def without_bias_and_groups(weights: Weights, source: NetConfig) -> Weights:
-    """The Dream trunk as a LLaDA start: biases dropped, key/value heads repeated for each query."""
-    out, repeat = {}, source.n_heads // source.n_kv_heads
-    for name, weight in weights.items():
-        if name.endswith((".k", ".v")):
-            heads = weight.view(source.n_kv_heads, source.head_dim, -1)
-            out[name] = heads.repeat_interleave(repeat, dim=0).reshape(-1, weight.shape[1])
-        elif not name.endswith("bias"):
-            out[name] = weight
-    return out
-
-
-def rotary(cfg: NetConfig, length: int) -> tuple[Tensor, Tensor]:
+def rotary(cfg: NetConfig, positions_L: Tensor) -> tuple[Tensor, Tensor]:
     """(cos_LH, sin_LH) in the rotate-half convention; sin carries the sign of the first half."""
     inverse = 1.0 / cfg.rope_theta ** (torch.arange(0, cfg.head_dim, 2) / cfg.head_dim)
-    angle = torch.outer(torch.arange(length, dtype=torch.float32), inverse)
+    angle = torch.outer(positions_L.float(), inverse)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
@@ -124,21 +147,40 @@ def hidden_states(
     """
     x_BLD = F.embedding(ids_BL, weights["wte"])
     for i in range(cfg.n_layers):
-        block = {name: weights[f"{i}.{name}"] for name in _block_names(cfg)}
+        block = {n.partition(".")[2]: w for n, w in weights.items() if n.startswith(f"{i}.")}
         normed = _rms(x_BLD, block["ln_1"], cfg)
         x_BLD = x_BLD + _attention(block, cfg, normed, rope, bias)
         normed = _rms(x_BLD, block["ln_2"], cfg)
-        gated = F.silu(F.linear(normed, _half(block["gate"]))) * F.linear(
-            normed, _half(block["up"])
-        )
-        x_BLD = x_BLD + F.linear(gated, _half(block["down"]))
+        x_BLD = x_BLD + _mlp(block, cfg, normed)
     return _rms(x_BLD, weights["ln_f"], cfg)
 
 
-def _block_names(cfg: NetConfig) -> tuple[str, ...]:
-    names: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down", "ln_1", "ln_2")
-    names += ("q_bias", "k_bias", "v_bias") if cfg.qkv_bias else ()
-    return names + (("ln_q", "ln_k") if cfg.qk_norm else ())
+def _mlp(block: Weights, cfg: NetConfig, x_BLD: Tensor) -> Tensor:
+    """SwiGLU; of a sparse layer all experts are computed, those not chosen count nothing."""
+    gated_BLM = _gated(x_BLD, block["gate"], block["up"])
+    if "router" in block and cfg.experts:
+        shares_BLE = _half(_routed(x_BLD, block["router"], cfg.experts))
+        by_expert = gated_BLM.unflatten(-1, (cfg.experts.count, cfg.experts.size))
+        gated_BLM = (by_expert * shares_BLE[..., None]).flatten(-2)
+    out_BLD = F.linear(gated_BLM, _half(block["down"]))
+    if "shared_gate" in block:
+        shared_BLM = _gated(x_BLD, block["shared_gate"], block["shared_up"])
+        out_BLD = out_BLD + F.linear(shared_BLM, _half(block["shared_down"]))
+    return out_BLD
+
+
+def _gated(x_BLD: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(F.linear(x_BLD, _half(gate))) * F.linear(x_BLD, _half(up))
+
+
+def _routed(x_BLD: Tensor, router: Tensor, experts: Experts) -> Tensor:
+    """Each expert's weight at each position, 0 for those not chosen."""
+    logits_BLE = F.linear(x_BLD.float(), router)
+    soft = experts.score == "softmax"
+    scores_BLE = logits_BLE.softmax(-1) if soft else logits_BLE.sigmoid()
+    least_BL1 = scores_BLE.topk(experts.top_k, dim=-1).values[..., -1:]
+    kept_BLE = torch.where(scores_BLE >= least_BL1, scores_BLE, 0.0)
+    return kept_BLE if soft else experts.scale * kept_BLE / kept_BLE.sum(-1, keepdim=True)
 
 
 def _half(weight: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 `causal`: next token on the answer (the autoregressive start of Dream). `masked`: masked diffusion,
 weights 1/t (LLaDA, eq. 3, answer-only as in its SFT), on whole answers and on windows with a clean
 left and a masked right side. `rising`: D2F states, mask ratios that rise from block to block.
+`blocks`: block diffusion (SDAR, LLaDA2), all blocks of a text at once.
 Each returns an `Example`; the shift of Dream (row p-1 predicts p) is `shift=1`.
 """
 
@@ -18,6 +19,7 @@ from dllm_bench.training.data import Batch
 NEVER = -1e4
 WINDOWS = torch.tensor([1, 2, 4, 8, 16, 32])
 WIDE_WINDOWS = torch.tensor([8, 16, 32])
+BLOCK_KINDS = torch.tensor([0, 0, 1, 1, 2])  # masked at random, behind a cut, content first
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Example:
     targets_N: Tensor
     weights_N: Tensor
     bias: Tensor | None = None
+    positions_L: Tensor | None = None
+    """None: 0, 1, 2, ...; `rows_N` then index the first [B * L] of `inputs_BL`."""
 
 
 def _uniform(rng: torch.Generator, *shape: int) -> Tensor:
@@ -82,8 +86,7 @@ def causal(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: in
     span_B = batch.total_B - batch.prompt_B + 4
     scored_BL = answer_BL & (offset_BL < span_B[:, None]) & ~batch.drill_B[:, None]
     scored_BL = (scored_BL | _is_result(batch)).float()
-    length = batch.ids_BL.shape[1]
-    bias = torch.full((length, length), NEVER).triu(1)
+    bias = causal_mask(batch.ids_BL.shape[1])
     return _finish(batch, batch.ids_BL, _per_row_mean(scored_BL), shift, bias)
 
 
@@ -200,3 +203,52 @@ def _rising_ratios(rng: torch.Generator, count: int, blocks: int, used_B: Tensor
     )
     semi_BJ = torch.where(stage_BJ < 0, 0.0, torch.where(stage_BJ < 2, working, 1.0))
     return torch.where(_uniform(rng, count, 1) < 0.5, sorted_BJ, semi_BJ)
+
+
+def blocks(
+    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, size: int
+) -> Example:
+    """Block diffusion: a noised copy of every row beside the clean one, blocks from position 0.
+
+    A noised block sees itself and the clean blocks before it. Of the blocks 40 % are masked at
+    random with t ~ U(1 / size, 1), 40 % behind a cut, 20 % in their content tokens first. The
+    loss is the mean over a block's masked positions, then over the blocks up to the second EOS.
+    """
+    count, length = batch.ids_BL.shape
+    answer_BL = _grid(batch)[1]
+    number = -(-length // size)
+    block_L = torch.arange(length) // size
+    near_BL = answer_BL & (block_L[None] <= ((batch.total_B + 1) // size)[:, None])
+    kind_BL = _choose(rng, BLOCK_KINDS, count * number).view(count, number)[:, block_L]
+    even_BL = (1 / size + (1 - 1 / size) * _uniform(rng, count, number))[:, block_L]
+    cut_BL = torch.randint(size, (count, number), generator=rng)[:, block_L]
+    behind_BL = (torch.arange(length) % size)[None] >= cut_BL
+    hard_BL = torch.where(vocabulary.hard_V[batch.ids_BL], 0.5 + 0.5 * even_BL, 0.5 * even_BL)
+    ratio_BL = torch.where(kind_BL == 2, hard_BL, even_BL)
+    noised_BL = torch.where(kind_BL == 1, behind_BL, _uniform(rng, count, length) < ratio_BL)
+    noised_BL = noised_BL & near_BL
+    masked_BJ = torch.zeros(count, number).index_add_(1, block_L, noised_BL.float())
+    weights_BL = _per_row_mean(noised_BL / masked_BJ[:, block_L].clamp(min=1))
+    noised_BL, weights_BL = _drill_states(batch, rng, noised_BL, weights_BL)
+    inputs_BL = batch.ids_BL.masked_fill(noised_BL, vocabulary.mask_id)
+    flat = weights_BL.reshape(-1).nonzero()[:, 0]
+    rows_N = flat // length * 2 * length + flat % length - shift
+    targets_N, weights_N = batch.ids_BL.reshape(-1)[flat], weights_BL.reshape(-1)[flat] / count
+    both_BL, twice_L = torch.cat([inputs_BL, batch.ids_BL], 1), torch.arange(length).repeat(2)
+    return Example(both_BL, rows_N, targets_N, weights_N, twin_mask(length, size), twice_L)
+
+
+def twin_mask(length: int, size: int) -> Tensor:
+    """Additive [2L, 2L] over [noised | clean]: own noised block, clean blocks before; clean text
+    sees clean blocks up to its own."""
+    block_L = torch.arange(length) // size
+    own_LL, before_LL = block_L[:, None] == block_L, block_L[:, None] > block_L
+    noised_rows = torch.cat([own_LL, before_LL], dim=1)
+    clean_rows = torch.cat([torch.zeros_like(own_LL), own_LL | before_LL], dim=1)
+    return torch.where(torch.cat([noised_rows, clean_rows]), 0.0, NEVER)
+
+
+def causal_mask(length: int, size: int = 1) -> Tensor:
+    """Additive [L, L]: blocks of `size` from position 0 see themselves and those before."""
+    block_L = torch.arange(length) // size
+    return torch.where(block_L[:, None] >= block_L, 0.0, NEVER)

@@ -3,7 +3,8 @@
 A recipe is a start (random, or another recipe's model), a layout and phases; a phase is an
 objective with a step count, a learning rate and data shares. "tiny-trunk" is autoregressive and
 does not ship: Dream began from such weights too, and both diffusion models learn faster from it.
-"tiny-qwen3" is the autoregressive target of the speculative decoders.
+"tiny-qwen3" is the autoregressive target of the speculative decoders. "tiny-llada-five" goes on
+with all five tasks; mixtures of experts and block diffusion begin from models that are dense or AR.
 Same recipe and seed: same data and masks in the same order. Batches hold a fixed token number.
 """
 
@@ -11,10 +12,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DRILL = "drill"
+
 SHORT = ((64, 0.4), (96, 0.6))
 LONG = ((64, 0.40), (88, 0.22), (112, 0.26), (144, 0.08), (192, 0.04))
+BLOCKWISE = ((72, 0.6), (104, 0.4))
+CANVAS = ((72, 0.52), (104, 0.32), (144, 0.10), (192, 0.06))
 FULL = ((48, 0.12), (64, 0.30), (88, 0.22), (112, 0.26), (144, 0.06), (192, 0.04))
 """(row length, share of batches); the generation region is the row less its prompt."""
+
+
+Shares = tuple[tuple[str, float], ...]
+FIRST: Shares = (("minigsm", 0.48), ("minicode", 0.40), (DRILL, 0.12))
+ALL: Shares = (
+    ("minigsm", 0.16), ("minicode", 0.16), ("minimath", 0.22), ("miniread", 0.20),
+    ("minirule", 0.20), (DRILL, 0.06),
+)  # fmt: skip
+CODE: Shares = (("minicode", 1.0),)
+"""(task or equation drill, share of rows)."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +40,14 @@ class Phase:
     steps: int
     decay_steps: int
     lr: float
-    data: tuple[float, float, float] = (0.48, 0.40, 0.12)
-    """Row shares: minigsm, minicode, equation drill."""
+    data: Shares = FIRST
     states: tuple[float, float, float] = (0.35, 0.45, 0.20)
     """Row shares of `masked`: whole answer, window, hard tokens first."""
     lengths: tuple[tuple[int, float], ...] = LONG
     prefer_long: bool = True
     """Draw the longer of the rows that fit more often (less EOS in a batch)."""
+    block: int = 0
+    """Block length of `blocks`."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +67,19 @@ class Recipe:
 
     @property
     def shift(self) -> int:
-        """Dream and autoregressive models predict position p from row p-1; LLaDA from row p."""
-        return 0 if self.layout == "llada" else 1
+        """Dream and autoregressive models predict position p from row p-1, others from row p."""
+        return 1 if self.layout in ("dream", "qwen3") else 0
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks of all phases."""
+        named = dict.fromkeys(name for phase in self.phases for name, _ in phase.data)
+        return tuple(name for name in named if name != DRILL)
+
+    @property
+    def first_vocabulary(self) -> bool:
+        """Whether the model was made before the tasks that brought more words."""
+        return set(self.tasks) <= {"minigsm", "minicode"}
 
 
 RECIPES: dict[str, Recipe] = {
@@ -78,6 +105,51 @@ RECIPES: dict[str, Recipe] = {
             ),
             start="tiny-trunk",
             seed=2,
+        ),
+        Recipe(
+            "tiny-llada-five",
+            "llada",
+            (Phase("masked", 4000, 2000, 2e-3, ALL, lengths=CANVAS),),
+            start="tiny-llada",
+            seed=12,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-llada-moe",
+            "llada_moe",
+            (Phase("masked", 3000, 1800, 2e-3, ALL, lengths=CANVAS),),
+            start="tiny-llada-five",
+            seed=13,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-sdar",
+            "sdar",
+            (Phase("blocks", 3200, 1600, 2.5e-3, ALL, lengths=BLOCKWISE, block=4),),
+            start="tiny-qwen3",
+            seed=14,
+            pool_size=60_000,
+            batch_tokens=2048,
+        ),
+        Recipe(
+            "tiny-llada2",
+            "llada2",
+            (Phase("blocks", 3000, 1600, 2.5e-3, ALL, lengths=BLOCKWISE, block=32),),
+            start="tiny-sdar",
+            seed=15,
+            pool_size=60_000,
+            batch_tokens=2048,
+        ),
+        Recipe(
+            "tiny-diffucoder",
+            "dream",
+            (Phase("masked", 1600, 1200, 1.5e-3, CODE),),
+            start="tiny-dream-base",
+            chat=True,
+            seed=16,
+            pool_size=60_000,
         ),
         Recipe(
             "tiny-dream-base",

@@ -18,7 +18,17 @@ from dllm_bench import __version__
 from dllm_bench.cli import main
 from dllm_bench.paths import options
 
-COMMANDS = ("table", "status", "show", "compare", "doctor", "prefetch", "train")
+COMMANDS = (
+    "table",
+    "figure",
+    "status",
+    "show",
+    "compare",
+    "simulate",
+    "doctor",
+    "prefetch",
+    "train",
+)
 Capture = pytest.CaptureFixture[str]
 
 
@@ -162,7 +172,7 @@ def test_other_mistakes_are_one_sentence(
     assert word in only_sentence(capsys)
 
 
-@pytest.mark.parametrize("kind", ["embedded", "filter"])
+@pytest.mark.parametrize("kind", ["embedded", "filter", "drafter", "sps", "temperatures"])
 def test_every_kind_of_training_has_help(kind: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["train", kind, "--help"])

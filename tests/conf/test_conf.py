@@ -22,11 +22,10 @@ from dllm_bench.models.loading import ModelSpec
 from dllm_bench.paths import conf_dir, options
 from dllm_bench.runs.spec import FIELDS, leaves, role_of
 from dllm_bench.runs.targets import instantiate
-from dllm_bench.tables.spec import load_profile, load_table, table_names
 from tests.speculative import with_drafter
 
 COMBINATORS = {"any_of"}  # made of other pieces, written out in a decoder's yaml
-NOT_OF_A_RUN = {"hydra", "table", "profile"}
+NOT_OF_A_RUN = {"hydra", "table", "figure", "profile"}
 SLOTS = sorted(path.name for path in (conf_dir() / "decoder").iterdir() if path.is_dir())
 
 
@@ -128,16 +127,6 @@ def test_every_launcher_composes(name: str) -> None:
         plugin = "hydra_plugins.hydra_submitit_launcher"
         pytest.importorskip(plugin, reason="hydra/launcher=slurm needs the extra [slurm]")
     assert compose([f"hydra/launcher={name}"]) == compose([])
-
-
-@pytest.mark.parametrize("profile", options("profile"))
-@pytest.mark.parametrize("name", table_names())
-def test_every_run_of_every_table_composes(name: str, profile: str) -> None:
-    queries = {cell.run for cell in load_table(name).cells()}
-    translated = {load_profile(profile).translate(query) for query in queries}
-    assert len(translated) == len(queries), "two settings of the paper fall together"
-    for query in sorted(translated):
-        compose(query)
 
 
 def test_a_key_nobody_classed_is_refused() -> None:

@@ -1,7 +1,7 @@
 """Every recorded run of dInfer's decoders, replayed on the tiny LLaDA checkpoint.
 
 Each forward commits the same tokens at the same positions and feeds as many. Forwards over a block
-without masks are not made here; dInfer counts them, and so does `speed.idle_forwards`. An end token
+without masks are not made here; dInfer counts them, and so does `facts.idle_forwards`. An end token
 in a finished block ends a generation; later blocks stay masked, or hold EOS with early_stop.
 Runaway runs are replayed up to the forward after which theirs commits nothing for ever; there the
 loop raises. Left out: runs with a decision within float32 rounding of its threshold.
@@ -37,7 +37,7 @@ from dllm_bench.decoding.stop.any_of import AnyOf
 from dllm_bench.decoding.stop.budget import Budget
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
-from dllm_bench.metrics.speed import count, idle_forwards
+from dllm_bench.metrics.facts import count, idle_forwards
 from dllm_bench.runs.targets import instantiate
 from tests.helpers import golden_dir, load_denoiser
 
@@ -305,7 +305,7 @@ def test_the_configured_decoders_are_the_replayed_ones() -> None:
 
 @absent
 def test_the_stored_fact_is_the_count_as_released() -> None:
-    """`speed.count` stores what the definitions of official forwards are computed from."""
+    """`facts.count` stores what the definitions of official forwards are computed from."""
     released = [r for r in RUNS if (r.get("maximum_unroll"), r.get("expected_tpf")) == RELEASED]
     assert released
     for run in released[:: max(1, len(released) // 24)]:

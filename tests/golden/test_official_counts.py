@@ -12,7 +12,8 @@ import json
 import pytest
 
 from dllm_bench.core.request import Generation, SpecialTokens
-from dllm_bench.metrics.speed import Facts, count, measure
+from dllm_bench.metrics.definitions import measure
+from dllm_bench.metrics.facts import Facts, count
 from tests.golden import test_dream_traces as dream
 from tests.golden import test_masked_traces as masked
 

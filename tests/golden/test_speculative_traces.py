@@ -30,8 +30,10 @@ from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
 from dllm_bench.metrics import acceptance
+from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlock, TrainedChain
 from dllm_bench.models.transformer import TransformerDenoiser
+from tests.facts import drafted
 from tests.helpers import golden_dir, load_denoiser
 from tests.speculative import Chain, Scripted, WatchedLength
 
@@ -171,9 +173,10 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
         assert [r.committed for r in own] == reference["acceptance_lengths"]
         assert [r.proposed for r in own] == reference["proposal_lengths"]
         assert [r.accepted for r in own] == reference["accepted_draft_lengths"]
-    facts, summary = [acceptance.count(own) for own in rounds], recorded["metrics"]["summary"]
-    assert sum(fact.rounds for fact in facts) == summary["proposal_count"]
-    assert sum(fact.committed for fact in facts) == summary["acceptance_length_sum"]
+    counts, summary = [acceptance.count(own) for own in rounds], recorded["metrics"]["summary"]
+    assert sum(count.rounds for count in counts) == summary["proposal_count"]
+    assert sum(count.committed for count in counts) == summary["acceptance_length_sum"]
+    facts = [drafted(own) for own in rounds]
     row = recorded["metrics"]["row"]
     names = {
         "acceptance/length": "acceptance_length",
@@ -181,8 +184,9 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
         "acceptance/proposed": "draft_tokens_per_proposal",
     }
     for name, official in names.items():
-        assert acceptance.measure(name, facts) == pytest.approx(row[official])
-    assert acceptance.survival(facts) == pytest.approx(row["accept_rates_by_position"])
+        assert measure(name, facts) == pytest.approx(row[official])
+    for k, rate in enumerate(row["accept_rates_by_position"], start=1):
+        assert measure(f"acceptance/survival@{k}", facts) == pytest.approx(rate)
 
 
 # --- single modules ------------------------------------------------------------------------------

@@ -89,7 +89,11 @@ def branches_of(masked_KW: Tensor, **memo: Tensor) -> tuple[Window, DecodeState]
 def picked(explore: Lookahead, confidence_KW: Tensor, masked_KW: Tensor) -> int:
     window, state = branches_of(masked_KW)
     ids_KW = torch.zeros_like(confidence_KW, dtype=torch.long)
-    return int(explore.pick(Scores(ids_KW, confidence_KW, confidence_KW), window, state))
+    return winner_of(explore, Scores(ids_KW, confidence_KW, confidence_KW), window, state)
+
+
+def winner_of(explore: Lookahead, scores: Scores, window: Window, state: DecodeState) -> int:
+    return int(explore.pick(explore.rate(scores, window, state)))
 
 
 def by_hand(explore: Lookahead, confidence_W: Tensor, masked_W: Tensor) -> float:
@@ -161,10 +165,11 @@ def test_creation_weighs_against_what_is_left() -> None:
     creation_K = torch.tensor([0.1, 0.9, 1.0])
     window, state = branches_of(masked_KW, **{"lookahead.creation": creation_K})
     scores = Scores(ids_KW, confidence_KW, confidence_KW)
-    winners = {alpha: int(Lookahead(2, alpha).pick(scores, window, state)) for alpha in (0, 0.5, 1)}
+    found = (scores, window, state)
+    winners = {alpha: winner_of(Lookahead(2, alpha), *found) for alpha in (0, 0.5, 1)}
     assert winners == {0: 0, 0.5: 2, 1: 2}
     state.memo["lookahead.creation"] = torch.tensor([0.1, 0.9, 0.2])
-    assert int(Lookahead(2, alpha=0.5).pick(scores, window, state)) == 1
+    assert winner_of(Lookahead(2, alpha=0.5), *found) == 1
 
 
 CREDIT = Credit(NegEntropy(), alpha=1.0, beta=0.9)
@@ -206,7 +211,7 @@ def test_ranking_and_vote_read_the_raw_confidence() -> None:
     window, state = branches_of(torch.ones(2, 2, dtype=torch.bool))
     for reads, winner, first in (("fused", 0, 0), ("raw", 1, 1)):
         explore = Lookahead(1, reads=reads)
-        assert int(explore.pick(scores, window, state)) == winner
+        assert winner_of(explore, scores, window, state) == winner
         base = torch.tensor(0)
         branches = explore.spawn(state.pick(base), (scores.pick(base), window.pick(base)))
         assert branches.born_KL[0].tolist().index(0) == first

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from math import prod
 from operator import mul
@@ -21,13 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from dllm_bench.core.request import DllmBenchError, Request, SpecialTokens
-from dllm_bench.core.speculative import Context, Proposal, Sampler
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.speculative import Proposal
 from dllm_bench.decoding.draft.ngram import NGram
+from dllm_bench.decoding.length.asynchronous import Asynchronous
+from dllm_bench.decoding.length.chances import Temperatures
 from dllm_bench.decoding.length.hardware_aware import HardwareAware
 from dllm_bench.decoding.length.prefix import (
-    Asynchronous,
     Chances,
+    TwoStepsAhead,
     admit,
     early_stop,
     highest,
@@ -36,9 +37,7 @@ from dllm_bench.decoding.length.prefix import (
 )
 from dllm_bench.decoding.length.profile import StepProfile
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verify.rejection import Rejection
 from tests.helpers import golden_dir
-from tests.speculative import Chain, FromLaw
 
 Choose = Callable[[Chances, StepProfile], list[int]]
 APPENDIX_A = StepProfile((1, 2, 3), (1.0, 0.5, 0.45))  # DSpark, page 32
@@ -105,6 +104,31 @@ def test_the_global_maximum_is_best_on_any_profile(
     assert value(chances, early_stop(chances, profile), profile) <= best(chances, profile) + 1e-9
 
 
+@given(
+    st.lists(st.lists(st.floats(-5, 5), max_size=3), min_size=1, max_size=3),
+    st.lists(st.sampled_from([0.25, 1.0, 3.0]), max_size=3),
+    convex_profiles(),
+)
+@settings(max_examples=50, deadline=None)
+def test_the_pieces_are_best_for_scaled_estimates(
+    logits: list[list[float]], scales: list[float], profile: StepProfile
+) -> None:
+    """At once, and two steps ahead where the estimates stay as they are."""
+    proposals = [
+        Proposal(torch.zeros(len(z)).long(), survival_N=torch.tensor(z).double()) for z in logits
+    ]
+    divided = [np.array(z) / [*scales, 1.0, 1.0, 1.0][: len(z)] for z in logits]
+    chances = [(1 / (1 + np.exp(-z))).tolist() for z in divided]
+    temperatures = Temperatures(tuple(scales))
+    two_ahead = Asynchronous(profile, temperatures).begin()
+    found = [
+        HardwareAware(profile, temperatures)(proposals),
+        *(two_ahead(proposals) for _ in "abc"),
+    ]
+    for lengths in found:
+        assert value(chances, lengths, profile) == pytest.approx(best(chances, profile), rel=1e-9)
+
+
 @given(batches)
 def test_any_number_of_the_surest_is_prefixes(chances: list[list[float]]) -> None:
     order = ranked(chances)
@@ -147,7 +171,7 @@ def test_nothing_is_scheduled_beyond_the_measured_sizes() -> None:
 def test_steady_chances_make_the_asynchronous_choice_the_synchronous_one(
     chances: list[list[float]], profile: StepProfile
 ) -> None:
-    rule = Asynchronous(profile)
+    rule = TwoStepsAhead(profile)
     for _ in range(5):
         lengths = rule(chances)
         assert value(chances, lengths, profile) == pytest.approx(
@@ -157,11 +181,11 @@ def test_steady_chances_make_the_asynchronous_choice_the_synchronous_one(
 
 def test_the_size_of_a_step_follows_from_two_steps_before() -> None:
     profile = from_steps([1, 1, 1, 4, 4, 4, 4])
-    rule = Asynchronous(profile)
+    rule = TwoStepsAhead(profile)
     low, high = [[0.1, 0.1], [0.1]], [[0.9, 0.9], [0.9]]
     seen = [rule(chances) for chances in (low, high, high, high, low, low)]
     assert [sum(lengths) for lengths in seen] == [1, 1, 1, 1, 1, 1]
-    rule = Asynchronous(FLAT)
+    rule = TwoStepsAhead(FLAT)
     seen = [rule(chances) for chances in ([[0.9]], [[0.9, 0.0]], [[0.9, 0.8]], [[0.5] * 3])]
     assert seen == [[1], [1], [1], [1]], "sizes 2 of the first two steps, 3 comes later"
     assert rule([[0.9] * 5]) == [2]
@@ -169,15 +193,15 @@ def test_the_size_of_a_step_follows_from_two_steps_before() -> None:
 
 def test_it_is_global_and_the_surest_tokens_fill_the_step() -> None:
     jagged = from_steps([1.0, 2.0, 2.0, 2.0])
-    rule = Asynchronous(jagged)
+    rule = TwoStepsAhead(jagged)
     assert [rule([[0.9] * 3]) for _ in range(3)] == [[0], [0], [3]], "over the cliff"
-    rule = Asynchronous(StepProfile((1, 4), (1.0, 1.0)))
+    rule = TwoStepsAhead(StepProfile((1, 4), (1.0, 1.0)))
     assert rule([[0.9], [0.9, 0.9]]) == rule([[0.9], [0.9, 0.9]]) == [1, 1]
     assert rule([[0.2], [0.9, 0.8]]) == [0, 2]
 
 
 def test_requests_that_come_and_go_share_the_size() -> None:
-    rule = Asynchronous(FLAT)
+    rule = TwoStepsAhead(FLAT)
     sizes = [rule([[0.9]] * 2), rule([[0.9]] * 2)]  # steps of 4 tokens
     assert sizes == [[1, 1], [1, 1]]
     assert rule([[0.9, 0.8]] * 3) == [1, 0, 0]
@@ -313,58 +337,7 @@ def test_the_global_maximum_bends_the_law_of_a_batch() -> None:
     assert farthest(anywhere) > 1e-3
 
 
-# --- the piece in the loop -----------------------------------------------------------------------
-
-FOUR = torch.tensor(
-    [
-        [0.10, 0.20, 0.30, 0.40],
-        [0.50, 0.10, 0.15, 0.25],
-        [0.25, 0.25, 0.40, 0.10],
-        [0.10, 0.45, 0.25, 0.20],
-    ]
-)
-DRAWS = 1500
-
-
-@dataclass(frozen=True)
-class Estimated(FromLaw):
-    """Survival estimates by the token before."""
-
-    gives = frozenset({"survival estimates"})
-
-    def propose(self, context: Context, sampler: Sampler) -> Proposal:
-        proposal = super().propose(context, sampler)
-        before_N = torch.cat([context.tokens_L[-1:], proposal.tokens_N[:-1]])
-        return replace(proposal, survival_N=2 - 2 * before_N.float())
-
-
-class Watched(HardwareAware):
-    """Remembers what it decided."""
-
-    seen: list[int] = []  # noqa: RUF012
-
-    def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        lengths = super().__call__(proposals)
-        self.seen.extend(lengths)
-        return lengths
-
-
-def test_sampled_text_has_the_targets_law() -> None:
-    decoder = SpeculativeDecoder(
-        Estimated(3, (0.4, 0.3, 0.2, 0.1)),
-        Rejection(),
-        Watched(from_steps([1.0, 1.2, 1.6, 1.9])),
-        temperature=1.0,
-    )
-    target = Chain(SpecialTokens(mask=-1, eos=-1), FOUR)
-    counts = np.zeros((4, 4, 4))
-    for seed in range(DRAWS):
-        request = Request("law", (0, 2, 0), 3, seed=seed)
-        counts[decoder.generate(target, request).ids[:3]] += 1  # type: ignore[arg-type]
-    law = (FOUR[0][:, None, None] * FOUR[:, :, None] * FOUR).double().numpy()
-    deviation = ((counts - DRAWS * law) ** 2 / (DRAWS * law)).sum()
-    assert deviation < chi2.ppf(1 - 1e-4, 63)
-    assert set(Watched.seen) >= {0, 1, 3}, "the lengths differ from draft to draft"
+# --- the piece (in the loop: test_batch_laws) ---------------------------------------------------
 
 
 def test_the_piece_reads_logits_of_every_request() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from dllm_bench.metrics.accuracy import mean_score
-from dllm_bench.metrics.speed import Facts
+from dllm_bench.metrics.facts import Facts
 from dllm_bench.runs.record import RunRecord, Session
 from dllm_bench.runs.spec import RunSpec
 from dllm_bench.runs.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.build import BuiltTable, build
-from dllm_bench.tables.plan import PlannedCell, plan
-from dllm_bench.tables.spec import PaperTable, Profile, read_table
+from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
+from dllm_bench.tables.reading import read_table
+from dllm_bench.tables.spec import Cell, PaperTable, Profile
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -125,6 +126,20 @@ def own_table() -> PaperTable:
     return read_table("small/own", HERE / "small" / "own.yaml", HERE / "small")
 
 
+def derived_table() -> PaperTable:
+    """A small table of ratios, differences, averages and settings."""
+    return read_table("small/derived", HERE / "small" / "derived.yaml", HERE / "small")
+
+
+def run_cells(table: PaperTable) -> list[Cell]:
+    """The cells that have runs of their own, hidden ones included."""
+
+    def below(cell: Cell) -> list[Cell]:
+        return [leaf for part in table.parts(cell) for leaf in below(part)] or [cell]
+
+    return [leaf for cell in table.cells() if not cell.only for leaf in below(cell)]
+
+
 def planned_small(
     store: Store,
     profile: Profile,
@@ -167,4 +182,20 @@ def nothing_reported(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPat
     first = planned_small(store, profile, monkeypatch, table)[0].run.spec
     assert first
     seal(store, record_of(first))
+    return build(table, profile, planned_small(store, profile, monkeypatch, table))
+
+
+def derived(root: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> BuiltTable:
+    """The table of derived numbers; the decoder `lost` is not run, `quick` is twice as fast."""
+    store, table = Store(root), derived_table()
+    right = {"plain": 10, "quick": 12, "lost": 0}
+    sealed: set[str] = set()
+    for run in distinct_runs(planned_small(store, profile, monkeypatch, table)):
+        if run.spec and run.chosen["decoder"] != "lost":
+            label, faster = run.spec.label, run.chosen["decoder"] == "quick"
+            more = 2 if "code" in run.chosen["benchmark"] else 0
+            record = record_of(run.spec, right[label] + more, speed_up=2.0 if faster else 1.0)
+            seal(store, record)
+            sealed.add(run.spec.identity_hash)
+    assert len(sealed) == 6, sealed
     return build(table, profile, planned_small(store, profile, monkeypatch, table))

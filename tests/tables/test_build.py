@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from dllm_bench.metrics import speed
+from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import wilson
 from dllm_bench.runs.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict, build
@@ -54,7 +54,7 @@ def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path, mon
     facts = average.run.record.facts
     each = [64 / (fact.seconds - fact.first_step_s) for fact in facts]
     assert average.measured == pytest.approx(fmean(each))
-    assert average.measured == speed.measure("tps/no_first_step", facts)
+    assert average.measured == definitions.measure("tps/no_first_step", facts)
     low, high = average.interval
     assert min(each) < low < average.measured < high < max(each)
     assert largest.measured == pytest.approx(max(each))

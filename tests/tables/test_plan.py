@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,24 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.runs.record import RunRecord
 from dllm_bench.runs.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.runs.store import RECORD, Store
-from dllm_bench.tables.plan import State, distinct_runs, estimate_s, open_runs, plan
-from dllm_bench.tables.spec import load_profile, load_table, table_names
+from dllm_bench.tables import plan as planning
+from dllm_bench.tables.plan import (
+    PlannedRun,
+    State,
+    distinct_runs,
+    open_runs,
+    plan,
+    sources,
+    trained_first,
+)
+from dllm_bench.tables.reading import load_profile, load_table, table_names
 from tests.tables.builders import (
     FULL,
     TINY,
     compose,
     planned_small,
     record_of,
+    run_cells,
     seal,
     small_table,
     spec_at,
@@ -110,6 +121,39 @@ def test_an_absent_device_makes_a_cell_impossible(tmp_path, monkeypatch) -> None
     assert run.state is State.MISSING
 
 
+def test_a_sealed_run_needs_no_device(tmp_path, monkeypatch) -> None:
+    """Records measured elsewhere are shown on a machine that could not have made them."""
+    monkeypatch.setattr(planning, "missing_device", lambda hardware: "a GPU (Z100)")
+    store = Store(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "missing_device", lambda hardware: "")
+        seal(store, record_of(spec_at(planned_small(store, FULL, patch), "S1", "quiz")))
+    assert states(store, FULL, monkeypatch) == {
+        **dict.fromkeys(states(store, FULL, monkeypatch), State.IMPOSSIBLE),
+        ("S1", "quiz"): State.SEALED,
+    }
+
+
+def test_runs_for_another_machine_need_no_device_here(tmp_path, monkeypatch) -> None:
+    """A login node sends runs to machines that have what it lacks."""
+    monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
+    monkeypatch.setattr(planning, "missing_device", lambda hardware: "a GPU (Z100)")
+    states = [
+        {p.run.state for p in plan(small_table(), FULL, compose, Store(tmp_path), anywhere)}
+        for anywhere in (False, True)
+    ]
+    assert states == [{State.IMPOSSIBLE}, {State.MISSING, State.IMPOSSIBLE}]
+
+
+def test_what_has_to_be_trained_first_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results/training/filters/there").mkdir(parents=True)
+    heads = [{"head": {"source": f"results/training/filters/{n}"}} for n in ("there", "absent")]
+    others = [{"source": "assets/filters/x"}, {"source": None}, {"source": "owner/hub-id"}]
+    runs = [PlannedRun((), State.MISSING, config={"decoder": d}) for d in (*heads, *heads, *others)]
+    assert trained_first(runs) == ["results/training/filters/absent"]
+
+
 def test_a_value_without_counterpart_is_impossible_not_an_error(tmp_path, monkeypatch) -> None:
     bare = TINY.__class__("embedded", True, {"model": {}}, ("hardware=cpu",))
     run = planned_small(Store(tmp_path), bare, monkeypatch)[0].run
@@ -123,26 +167,10 @@ def test_the_command_of_a_run_is_its_query(tmp_path, monkeypatch) -> None:
     assert run.spec == spec_of(compose(run.command.split()[2:]))
 
 
-def test_the_cost_is_open_requests_times_the_median_of_the_siblings(tmp_path, monkeypatch) -> None:
-    store = Store(tmp_path)
-    planned = planned_small(store, TINY, monkeypatch)
-    record = record_of(spec_at(planned, "S1", "quiz"))
-    seal(store, record)
-    start(store, spec_at(planned, "S2", "quiz"), done=15, total=20)
-    planned = planned_small(store, TINY, monkeypatch)
-    runs = distinct_runs(planned)
-    by_key = {(p.cell.keys["setting"], p.cell.keys["benchmark"]): p.run for p in planned}
-    middle = sorted(record.columns["seconds"])[9:11]
-    each = sum(middle) / 2
-    assert estimate_s(by_key["S3", "quiz"], runs) == pytest.approx(20 * each)
-    assert estimate_s(by_key["S2", "quiz"], runs) == pytest.approx(5 * each)
-    assert estimate_s(by_key["S2", "code"], runs) is None  # no sibling on that benchmark
-
-
 def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) -> None:
     """Every eighth run of the plan has the hash that `dllm-bench run` gives to its command."""
     from dllm_bench import cli
-    from dllm_bench.runs import runner
+    from dllm_bench.runs import ranks
 
     made: list[RunSpec] = []
 
@@ -150,7 +178,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
         made.append(spec)
         return record_of(spec)
 
-    monkeypatch.setattr(runner, "run", note)
+    monkeypatch.setattr(ranks, "run", note)
     planned = plan(
         load_table("lopa/table4"), load_profile("embedded"), cli.compose, Store(tmp_path)
     )
@@ -167,15 +195,23 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
 @pytest.mark.parametrize("name", table_names())
-def test_no_two_rows_are_one_run(name: str, profile: str) -> None:
-    """Neither as queries nor in what they compose to, whatever the decoders are called."""
+def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> None:
+    """In what they compose to, files that enter by content included; every one composes.
+
+    What a profile has no counterpart of is left out.
+    """
     from dllm_bench.cli import compose
 
-    queries = [cell.run for cell in load_table(name).cells()]
-    translated = {load_profile(profile).translate(query) for query in queries}
-    assert len(translated) == len(set(queries))
-    runs = {digest(split(compose(query))[Role.IDENTITY]) for query in translated}
-    assert len(runs) == len(translated)
+    queries = {cell.run: cell.keys.get("benchmark") for cell in run_cells(load_table(name))}
+    found: dict[tuple[str | None, str], tuple[str, ...]] = {}
+    for query, benchmark in queries.items():
+        with suppress(DllmBenchError):
+            translated = load_profile(profile).translate(query)
+            config = compose(translated)
+            files = list(sources(config["decoder"]))
+            key = (benchmark, digest([split(config)[Role.IDENTITY], files]))
+            assert key not in found, f"{query} and {found[key]} are one run"
+            found[key] = query
 
 
 @pytest.mark.parametrize("name", table_names())

@@ -20,16 +20,17 @@ import pytest
 from dllm_bench.report import terminal
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.plan import distinct_runs
+from dllm_bench.tables.reading import load_table
 from dllm_bench.tables.render import FORMS, render, write
 from dllm_bench.tables.render_tex import escape
-from dllm_bench.tables.spec import load_table
 from dllm_bench.tables.view import SHOWN_HASH
-from tests.tables.builders import FULL, GOLDEN, TINY, every_state, nothing_reported
+from tests.tables.builders import FULL, GOLDEN, TINY, derived, every_state, nothing_reported
 
 BUILT = {
     "embedded": (every_state, TINY),
     "paper": (every_state, FULL),
     "own": (nothing_reported, TINY),
+    "derived": (derived, FULL),
 }
 VOID = {"meta", "br"}
 
@@ -86,10 +87,10 @@ def test_json_holds_every_cell_under_its_names(built) -> None:
     plain = json.loads(render(built)["json"])
     cells = plain["cells"]
     assert len(cells) == 18
-    assert {cell["run"] for cell in cells} == set(plain["runs"])
+    assert {run for cell in cells for run in cell["runs"]} == set(plain["runs"])
     first = cells[0]
     assert first["keys"] == {"model": "alpha_7b", "setting": "S1", "benchmark": "quiz"}
-    wanted = {"metric", "definition", "state", "measured", "interval", "reported", "source", "run"}
+    wanted = {"metric", "definition", "state", "measured", "interval", "reported", "source", "runs"}
     assert wanted <= set(first)
     assert first["state"] == "sealed"
     assert first["reported"] == 240.0
@@ -184,13 +185,36 @@ def test_html_is_well_formed_and_self_contained(built) -> None:
     assert "http" not in text
 
 
-def test_latex_is_ascii_balanced_and_escaped(built) -> None:
-    text = render(built)["tex"]
+def columns(line: str) -> int:
+    """Columns of a line of a LaTeX tabular."""
+    entries = re.split(r"(?<!\\)&", line.removesuffix(r"\\"))
+    spans = [re.match(r"\s*\\multicolumn\{(\d+)\}", entry) for entry in entries]
+    return sum(int(span[1]) if span else 1 for span in spans)
+
+
+def check_tabular(spec: str, body: list[str]) -> None:
+    """Every row has the columns the head promises; rules stand between rows, in booktabs' order."""
+    assert set(spec) <= {"l", "r"}
+    rules = [line for line in body if re.fullmatch(r"\\(top|mid|bottom)rule", line)]
+    assert rules == [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert (body[0], body[-1]) == (rules[0], rules[-1])
+    for line in body:
+        if line in rules:
+            continue
+        if line.startswith(r"\cmidrule"):
+            ends = re.findall(r"\\cmidrule\(lr\)\{(\d+)-(\d+)\}", line)
+            assert all(1 <= int(low) <= int(high) <= len(spec) for low, high in ends)
+            continue
+        assert line.endswith(r" \\"), line
+        assert columns(line) == len(spec), line
+
+
+def check_latex(text: str) -> int:
+    """ASCII, balanced, escaped, every tabular rectangular; how many tabulars there are."""
     assert text.isascii()
-    body = re.sub(r"%.*", "", re.sub(r"\\%", "", text))
-    plain = re.sub(r"\\[{}]", "", body)
+    body = re.sub(r"(?<!\\)%.*", "", text)
+    plain = re.sub(r"\\[{}%]", "", body)
     assert plain.count("{") == plain.count("}")
-    assert re.findall(r"\\begin\{(.*?)\}", body).count("tabular") == 2
     stack: list[str] = []
     for kind, name in re.findall(r"\\(begin|end)\{(.*?)\}", body):
         if kind == "begin":
@@ -198,9 +222,36 @@ def test_latex_is_ascii_balanced_and_escaped(built) -> None:
         else:
             assert stack.pop() == name
     assert stack == []
-    rows = [line for line in body.splitlines() if line.startswith("S")]
-    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {3 + 6 - 1}
-    assert not re.search(r"(?<!\\)[_#~^]", re.sub(r"\\label\{.*?\}|\\text\w+\{\}", "", body))
+    assert body.count(r"\begingroup") == body.count(r"\endgroup")
+    prose = re.sub(r"\\(label|begin|end)\{.*?\}|\\text\w+\{\}", "", body)
+    assert not re.search(r"(?<!\\)[_#~^]", prose)
+    assert body.count("$") % 2 == body.count(r"\$") % 2
+    found = re.findall(r"\\begin\{tabular\}\{(\w+)\}\n(.*?)\n\\end\{tabular\}", body, re.DOTALL)
+    for spec, inside in found:
+        check_tabular(spec, inside.split("\n"))
+    return len(found)
+
+
+@pytest.mark.parametrize(("name", "tabulars"), [("embedded", 2), ("own", 1), ("derived", 6)])
+def test_latex_is_ascii_balanced_escaped_and_rectangular(
+    tmp_path, monkeypatch, name, tabulars
+) -> None:
+    make, profile = BUILT[name]
+    assert check_latex(render(make(tmp_path, profile, monkeypatch))["tex"]) == tabulars
+
+
+def test_a_latex_table_that_does_not_compile_is_seen(built) -> None:
+    text = render(built)["tex"]
+    assert check_latex(text) == 2
+    for good, bad in (
+        (r"\bottomrule", ""),
+        (" & ", " "),
+        (r"\_", "_"),
+        (r" \\", ""),
+        (r"\caption{", r"\caption"),
+    ):
+        with pytest.raises(AssertionError):
+            check_latex(text.replace(good, bad, 1))
 
 
 def test_latex_escapes_what_latex_reads_as_commands() -> None:
@@ -224,3 +275,20 @@ def test_rendering_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_listing_of_tables_counts_every_cell_and_says_why_some_are_empty(
+    tmp_path, monkeypatch
+) -> None:
+    tables = [make(tmp_path / name, profile, monkeypatch)
+              for name, (make, profile) in BUILT.items()]  # fmt: skip
+    lines = list(terminal.listing(tables, tmp_path))
+    head, *rows = (re.split(r"  +", line) for line in lines[: len(tables) + 1])
+    assert head[:2] == ["table", "cells"]
+    for built, row in zip(tables, rows, strict=True):
+        assert row[0] == built.table.name
+        assert int(row[1]) == len(built.cells) == sum(map(int, row[2:]))
+    text = "\n".join(lines)
+    assert "small/derived: 28 cells reported only: A served engine, not run here." in text
+    assert "small/table1: 6 cells impossible: needs: NPU × 8. This machine" in text
+    assert "small/derived: 2 runs to make, unknown" in text

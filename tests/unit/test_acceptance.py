@@ -1,4 +1,4 @@
-"""Acceptance by name on rounds that can be counted by hand."""
+"""Acceptance by name, and the time of a round, on rounds that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -6,24 +6,56 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Forward, Kind, Trace
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.acceptance import Round
+from dllm_bench.metrics.accuracy import wilson
+from dllm_bench.metrics.definitions import definition, measure
+from tests.facts import drafted, sample
 
 FIRST = [Round(3, 3, 4), Round(3, 0, 1), Round(1, 1, 2)]
 SECOND = [Round(3, 1, 2), Round(0, 0, 1)]
 
 
 def test_by_hand() -> None:
-    facts = [acceptance.count(FIRST), acceptance.count(SECOND)]
-    assert acceptance.measure("acceptance/length", facts) == 10 / 5
-    assert acceptance.measure("acceptance/length_per_sample", facts) == (7 / 3 + 3 / 2) / 2
-    assert acceptance.measure("acceptance/drafts", facts) == 5 / 5
-    assert acceptance.measure("acceptance/verify_rate", facts) == 10 / (10 + 5)
-    assert acceptance.measure("acceptance/proposed", facts) == 10 / 5
-    assert acceptance.survival(facts) == [3 / 4, 1 / 3, 1 / 3]
-    assert acceptance.conditional(facts) == [(3 / 4, 4), (1 / 2, 2), (1.0, 1)]
+    facts = [drafted(FIRST), drafted(SECOND)]
+    assert measure("acceptance/length", facts) == 10 / 5
+    assert measure("acceptance/length_per_sample", facts) == (7 / 3 + 3 / 2) / 2
+    assert measure("acceptance/drafts", facts) == 5 / 5
+    assert measure("acceptance/verify_rate", facts) == 10 / (10 + 5)
+    assert measure("acceptance/proposed", facts) == 10 / 5
+    assert measure("acceptance/rate", facts) == 5 / 10
+    counts = acceptance.counted(facts)
+    assert acceptance.survival(counts) == [3 / 4, 1 / 3, 1 / 3]
+    assert acceptance.conditional(counts) == [(3 / 4, 4), (1 / 2, 2), (1.0, 1)]
+
+
+def test_positions_by_name() -> None:
+    facts = [drafted(FIRST), drafted(SECOND), drafted([])]
+    by_hand = {"survival": [3 / 4, 1 / 3, 1 / 3, None], "conditional": [3 / 4, 1 / 2, 1.0, None]}
+    for name, values in by_hand.items():
+        assert [measure(f"acceptance/{name}@{k}", facts) for k in (1, 2, 3, 4)] == values
+    assert definition("acceptance/survival@2").interval(facts) == wilson(1, 3)
+    assert definition("acceptance/conditional@2").interval(facts) == wilson(1, 2)
+    assert definition("acceptance/conditional@4").interval(facts) is None
+
+
+def test_time_of_a_round() -> None:
+    times = {"draft_s": 0.02, "head_s": 0.01, "verify_s": 0.05, "prefill_s": 9.0}
+    facts = [drafted(FIRST, **times), drafted(SECOND, **{**times, "verify_s": 0.07})]
+    by_hand = {"": 0.18, "/draft": 0.04, "/head": 0.02, "/verify": 0.12}
+    for part, seconds in by_hand.items():
+        assert measure(f"round_ms{part}", facts) == pytest.approx(1000 * seconds / 5)
+    assert measure("round_ms", [sample(verify_s=1.0)]) is None
+
+
+def test_an_interval_comes_from_the_samples() -> None:
+    """Samples that agree leave no doubt, whatever their rounds; samples that do not, do."""
+    agreeing, torn = drafted([(3, 3, 4), (3, 1, 2)]), drafted([(3, 0, 1), (3, 0, 1)])
+    assert definition("acceptance/length").interval([agreeing] * 10) == (3.0, 3.0)
+    low, high = definition("acceptance/length").interval([agreeing, torn] * 10) or (0, 0)
+    assert low < 2.0 < high
+    assert definition("acceptance/length").interval([agreeing]) is None
 
 
 def test_rounds_come_from_trace_and_tokens() -> None:
@@ -40,11 +72,10 @@ def test_rounds_come_from_trace_and_tokens() -> None:
 
 
 def test_nothing_is_undefined() -> None:
-    for facts in ([], [acceptance.count([])]):
-        assert all(acceptance.measure(name, facts) is None for name in acceptance.DEFINITIONS)
-        assert acceptance.survival(facts) == acceptance.conditional(facts) == []
-    with pytest.raises(DllmBenchError, match="acceptance/length"):
-        acceptance.measure("acceptance/lenght", [])
+    for facts in ([], [drafted([])]):
+        assert all(entry(facts) is None for entry in acceptance.ALL)
+        counts = acceptance.counted(facts)
+        assert acceptance.survival(counts) == acceptance.conditional(counts) == []
 
 
 @given(
@@ -53,17 +84,17 @@ def test_nothing_is_undefined() -> None:
     )
 )
 def test_length_is_one_plus_the_accepted(pairs: list[tuple[int, int]]) -> None:
-    facts = [acceptance.count([Round(n, a, a + 1) for n, a in pairs])]
-    length = acceptance.measure("acceptance/length", facts)
+    facts = [drafted([(n, a, a + 1) for n, a in pairs])]
+    length = measure("acceptance/length", facts)
     assert length == pytest.approx(1 + sum(a for _, a in pairs) / len(pairs))
 
 
 @given(st.lists(st.integers(0, 5), min_size=1))
 def test_length_follows_from_conditional_acceptance(accepted: list[int]) -> None:
     """tau = 1 + sum over k of the product of the first k rates, where all proposals are whole."""
-    facts = [acceptance.count([Round(5, a, a + 1) for a in accepted])]
+    facts = [drafted([(5, a, a + 1) for a in accepted])]
     tau, product = 1.0, 1.0
-    for rate, _ in acceptance.conditional(facts):
-        product *= rate or 0.0
+    for k in range(1, 6):
+        product *= measure(f"acceptance/conditional@{k}", facts) or 0.0
         tau += product
-    assert acceptance.measure("acceptance/length", facts) == pytest.approx(tau)
+    assert measure("acceptance/length", facts) == pytest.approx(tau)

@@ -11,6 +11,9 @@ import pytest
 
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import Observed, Outcomes
+from dllm_bench.metrics.definitions import measure
+from dllm_bench.metrics.facts import Facts
+from tests.facts import drafted, sample
 from tests.helpers import golden_dir
 
 FILE = golden_dir() / "spec" / "modules.json"
@@ -126,3 +129,65 @@ def test_each_temperature_is_the_best_given_those_before() -> None:
         }
         assert errors[fitted[k]] == pytest.approx(min(errors.values()))
     assert 1.0 in calibration.GRID
+
+
+# --- by name, over the facts of samples ----------------------------------------------------------
+
+
+def sample_of(rounds: list[Observed], more: int = 2) -> Facts:
+    """A sample with these rounds, of whose proposals `more` tokens were not verified."""
+    made = [(len(r.logits), r.accepted, r.accepted + 1) for r in rounds]
+    return drafted(made, survival=[[*r.logits, *[9.0] * more] for r in rounds])
+
+
+def halves() -> tuple[list[Observed], list[Observed]]:
+    return simulated(800, 4.0, seed=4), simulated(800, 3.0, seed=5)
+
+
+def run_of(*parts: list[Observed]) -> list[Facts]:
+    """Samples of ten rounds each."""
+    return [sample_of(part[i : i + 10]) for part in parts for i in range(0, len(part), 10)]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_numbers_of_a_position_by_name(k: int) -> None:
+    first, second = halves()
+    facts = run_of(first, second)
+    for covered, rounds, temperatures in (
+        ("", [*first, *second], ()),
+        ("_unscaled", second, ()),
+        ("_scaled", second, calibration.fit_temperatures(first)),
+    ):
+        wanted = calibration.positions(rounds, temperatures)[k - 1]
+        for name in ("ece", "auroc", "brier"):
+            found = measure(f"calibration/{name}{covered}@{k}", facts)
+            assert found == pytest.approx(getattr(wanted, name)), (name, covered)
+
+
+def test_scaling_helps_on_samples_it_has_not_seen() -> None:
+    facts = run_of(*halves())
+    for k in (1, 2, 3, 4):
+        before, after = (measure(f"calibration/ece_{s}@{k}", facts) for s in ("unscaled", "scaled"))
+        assert before is not None and after is not None
+        assert after < before
+
+
+def test_only_verified_positions_count() -> None:
+    facts = [sample_of([Observed((0.0, 0.0), 1)], more=3)]
+    assert measure("calibration/brier@1", facts) == 0.25
+    assert measure("calibration/brier@2", facts) == 0.0625
+    assert measure("calibration/brier@3", facts) is None
+
+
+def test_a_drafter_without_confidences_has_no_calibration() -> None:
+    for facts in ([drafted([(3, 1, 2)])], [sample()], []):
+        for name in ("ece", "ece_scaled", "auroc_unscaled", "brier"):
+            assert measure(f"calibration/{name}@1", facts) is None
+
+
+def test_one_sample_is_not_enough_to_fit_and_measure() -> None:
+    facts = run_of(simulated(10, 1.0))
+    assert len(facts) == 1
+    assert measure("calibration/ece@1", facts) is not None
+    assert measure("calibration/ece_unscaled@1", facts) is not None
+    assert measure("calibration/ece_scaled@1", facts) is None

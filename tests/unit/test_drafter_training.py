@@ -20,6 +20,7 @@ from dllm_bench.decoding.draft.eagle3 import Eagle3
 from dllm_bench.decoding.draft.none import NoDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics import acceptance
+from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlock, TrainedChain
 from dllm_bench.models.loading import LoadedModel, load
 from dllm_bench.models.spec import ModelSpec
@@ -28,6 +29,7 @@ from dllm_bench.training import drafter_blocks, drafter_chain, drafter_target
 from dllm_bench.training.drafter import KINDS, DrafterJob
 from dllm_bench.training.drafter_blocks import Rows
 from dllm_bench.training.drafter_target import Text
+from tests.facts import drafted
 from tests.helpers import ROLES, tiny_checkpoint
 from tests.speculative import DRAFTERS, trainable, write_drafter
 
@@ -53,7 +55,8 @@ def prompts(count: int) -> list[tuple[int, ...]]:
 
 
 def answered(model: LoadedModel, count: int, file: Path) -> list[Text]:
-    return drafter_target.own(model, prompts(count), 20, file, report=lambda text: None)
+    requests = [Request(str(i), tuple(ids), 20) for i, ids in enumerate(prompts(count))]
+    return drafter_target.own(model, requests, 0.0, file, report=lambda text: None)
 
 
 def rows_for(model: Any, taps: tuple[int, ...]) -> Rows:
@@ -241,8 +244,8 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(
             request = Request("x", text.ids[: text.prompt], len(text.ids) - text.prompt)
             found = SpeculativeDecoder(piece).generate(target, request)
             assert found.ids[: request.max_new_tokens] == text.ids[text.prompt :]
-            facts.append(acceptance.count(acceptance.rounds(found)))
-        lengths.append(acceptance.measure("acceptance/length", facts))
+            facts.append(drafted(acceptance.rounds(found)))
+        lengths.append(measure("acceptance/length", facts))
     assert lengths[1] > lengths[0] + 0.5
 
 

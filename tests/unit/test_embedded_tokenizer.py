@@ -64,6 +64,15 @@ def test_prompt_and_answer_tokenise_apart_as_together(tokenizer: Any) -> None:
         assert len(tokenizer(answer).input_ids) < 56
 
 
+def test_later_pieces_leave_the_texts_of_the_first_tasks_as_they_were(tokenizer: Any) -> None:
+    first = embedded.build_tokenizer(first=True)
+    assert embedded.pieces()[: len(first)] == embedded.first_pieces()
+    texts = [minigsm.prompt_of(p.question) + " " + p.answer for p in minigsm.generate("train", 300)]
+    texts += [p.prompt + p.canonical_solution for p in minicode.generate("train", 300)]
+    for text in texts:
+        assert tokenizer(text).input_ids == first(text).input_ids
+
+
 def test_chat_template_wraps_the_plain_prompt(tokenizer: Any) -> None:
     turns = [{"role": "user", "content": "Question: 1?\nAnswer:"}]
     text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
@@ -73,11 +82,12 @@ def test_chat_template_wraps_the_plain_prompt(tokenizer: Any) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
 def test_asset_is_small_and_its_ids_agree(folder: Path, tokenizer: Any) -> None:
     assert sum(f.stat().st_size for f in folder.iterdir()) <= MAX_ASSET_BYTES
-    saved = json.loads((folder / "tokenizer.json").read_text())
-    assert [piece for piece, _ in saved["model"]["vocab"]] == embedded.pieces()
+    file = json.loads((folder / "tokenizer.json").read_text())
+    saved = [piece for piece, _ in file["model"]["vocab"]]
+    assert saved in (embedded.first_pieces(), embedded.pieces())
     if (folder / "config.json").exists():
         config = json.loads((folder / "config.json").read_text())
-        assert config["vocab_size"] == len(tokenizer)
+        assert config["vocab_size"] == len(saved)
         for kind in ("mask", "eos", "pad", "bos"):
             assert config[f"{kind}_token_id"] == getattr(tokenizer, f"{kind}_token_id")
     else:

@@ -9,28 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import FunctionType
 
 import numpy as np
 import pytest
 import torch
 
-from dllm_bench.core.request import DllmBenchError, Request
-from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
-from dllm_bench.decoding.draft.dspark import DSpark
-from dllm_bench.decoding.draft.model import DraftModel
-from dllm_bench.decoding.draft.ngram import NGram
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.speculative import Proposal, VerifyLength
+from dllm_bench.decoding.length.asynchronous import Asynchronous
+from dllm_bench.decoding.length.chances import Temperatures, chances
 from dllm_bench.decoding.length.fixed import Fixed
-from dllm_bench.decoding.length.hardware_aware import HardwareAware, chances
+from dllm_bench.decoding.length.hardware_aware import HardwareAware
 from dllm_bench.decoding.length.profile import StepProfile
 from dllm_bench.decoding.length.threshold import Threshold
-from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.metrics import acceptance
-from dllm_bench.models.drafters import SmallModel, TrainedBlock
 from dllm_bench.serving import rules
+from dllm_bench.serving.arrivals import under_arrivals
 from dllm_bench.serving.frontier import Point, attained, frontier, point
-from dllm_bench.serving.recording import record
 from dllm_bench.serving.simulation import (
     Drafted,
     Load,
@@ -41,8 +36,6 @@ from dllm_bench.serving.simulation import (
     calibrated_text,
     simulate,
 )
-from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
-from tests.speculative import DRAFTERS, write_drafter
 
 FLAT = StepProfile((1, 4096), (100.0, 100.0))
 FILLING = StepProfile(  # 10 ms a step up to 64 tokens, then in proportion to them
@@ -192,77 +185,25 @@ def label(value: object) -> str:
     return "" if isinstance(value, FunctionType) else str(value)
 
 
+SCALE = Temperatures((2.0, 0.5))
 PIECES: list[tuple[VerifyLength, rules.NewRule]] = [
     (Fixed(), rules.fixed()),
     (Fixed(2), rules.fixed(2)),
-    (Threshold(0.4), rules.threshold(0.4)),
-    (HardwareAware(FILLING), rules.hardware_aware(FILLING)),
-    (HardwareAware(STEEP), rules.hardware_aware(STEEP)),
+    (Threshold(0.4, SCALE), rules.threshold(0.4)),
+    (HardwareAware(FILLING, SCALE), rules.hardware_aware(FILLING)),
+    (HardwareAware(STEEP, SCALE), rules.hardware_aware(STEEP)),
+    (Asynchronous(STEEP, SCALE), rules.asynchronous(STEEP)),
 ]
 
 
 @pytest.mark.parametrize(("piece", "rule"), PIECES, ids=label)
 def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: rules.NewRule) -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator, lengths, plain_rule = torch.Generator().manual_seed(0), piece.begin(), rule()
     for _ in range(20):
         logits = [2 * torch.randn(n, generator=generator) for n in (0, 3, 7, 5)]
         proposals = [Proposal(torch.zeros(len(x)).long(), survival_N=x) for x in logits]
-        assert piece(proposals) == rule()([chances(proposal) for proposal in proposals])
-
-
-# --- recorded texts are the loop's own rounds ----------------------------------------------------
-
-RECORDED: list[tuple[str, VerifyLength, rules.NewRule]] = [
-    ("ngram", Fixed(), rules.fixed()),
-    ("spoiled", Fixed(), rules.fixed()),
-    ("spoiled", Fixed(2), rules.fixed(2)),
-    ("spoiled", Threshold(0.6), rules.threshold(0.6)),
-    ("spoiled", HardwareAware(KNEE), rules.hardware_aware(KNEE)),
-    ("dspark", HardwareAware(KNEE), rules.hardware_aware(KNEE)),
-]
-
-
-class Spoiled(DraftModel):
-    """Drafts what follows, but for every third position; its estimates go by position too."""
-
-    gives = frozenset({"survival estimates"})
-
-    def propose(self, context: Context, sampler: Sampler) -> Proposal:
-        proposal = super().propose(context, sampler)
-        position_N = context.anchor + 1 + torch.arange(len(proposal))
-        tokens_N = (proposal.tokens_N + (position_N % 3 == 0)) % VOCAB
-        return replace(proposal, tokens_N=tokens_N, survival_N=3.0 - position_N % 4)
-
-
-def drafter(name: str, folder: Path) -> Draft:
-    makers = {
-        "ngram": lambda: NGram(4, 2),
-        "spoiled": lambda: Spoiled(SmallModel(str(folder / "target")), 5),
-        "dspark": lambda: DSpark(TrainedBlock(write_drafter(folder / name, DRAFTERS[name], 4))),
-    }
-    return makers[name]()
-
-
-@pytest.mark.parametrize(("name", "piece", "rule"), RECORDED, ids=label)
-def test_simulated_rounds_are_those_of_the_loop(
-    name: str, piece: VerifyLength, rule: rules.NewRule, tmp_path: Path
-) -> None:
-    target = load_denoiser(tiny_checkpoint("qwen3", tmp_path / "target", 10))
-    request = Request("one", (3, 9, 27, 3, 9), 40)
-    decoder = SpeculativeDecoder(drafter(name, tmp_path), length=piece)
-    real = acceptance.rounds(decoder.generate(target, request))
-    assert len({(found.proposed, found.committed) for found in real}) > 1, "rounds differ"
-    text = record(decoder, target, request)
-    steps = simulate(System(name, [text], rule), FLAT, 1).steps
-    assert [step.verified - 1 for step in steps] == [found.proposed for found in real]
-    assert [step.committed for step in steps][:-1] == [found.committed for found in real][:-1]
-    assert sum(step.committed for step in steps) == len(text)
-
-
-def test_only_a_fixed_text_is_recorded(tmp_path: Path) -> None:
-    target = load_denoiser(tiny_checkpoint("qwen3", tmp_path / "target", 10))
-    with pytest.raises(DllmBenchError, match="temperature=0"):
-        record(SpeculativeDecoder(NGram(4, 2), temperature=0.5), target, Request("one", (3,), 9))
+        plain = [chances(proposal, SCALE) for proposal in proposals]
+        assert lengths(proposals) == plain_rule(plain)
 
 
 # --- the frontier --------------------------------------------------------------------------------
@@ -347,3 +288,29 @@ def test_a_service_level_reads_the_frontier() -> None:
     assert isinstance(load, Load)
     speed = load.served[0].tokens_per_s
     assert (load.attainment(speed * 0.99), load.attainment(speed * 1.01)) == (1.0, 0.0)
+
+
+# --- arrivals ------------------------------------------------------------------------------------
+
+
+def test_more_arrivals_are_served_later_and_slower() -> None:
+    systems = [
+        System("ar", texts(60, 20, []), rules.fixed()),
+        System("d", mixed(60, 20), rules.fixed()),
+    ]
+    found = under_arrivals(systems, FILLING, seats=8, rates=(1.0, 40.0, 4000.0), level=90.0)
+    assert [(one.system, one.requests_per_s) for one in found[:3]] == [
+        ("ar", 1.0),
+        ("ar", 40.0),
+        ("ar", 4000.0),
+    ]
+    for few, some, many in (found[:3], found[3:]):
+        assert few.attained == 1.0
+        assert few.wait_s <= some.wait_s < many.wait_s
+        assert few.tokens_per_s_device < many.tokens_per_s_device
+    assert found[0].tokens_per_s_user == pytest.approx(100.0), "one token a step of 10 ms"
+    busy = under_arrivals(systems[:1], STEEP, 8, (4000.0,), level=300.0)[0]
+    assert busy.attained < 0.2, "a step of 8 tokens takes 8 ms"
+    assert under_arrivals(systems, FILLING, 8, (40.0,), 0.0, seed=1) != under_arrivals(
+        systems, FILLING, 8, (40.0,), 0.0, seed=2
+    )

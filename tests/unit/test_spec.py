@@ -66,10 +66,12 @@ SOME_OTHER: dict[type, Any] = {bool: True, str: "other", int: 7, float: 0.123, t
 
 def resolve(config: dict[str, Any]) -> dict[str, Any]:
     """Pieces spelled out, inputs of a fixed hash."""
-    decoder = {k: v for k, v in config["decoder"].items() if k != "name"}
-    label = {"name": config["decoder"]["name"]} if "name" in config["decoder"] else {}
-    spelled = {**describe(instantiate(decoder)), **label}
-    return {**config, "decoder": spelled, "inputs": {"dataset": "d" * 64, "weights": "w" * 64}}
+    made = {}
+    for role in (role for role in inputs.DECODERS if config.get(role)):
+        decoder = {k: v for k, v in config[role].items() if k != "name"}
+        label = {"name": config[role]["name"]} if "name" in config[role] else {}
+        made[role] = {**describe(instantiate(decoder)), **label}
+    return {**config, **made, "inputs": {"dataset": "d" * 64, "weights": "w" * 64}}
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -191,6 +193,41 @@ def test_equal_content_is_one_hash_however_it_is_written() -> None:
     assert spec(decoder__name="my-label") == spec(), "a label is no content"
     assert spec(decoder__name="my-label").label == "my-label"
     assert len({spec(), spec(decoder__name="b"), spec(seed=1)}) == 2
+
+
+BASELINE: dict[str, Any] = {**DECODER, "name": "plain"}
+
+
+def test_a_baseline_is_part_of_the_identity_where_there_is_one() -> None:
+    beside = spec(baseline=BASELINE)
+    assert beside.identity_hash != spec().identity_hash == spec(baseline=None).identity_hash
+    assert spec(baseline={**BASELINE, "name": "another"}) == beside, "its label is no content"
+    other = {**BASELINE, "cache": {TARGET: "dllm_bench.decoding.cache.prefix.PrefixCache"}}
+    assert spec(baseline=other).identity_hash != beside.identity_hash
+    assert beside.folder.endswith(beside.short)
+    assert RunSpec.from_plain(json.loads(json.dumps(beside.to_plain()))) == beside
+
+
+def test_the_run_of_a_baseline_is_the_one_without_it() -> None:
+    other = {**BASELINE, "select": {**DECODER["select"], "tau": 0.5}}
+    alone = spec(decoder={key: value for key, value in other.items() if key != "name"})
+    assert spec(baseline=other).of_baseline == alone
+    assert spec(baseline=other).of_baseline.label == "plain"
+
+
+def test_runs_without_a_baseline_have_the_hashes_they_always_had() -> None:
+    """The hash was taken before there were baselines."""
+    fake = RunSpec(
+        model={"name": "fake"},
+        decoder={TARGET: "nowhere", "tau": 0.5},
+        benchmark={"name": "letters", TARGET: "nowhere"},
+        hardware={"name": "cpu", "device": "cpu", "threads": 1},
+        limit=12,
+        decoding_version=1,
+    )
+    assert fake.identity_hash.startswith("c9aa02f54436ad522d5cfa60254d08459b03d9ee91f682ad")
+    assert "baseline" not in spec().identity()
+    assert "baseline" in spec(baseline=BASELINE).identity()
 
 
 def test_the_hash_is_the_same_in_another_process_and_pinned() -> None:

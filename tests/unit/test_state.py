@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -81,6 +83,31 @@ def test_trace_columns_round_trip() -> None:
     trace = Trace([Forward(Kind.PREFILL, 1, 20, 0, 1.5), Forward(Kind.DENOISE, 4, 16, 20, 2.5, 3)])
     assert Trace.from_columns(trace.columns()) == trace
     assert Trace.from_columns(Trace().columns()) == Trace()
+
+
+def test_trace_columns_are_plain_and_hold_no_defaults() -> None:
+    verified = Forward(
+        Kind.VERIFY,
+        1,
+        4,
+        20,
+        3.0,
+        proposed=3,
+        accepted=2,
+        drafted=(7, 8, 9),
+        survival=(0.5, -1.0, 2.0),
+    )
+    trace = Trace([Forward(Kind.HEAD, 1, 0, 0, 1.5), verified])
+    columns = json.loads(json.dumps(trace.columns()))
+    assert columns == trace.columns()
+    assert Trace.from_columns(columns) == trace
+    assert columns.keys() == {
+        *("kind", "branches", "fed", "cached", "ms"),
+        *("proposed", "accepted", "drafted", "survival"),
+    }
+    assert columns["drafted"] == [[], [7, 8, 9]]
+    spelled_out = {**columns, "masks": [0, 0], "calls": [1, 1]}  # as every trace was stored before
+    assert Trace.from_columns(spelled_out) == trace
 
 
 @pytest.mark.parametrize("name", ["pad", "mask"])

@@ -17,7 +17,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks import base, minigsm
+from dllm_bench.benchmarks import base, mini, minigsm, minimath, miniread, minirule
 from dllm_bench.benchmarks.tasks import readers
 from dllm_bench.core.request import DllmBenchError
 
@@ -57,7 +57,7 @@ class Source:
 
     The first file that is there is read. parts: file that holds only a part of the split -> the
     part's name, which the ids then carry. read: file -> rows; row: a row of the hub -> the same;
-    splits: split -> the numbers in it.
+    splits: split -> the numbers in it; draw: what makes the problems of a set of our own.
     """
 
     files: Mapping[str, Sequence[str]]
@@ -67,10 +67,16 @@ class Source:
     number: Callable[[int, Row], Any] = lambda i, row: row.get("number", i)
     splits: Mapping[str, range] | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
+    draw: mini.Draw | None = None
 
 
 SOURCES: Mapping[str, Source] = {
     "minigsm": Source({}, {}),
+    "minimath": Source({}, {}, draw=minimath.draw),
+    "miniread": Source({}, {}, draw=miniread.span),
+    "miniread_count": Source({}, {}, draw=miniread.count),
+    "minirule": Source({}, {}, draw=minirule.free),
+    "minirule_choice": Source({}, {}, draw=minirule.choice),
     "gsm8k": Source(
         {
             "test": ["gsm8k/test.jsonl"],
@@ -195,6 +201,8 @@ def _hub(source: str, split: str) -> Hub:
 def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
     """All items of a split in the original order, each with its `id`."""
     made = SOURCES[source]
+    if made.draw:
+        return mini.rows(source, made.draw, split)
     if not made.files:
         return _minigsm(split)
     label = split

@@ -79,5 +79,5 @@ class DFlash(Draft):
         logits_NV: Tensor,
         sampler: Sampler,
     ) -> Drawn:
-        """All slots at once."""
+        """All slots at once: too little to be timed as a head of its own."""
         return Drawn(*sampler.sample(logits_NV))

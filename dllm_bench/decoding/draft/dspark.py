@@ -41,6 +41,7 @@ class DSpark(DFlash):
         logits_NV: Tensor,
         sampler: Sampler,
     ) -> Drawn:
+        context.head_begins()
         tokens, laws, survivals = [context.tokens_L[-1]], [], []
         state: State = None
         for hidden_D, logits_V in zip(hidden_ND, logits_NV, strict=True):

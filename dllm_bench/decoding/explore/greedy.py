@@ -17,5 +17,5 @@ class Greedy(Explore):
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
         return state
 
-    def pick(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
-        return branches.tokens_KL.new_zeros(())
+    def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
+        return scores.confidence_KW.new_zeros(branches.branches)

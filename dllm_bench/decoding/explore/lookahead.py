@@ -94,14 +94,16 @@ class Lookahead(Explore):
             return super().valid(branches)
         return branches.memo[VALID][0]
 
-    def pick(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
-        if branches.branches == 1 or self.base_wins:
-            return branches.tokens_KL.new_full((), branches.branches - 1)
+    def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
         confidence_K = self._of_branch(self._confidence(scores), window.eligible_KW)
-        if self.alpha > 0:
-            creation_K = branches.memo[CREATION]
-            confidence_K = self.alpha * creation_K + (1 - self.alpha) * confidence_K
-        return confidence_K.argmax()
+        if self.alpha == 0 or CREATION not in branches.memo:
+            return confidence_K
+        return self.alpha * branches.memo[CREATION] + (1 - self.alpha) * confidence_K
+
+    def pick(self, rating_K: Tensor) -> Tensor:
+        if self.base_wins:
+            return rating_K.new_full((), len(rating_K) - 1, dtype=torch.long)
+        return super().pick(rating_K)
 
     def _confidence(self, scores: Scores) -> Tensor:
         """The ranking values that are read, (K, W)."""

@@ -2,17 +2,17 @@
 
 A draft token is verified while it adds to the expected tokens per second of the whole batch on this
 machine. Survival estimates are taken for probabilities, so calibrate them before; the decision
-about a token reads only what is drafted before it, so the law is kept (Appendix A). The two-step
-variant belongs to an engine that overlaps steps: `prefix.Asynchronous`, in the load simulation.
+about a token reads only what is drafted before it, so the law is kept (Appendix A).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dllm_bench.core.speculative import Proposal, VerifyLength
+from dllm_bench.decoding.length.chances import Temperatures, chances
 from dllm_bench.decoding.length.prefix import early_stop
 from dllm_bench.decoding.length.profile import StepProfile
 
@@ -22,15 +22,11 @@ class HardwareAware(VerifyLength):
     """Lengths at the first peak of expected tokens per second."""
 
     profile: StepProfile
+    temperatures: Temperatures = field(default_factory=Temperatures)
 
     needs: ClassVar[frozenset[tuple[str, str]]] = frozenset({("draft", "survival estimates")})
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        return early_stop([chances(proposal) for proposal in proposals], self.profile)
-
-
-def chances(proposal: Proposal) -> list[float]:
-    """Probability of every token to be accepted if all before it are."""
-    assert proposal.survival_N is not None  # the draft gives survival estimates
-    found: list[float] = proposal.survival_N.double().sigmoid().tolist()
-    return found
+        return early_stop(
+            [chances(proposal, self.temperatures) for proposal in proposals], self.profile
+        )

@@ -62,7 +62,7 @@ def early_stop(chances: Chances, profile: StepProfile) -> list[int]:
     return admit(chances, first_peak(chances, profile))
 
 
-class Asynchronous:
+class TwoStepsAhead:
     """The scheduler of one engine that has to know the size of a step two steps before it.
 
     The size of step t is the best one for the chances of step t - 2; the tokens that fill it are

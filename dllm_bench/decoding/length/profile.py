@@ -7,16 +7,12 @@ nothing larger is scheduled. Plain Python: the load simulation reads the same ta
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.paths import assets_dir
-
-ASSETS = "assets/"
+from dllm_bench.decoding.length.stored import read
 
 
 @dataclass(frozen=True)
@@ -61,14 +57,11 @@ class StepProfile:
 
 def read_profile(source: str) -> StepProfile:
     """The profile in a file that `dllm-bench train sps` wrote; assets/… are shipped ones."""
-    shipped = source.startswith(ASSETS)
-    path = assets_dir() / source.removeprefix(ASSETS) if shipped else Path(source).expanduser()
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        tokens, rates = tuple(map(int, plain["tokens"])), tuple(map(float, plain["steps_per_s"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DllmBenchError(
-            f"{source!r} holds no step profile ({type(error).__name__}); measure one with "
-            "`dllm-bench train sps MODEL` and name the file it writes."
-        ) from error
-    return StepProfile(tokens, rates)
+    return read(
+        source,
+        lambda plain: StepProfile(
+            tuple(map(int, plain["tokens"])), tuple(map(float, plain["steps_per_s"]))
+        ),
+        "step profile",
+        "train sps MODEL",
+    )

@@ -1,25 +1,28 @@
 """DSpark's static cut: verify up to the first token whose survival looks unlikely.
 
-DeepSpec compares the confidence head's own output at each position with one threshold; the chance
-that all tokens so far survive is not multiplied up, nothing is calibrated, the load of the machine
-plays no part. A confidence reads what is drafted before its token only, so the law is kept.
+DeepSpec compares the confidence at each position with one threshold; the chance that all tokens so
+far survive is not multiplied up, and the load of the machine plays no part. A confidence reads what
+is drafted before its token only, so the law is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import ClassVar
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
+from dllm_bench.decoding.length.chances import Temperatures, chances
 
 
 @dataclass(frozen=True)
 class Threshold(VerifyLength):
-    """Cut before the first token with sigmoid(survival) < tau; 0 verifies everything."""
+    """Cut before the first token with a chance below tau; 0 verifies everything."""
 
     tau: float
+    temperatures: Temperatures = field(default_factory=Temperatures)
 
     needs: ClassVar[frozenset[tuple[str, str]]] = frozenset({("draft", "survival estimates")})
 
@@ -30,9 +33,11 @@ class Threshold(VerifyLength):
             )
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        return [self._length(proposal) for proposal in proposals]
+        return [
+            sure_tokens(chances(proposal, self.temperatures), self.tau) for proposal in proposals
+        ]
 
-    def _length(self, proposal: Proposal) -> int:
-        assert proposal.survival_N is not None  # the draft gives survival estimates
-        sure_N = proposal.survival_N.float().sigmoid() >= self.tau
-        return int(sure_N.long().cumprod(0).sum())
+
+def sure_tokens(chances: Sequence[float], tau: float) -> int:
+    """How many tokens stand before the first with a chance below tau."""
+    return len(list(takewhile(lambda chance: chance >= tau, chances)))

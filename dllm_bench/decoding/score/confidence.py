@@ -1,14 +1,21 @@
 """Confidence = probability of the candidate (LLaDA low-confidence remasking, Fast-dLLM).
 
-Threshold and ranking read the same value.
+Threshold and ranking read the same value. `last` names end tokens that stay candidates but come
+after all else: the probabilities are those of a distribution without them, an end token's own is 0
+(LLaDA's `confidence_eos_eot_inf`: both; its code drops eot alone above temperature 0).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from dllm_bench.core.protocols import Scores, Window
+from dllm_bench.core.request import EndTokens
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.numerics import check_choice
 from dllm_bench.decoding.score.ranked import Ranked
 
 
@@ -16,5 +23,22 @@ from dllm_bench.decoding.score.ranked import Ranked
 class Confidence(Ranked):
     """max_v p_v for every window position."""
 
+    last: EndTokens | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.last is not None:
+            check_choice(self, "last", self.last, EndTokens)
+
     def rank(self, logits_KWV: Tensor, probability_KW: Tensor) -> Tensor:
         return probability_KW
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        scores = super().__call__(logits_KWV, state, window)
+        return self.of(logits_KWV, scores.ids_KW, state) if self.last else scores
+
+    def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
+        if self.last:
+            logits_KWV = logits_KWV.clone()
+            logits_KWV[..., state.special.named(self.last)] = -torch.inf
+        return super().of(logits_KWV, ids_KW, state)

@@ -39,4 +39,4 @@ class Gumbel(Score):
             return self.inner(logits_KWV, state, window)
         noisy_KWV = rounded(logits_KWV, self.precision)
         ids_KW = draw(noisy_KWV, self.temperature, generator(state))
-        return self.inner.of(logits_KWV, ids_KW)
+        return self.inner.of(logits_KWV, ids_KW, state)

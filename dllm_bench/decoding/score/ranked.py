@@ -35,8 +35,8 @@ class Ranked(Score):
         ids_KW, probability_KW = top1(logits_KWV, self.precision)
         return Scores(ids_KW, probability_KW, self.rank(logits_KWV, probability_KW))
 
-    def of(self, logits_KWV: Tensor, ids_KW: Tensor) -> Scores:
-        """The scores of candidates that were chosen elsewhere."""
+    def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
+        """The scores of candidates that were chosen elsewhere; `state` is for what knows tokens."""
         probability_KW = probability(logits_KWV, ids_KW, self.precision)
         return Scores(ids_KW, probability_KW, self.rank(logits_KWV, probability_KW))
 

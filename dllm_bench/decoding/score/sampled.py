@@ -42,7 +42,8 @@ class Sampled(Score):
         logits_KWV = self._cut(logits_KWV)
         if self.temperature == 0:
             return self.inner(logits_KWV, state, window)
-        return self.inner.of(logits_KWV, draw(logits_KWV, 1.0, generator(state)))
+        ids_KW = draw(logits_KWV, 1.0, generator(state))
+        return self.inner.of(logits_KWV, ids_KW, state)
 
     def _cut(self, logits_KWV: Tensor) -> Tensor:
         """Tempered logits, -inf at tokens that cannot be drawn."""

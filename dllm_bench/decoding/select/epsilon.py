@@ -1,14 +1,15 @@
 """Dream's time schedule: t runs evenly from 1 to eps in S steps (`diffusion_generate`).
 
-Step i commits the int(m (1 - t[i+1] / t[i])) surest of the m masks left, the last step all of
+Step i commits the n = int(m (1 - t[i+1] / t[i])) surest of the m masks left, the last step all of
 them; m is counted over the open block, for Dream the whole generation (schedule `full`). The
 integer part makes early steps empty when S is close to m; the published sampler spends these
 forwards and `idle` does too, without it every forward commits at least the surest position.
+With `alg_temp` these n are drawn one after the other from softmax(confidence / alg_temp).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -17,16 +18,21 @@ from torch import Tensor
 from dllm_bench.core.protocols import Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.numerics import generator, shaken
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block, surest
 
 
 @dataclass(frozen=True)
 class Epsilon(Select):
-    """`steps` forwards per block (None: as many as it has positions), `eps` the last time."""
+    """`steps` forwards per block (None: as many as it has positions), `eps` the last time.
+
+    alg_temp: Dream's temperature of the positions, None for the surest.
+    """
 
     steps: int | None = None
     eps: float = 1e-3
     idle: bool = False
+    alg_temp: float | None = None
     needs: ClassVar[frozenset[tuple[str, str]]] = COUNTS_STEPS
 
     def __post_init__(self) -> None:
@@ -35,10 +41,19 @@ class Epsilon(Select):
                 f"{type(self).__name__} has steps {self.steps} and eps {self.eps}; "
                 "give at least 1 step and an eps between 0 and 1."
             )
+        if self.alg_temp is not None and self.alg_temp <= 0:
+            raise DllmBenchError(
+                f"{type(self).__name__} has alg_temp {self.alg_temp}; give a temperature above 0, "
+                "or null for the surest positions."
+            )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, _ = step_in_block(state, window)
         masks_K = window.eligible_KW.sum(1)
+        if self.alg_temp is not None:
+            numbers = generator(state, "positions")
+            drawn_KW = shaken(scores.confidence_KW, self.alg_temp, numbers)
+            scores = replace(scores, confidence_KW=drawn_KW)
         return surest(scores, window, (masks_K * self._share(step_K, window)).long())
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:

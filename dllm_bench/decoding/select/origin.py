@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.protocols import Scores, Window
+from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.epsilon import Epsilon
 from dllm_bench.decoding.select.steps import step_in_block
@@ -28,6 +29,13 @@ class Origin(Epsilon):
     """`seed` of the stream; steps, eps and idle as in `Epsilon`."""
 
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alg_temp is not None:
+            raise DllmBenchError(
+                "Origin has an alg_temp, but its chance is the same at every mask; use null."
+            )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, _ = step_in_block(state, window)

@@ -34,6 +34,9 @@ CHANCE: Mapping[str, float] = {
     "squad_v2_opencompass": 0.46,
     "drop_opencompass": 0.1,  # a digit of one answer is found in many others
     "korbench": 0.05,  # letters of multiple choice
+    "miniread": 0.18,  # share of questions without an answer
+    "miniread_count": 0.23,  # small counts, the most frequent has this share
+    "minirule_choice": 0.28,  # four letters, the most frequent has this share
 }
 """What answers of other items score by chance, 2 % where nothing is said."""
 WRONG_GOLD: Mapping[str, Mapping[str, str]] = {

@@ -1,0 +1,131 @@
+"""miniread: a short passage, a question and a short answer, made from a seed.
+
+A passage says of three or four people where they live and what they have. Form "span" asks for
+words of the passage, or for what it does not say (the answer is then ``unanswerable``), as SQuAD
+2.0 does; form "count" asks who has more, for a sum, a difference or a number of people, as DROP
+does. Answers are the bare words, without any reasoning before them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dllm_bench.benchmarks import mini
+from dllm_bench.benchmarks.minigsm import ITEMS, NAMES
+
+UNANSWERABLE = "unanswerable"
+MISSING_RATE = 0.2
+"""How often a span question asks for what the passage does not say."""
+SILENT_RATE = 0.4
+"""How often a passage does not say where someone lives, or what someone has."""
+COUNTS = (2, 20)
+SIDES = ("near", "behind", "under", "beside")
+SIZES = ("old", "new", "tall", "small")
+COLORS = ("red", "blue", "green", "black", "white", "yellow")
+BUILDINGS = ("mill", "church", "bridge", "tower", "school", "market")
+LIVES = ("{who} lives {place}.", "The home of {who} is {place}.")
+HAS = ("{who} has {things}.", "{who} owns {things}.")
+ASKED = {
+    "place": ("Where does {0} live?", "Who lives {0}?"),
+    "things": ("What does {0} have?", "Who has {0}?"),
+}
+"""What a span question is about: asked for a person, and for what is said of one."""
+
+
+@dataclass(frozen=True)
+class Person:
+    """What a passage says of one person; `place` None where it says nothing, `count` 0 likewise."""
+
+    who: str
+    place: str | None
+    count: int
+    items: str
+
+    @property
+    def things(self) -> str | None:
+        return f"{self.count} {self.items}" if self.count else None
+
+
+Question = tuple[str, str]
+"""(question, answer)"""
+
+
+def span(rng: random.Random) -> mini.Problem:
+    """One problem of form "span"."""
+    return _draw(rng, _span, SILENT_RATE)
+
+
+def count(rng: random.Random) -> mini.Problem:
+    """One problem of form "count"; all have something."""
+    return _draw(rng, _count, 0.0)
+
+
+def _draw(
+    rng: random.Random, ask: Callable[[random.Random, list[Person]], Question], silent: float
+) -> mini.Problem:
+    people = _people(rng, silent)
+    question, answer = ask(rng, people)
+    sentences = [sentence for person in people for sentence in _sentences(rng, person)]
+    rng.shuffle(sentences)
+    prompt = f"Passage: {' '.join(sentences)}\nQuestion: {question}\nAnswer:"
+    content = "|".join([*sorted(map(repr, people)), question])
+    answers = [] if answer == UNANSWERABLE else [answer]
+    return mini.Problem(content, prompt, answer, {"answers": answers})
+
+
+def _people(rng: random.Random, silent: float) -> list[Person]:
+    """Three or four people who share two kinds of items; something is said of each."""
+    kinds = rng.sample(ITEMS, 2)
+    people = []
+    for who in rng.sample(list(NAMES), rng.randint(3, 4)):
+        place = None if rng.random() < SILENT_RATE else _place(rng)
+        owns = place is None or rng.random() >= silent
+        people.append(Person(who, place, rng.randint(*COUNTS) * owns, rng.choice(kinds)))
+    return people
+
+
+def _place(rng: random.Random) -> str:
+    looks = rng.choice(((SIZES,), (COLORS,), (SIZES, COLORS)))
+    words = [rng.choice(kind) for kind in (*looks, BUILDINGS)]
+    return f"{rng.choice(SIDES)} the {' '.join(words)}"
+
+
+def _sentences(rng: random.Random, person: Person) -> list[str]:
+    said = [LIVES] * (person.place is not None) + [HAS] * (person.count > 0)
+    facts = {"who": person.who, "place": person.place, "things": person.things}
+    return [rng.choice(forms).format(**facts) for forms in said]
+
+
+def _span(rng: random.Random, people: list[Person]) -> Question:
+    """A question for a person's place or things, or for the person who has them."""
+    about = rng.choice(list(ASKED))
+    of_person, of_fact = ASKED[about]
+    known = {p.who: str(getattr(p, about)) for p in people if getattr(p, about)}
+    missing = rng.random() < MISSING_RATE
+    if rng.random() < 0.5:
+        fitting = [p.who for p in people if (p.who in known) != missing]
+        who = rng.choice(fitting or [people[0].who])
+        return of_person.format(who), known.get(who, UNANSWERABLE)
+    made = {"place": _place(rng), "things": f"{rng.randint(*COUNTS)} {people[0].items}"}
+    wanted = made[about] if missing or not known else rng.choice(list(known.values()))
+    owners = [who for who, fact in known.items() if fact == wanted]
+    return of_fact.format(wanted), " and ".join(owners) or UNANSWERABLE
+
+
+def _count(rng: random.Random, people: list[Person]) -> Question:
+    """A question about how many there are of one kind of items."""
+    items = rng.choice([p.items for p in people])
+    owners = [p for p in people if p.items == items]
+    if len({p.count for p in owners}) < 2 or rng.random() < 0.2:
+        return f"How many people have {items}?", str(len(owners))
+    one, other = rng.sample(owners, 2)
+    less, more = sorted((one, other), key=lambda p: p.count)
+    forms = [(f"How many {items} do {one.who} and {other.who} have together?",
+              str(one.count + other.count))]  # fmt: skip
+    if less.count < more.count:
+        forms.append((f"Who has more {items}, {one.who} or {other.who}?", more.who))
+        forms.append((f"How many more {items} does {more.who} have than {less.who}?",
+                      str(more.count - less.count)))  # fmt: skip
+    return rng.choice(forms)

@@ -1,0 +1,148 @@
+"""What a named number is: a `Definition` over the facts of samples, and the means they share.
+
+`function` gives the number, `bounds` its interval where counts alone give one. A
+`Family` is one definition per position of a proposal, asked for as `name@k` with k from 1. The
+numbers themselves are in `speed`, `acceptance` and `calibration`, their registry in `definitions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, quantiles
+
+from dllm_bench.metrics import accuracy
+from dllm_bench.metrics.facts import Facts
+
+Interval = tuple[float, float]
+Measure = Callable[[Sequence[Facts]], float | None]
+Amount = Callable[[Facts], float]
+Bounds = Callable[[Sequence[Facts]], Interval | None]
+
+
+@dataclass(frozen=True)
+class TotalRatio:
+    """Sum over samples of `top` / sum over samples of `bottom`."""
+
+    top: Amount
+    bottom: Amount
+
+    def __call__(self, facts: Sequence[Facts]) -> float | None:
+        divisor = sum(self.bottom(fact) for fact in facts)
+        return sum(self.top(fact) for fact in facts) / divisor if divisor > 0 else None
+
+    def amounts(self, fact: Facts) -> tuple[float, float]:
+        """What one sample adds to each sum."""
+        return self.top(fact), self.bottom(fact)
+
+    def interval(self, facts: Sequence[Facts]) -> Interval | None:
+        """What resampling the samples leaves open; two at least."""
+        used = [fact for fact in facts if self.bottom(fact) > 0]
+        if len(used) < 2:
+            return None
+        return accuracy.bootstrap_ratio(list(map(self.top, used)), list(map(self.bottom, used)))
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A named number: its unit, what it counts in words, and the function over samples.
+
+    `fact` names a fact that not every record has; the number is undefined without it.
+    """
+
+    name: str
+    unit: str
+    text: str
+    function: Measure
+    fact: str | None = None
+    bounds: Bounds | None = None
+
+    def __call__(self, facts: Sequence[Facts]) -> float | None:
+        return self.function(facts) if self._defined(facts) else None
+
+    def interval(self, facts: Sequence[Facts]) -> Interval | None:
+        """Its interval at `accuracy.LEVEL`: by `bounds`, else by resampling the samples of a ratio
+        of sums; None for any other number.
+        """
+        if not self._defined(facts):
+            return None
+        if self.bounds:
+            return self.bounds(facts)
+        return self.function.interval(facts) if isinstance(self.function, TotalRatio) else None
+
+    def _defined(self, facts: Sequence[Facts]) -> bool:
+        return not self.fact or all(getattr(fact, self.fact) is not None for fact in facts)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A number for each position k, from 1, of a proposal; otherwise as `Definition`."""
+
+    name: str
+    unit: str
+    text: str
+    function: Callable[[Sequence[Facts], int], float | None]
+    fact: str
+    bounds: Callable[[Sequence[Facts], int], Interval | None] | None = None
+
+    def at(self, k: int) -> Definition:
+        """The definition called `name@k`."""
+        return Definition(
+            f"{self.name}@{k}",
+            self.unit,
+            f"position {k} of a proposal: {self.text}",
+            lambda facts: self.function(facts, k),
+            self.fact,
+            lambda facts: self.bounds(facts, k) if self.bounds else None,
+        )
+
+
+def total_ratio(top: Amount, bottom: Amount) -> TotalRatio:
+    """Sum over samples of `top` / sum over samples of `bottom`."""
+    return TotalRatio(top, bottom)
+
+
+def each_ratio(top: Amount, bottom: Amount, facts: Sequence[Facts]) -> list[float]:
+    """`top` / `bottom` of every sample that has a positive `bottom`."""
+    return [top(fact) / bottom(fact) for fact in facts if bottom(fact) > 0]
+
+
+def mean_ratio(top: Amount, bottom: Amount) -> Measure:
+    """Mean over samples of `top` / `bottom`."""
+    return best_ratio(top, bottom, None)
+
+
+def best_ratio(top: Amount, bottom: Amount, n: int | None) -> Measure:
+    """Mean of the `n` largest (None: all) per-sample ratios."""
+
+    def measure(facts: Sequence[Facts]) -> float | None:
+        ratios = sorted(each_ratio(top, bottom, facts), reverse=True)[:n]
+        return fmean(ratios) if ratios else None
+
+    return measure
+
+
+def mean_of(amount: Amount) -> Measure:
+    """Mean over samples."""
+    return lambda facts: fmean(amount(fact) for fact in facts) if facts else None
+
+
+def percentile_of(amount: Amount, percent: int) -> Measure:
+    """Percentile over samples, linear between neighbours."""
+
+    def measure(facts: Sequence[Facts]) -> float | None:
+        values = [amount(fact) for fact in facts]
+        if len(values) < 2:
+            return values[0] if values else None
+        return quantiles(values, n=100, method="inclusive")[percent - 1]
+
+    return measure
+
+
+def share_bounds(happened: Amount) -> Bounds:
+    """Wilson's interval of a share of samples."""
+
+    def bounds(facts: Sequence[Facts]) -> Interval | None:
+        return accuracy.wilson(int(sum(map(happened, facts))), len(facts)) if facts else None
+
+    return bounds

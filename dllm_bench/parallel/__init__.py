@@ -1,0 +1,1 @@
+"""Several processes that decode together: branches, tensors, and how they meet."""

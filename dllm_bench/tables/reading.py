@@ -1,0 +1,206 @@
+"""Tables and profiles from their files: `conf/table/<paper>/<table>.yaml`, `conf/profile`, csv.
+
+Reported values and notes are csv files below `tables/reported`, if the table has any, with a row
+per value (`metric`, `value`) or a column per metric. A facet's values are spelled out or the rows
+of a csv file, and so are rules. CONTRIBUTING.md shows the whole syntax. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.paths import PACKAGE, conf_dir
+from dllm_bench.tables.spec import Metric, Note, PaperTable, Profile, Query, Reported, Rule, Value
+
+REPORTED = PACKAGE / "tables" / "reported"
+LAYOUT = ("sections", "rows", "columns")
+RULE = ("run", "only", "hidden", "skip", "needs", "reported_on")
+VALUE = ("label", "show", "mean_of", *RULE)
+
+
+def table_names() -> list[str]:
+    """All tables, as `<paper>/<table>`."""
+    root = conf_dir() / "table"
+    return sorted(
+        path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")
+    )
+
+
+@lru_cache
+def load_table(name: str) -> PaperTable:
+    """The table called `<paper>/<table>`."""
+    if name not in table_names():
+        raise DllmBenchError(
+            f"There is no table {name!r}; choose one of: {', '.join(table_names())}."
+        )
+    return read_table(name, conf_dir() / "table" / f"{name}.yaml", REPORTED)
+
+
+def read_table(name: str, path: Path, data: Path) -> PaperTable:
+    """A table from its yaml; the csv files it may name lie below `data`."""
+    return table_of(name, read_yaml(path), data)
+
+
+def table_of(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
+    """A table from what its yaml says."""
+    facets = {key: tuple(_values(entry, data)) for key, entry in plain["facets"].items()}
+    metrics = tuple(_metric(key, entry) for key, entry in plain["metrics"].items())
+    reported, notes = (
+        read_csv(data / plain[key]) if key in plain else [] for key in ("reported", "notes")
+    )
+    return PaperTable(
+        name=name,
+        title=plain["title"],
+        source=plain["source"],
+        **{part: tuple(plain["layout"].get(part, ())) for part in LAYOUT},
+        facets=facets,
+        metrics=metrics,
+        run=tuple(plain.get("run", ())),
+        reported=_reported(reported, tuple(facets), metrics, plain["source"]),
+        notes=tuple(_note(row) for row in notes),
+        rules=tuple(rule for entry in plain.get("rules", ()) for rule in _rules(entry, data)),
+    )
+
+
+@lru_cache
+def load_profile(name: str) -> Profile:
+    """The profile `conf/profile/<name>.yaml`."""
+    known = sorted(path.stem for path in (conf_dir() / "profile").glob("*.yaml"))
+    if name not in known:
+        raise DllmBenchError(f"There is no profile {name!r}; choose one of: {', '.join(known)}.")
+    plain = read_yaml(conf_dir() / "profile" / f"{name}.yaml")
+    replace = {
+        key: {str(a): None if b is None else str(b) for a, b in mapping.items()}
+        for key, mapping in plain["replace"].items()
+    }
+    return Profile(name, bool(plain["embedded"]), replace, tuple(plain["set"]))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A yaml file as plain data."""
+    plain: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return plain
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a csv file with a header."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _values(entry: Mapping[str, Any], data: Path) -> Iterator[Value]:
+    """A facet's values: spelled out in the yaml, or one per row of a csv file."""
+    for name, plain in entry.get("values", {}).items():
+        yield _value(name, plain, VALUE)
+    for row in read_csv(data / entry["file"]) if "file" in entry else ():
+        yield _row_value(row, entry)
+
+
+def _value(name: str, plain: Mapping[str, Any], known: Sequence[str]) -> Value:
+    strange = sorted(set(plain) - set(known))
+    if strange:
+        raise DllmBenchError(f"{name}: {', '.join(strange)} is none of {', '.join(known)}.")
+    return Value(
+        name=name,
+        label=plain.get("label", name),
+        run=tuple(plain.get("run", ())),
+        needs=_several(plain.get("needs", ())),
+        reported_on=plain.get("reported_on", ""),
+        shown={title: str(text) for title, text in plain.get("show", {}).items()},
+        only=plain.get("only", ""),
+        hidden=plain.get("hidden", False),
+        skip=plain.get("skip", False),
+        mean_of=tuple(plain.get("mean_of", ())),
+    )
+
+
+def _several(plain: object) -> Query:
+    """One entry or a list of them; numbers and truth values as csv files write them."""
+    entries = plain if isinstance(plain, (list, tuple)) else [plain]
+    return tuple(str(e).lower() if isinstance(e, bool) else str(e) for e in entries)
+
+
+def _row_value(row: Mapping[str, str], entry: Mapping[str, Any]) -> Value:
+    """A csv row as a facet value: `run` filled with its columns, the rest looked up by column."""
+    labels = entry.get("labels", {})
+    name = row[entry["key"]]
+    return Value(
+        name=name,
+        label=name,
+        run=(*(text.format(**row) for text in entry["run"]), *_chosen(row, entry.get("when", {}))),
+        needs=_chosen(row, entry.get("needs", {})),
+        reported_on=", ".join(_chosen(row, entry.get("reported_on", {}))),
+        shown={title: labels.get(row[col], row[col]) for col, title in entry["show"].items()},
+        attributes=dict(row),
+    )
+
+
+def _chosen(row: Mapping[str, str], lookup: Mapping[str, Mapping[str, Any]]) -> Query:
+    """Entries of `lookup[column][row's value of column]`, in order."""
+    found: list[str] = []
+    for column, options in lookup.items():
+        option = options.get(row[column], [])
+        found += [option] if isinstance(option, str) else option
+    return tuple(found)
+
+
+def _rules(entry: Mapping[str, Any], data: Path) -> Iterator[Rule]:
+    """A rule, or one per row of a csv file: for cells that `match` the row, with its columns."""
+    where = {key: _several(allowed) for key, allowed in entry["where"].items()}
+    plain = {key: entry[key] for key in entry if key not in ("where", "file", "match")}
+    if "file" not in entry:
+        yield Rule(where, _value("rule", plain, RULE))
+    for row in read_csv(data / entry["file"]) if "file" in entry else ():
+        filled = {**plain, "run": [text.format(**row) for text in plain["run"]]}
+        matched = {column: (row[column],) for column in entry["match"]}
+        yield Rule({**where, **matched}, _value("rule", filled, RULE))
+
+
+def _metric(name: str, plain: Mapping[str, Any]) -> Metric:
+    """`tolerance: 10 %` is relative, a bare number is in the metric's unit."""
+    text = str(plain.get("tolerance", 0))
+    relative = text.endswith("%")
+    return Metric(
+        name=name,
+        label=plain["label"],
+        definition=plain.get("definition", ""),
+        tolerance=float(text.removesuffix("%")) / (100 if relative else 1),
+        relative=relative,
+        over=plain.get("over", {}),
+        minus=plain.get("minus", {}),
+        gain=plain.get("unit", "") == "%",
+        setting=plain.get("setting", ""),
+        labels={str(key): str(word) for key, word in plain.get("labels", {}).items()},
+    )
+
+
+def _reported(
+    rows: Sequence[Mapping[str, str]],
+    facets: Sequence[str],
+    metrics: Sequence[Metric],
+    source: str,
+) -> dict[Query, Reported]:
+    """(facet values …, metric) -> printed value; the source is cut at its first semicolon."""
+    where = source.partition(";")[0]
+    found = {}
+    for row in rows:
+        keys = tuple(row[facet] for facet in facets)
+        if "metric" in row:
+            unit = row.get("unit", "")
+            found[(*keys, row["metric"])] = Reported(row["value"], unit, where)
+        else:
+            wide = {m.name: Reported(row[m.name], "", where) for m in metrics if m.name in row}
+            found |= {(*keys, name): value for name, value in wide.items()}
+    return found
+
+
+def _note(row: Mapping[str, str]) -> Note:
+    pairs = (condition.partition("=")[::2] for condition in row["where"].split())
+    return Note({key: tuple(value.split("|")) for key, value in pairs}, row["id"], row["text"])

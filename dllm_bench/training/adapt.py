@@ -1,0 +1,74 @@
+"""One embedded model's weights as the start of another whose layout differs.
+
+New words get rows of their own, key/value heads are repeated, biases dropped, norms per head set to
+the size the projections give, an MLP is cut into experts: neurons by importance, the strongest into
+the shared expert, the others dealt out in turn, some twice where there is room. What a step changes
+in the function is left to training.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dllm_bench.training.net import Experts, NetConfig, Weights
+
+COPY_NOISE = 0.05
+"""Relative noise on weights that more than one expert begins with."""
+NEW_ROW_STD = {"wte": 0.1, "head": 0.02}  # as at a random start
+
+
+def adapted(weights: Weights, source: NetConfig, target: NetConfig, seed: int) -> Weights:
+    """`weights` of a `source` network as those of a `target` network."""
+    rng = torch.Generator().manual_seed(seed)
+    out = {n: w for n, w in weights.items() if target.qkv_bias or not n.endswith("bias")}
+    for name, std in NEW_ROW_STD.items():
+        rows = target.vocab_size - source.vocab_size
+        new = torch.randn(rows, target.d_model, generator=rng) * std
+        out[name] = torch.cat([weights[name], new])
+    for index in range(target.n_layers):
+        block = {n: out[f"{index}.{n}"] for n in ("k", "v", "q", "ln_1", "gate", "up", "down")}
+        made = {n: _repeated(block[n], source, target) for n in ("k", "v")}
+        if target.qk_norm and not source.qk_norm:
+            made |= {f"ln_{n}": _norm_of(block[n], block["ln_1"], target) for n in "qk"}
+        if target.experts and index >= target.experts.dense_layers:
+            made |= _split(block, target.experts, rng)
+        out |= {f"{index}.{name}": weight for name, weight in made.items()}
+    return out
+
+
+def _repeated(weight: Tensor, source: NetConfig, target: NetConfig) -> Tensor:
+    """Key or value heads, each once for every query head that read it."""
+    heads = weight.view(source.n_kv_heads, source.head_dim, -1)
+    repeat = target.n_kv_heads // source.n_kv_heads
+    return heads.repeat_interleave(repeat, dim=0).reshape(-1, weight.shape[1])
+
+
+def _norm_of(weight: Tensor, ln_D: Tensor, cfg: NetConfig) -> Tensor:
+    """The weight of a norm per head that gives the projection's usual size back."""
+    size = (weight * ln_D).pow(2).sum(1).mean().sqrt()
+    return size.expand(cfg.head_dim).clone()
+
+
+def _split(block: Weights, experts: Experts, rng: torch.Generator) -> Weights:
+    """An MLP's neurons dealt to the experts; routed outputs are scaled to what the router gives."""
+    gate, up, down = block["gate"], block["up"], block["down"]
+    importance = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+    order = importance.argsort(descending=True)
+    shared, pool = order[: experts.shared_size], order[experts.shared_size :]
+    wanted = experts.count * experts.size
+    dealt = torch.cat([pool, pool.roll(1)])[:wanted]  # rolled: never twice in one expert
+    dealt = dealt.view(experts.size, experts.count).T.reshape(-1)
+    fresh = {"gate": gate[dealt], "up": up[dealt], "down": down[:, dealt]}
+    made = {n: _noisy(w, rng) for n, w in fresh.items()}
+    made["down"] = made["down"] / experts.first_weight
+    made["router"] = torch.randn(experts.count, gate.shape[1], generator=rng) * 0.02
+    if experts.shared_size:
+        made |= {"shared_gate": gate[shared], "shared_up": up[shared]}
+        made["shared_down"] = down[:, shared]
+    return made
+
+
+def _noisy(weight: Tensor, rng: torch.Generator) -> Tensor:
+    noise = torch.randn(weight.shape, generator=rng) * weight.std() * COPY_NOISE
+    return weight + noise

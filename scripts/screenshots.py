@@ -1,0 +1,50 @@
+"""Take the pictures of docs/report.md from a made report, in a headless Chromium.
+
+usage: python scripts/screenshots.py SITE MASKED_RUN SPECULATIVE_RUN
+
+SITE is the folder of the report, the runs are hashes as in its list; their third sample is shown.
+"""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "images"
+WIDTH = 1100
+COLOURS = 192  # of a picture; flat pages need no more
+
+
+def main(site: str, masked: str, speculative: str) -> None:
+    """The pictures, one after the other."""
+    kind = runpy.run_path(str(ROOT / "tests" / "report" / "browser.py"))["Browser"]
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    base = Path(site).resolve().as_uri()
+    browser = kind(binary, Path(tempfile.mkdtemp()))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, address, height, forwards in (
+        ("board", "index.html", 640, 0),
+        ("run", f"runs/{masked}/index.html", 640, 0),
+        ("lookahead", f"runs/{masked}/sample.html#2", 620, 3),
+        ("drafts", f"runs/{speculative}/sample.html#2", 620, 7),
+    ):
+        browser.size(WIDTH, height)
+        browser.open(f"{base}/{address}")
+        browser.wait("document.querySelector('h1')")
+        if forwards:
+            browser.key("Home")
+            browser.key("ArrowRight", times=forwards)
+        browser.screenshot(FOLDER / f"{name}.png")
+        picture = Image.open(FOLDER / f"{name}.png").convert("RGB").quantize(COLOURS)
+        picture.save(FOLDER / f"{name}.png", optimize=True)
+    browser.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,191 @@
+"""Laws of a batch: requests of ragged lengths side by side are the requests alone.
+
+Token for token for every drafter, greedy and sampled, where a length does not depend on the others.
+Where it does (the scheduler, at once or two steps ahead) greedy text is the same still, and sampled
+text has the target's law. Nothing here is timed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from dllm_bench.core.request import Generation, Request, SpecialTokens
+from dllm_bench.core.speculative import Lengths, Proposal, VerifyLength
+from dllm_bench.core.trace import Forward, Kind
+from dllm_bench.decoding.draft.model import DraftModel
+from dllm_bench.decoding.length.asynchronous import Asynchronous
+from dllm_bench.decoding.length.fixed import Fixed
+from dllm_bench.decoding.length.hardware_aware import HardwareAware
+from dllm_bench.decoding.length.profile import StepProfile
+from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.decoding.verify.greedy_match import GreedyMatch
+from dllm_bench.decoding.verify.rejection import Rejection
+from dllm_bench.models.drafters import SmallModel
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import load_denoiser, tiny_checkpoint
+from tests.laws.test_output_law import (
+    DRAWS,
+    LAWS,
+    LOOKED_AT,
+    NOBODY,
+    SURE,
+    Estimated,
+    deviation,
+    joint_law,
+)
+from tests.laws.test_speculative_laws import MAKERS
+from tests.speculative import Chain
+
+REQUESTS = [
+    Request("long", tuple(range(2, 40)), 14, seed=1),
+    Request("short", (5,), 9, seed=2),
+    Request("one", (7, 8), 1, seed=3),  # over with its prefill
+    Request("loop", (3, 9, 27, 3, 9), 14, seed=4),
+]
+KNEE = StepProfile((1, 6, 64), (1.0, 0.95, 0.05))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafters")
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> TransformerDenoiser:
+    return load_denoiser(tiny_checkpoint("qwen3", folder / "target", 10))
+
+
+def facts(generation: Generation) -> tuple[tuple[int, ...], tuple[int, ...], list[Forward]]:
+    """Tokens, when they came, and what was done for them, times and rounded logits left out."""
+    rows = [replace(row, ms=0.0, survival=()) for row in generation.trace.forwards]
+    return generation.ids, generation.born, rows
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", MAKERS)
+def test_requests_side_by_side_are_requests_alone(
+    name: str, temperature: float, folder: Path, target: TransformerDenoiser
+) -> None:
+    decoder = SpeculativeDecoder(MAKERS[name](folder), temperature=temperature)
+    together = decoder.generate_batch(target, REQUESTS)
+    alone = [decoder.generate(target, request) for request in REQUESTS]
+    assert [found.request_id for found in together] == [request.id for request in REQUESTS]
+    assert [*map(facts, together)] == [*map(facts, alone)]
+    assert len({len(found.ids) for found in together}) > 1, "they leave one after another"
+
+
+@pytest.mark.parametrize(
+    ("verify", "length"), [(GreedyMatch(), Fixed(2)), (Rejection(), Threshold(0.5))]
+)
+def test_so_they_are_under_other_rules(
+    verify: Rejection, length: VerifyLength, folder: Path, target: TransformerDenoiser
+) -> None:
+    decoder = SpeculativeDecoder(MAKERS["dspark"](folder), verify, length, temperature=0.8)
+    together = decoder.generate_batch(target, REQUESTS)
+    assert [*map(facts, together)] == [facts(decoder.generate(target, r)) for r in REQUESTS]
+
+
+def test_an_end_inside_of_a_block_ends_one_of_them(folder: Path) -> None:
+    model = load_denoiser(folder / "target")
+    decoder = SpeculativeDecoder(DraftModel(SmallModel(str(folder / "target")), 4))
+    plain = [found.ids for found in decoder.generate_batch(model, REQUESTS)]
+    end = plain[0][6]
+    model.special = SpecialTokens(mask=model.special.mask, eos=end)
+    ended = [found.ids for found in decoder.generate_batch(model, REQUESTS)]
+    cut = [ids[: ids.index(end) + 1] if end in ids else ids for ids in plain]
+    assert ended == cut and len(ended[0]) <= 7
+
+
+# --- lengths that depend on each other -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Watched(VerifyLength):
+    """Keeps the lengths of every round."""
+
+    inner: VerifyLength
+    seen: list[list[int]] = field(default_factory=list, compare=False)
+    gives = frozenset()
+
+    def begin(self) -> Lengths:
+        rule = self.inner.begin()
+
+        def lengths(proposals: Sequence[Proposal]) -> list[int]:
+            self.seen.append(rule(proposals))
+            return self.seen[-1]
+
+        return lengths
+
+    def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
+        raise AssertionError("the loop begins a rule")
+
+
+JOINT = {"hardware_aware": HardwareAware(KNEE), "asynchronous": Asynchronous(KNEE)}
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_joint_lengths_leave_greedy_text_alone(
+    name: str, folder: Path, target: TransformerDenoiser
+) -> None:
+    watched = Watched(JOINT[name])
+    decoder = SpeculativeDecoder(MAKERS["dspark"](folder), length=watched)
+    requests = [*REQUESTS, *(replace(r, id=f"{r.id}-again") for r in REQUESTS)]
+    together = decoder.generate_batch(target, requests)
+    plain = SpeculativeDecoder(MAKERS["none"](folder))
+    for request, found in zip(requests, together, strict=True):
+        wanted = plain.generate(target, request)
+        assert found.ids[: found.cut["length"]] == wanted.ids[: wanted.cut["length"]]
+    assert len(watched.seen[0]) == 6, "two requests ended with their prefill"
+    assert [len(lengths) for lengths in watched.seen] == sorted(
+        (len(lengths) for lengths in watched.seen), reverse=True
+    )
+    busy, idle = watched.seen[0], watched.seen[-1]
+    assert sum(busy) / len(busy) < sum(idle) / len(idle), "a busy machine verifies less"
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_joint_lengths_keep_the_law_of_every_request(name: str) -> None:
+    """Three at a time, all counted: what one verifies depends on the drafts of the others."""
+    watched = Watched(replace(JOINT[name], profile=StepProfile((1, 5, 12), (1.0, 0.8, 0.2))))
+    draft = Estimated(3, (0.4, 0.3, 0.2, 0.1))
+    decoder = SpeculativeDecoder(draft, Rejection(), watched, temperature=1.0)
+    target, counts = Chain(NOBODY, LAWS), Counter[tuple[int, ...]]()
+    for first in range(0, DRAWS, 3):
+        requests = [Request("law", (0, 2, 0), LOOKED_AT, seed=first + r) for r in range(3)]
+        for found in decoder.generate_batch(target, requests):  # type: ignore[arg-type]
+            counts[found.ids[:LOOKED_AT]] += 1
+    assert deviation(counts, joint_law()) < chi2.ppf(1 - SURE, 4**LOOKED_AT - 1)
+    assert {0, 1, 2, 3} <= {n for lengths in watched.seen for n in lengths}
+
+
+def test_a_rule_that_remembers_begins_anew(folder: Path, target: TransformerDenoiser) -> None:
+    """The size a batch chose two steps before its end is nothing to the next batch."""
+    piece = Asynchronous(KNEE)
+    proposals = [Proposal(torch.zeros(3).long(), survival_N=torch.tensor([2.0, 1.0, 0.0]))]
+    used, fresh = piece.begin(), piece.begin()
+    for _ in range(3):
+        used([Proposal(torch.zeros(3).long(), survival_N=torch.full((3,), -9.0))])
+    assert used(proposals) != fresh(proposals) == piece(proposals)
+    decoder = SpeculativeDecoder(MAKERS["dspark"](folder), length=piece)
+    assert facts(decoder.generate(target, REQUESTS[0])) == facts(
+        decoder.generate(target, REQUESTS[0])
+    )
+
+
+def test_rows_say_what_was_fed_for_each(folder: Path, target: TransformerDenoiser) -> None:
+    """Padding of a batch is no fact of a request."""
+    decoder = SpeculativeDecoder(MAKERS["ngram"](folder))
+    for request, found in zip(REQUESTS, decoder.generate_batch(target, REQUESTS), strict=True):
+        position = len(request.prompt_ids)
+        for index, row in enumerate(found.trace.forwards):
+            if row.kind == Kind.VERIFY:
+                assert (row.fed, row.cached) == (row.proposed + 1, position)
+                position += found.born.count(index)

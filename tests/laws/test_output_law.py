@@ -1,0 +1,127 @@
+"""The law of sampled text is the target's own: χ² over the joint law of the first tokens.
+
+A target whose next token depends on the last one alone, drafters of fixed laws, every rule of
+verification and length; a rule that is wrong is seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from dllm_bench.core.request import Request, SpecialTokens
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify, VerifyLength
+from dllm_bench.decoding.draft.adversarial import Adversarial
+from dllm_bench.decoding.draft.ngram import NGram
+from dllm_bench.decoding.draft.none import NoDraft
+from dllm_bench.decoding.draft.random import RandomDraft
+from dllm_bench.decoding.length.fixed import Fixed
+from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.decoding.verify.greedy_match import GreedyMatch
+from dllm_bench.decoding.verify.rejection import Rejection
+from tests.speculative import Chain, FromLaw
+
+LAWS = torch.tensor(
+    [
+        [0.10, 0.20, 0.30, 0.40],
+        [0.50, 0.10, 0.15, 0.25],
+        [0.25, 0.25, 0.40, 0.10],
+        [0.10, 0.45, 0.25, 0.20],
+    ]
+)
+DRAWS, LOOKED_AT, SURE = 1500, 3, 1e-4
+NOBODY = SpecialTokens(mask=-1, eos=-1)
+
+
+@dataclass(frozen=True)
+class Estimated(FromLaw):
+    """Survival estimates that depend on the tokens drafted before, as a confidence head's do."""
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        proposal = super().propose(context, sampler)
+        before_N = torch.cat([context.tokens_L[-1:], proposal.tokens_N[:-1]])
+        return replace(proposal, survival_N=before_N.float() - 1.5)
+
+    gives = frozenset({"survival estimates"})
+
+
+LAW_CASES: dict[str, tuple[Draft, Verify, VerifyLength]] = {
+    "rejection": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), Rejection(), Fixed()),
+    "one_token": (FromLaw(1, (0.1, 0.2, 0.3, 0.4)), Rejection(), Fixed()),
+    "no_common_ground": (FromLaw(3, (1.0, 0.0, 0.0, 0.0)), Rejection(), Fixed()),
+    "greedy_draft": (NGram(3, 2), Rejection(), Fixed()),
+    "match": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), GreedyMatch(), Fixed()),
+    "none": (NoDraft(), Rejection(), Fixed()),
+    "random": (RandomDraft(2), Rejection(), Fixed()),
+    "adversarial": (Adversarial(2), Rejection(), Fixed()),
+    "cut_by_survival": (Estimated(3, (0.4, 0.3, 0.2, 0.1)), Rejection(), Threshold(0.5)),
+}
+
+
+@pytest.mark.parametrize("case", LAW_CASES)
+def test_the_joint_law_of_the_first_tokens_is_the_targets(case: str) -> None:
+    decoder = SpeculativeDecoder(*LAW_CASES[case], temperature=1.0)
+    counts = Counter(sampled(decoder, seed) for seed in range(DRAWS))
+    assert deviation(counts, joint_law()) < chi2.ppf(1 - SURE, 4**LOOKED_AT - 1)
+
+
+def sampled(decoder: SpeculativeDecoder, seed: int) -> tuple[int, ...]:
+    request = Request("law", (0, 2, 0), LOOKED_AT, seed=seed)
+    return decoder.generate(Chain(NOBODY, LAWS), request).ids[:LOOKED_AT]  # type: ignore[arg-type]
+
+
+def joint_law() -> dict[tuple[int, ...], float]:
+    found = {}
+    for tokens in product(range(4), repeat=LOOKED_AT):
+        probability, before = 1.0, 0
+        for token in tokens:
+            probability *= float(LAWS[before, token])
+            before = token
+        found[tokens] = probability
+    return found
+
+
+def deviation(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
+    """Pearson's χ² of the counts against the law."""
+    assert set(counts) <= set(law)
+    return sum((counts[t] - DRAWS * p) ** 2 / (DRAWS * p) for t, p in law.items())
+
+
+@dataclass(frozen=True)
+class Biased(Rejection):
+    """Forgets the residual: what a wrong rule looks like to the test."""
+
+    @staticmethod
+    def next_law(count: Tensor, draft_NV: Tensor, target_NV: Tensor) -> Tensor:
+        return target_NV[count]
+
+
+@dataclass(frozen=True)
+class Anticipating(VerifyLength):
+    """Looks at the token it decides about: the selection the law forbids."""
+
+    def __call__(self, proposals: Any) -> list[int]:
+        return [int((proposal.tokens_N != 1).long().cumprod(0).sum()) for proposal in proposals]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        SpeculativeDecoder(FromLaw(2, (0.7, 0.1, 0.1, 0.1)), Biased(), temperature=1.0),
+        SpeculativeDecoder(
+            FromLaw(2, (0.1, 0.5, 0.3, 0.1)), Rejection(), Anticipating(), temperature=1.0
+        ),
+    ],
+    ids=["no_residual", "anticipating_length"],
+)
+def test_the_law_test_sees_what_is_wrong(decoder: SpeculativeDecoder) -> None:
+    counts = Counter(sampled(decoder, seed) for seed in range(DRAWS))
+    assert deviation(counts, joint_law()) > chi2.ppf(1 - SURE, 4**LOOKED_AT - 1)

@@ -1,0 +1,191 @@
+"""Made-up sealed runs for the figure tests: samples of either loop, graded, sealed, in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from dllm_bench.core.protocols import SampleScore
+from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.plots.points import BuiltFigure, build_figure
+from dllm_bench.plots.spec import Figure
+from dllm_bench.runs import evolution
+from dllm_bench.runs.evolution import Evolution
+from dllm_bench.runs.record import RunRecord, SampleRecord, Session, seal
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import SAMPLES, Store
+from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
+from dllm_bench.tables.spec import Profile
+from tests.tables.builders import ENVIRONMENT, spec_of
+
+LENGTH, BLOCK, SLOTS = 24, 8, 7
+Samples = Sequence[SampleRecord]
+
+
+def sample(
+    key: str, ids: Sequence[int], born: Sequence[int], rows: Sequence[Forward]
+) -> SampleRecord:
+    """A finished request."""
+    counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), len(ids))
+    costs = {"forwards": len(rows), "rows": 4 * len(rows), "forced": 0}
+    seconds = sum(row.ms for row in rows) / 1000
+    return SampleRecord(
+        id=key,
+        prompt_sha256="p" * 64,
+        ids=list(ids),
+        born=list(born),
+        cut={"length": len(ids)},
+        text="text",
+        trace=Trace(list(rows)).columns(),
+        counts={**counts, **costs},
+        seconds=seconds,
+        first_step_s=0.001,
+        started_at=0.0,
+        session=0,
+    )
+
+
+def drafted_sample(key: str, random: Random, longest: int | None, surviving: bool) -> SampleRecord:
+    """A request of the draft-verify loop, of whose drafts at most `longest` tokens are verified."""
+    ids = [random.randrange(100) for _ in range(LENGTH)]
+    rows = [Forward(Kind.PREFILL, 1, 5, 0, ms=1.0)]
+    born = [0]
+    while len(born) < LENGTH:
+        right = min(random.choice((0, 2, 3, 7)), LENGTH - len(born))
+        draft = (*ids[len(born) : len(born) + right], *[-1] * (SLOTS - right))
+        said = tuple(random.gauss(2.0 if k < right else -0.5, 1.5) for k in range(SLOTS))
+        proposed = SLOTS if longest is None else min(longest, SLOTS)
+        kept = min(right, proposed)
+        rows.append(Forward(Kind.DRAFT, 1, SLOTS, 0, ms=1.0))
+        rows.append(
+            Forward(
+                Kind.VERIFY,
+                1,
+                proposed + 1,
+                0,
+                ms=2.0,
+                proposed=proposed,
+                accepted=kept,
+                drafted=draft,
+                survival=said if surviving else (),
+            )
+        )
+        born += [len(rows) - 1] * (kept + 1)
+    ids += [0] * (len(born) - len(ids))
+    return sample(key, ids, born, rows)
+
+
+def masked_sample(key: str, random: Random) -> SampleRecord:
+    """A request of the denoising loop: block by block, one to four positions a forward."""
+    born = [-1] * LENGTH
+    rows: list[Forward] = []
+    for start in range(0, LENGTH, BLOCK):
+        left = [*range(start, start + BLOCK)]
+        while left:
+            masks = len(left)
+            for position in random.sample(left, min(random.randint(1, 4), len(left))):
+                left.remove(position)
+                born[position] = len(rows)
+            rows.append(Forward(Kind.DENOISE, 1, BLOCK, 5, ms=1.0, masks=masks))
+    return sample(key, [random.randrange(100) for _ in born], born, rows)
+
+
+def samples_of(spec: RunSpec, n: int = 8) -> list[SampleRecord]:
+    """Samples as the run's decoder would leave them, different ones for different runs."""
+    random = Random(spec.identity_hash)
+    drafting = "draft" in spec.decoder
+    longest = spec.decoder["length"].get("tokens") if drafting else None
+    keys = [f"item-{i}" for i in range(56 if longest == 0 else n)]  # a load has seats to fill
+    if not drafting:
+        return [masked_sample(key, random) for key in keys]
+    surviving = "dspark" in str(spec.decoder["draft"]["_target_"]).lower()
+    return [drafted_sample(key, random, longest, surviving) for key in keys]
+
+
+def record_of(spec: RunSpec, samples: Samples) -> RunRecord:
+    """The sealed record of the samples; every third is wrong."""
+    scores = {
+        s.id: SampleScore(float(i % 3 > 0), "correct" if i % 3 else "wrong", {})
+        for i, s in enumerate(samples)
+    }
+    sessions = [Session(0.0, 2, dict(ENVIRONMENT), len(samples))]
+    return seal(spec, samples, scores, sessions, 0.0)
+
+
+def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
+    """Put a sealed run with its samples where it belongs."""
+    with store.open(spec, len(samples)) as run:
+        (run.folder / SAMPLES).write_text("".join(f"{s.to_line()}\n" for s in samples), "utf-8")
+        run.seal(record_of(spec, samples))
+    if "draft" not in spec.decoder:
+        evolution.write(store.path(spec) / evolution.FILE, evolutions_of(samples))
+
+
+def own_spec(config: Mapping[str, Any]) -> RunSpec:
+    """The run of a composed configuration without touching data or weights."""
+    plain = {key: config[key] for key in ("model", "decoder", "benchmark", "hardware")}
+    spec = spec_of({**plain, "seed": config["seed"], "limit": config["limit"]})
+    return replace(spec, inputs={})
+
+
+def planned(
+    figure: Figure,
+    profile: Profile,
+    store: Store,
+    compose: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[PlannedCell]:
+    """The figure's plan, with runs specified by `own_spec`."""
+    monkeypatch.setattr(RunSpec, "from_config", staticmethod(own_spec))
+    return plan(figure.table, profile, compose, store)
+
+
+def fill(cells: Sequence[PlannedCell], store: Store, most: int = 30) -> None:
+    """Seal the open runs of a plan, `most` of them: the first of a long sweep."""
+    for run in [run for run in distinct_runs(cells) if run.open and run.spec][:most]:
+        assert run.spec
+        store_run(store, run.spec, samples_of(run.spec))
+
+
+def built_full(
+    figure: Figure,
+    profile: Profile,
+    root: Path,
+    compose: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> BuiltFigure:
+    """The figure with the runs that it can have."""
+    store = Store(root)
+    fill(planned(figure, profile, store, compose, monkeypatch), store)
+    return build_figure(
+        figure, profile, planned(figure, profile, store, compose, monkeypatch), store
+    )
+
+
+def plain(point: Any) -> dict[str, Any]:
+    """A point's fields that are not at their default."""
+    return {key: value for key, value in asdict(point).items() if value not in (None, "", 0)}
+
+
+def evolutions_of(samples: Samples) -> list[Evolution]:
+    """Made-up evolutions: the surer the nearer to decoding, right from half of the way on."""
+    import numpy as np
+
+    found = []
+    for s in samples:
+        steps, positions = max(s.born) + 1, len(s.born)
+        chance_SP = np.full((steps, positions), np.nan, dtype="float32")
+        rank_SP = np.full((steps, positions), -1, dtype="int32")
+        found_SP = np.full((steps, positions), -1, dtype="int8")
+        for position, born in enumerate(s.born):
+            for step in range(born + 1):
+                chance_SP[step, position] = (step + 1) / (born + 1)
+                rank_SP[step, position] = born + 1 - step
+                found_SP[step, position] = 2 * step >= born
+        found.append(Evolution(s.id, chance_SP, rank_SP, found_SP))
+    return found

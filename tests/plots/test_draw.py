@@ -1,0 +1,109 @@
+"""The drawing: equal bytes for equal points, every kind, words where numbers are absent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.cli import compose as real_compose
+from dllm_bench.plots import style
+from dllm_bench.plots.draw import drawing, images
+from dllm_bench.plots.draw_kinds import KINDS
+from dllm_bench.plots.points import UNDEFINED, BuiltFigure, Point, build_figure
+from dllm_bench.plots.spec import load_figure
+from dllm_bench.plots.write import write
+from dllm_bench.runs import evolution
+from dllm_bench.runs.store import Store
+from dllm_bench.tables.options import names
+from dllm_bench.tables.reading import load_profile
+from tests.plots.builders import built_full, evolutions_of
+from tests.plots.test_points import built
+
+CURVE = "learn2pd/figure8"  # of a filter's own training, which made-up runs have not
+
+
+def texts(found: BuiltFigure) -> list[str]:
+    """All words of a drawing."""
+    with style.applied():
+        drawn = drawing(found)
+    return [t.get_text() for t in drawn.findobj(lambda a: hasattr(a, "get_text")) if t.get_text()]
+
+
+def test_equal_points_give_equal_bytes(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    first, second = images(found), images(found)
+    assert first == second
+    assert set(first) == {"svg", "png"}
+    for text in (b"Matplotlib", b"<dc:date>"):
+        assert text not in first["svg"].replace(b"http://matplotlib.org", b"")
+        assert text not in first["png"]
+
+
+def test_files_lie_by_profile_paper_and_name(tmp_path, monkeypatch) -> None:
+    paths = write(built(tmp_path / "runs", monkeypatch), tmp_path / "figures")
+    folder = tmp_path / "figures" / "embedded" / "small"
+    assert sorted(paths) == [folder / f"figure.{form}" for form in ("csv", "png", "svg")]
+    assert sorted(folder.iterdir()) == sorted(paths)
+
+
+def test_words_stand_where_numbers_are_absent(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    said = texts(found)
+    assert said.count("missing") == 2
+    assert "Quiz\ntiny-alpha on miniquiz" in said
+    assert "Quiz\nthe paper's (printed)" in said
+    assert any("points have no number here" in text for text in said)
+
+
+def test_the_style_ends_with_the_drawing(tmp_path, monkeypatch) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    with style.applied():
+        assert matplotlib.rcParams["svg.hashsalt"] == "dllm-bench"
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    base = Point("quiz", "alpha", "tpf", x=1.0, y=1.0, source="tiny-alpha on miniquiz")
+    points = [
+        replace(base, x=float(x), y=y, z=0.5 if kind == "heat" else None, low=y - 0.1, high=y + 0.1)
+        for x, y in ((1, 0.25), (2, 0.5), (3, 1.0))
+    ]
+    draw = replace(found.figure.draw, kind=kind)
+    figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"})
+    with style.applied():
+        drawn = drawing(replace(found, figure=figure, points=tuple(points)))
+        drawn.draw_without_rendering()
+    ax = drawn.axes[0]
+    heights = [bar.get_height() for bar in ax.patches]
+    lines = [list(line.get_ydata()) for line in ax.lines]
+    meshes = [mesh.get_array().compressed().tolist() for mesh in ax.collections if kind == "heat"]
+    assert [0.25, 0.5, 1.0] in [heights, *lines] or meshes == [[0.5] * 3]
+
+
+@pytest.mark.parametrize("name", names("figure"))
+def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
+    """Every figure expands, composes, reads and draws on made-up runs of the embedded profile."""
+    figure, profile = load_figure(name), load_profile("embedded")
+    found = built_full(figure, profile, tmp_path, real_compose, monkeypatch)
+    reasons = {point.reason for point in found.without()}
+    elsewhere = ("needs: ", "a served", "Ascend", UNDEFINED if name == CURVE else "needs: ")
+    assert all(r.startswith(elsewhere) for r in reasons) or found.built.open, reasons
+    assert found.drawn(measured=True) or all(r.startswith(elsewhere) for r in reasons)
+    assert figure.table.title in " ".join(texts(found)).replace("\n", " ")
+
+
+def test_without_an_evolution_a_reading_says_so(tmp_path, monkeypatch) -> None:
+    figure, profile = load_figure("learn2pd/figure4"), load_profile("embedded")
+    found = built_full(figure, profile, tmp_path, real_compose, monkeypatch)
+    assert {p.reason for p in found.without()} == set()
+    for path in tmp_path.rglob(evolution.FILE):
+        path.unlink()
+    again = build_figure(figure, profile, found.built.planned(), Store(tmp_path))
+    assert {p.reason for p in again.without()} == {"missing: evolution of its tokens"}
+    assert evolutions_of([]) == []

@@ -1,0 +1,124 @@
+"""Points equal what is computed by hand from made-up runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.plots.layout import grid, panels_of, series_of
+from dllm_bench.plots.points import BuiltFigure, build_figure
+from dllm_bench.plots.spec import Axis, Figure, read_figure
+from dllm_bench.plots.write import as_csv, lines
+from dllm_bench.runs.store import Store
+from tests.plots.builders import planned, record_of, samples_of, store_run
+from tests.tables.builders import TINY, compose, start
+
+SMALL = Path(__file__).parent / "small"
+ALPHA = replace(TINY, replace={**TINY.replace, "model": {"alpha": "tiny-alpha"}})
+
+
+def small() -> Figure:
+    return read_figure("small/figure", SMALL / "figure.yaml", SMALL)
+
+
+def built(root: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure | None = None) -> BuiltFigure:
+    """The small figure: quiz sealed but for beta-4, code not run."""
+    figure, store = figure or small(), Store(root)
+    for cell in planned(figure, ALPHA, store, compose, monkeypatch):
+        keys, spec = cell.cell.keys, cell.run.spec
+        if keys["task"] == "quiz" and spec and store.record(spec) is None:
+            if keys["number"] == "beta-4":
+                (store.path(spec)).exists() or start(store, spec, done=3, total=20)
+            else:
+                store_run(store, spec, samples_of(spec))
+    return build_figure(figure, ALPHA, planned(figure, ALPHA, store, compose, monkeypatch), store)
+
+
+def test_a_point_is_its_runs_number(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    [point] = [
+        p for p in found.points if (p.panel, p.series, p.x) == ("quiz", "alpha", 0.5) and p.run
+    ]
+    spec = next(r.run.spec for r in found.built.cells if r.cell.keys["number"] == "alpha-0.5")
+    assert spec
+    record = record_of(spec, samples_of(spec))
+    forwards = sum(record.columns["forwards"])
+    assert point.y == pytest.approx(sum(record.columns["committed"]) / forwards)
+    assert point.low is not None
+    assert point.low <= point.y <= (point.high or 0)
+    assert (point.quantity, point.n, point.kind, point.state) == ("tpf", 8, "measured", "sealed")
+    assert (point.source, point.run) == ("tiny-alpha on miniquiz", spec.identity_hash)
+
+
+def test_what_has_no_number_says_why(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    why = {(p.panel, p.series, p.x, p.quantity): (p.state, p.reason) for p in found.without()}
+    assert why["quiz", "beta", 4.0, "tpf"] == ("partial", "3 of 20 samples")
+    assert why["code", "alpha", 0.5, "tpf"] == ("missing", "missing")
+    assert why["code", "alpha", 0.5, "steps"] == ("missing", "missing")
+    text = as_csv(found)
+    assert text.count(",missing,") == 4
+    assert text.count("partial,3 of 20 samples") == 2
+    said = "\n".join(lines(found))
+    assert "3 runs to fill" in said
+    assert said.count("open (") == 3
+    assert "dllm-bench run decoder=lopa model=tiny-alpha" in said
+
+
+def test_a_reading_gives_the_points_of_a_run(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    steps = [p for p in found.drawn(measured=True) if p.quantity == "steps" and p.series == "alpha"]
+    assert {p.panel for p in steps} == {"quiz"}
+    assert {p.x for p in steps} >= {1, 2, 3}
+    assert all(p.low <= p.y <= p.high for p in steps)
+
+
+def test_reported_points_stay_apart(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    reported = found.drawn(measured=False)
+    assert [(p.panel, p.series, p.x, p.y, p.kind) for p in reported] == [
+        ("quiz", "alpha", 0.5, 2.5, "printed"),
+        ("quiz", "beta", 2.0, 3.0, "printed"),
+    ]
+    assert all(not p.run and not p.state for p in reported)
+
+
+def test_x_may_be_a_setting_or_another_metric(tmp_path, monkeypatch) -> None:
+    figure = small()
+    setting = replace(figure.draw, x=Axis("Length", setting="benchmark.max_new_tokens"))
+    found = built(tmp_path, monkeypatch, replace(figure, draw=setting))
+    assert {p.x for p in found.drawn(measured=True) if p.quantity == "tpf"} == {64.0}
+    metric = replace(figure.draw, x=Axis("TPF", metric="tpf"))
+    found = built(tmp_path, monkeypatch, replace(figure, draw=metric, calls={}))
+    assert all(point.quantity == "steps" for point in found.drawn(measured=True))
+    by_hand = {
+        c.cell.keys["number"]: c.measured
+        for c in found.built.cells
+        if (c.cell.keys["task"], c.cell.metric.name) == ("quiz", "tpf")
+    }
+    assert {p.x for p in found.drawn(measured=True)} == {
+        by_hand[n] for n in ("alpha-0.5", "alpha-1")
+    }
+
+
+def test_panels_of_ours_and_the_papers_are_paired(tmp_path, monkeypatch) -> None:
+    found = built(tmp_path, monkeypatch)
+    assert (panels_of(found), series_of(found)) == (["quiz", "code"], ["alpha", "beta"])
+    rows = grid(found)
+    shapes = [[place and (place.quantity, place.name, place.muted) for place in r] for r in rows]
+    assert shapes == [
+        [("tpf", "quiz", False), ("tpf", "code", False)],
+        [("tpf", "quiz", True), None],
+        [("steps", "quiz", False), ("steps", "code", False)],
+    ]
+    assert rows[0][1] is not None
+    assert rows[0][1].numbers == []
+
+
+def test_one_panel_has_its_quantities_side_by_side(tmp_path, monkeypatch) -> None:
+    figure = small()
+    draw = replace(figure.draw, panels="")
+    rows = grid(built(tmp_path, monkeypatch, replace(figure, draw=draw, reported=())))
+    assert [[place and place.quantity for place in row] for row in rows] == [["tpf", "steps"]]

@@ -1,0 +1,193 @@
+"""Readings of hand-built samples equal what is counted by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from math import log2
+from pathlib import Path
+from types import SimpleNamespace as Namespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dllm_bench.core.trace import Forward, Kind
+from dllm_bench.metrics import calibration
+from dllm_bench.metrics.facts import Facts
+from dllm_bench.plots import (
+    readings_draft,
+    readings_evolution,
+    readings_filter,
+    readings_load,
+    readings_trace,
+)
+from dllm_bench.plots.readings import Read
+from dllm_bench.runs.evolution import Evolution
+from dllm_bench.runs.record import SampleRecord
+from tests.plots.builders import drafted_sample, sample
+
+STEP = Forward(Kind.DENOISE, 1, 4, 0, ms=1.0)
+EMPTY: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class FakeRun:
+    """Samples and evolutions without a store."""
+
+    samples: list[SampleRecord] = field(default_factory=list)
+    evolutions: list[tuple[SampleRecord, Evolution]] = field(default_factory=list)
+    record: Any = None
+
+
+def masked(born: list[int]) -> SampleRecord:
+    return sample("a", [7] * len(born), born, [STEP] * (max(born) + 1))
+
+
+def xy(reads: Any) -> list[tuple[Any, Any]]:
+    return [(read.x, read.y) for read in reads]
+
+
+def test_tokens_per_step_are_means_over_those_still_decoding() -> None:
+    run = FakeRun([masked([0, 0, 1, 2]), masked([0, 1, 1, 1])])
+    reads = list(readings_trace.parallel_tokens(run, EMPTY))
+    assert xy(reads) == [(1, 1.5), (2, 2.0), (3, 1.0)]
+    assert [read.n for read in reads] == [2, 2, 1]
+    assert (reads[0].low, reads[0].high) == (1.25, 1.75)
+
+
+def test_progress_is_in_percent_of_the_length() -> None:
+    run = FakeRun([masked([0, 0, 1, 2]), masked([3, 2, 1, 0])])
+    reads = readings_trace.progress(run, {"every": 25})
+    assert xy(reads) == [(0, 0.0), (25, 37.5), (50, 62.5), (75, 87.5), (100, 100.0)]
+
+
+def test_positions_have_the_step_that_decoded_them() -> None:
+    run = FakeRun([masked([0, 2, 1]), masked([0, 0, 3])])
+    assert xy(readings_trace.steps_of_positions(run, EMPTY)) == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_block_counts_its_own_steps() -> None:
+    spec = Namespace(decoder={"schedule": {"block": 2}})
+    run = FakeRun([masked([0, 0, 1, 2]), masked([0, 1, 2, 3])], record=Namespace(spec=spec))
+    assert xy(readings_trace.steps_per_block(run, EMPTY)) == [(1, 1), (2, 3)]
+
+
+def evolved(born: list[int], found: list[list[int]], chance: Any = None) -> FakeRun:
+    """One sample; `found` and `chance` by step and position."""
+    found_SP = np.array(found, dtype="int8")
+    chance_SP = np.array(chance if chance is not None else found, dtype="float32")
+    rank_SP = np.where(found_SP == 1, 1, 4).astype("int32")
+    one = masked(born)
+    return FakeRun([one], [(one, Evolution("a", chance_SP, rank_SP, found_SP))])
+
+
+FOUND = [
+    [1, 0, 0],
+    [-1, 1, 0],
+    [-1, 0, 1],
+    [-1, 1, -1],
+]  # position 1 is found at 2, lost, found at 4
+BORN = [0, 3, 2]
+
+
+def test_gaps_count_from_the_first_right_prediction() -> None:
+    run = evolved(BORN, FOUND)
+    assert readings_evolution.first_found(run.evolutions[0]) == [(1, 1), (2, 4), (3, 3)]
+    assert xy(readings_evolution.gaps(run, EMPTY)) == [(0, 2), (1, 0), (2, 1)]
+    pairs = [(r.series, r.x, r.y) for r in readings_evolution.first_and_decoded(run, EMPTY)]
+    assert pairs[2:4] == [("first", 2, 2), ("decoded", 2, 4)]
+    assert xy(readings_evolution.ideal_steps(run, EMPTY)) == [(1, 1), (2, 2), (3, 3)]
+
+
+CHANCE = [[0.9, 0.25, np.nan], [np.nan, 0.5, 0.75], [np.nan, 0.75, 1.0], [np.nan, 1.0, np.nan]]
+
+
+def test_a_tokens_way_ends_with_its_decoding() -> None:
+    run = evolved(BORN, FOUND, CHANCE)
+    reads = list(readings_evolution.chance(run, {"at": [0.34], "sample": 0}))
+    assert xy(reads) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
+    assert {read.panel for read in reads} == {"position 2"}
+    assert [r.y for r in readings_evolution.rank(run, {"at": [0.34]})] == [4, 1, 4, 1]
+    beside = readings_evolution.chance(run, {"at": [0.0, 0.34], "beside": True})
+    assert {read.series for read in beside} == {"token 1", "token 2"}
+    assert list(readings_evolution.chance(run, {"at": [0.34], "sample": 5})) == []
+
+
+def test_consistency_counts_back_from_decoding() -> None:
+    run = evolved(BORN, FOUND, CHANCE)
+    reads = list(readings_evolution.consistency(run, {"groups": [2, 4]}))
+    by_group = {g: xy(r for r in reads if r.series == g) for g in ("up to 2", "up to 4")}
+    assert by_group["up to 2"] == [(0, pytest.approx(0.95)), (1, 0.75)]
+    assert by_group["up to 4"] == [(0, 1.0), (1, 0.75), (2, 0.5), (3, 0.25)]
+
+
+def test_maps_hold_a_value_per_position_and_step() -> None:
+    run = evolved(BORN, FOUND, CHANCE)
+    ranks = list(readings_evolution.rank_map(run, EMPTY))
+    assert Read(2, 1, z=log2(4), n=1) in ranks
+    assert [(r.x, r.y) for r in ranks if r.z is None] == [(1, 1), (2, 4), (3, 3)]
+    chances = {(r.x, r.y): r.z for r in readings_evolution.chance_map(run, EMPTY)}
+    assert chances[2, 3] == 0.75
+    assert (3, 1) not in chances
+
+
+def test_reliability_is_of_the_second_half() -> None:
+    rng = np.random.default_rng(0)
+    logits = [[float(v) for v in rng.normal(1, 1, 3)] for _ in range(40)]
+    rounds = [[3, int(rng.integers(0, 4)), 1] for _ in range(40)]
+    plain = dict.fromkeys(("allocated", "committed", "content", "emitted", "forwards"), 1)
+    times = dict.fromkeys(("seconds", "steps_s", "first_step_s"), 1.0)
+    other = {"rows": 1, "forced": 0, "truncated": False, "empty": False}
+    facts = [
+        Facts(**plain, **times, **other, rounds=[r], survival=[s])  # type: ignore[arg-type]
+        for r, s in zip(rounds, logits, strict=True)
+    ]
+
+    record = Namespace(facts=facts)
+    reads = list(readings_draft.reliability(FakeRun(record=record), {"positions": [2], "bins": 5}))
+    before = [r for r in reads if r.series == "before"]
+    bars = calibration.reliability(calibration.found_unscaled(facts, 2), 5)
+    assert xy(before) == [(bar.predicted, bar.happened) for bar in bars]
+    assert sum(read.n for read in before) == 20
+    assert {read.panel for read in reads} == {"2"}
+    record.facts = [replace(facts[0], survival=None)]
+    assert list(readings_draft.reliability(FakeRun(record=record), {"positions": [1]})) == []
+
+
+def test_a_load_is_simulated_from_stored_drafts() -> None:
+    from random import Random
+
+    run = FakeRun([drafted_sample(f"s{i}", Random(i), 0, surviving=True) for i in range(24)])
+    settings = {"profile": "assets/profiles/tiny-qwen3-cpu.json", "requests": [1, 4]}
+    none = list(readings_load.budget(run, {**settings, "rule": "none"}))
+    assert xy(none) == [(1, 1.0), (4, 1.0)]
+    whole = list(readings_load.budget(run, {**settings, "rule": "fixed"}))
+    assert [r.y for r in whole] == [8.0, 8.0]
+    speed = list(readings_load.device_speed(run, {**settings, "rule": "none"}))
+    front = list(readings_load.frontier_points(run, {**settings, "rule": "none"}))
+    assert [r.y for r in front] == [r.y for r in speed]
+    assert [r.x for r in front] == pytest.approx([s.y / s.x for s in speed])
+    aware = list(readings_load.budget(run, {**settings, "rule": "hardware_aware"}))
+    assert all(1 <= read.y <= 8 for read in aware)
+
+
+def test_a_learning_curve_belongs_to_its_weights(tmp_path: Path) -> None:
+    weights = b"weights"
+    (tmp_path / readings_filter.WEIGHTS).write_bytes(weights)
+    rows = [{"epoch": e, "train": 0.5 / e, "validation": 0.6 / e} for e in (1, 2)]
+    (tmp_path / readings_filter.CURVE).write_text("\n".join(map(json.dumps, rows)))
+    head = {"source": str(tmp_path), "sha256": sha256(weights).hexdigest()}
+
+    spec = Namespace(decoder={"select": {"first": {"head": head}}})
+    run = FakeRun(record=Namespace(spec=spec))
+    reads = list(readings_filter.filter_loss(run, EMPTY))
+    assert [(r.series, r.x, r.y) for r in reads] == [
+        ("train", 1, 0.5),
+        ("validation", 1, 0.6),
+        ("train", 2, 0.25),
+        ("validation", 2, 0.3),
+    ]
+    head["sha256"] = "0" * 64
+    assert list(readings_filter.filter_loss(run, EMPTY)) == []

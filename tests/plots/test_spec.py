@@ -1,0 +1,143 @@
+"""Figures as data: what the short forms stand for, and whether the committed files hold."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.cli import compose
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.plots import style
+from dllm_bench.plots.draw_kinds import KINDS
+from dllm_bench.plots.readings import reading
+from dllm_bench.plots.spec import REPORTED, Figure, load_figure, read_figure
+from dllm_bench.runs.spec import slug
+from dllm_bench.tables.options import names
+from dllm_bench.tables.reading import load_profile, read_yaml
+
+SMALL = Path(__file__).parent / "small"
+FIGURES = names("figure")
+
+
+def small() -> Figure:
+    return read_figure("small/figure", SMALL / "figure.yaml", SMALL)
+
+
+def paper_tables() -> Path:
+    """$DLLM_BENCH_PAPER_TABLES, else ../shared/paper_tables beside the repository."""
+    default = Path(__file__).resolve().parents[3] / "shared" / "paper_tables"
+    found = Path(os.environ.get("DLLM_BENCH_PAPER_TABLES", default))
+    if not found.is_dir():
+        pytest.skip(f"no transcribed tables at {found}")
+    return found
+
+
+def test_a_sweep_is_a_value_per_number() -> None:
+    figure = small()
+    values = {value.name: (value.label, value.run) for value in figure.table.facets["number"]}
+    assert values == {
+        "alpha-0.5": ("a, b fixed", ("decoder.a=0.5", "decoder.b=1")),
+        "alpha-1": ("a, b fixed", ("decoder.a=1", "decoder.b=1")),
+        "beta-2": ("b, a fixed", ("decoder.a=1", "decoder.b=1")),
+        "beta-4": ("b, a fixed", ("decoder.a=1", "decoder.b=3")),
+    }
+    assert figure.at == {"alpha-0.5": "0.5", "alpha-1": "1", "beta-2": "2", "beta-4": "4"}
+    assert figure.facet_labels("number") == {"alpha": "a, b fixed", "beta": "b, a fixed"}
+
+
+def test_a_rule_may_name_a_sweep() -> None:
+    cells = [cell.keys for cell in small().table.cells()]
+    assert {keys["number"] for keys in cells if keys["task"] == "code"} == {"alpha-0.5", "alpha-1"}
+    assert len(cells) == (4 + 2) * 2
+
+
+def test_reported_points_are_translated_and_scaled() -> None:
+    points = [(p.panel, p.series, p.quantity, p.x, p.y, p.kind) for p in small().reported]
+    assert points == [
+        ("quiz", "alpha", "tpf", "0.5", 2.5, "printed"),
+        ("quiz", "beta", "tpf", "2", 3.0, "printed"),
+    ]
+
+
+def test_two_numbers_of_one_thing_are_one_point(tmp_path) -> None:
+    plain = (SMALL / "figure.yaml").read_text().partition("reported:")[0]
+    plain += (
+        "reported:\n  - {file: pairs.csv, kind: printed, pair: {metric: [speed, score]}, "
+        "series: {who}, quantity: tpf, x: {speed}, y: score}\n"
+    )
+    (tmp_path / "figure.yaml").write_text(plain)
+    figure = read_figure("small/pairs", tmp_path / "figure.yaml", SMALL)
+    assert [(p.series, p.x, p.y) for p in figure.reported] == [("x", "10", 60.0)]
+
+
+def test_positions_are_a_metric_each() -> None:
+    figure = load_figure("dspark/figure2")
+    assert [metric.definition for metric in figure.table.metrics] == [
+        f"acceptance/conditional@{k}" for k in range(1, 8)
+    ]
+    assert figure.quantities == {"conditional": "Conditional acceptance"}
+
+
+def test_an_unknown_figure_lists_the_known_ones() -> None:
+    with pytest.raises(DllmBenchError, match="dspark/figure2"):
+        load_figure("dspark/figure99")
+    with pytest.raises(DllmBenchError, match="reliability"):
+        reading("tea leaves")
+    with pytest.raises(DllmBenchError, match="LOOKS"):
+        style.look("nobody's method")
+
+
+def series_names(figure: Figure) -> set[str]:
+    """Every series the figure can have, but those that readings name."""
+    draw, metrics = figure.draw, {m.name.partition("@")[0] for m in figure.table.metrics}
+    measured = metrics if draw.series == "metric" else set(figure.facet_labels(draw.series))
+    return (measured or {""}) | {point.series for point in figure.reported}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_committed_figures_hold(name: str) -> None:
+    """What a figure names is there, and its series can be told apart without colour."""
+    figure = load_figure(name)
+    kind = KINDS[figure.draw.kind]
+    for call in figure.calls.values():
+        reading(call.reading)
+    values = [v.name for values in figure.table.facets.values() for v in values]
+    assert values == [slug(value) for value in values]
+    panels, labelled = set(figure.facet_labels(figure.draw.panels)), set(figure.draw.labels)
+    for point in figure.reported:
+        assert point.quantity in figure.quantities
+        assert point.panel in panels | labelled or not point.panel
+        assert point.kind in ("printed", "digitised")
+    looks = {series: style.look(series) for series in series_names(figure)}
+    if figure.draw.kind != "scatter":  # whose marks are named one by one
+        shapes = [(look.marker, look.line) for look in looks.values()]
+        if kind.swatch.__name__ == "box_swatch":
+            shapes = [look.hatch for look in looks.values()]
+        assert len(set(shapes)) == len(shapes)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_row_of_a_reported_csv_has_its_place(name: str) -> None:
+    """What is listed in a figure's csv is drawn, or left out by the entry's own words."""
+    path = Path(__file__).resolve().parents[2] / "conf" / "figure" / f"{name}.yaml"
+    for entry in read_yaml(path).get("reported", ()):
+        assert {"file", "kind", "quantity"} <= set(entry), "an entry says what it is"
+    if read_yaml(path).get("reported"):
+        assert load_figure(name).reported
+
+
+@pytest.mark.parametrize("path", sorted(REPORTED.rglob("*.csv")), ids=lambda p: p.name)
+def test_reported_points_are_the_transcribed_ones(path: Path) -> None:
+    original = paper_tables() / path.relative_to(REPORTED)
+    rows = [list(csv.reader(p.read_text().splitlines())) for p in (path, original)]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_compose_at_the_papers_size(name: str) -> None:
+    queries = list(dict.fromkeys(c.run for c in load_figure(name).table.cells() if not c.only))
+    for query in {queries[0], queries[len(queries) // 2], queries[-1]}:
+        compose(load_profile("paper").translate(query))

@@ -1,0 +1,135 @@
+"""Made-up results for the tests of the report: a small table, runs of every state, a figure.
+
+Texts, names and tokens hold what would steer a page if it were not escaped. The samples show what
+the viewer has to show: lookaheads, a stall, blocks, an end; drafts accepted, rejected, not asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.report import site as site_module
+from dllm_bench.report.site import Site
+from dllm_bench.report.site_texts import Texts
+from dllm_bench.runs.record import RunRecord, SampleRecord
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import SAMPLES, Store
+from tests.tables import builders
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;'\"\u2028\u202e"
+WORDS = [HOSTILE, "four", " and", " two", " is six", "\n", "<end>", " sev", "en"]
+END = 6
+SPECULATIVE = {"_target_": "dllm_bench.decoding.speculative.SpeculativeDecoder", "draft": {"n": 4}}
+LOOKAHEADS = {"schedule": {"block": 4}, "explore": {"k": 2}}
+SAMPLES_PER_RUN = 45  # three scripts
+
+
+def lookaheads(name: str) -> SampleRecord:
+    """Ten positions in blocks of four, three forwards: base, forced, second of two lookaheads."""
+    trace = Trace(
+        [
+            Forward(Kind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
+            Forward(Kind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=2, forced=1),
+            Forward(Kind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=1),
+        ]
+    )
+    born = [0, 1, 2, 2, 0, 0, 2, 2, 2, -1]
+    return sample(
+        name, [1, 2, 3, 4, 5, END, END, END, END, 0], born, {"eos": 5, "length": 10}, trace
+    )
+
+
+def drafts(name: str) -> SampleRecord:
+    """A round of drafts: four proposed, three verified, two accepted, one token of the target's."""
+    verify = Forward(Kind.VERIFY, 1, fed=4, cached=20, ms=3.0, proposed=3, accepted=2)
+    verify = replace(verify, drafted=(2, 3, 1, 4), survival=(2.0, 0.0, -2.0, -4.0))
+    trace = Trace(
+        [
+            Forward(Kind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
+            Forward(Kind.DRAFT, branches=1, fed=4, cached=20, ms=1.0),
+            verify,
+        ]
+    )
+    return sample(name, [1, 2, 3, END], [0, 2, 2, 2], {"eos": 3, "length": 4}, trace)
+
+
+def sample(
+    name: str, ids: list[int], born: list[int], cut: dict[str, int], trace: Trace
+) -> SampleRecord:
+    """A sample with these facts."""
+    return SampleRecord(
+        id=name,
+        prompt_sha256="",
+        ids=ids,
+        born=born,
+        cut=cut,
+        text=f"four and two {HOSTILE}",
+        trace=json.loads(json.dumps(trace.columns())),
+        counts={},
+        seconds=0.01,
+        first_step_s=0.005,
+        started_at=0.0,
+        session=0,
+    )
+
+
+def seal(store: Store, record: RunRecord, samples: Sequence[SampleRecord]) -> Path:
+    """A sealed run with its samples."""
+    folder = builders.seal(store, record)
+    lines = "".join(one.to_line() + "\n" for one in samples)
+    (folder / SAMPLES).write_text(lines, encoding="utf-8")
+    return folder
+
+
+def decoded(spec: RunSpec, decoder: dict, label: str, seed: int) -> RunSpec:
+    """The run with another decoder and seed."""
+    return replace(spec, decoder=decoder, label=label, seed=seed)
+
+
+def fill(root: Path) -> dict[str, RunRecord]:
+    """Results with runs of the small table and two of their own; the sealed ones by name."""
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patched:
+        builders.every_state(root / "runs", builders.TINY, patched)
+    store = Store(root / "runs")
+    of_table = next(store.records())
+    n = SAMPLES_PER_RUN
+    one = builders.record_of(decoded(of_table.spec, LOOKAHEADS, "lookahead", 1), right=30, n=n)
+    two = builders.record_of(decoded(of_table.spec, SPECULATIVE, HOSTILE, 2), right=15, n=n)
+    two.columns["rounds"] = [[[3, 2, 3]]] * n
+    two.columns["survival"] = [[[2.0, 0.0, -2.0, -4.0]]] * n
+    two.columns["right"] = [[2]] * n
+    one.columns["id"][3] = two.columns["id"][3] = two.columns["verdict"][3] = HOSTILE
+    seal(store, one, [lookaheads(name) for name in one.columns["id"]])
+    seal(store, two, [drafts(name) for name in two.columns["id"]])
+    figure = root / "figures" / "small" / "figure1"
+    figure.parent.mkdir(parents=True)
+    figure.with_suffix(".svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    rows = f"series,x,y,run\nours,1,2.5,{one.identity_hash}\n{HOSTILE[:20]},2,3,{'0' * 64}\n"
+    figure.with_suffix(".csv").write_text(rows)
+    return {"table": of_table, "lookahead": one, "drafts": two}
+
+
+def make(root: Path, out: Path | None = None, only: Sequence[str] = ()) -> list[str]:
+    """The site of these results; tokens by `WORDS`, the one table the small one."""
+    with pytest.MonkeyPatch().context() as patched:
+        patched.setattr(RunSpec, "from_config", staticmethod(builders.spec_of))
+        patched.setattr(site_module, "names", lambda kind: ["small/table1"])
+        patched.setattr(site_module, "load_table", lambda name: builders.small_table())
+        patched.setattr(site_module, "load_profile", lambda name: builders.TINY)
+        patched.setattr(Texts, "decode", lambda self, spec: lambda ids: WORDS[ids[0]])
+        site = Site(
+            store=Store(root / "runs"),
+            out=out or root / "site",
+            profile="embedded",
+            compose=builders.compose,
+            track=lambda items, what: iter(items),
+            only=only,
+        )
+        return list(site.make())

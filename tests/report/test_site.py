@@ -1,0 +1,364 @@
+"""The report as files: every link leads somewhere, nothing leads out, what models wrote stays text.
+
+On made-up results (`builders`); what a reader does with the pages is in `test_browser`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.metrics import accuracy
+from dllm_bench.paths import assets_dir
+from dllm_bench.report import site as site_module
+from dllm_bench.report import site_board, site_html, site_samples, site_texts
+from dllm_bench.report.filling import view
+from dllm_bench.report.site_run import run_address
+from dllm_bench.runs import inputs
+from dllm_bench.runs.record import RunRecord
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import RECORD, Store
+from tests.report import builders
+
+
+class Parsed(HTMLParser):
+    """Links, ids, elements and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        for name, value in attrs:
+            self.attributes.append((name, value or ""))
+            if name in ("href", "src"):
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    builders.fill(folder)
+    builders.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(root: Path) -> Path:
+    return root / "site"
+
+
+@pytest.fixture(scope="module")
+def records(root: Path) -> dict[str, RunRecord]:
+    return {record.spec.label: record for record in Store(root / "runs").records()}
+
+
+@cache
+def parsed(path: Path) -> Parsed:
+    return Parsed(path.read_text(encoding="utf-8"))
+
+
+def pages(site: Path) -> list[Path]:
+    return sorted(site.rglob("*.html"))
+
+
+def payloads(site: Path, record: RunRecord) -> Iterator[dict]:
+    """The samples of a run as its scripts hold them, words in place of their numbers."""
+    for number in range(100):
+        path = site / "runs" / record.spec.short / f"samples-{number}.js"
+        if not path.is_file():
+            return
+        text = path.read_text(encoding="utf-8")
+        called = re.fullmatch(r"receiveSamples\((\d+),(.*)\)\n", text)
+        assert called and int(called[1]) == number
+        pack = json.loads(called[2])
+        for sample in pack["samples"]:
+            sample["tokens"] = [pack["words"][word] for word in sample.get("tokens", ())]
+            yield sample
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+
+def test_every_link_leads_to_a_file_and_a_place_in_it(site: Path) -> None:
+    counted = 0
+    for page in pages(site):
+        for link in parsed(page).links:
+            address, _, place = link.partition("#")
+            target = (page.parent / address).resolve() if address else page
+            assert target.is_file() and target.is_relative_to(site), f"{page}: {link}"
+            if place.isdecimal():
+                assert target.name == "sample.html" and int(place) < builders.SAMPLES_PER_RUN
+            elif place:
+                assert place in parsed(target).ids, f"{page}: {link}"
+            counted += 1
+    assert counted > 100
+
+
+def test_every_page_can_be_reached_from_the_first(site: Path) -> None:
+    seen, waiting = set(), [site / "index.html"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".html":
+            continue
+        seen.add(page)
+        found = (link.partition("#")[0] for link in parsed(page).links)
+        waiting += [(page.parent / address).resolve() for address in found if address]
+    assert seen == {page.resolve() for page in pages(site)}
+
+
+def test_nothing_leads_out_of_the_site(site: Path) -> None:
+    for page in pages(site):
+        found = parsed(page)
+        policy = [value for name, value in found.attributes if name == "content"]
+        assert any(text.startswith("default-src 'none'") for text in policy)
+        assert not [link for link in found.links if re.match(r"[a-z+.-]*:|//", link)], page
+        assert not [name for name, _ in found.attributes if name.startswith("on")], page
+        assert "style" not in found.elements
+    for name in ("site.css", "site.js"):
+        text = (site / "static" / name).read_text(encoding="utf-8")
+        assert not re.search(r"https?:|//\w+\.|url\(|@import|fetch\(|XMLHttp|import\s*\(", text), (
+            name
+        )
+
+
+def test_each_number_of_a_table_leads_to_the_run_that_gave_it(
+    site: Path, records: dict[str, RunRecord]
+) -> None:
+    page = parsed(site / "tables" / "small" / "table1.html")
+    linked = {link.split("/")[-2] for link in page.links if "/runs/" in link}
+    of_table = {r.spec.short for r in records.values() if r.spec.label == "lopa"}
+    assert of_table and of_table <= linked
+    for short in linked:
+        run = parsed(site / run_address(short))
+        assert short in "".join(run.texts)
+
+
+def test_points_of_a_figure_lead_to_runs_that_have_a_page(
+    site: Path, records: dict[str, RunRecord]
+) -> None:
+    page = parsed(site / "figures" / "small" / "figure1.html")
+    short = records["lookahead"].spec.short
+    assert f"../../{run_address(short)}" in page.links
+    assert sum("/runs/" in link for link in page.links) == 1
+    assert {"figure1.svg", "figure1.csv"} <= set(page.links)
+    assert builders.HOSTILE[:20] in page.texts
+
+
+# --- what models wrote ---------------------------------------------------------------------------
+
+
+def test_hostile_names_and_texts_stay_text(site: Path, records: dict[str, RunRecord]) -> None:
+    hostile = records[builders.HOSTILE]
+    for page in pages(site):
+        text = page.read_text(encoding="utf-8")
+        assert "<script>alert" not in text and "<img src=x" not in text, page
+        assert parsed(page).elements.count("script") == 1 + (page.name == "sample.html"), page
+    run = parsed(site / run_address(hostile.spec.short))
+    assert builders.HOSTILE in run.texts
+    data = (site / "runs" / hostile.spec.short / "samples-0.js").read_text(encoding="utf-8")
+    assert data.isascii() and not set("<>&") & set(data)
+    shown = next(payloads(site, hostile))
+    assert shown["text"] == f"four and two {builders.HOSTILE}"
+
+
+def test_token_texts_have_no_invisible_characters(
+    site: Path, records: dict[str, RunRecord]
+) -> None:
+    for sample in payloads(site, records["lookahead"]):
+        for word in sample["tokens"]:
+            assert word.replace("\n", "").isprintable()
+    assert sample["tokens"][0] == "four" and sample["tokens"][4] == "\n"
+    assert "\\u202e" in sample["tokens"][9]
+
+
+@pytest.mark.parametrize("value", [builders.HOSTILE, ["<!--", "]]>"], {"</script": 1.5}, None])
+def test_data_read_back_as_they_were(value: object) -> None:
+    text = site_html.data(value)
+    assert json.loads(text) == value
+    assert text.isascii() and not set("<>&") & set(text)
+
+
+def test_elements_escape_all_but_markup() -> None:
+    link = site_html.el("a", {"href": 'x"y', "hidden": True, "class": None}, "<b>")
+    assert site_html.el("p", {}, "a < b ", link) == (
+        '<p>a &lt; b <a href="x&quot;y" hidden>&lt;b&gt;</a></p>'
+    )
+
+
+# --- contents ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [builders.lookaheads, builders.drafts])
+def test_the_viewer_gets_the_whole_filling(make: object) -> None:
+    sample = make("a")  # type: ignore[operator]
+    filling = view(sample, lambda ids: builders.WORDS[ids[0]], builders.LOOKAHEADS)
+    words = site_samples.Words()
+    packed = json.loads(site_html.data(site_samples.pack_filling(filling, words)))
+    texts = list(words.numbers)
+    assert [texts[n] for n in packed["tokens"]] == [
+        site_samples.visible(token.text) for token in filling.tokens
+    ]
+    assert packed["born"] == [-1 if t.born is None else t.born for t in filling.tokens]
+    for index, step in enumerate(filling.steps):
+        for name in site_samples.STEP_COLUMNS:
+            assert packed["steps"][name][index] == getattr(step, name)
+        assert step.committed == [p for p, born in enumerate(packed["born"]) if born == index]
+        drafted = packed["steps"].get("drafted", [[]] * len(filling.steps))[index]
+        assert [texts[n] for n in drafted] == step.drafted
+    assert (packed["end"], packed["borders"]) == (filling.end, filling.borders)
+
+
+def test_a_run_page_says_what_the_record_says(site: Path, records: dict[str, RunRecord]) -> None:
+    record = records["lookahead"]
+    text = " ".join(parsed(site / run_address(record.spec.short)).texts)
+    score = record.score
+    assert score
+    assert f"{100 * score.mean:.1f}" in text and f"{100 * score.high:.4g}]" in text
+    assert record.identity_hash in text and "correct 30, wrong 15" in text
+    tpf = sum(record.columns["emitted"]) / sum(record.columns["forwards"])
+    assert f"{tpf:.4g}" in text
+    assert [sample["id"] for sample in payloads(site, record)] == record.columns["id"]
+    assert [sample["verdict"] for sample in payloads(site, record)] == record.columns["verdict"]
+
+
+def test_the_board_counts_cells_by_standing(site: Path) -> None:
+    page = parsed(site / "index.html")
+    bar = next(
+        value for name, value in page.attributes if name == "aria-label" and "measured" in value
+    )
+    counts = {name: int(n) for n, name in (part.split(" ", 1) for part in bar.split(", "))}
+    assert sum(counts.values()) == 18 and counts["measured"] == 9  # three sealed runs of six
+    assert {"partial", "failed", "missing"} <= set(counts)
+    assert "The disk is full." in [value for name, value in page.attributes if name == "title"]
+
+
+def test_runs_of_one_name_are_told_apart(records: dict[str, RunRecord]) -> None:
+    specs = [record.spec for record in records.values() if record.spec.label == "lookahead"]
+    other = builders.decoded(specs[0], {**builders.LOOKAHEADS, "explore": {"k": 3}}, "lookahead", 1)
+    apart = site_board.settings_apart([specs[0], other])
+    assert apart == {specs[0].short: "explore.k 2", other.short: "explore.k 3"}
+    assert site_board.settings_apart(specs[:1]) == {specs[0].short: ""}
+
+
+def test_the_comparison_is_the_paired_one(site: Path, records: dict[str, RunRecord]) -> None:
+    pair = [records["lookahead"], records[builders.HOSTILE]]
+    # both have the same tokens per forward: the hash decides which is the reference
+    reference, other = sorted(pair, key=lambda record: record.identity_hash)
+    found = accuracy.compare(other.values, reference.values)
+    [text] = [
+        text
+        for path in (site / "comparisons").glob("*.html")
+        if reference.spec.short in (text := "|".join(parsed(path).texts))
+    ]
+    assert f"|{100 * found.difference:+.1f}|" in text
+    assert f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]" in text
+    assert "|reference|" in text and "|yes|" in text
+
+
+# --- prompts -------------------------------------------------------------------------------------
+
+
+class Quiz:
+    """A benchmark of two requests."""
+
+    def requests(self, encode: object) -> list[Request]:
+        turns = json.dumps([{"role": "user", "content": "How many?"}])
+        prompts = {"a": "Two and two?", "b": turns}
+        ids = {"a": encode("Two and two?"), "b": encode("How many?")}  # type: ignore[operator]
+        return [Request(key, tuple(ids[key]), 4, prompt=prompts[key]) for key in prompts]
+
+
+def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = RunSpec(
+        model={"name": "tiny-llada", "path": str(assets_dir() / "tiny-llada")},
+        decoder={},
+        benchmark={"name": "quiz"},
+        hardware={},
+    )
+    monkeypatch.setattr(inputs, "benchmark_of", lambda plain: Quiz())
+    requests = site_texts.requests_of(spec)
+    samples = {
+        "a": SimpleNamespace(prompt_sha256="of another prompt"),
+        "b": SimpleNamespace(prompt_sha256=site_texts.prompt_sha256(requests[1])),
+    }
+    assert site_texts.Texts().prompts(spec, samples) == {"b": "user:\nHow many?"}  # type: ignore[arg-type]
+
+
+def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:
+    spec = RunSpec({"name": "gone"}, {}, {"name": "gone"}, {})
+    texts = site_texts.Texts()
+    assert texts.prompts(spec, {}) == {}
+    assert texts.decode(spec)([7]) == "[7]"
+
+
+# --- making it again -----------------------------------------------------------------------------
+
+
+def made(sentences: list[str]) -> int:
+    """How many pages of runs were made."""
+    return int(sentences[0].split(" ")[0])
+
+
+def test_only_what_is_new_is_made_again(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "site"
+    sealed = len(list(Store(root / "runs").records()))
+    assert made(builders.make(root, out)) == sealed
+    before = (out / "index.html").read_bytes()
+    assert made(builders.make(root, out)) == 0
+    assert (out / "index.html").read_bytes() == before
+    entry = next(e for e in Store(root / "runs").entries() if e.state == "sealed")
+    page = out / run_address(entry.spec.short)
+    later = page.stat().st_mtime + 10
+    os.utime(entry.path / RECORD, (later, later))
+    try:
+        assert made(builders.make(root, out)) == 1
+    finally:
+        os.utime(entry.path / RECORD)
+    page.unlink()
+    assert made(builders.make(root, out)) == 1
+    monkeypatch.setattr(site_module, "code_version", lambda: "another")
+    assert made(builders.make(root, out)) == sealed
+
+
+def test_runs_left_out_have_no_page_and_no_links(
+    root: Path, tmp_path: Path, records: dict[str, RunRecord]
+) -> None:
+    only = records["lookahead"]
+    out = tmp_path / "site"
+    assert made(builders.make(root, out, only=[only.spec.short])) == 1
+    assert [path.name for path in (out / "runs").iterdir()] == [only.spec.short]
+    for page in pages(out):
+        for link in Parsed(page.read_text(encoding="utf-8")).links:
+            assert (page.parent / link.partition("#")[0]).exists(), f"{page}: {link}"
+
+
+def test_a_folder_with_other_files_is_left_alone(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("mine")
+    with pytest.raises(DllmBenchError, match="holds other files"):
+        builders.make(root, tmp_path)
+    assert (tmp_path / "index.html").read_text() == "mine"

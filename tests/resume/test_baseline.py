@@ -1,0 +1,200 @@
+"""A run with a baseline: both decode every request in turn, timed apart, their tokens compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.cli import compose
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.metrics.definitions import measure
+from dllm_bench.runs.parts import Parts
+from dllm_bench.runs.progress import ProgressLine, Running, line, summary
+from dllm_bench.runs.record import RunRecord, SampleRecord
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.spec import RunSpec, leaves, role_of
+from dllm_bench.runs.store import SAMPLES, Store, read_samples
+from tests.resume import fakes
+
+OWN, BASELINE = "own", "baseline"
+OTHER = {"_target_": "elsewhere", "name": "plain"}
+Generate = Callable[[Request], tuple[int, ...]]
+
+
+@dataclass
+class Noting(fakes.FakeDecoder):
+    """Notes who decodes what, takes its time on a clock that nothing else moves."""
+
+    who: str = OWN
+    calls: list[tuple[str, str]] | None = None
+    clock: list[float] | None = None
+    takes_s: float = 0.0
+    change: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple
+
+    def generate(self, model: Any, request: Request) -> Generation:
+        if self.calls is not None:
+            self.calls.append((self.who, request.id))
+        if self.clock is not None:
+            self.clock[0] += self.takes_s
+        made = super().generate(model, request)
+        return replace(made, ids=self.change(made.ids))
+
+
+def spec(n: int = 6) -> RunSpec:
+    return fakes.spec(n, baseline=dict(OTHER))
+
+
+def parts(own: Any, other: Any, **changes: Any) -> Parts:
+    """The baseline's spec is that of a run of its own, with its decoder and no baseline."""
+
+    def decoder(asked: RunSpec) -> Any:
+        if asked.decoder == {"_target_": "elsewhere"}:
+            assert (asked.label, asked.baseline) == ("plain", {})
+            return other
+        return own
+
+    return replace(fakes.parts(**changes), decoder=decoder)
+
+
+def test_both_decode_every_request_in_alternating_order(tmp_path: Path) -> None:
+    calls: list[tuple[str, str]] = []
+    made = parts(Noting(calls=calls), Noting(who=BASELINE, calls=calls))
+    run(spec(4), store=Store(tmp_path), parts=made)
+    warm_up, rest = calls[:4], calls[4:]
+    assert {(who, f"item-{i}") for who in (OWN, BASELINE) for i in (0, 1)} == set(warm_up)
+    turns = [(OWN, BASELINE), (BASELINE, OWN)] * 2
+    assert rest == [(who, f"item-{i}") for i, turn in enumerate(turns) for who in turn]
+
+
+def test_they_are_timed_apart(tmp_path: Path) -> None:
+    now = [0.0]
+    own, other = Noting(clock=now, takes_s=0.25), Noting(clock=now, takes_s=1.0)
+    made = parts(own, other, clock=lambda: now[0])
+    record = run(spec(), store=Store(tmp_path), parts=made)
+    assert record.columns["seconds"] == [0.25] * 6
+    assert record.columns["baseline_s"] == [1.0] * 6
+    assert record.summary["speedup/baseline"] == 4.0
+    assert record.summary["latency/mean"] == 0.25
+    assert "baseline: plain, in the same run" in summary(record)
+    shown = [text.split() for text in summary(record)]
+    assert ["speedup/baseline", "4", "×"] in shown
+    assert ["equal/baseline", "1", "share"] in shown
+
+
+def replaced(at: int, token: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    return lambda ids: (*ids[:at], token, *ids[at + 1 :])
+
+
+LETTER, END = fakes.FIRST + ord("k"), fakes.SPECIAL.eos
+
+
+@pytest.mark.parametrize(
+    ("change", "equal"),
+    [
+        (tuple, True),
+        (replaced(10, LETTER), True),  # behind the end token, which comes at 6 to 9
+        (replaced(5, LETTER), False),
+        (replaced(0, LETTER), False),
+        (replaced(3, END), False),  # the same tokens, but fewer
+    ],
+)
+def test_tokens_are_compared_up_to_the_end_of_the_text(
+    change: Callable[[tuple[int, ...]], tuple[int, ...]], equal: bool, tmp_path: Path
+) -> None:
+    record = run(spec(), store=Store(tmp_path), parts=parts(Noting(), Noting(change=change)))
+    assert record.columns["baseline_equal"] == [equal] * 6
+    assert record.summary["equal/baseline"] == equal
+    again = run(spec(), store=Store(tmp_path / "b"), parts=parts(Noting(change=change), Noting()))
+    assert again.columns["baseline_equal"] == [equal] * 6, "whichever of them is longer"
+
+
+def test_a_baseline_changes_nothing_of_the_run_itself(tmp_path: Path) -> None:
+    alone = run(fakes.spec(6), store=Store(tmp_path / "a"), parts=fakes.parts())
+    made = parts(Noting(), Noting(change=lambda ids: ids[::-1]))
+    beside = run(spec(), store=Store(tmp_path / "b"), parts=made)
+    texts = [
+        [sample.ids for sample in read_samples(Store(root).path(record.spec)).values()]
+        for root, record in ((tmp_path / "a", alone), (tmp_path / "b", beside))
+    ]
+    assert texts[0] == texts[1]
+    assert not {"baseline_s", "baseline_equal"} & alone.columns.keys()
+    assert alone.summary["speedup/baseline"] is alone.summary["equal/baseline"] is None
+    assert "baseline" not in " ".join(summary(alone))
+
+
+class Dying(Noting):
+    """A decoder that fails at one request."""
+
+    at = "item-3"
+
+    def generate(self, model: Any, request: Request) -> Generation:
+        if request.id == self.at:
+            raise ZeroDivisionError("by design")
+        return super().generate(model, request)
+
+
+def test_an_interrupted_run_decodes_both_of_what_is_missing(tmp_path: Path) -> None:
+    whole = run(spec(), store=Store(tmp_path / "whole"), parts=parts(Noting(), Noting()))
+    store = Store(tmp_path / "parts")
+    with pytest.raises(ZeroDivisionError):
+        run(spec(), store=store, parts=parts(Noting(), Dying()))
+    stored = (store.path(spec()) / SAMPLES).read_text().splitlines()
+    assert [set(json.loads(text)["baseline"]) for text in stored] == [{"ids", "seconds"}] * 3
+    calls: list[tuple[str, str]] = []
+    made = parts(Noting(calls=calls), Noting(who=BASELINE, calls=calls))
+    record = run(spec(), store=store, parts=made)
+    turns = [(3, BASELINE), (3, OWN), (4, OWN), (4, BASELINE), (5, BASELINE), (5, OWN)]
+    assert calls[4:] == [(who, f"item-{i}") for i, who in turns], "turns go on as they were"
+    assert timeless(record) == timeless(whole)
+
+
+def timeless(record: RunRecord) -> dict[str, Any]:
+    found = fakes.timeless(record)
+    found["columns"].pop("baseline_s")
+    found["summary"].pop("speedup/baseline")
+    return found
+
+
+def test_a_sample_with_a_baseline_survives_storage(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = run(spec(), store=store, parts=parts(Noting(), Noting()))
+    for sample in read_samples(store.path(spec())).values():
+        assert SampleRecord.from_line(sample.to_line()) == sample
+        assert sample.baseline is not None
+        assert sample.baseline.ids == sample.ids[: min(sample.cut.values())]
+    reread = store.record(spec())
+    assert reread is not None
+    assert reread.spec.baseline == OTHER
+    assert reread.to_json() == record.to_json()
+
+
+def test_progress_shows_speed_up_and_equality(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Watching(ProgressLine):
+        def sample(self, sample: SampleRecord, running: Running) -> None:
+            assert running.number("speedup/baseline") == measure("speedup/baseline", running.facts)
+            seen.append(line(running))
+
+    now = [0.0]
+    own, other = Noting(clock=now, takes_s=1.0), Noting(clock=now, takes_s=3.0)
+    made = parts(own, other, clock=lambda: now[0])
+    run(spec(2), store=Store(tmp_path), parts=made, progress=Watching())
+    assert all("3.00× the baseline · 100.0% equal texts" in text for text in seen)
+
+
+def test_any_decoder_can_be_the_baseline() -> None:
+    config = compose(["decoder=dspark", "decoder@baseline=ar_speculative"])
+    plain = compose(["decoder=ar_speculative"])["decoder"]
+    assert config["baseline"] == plain
+    assert config["decoder"]["name"] == "dspark"
+    assert plain["name"] == "ar_speculative"
+    assert all(role_of(key) for key, _ in leaves(config))
+    lower = compose(["decoder@baseline=vanilla", "baseline.schedule.block=8"])
+    assert lower["baseline"]["schedule"]["block"] == 8 != lower["decoder"]["schedule"]["block"]
+    assert "baseline" not in compose([])

@@ -1,0 +1,166 @@
+"""What open runs will cost: forwards, seconds, bytes; checked against sealed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.paths import options
+from dllm_bench.tables.cost import Cost, CostModel, _known, forward_ms, in_words, positions
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, State
+from dllm_bench.tables.spec import Cell, Metric, Reported
+from tests.tables.builders import FULL, every_state, record_of, spec_of
+
+SCORE = Metric("score", "Score", "score")
+TPF = Metric("tpf", "TPF", "tpf/committed")
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """A composed run: 20 items of GSM8K, 64 tokens, LLaDA on an H200."""
+    groups: dict[str, Any] = {
+        "model": {"name": "llada-instruct"},
+        "decoder": {
+            "name": "fast_dllm",
+            "cache": {"_target_": "x.NoCache"},
+            "schedule": {"block": 32},
+        },
+        "benchmark": {"name": "gsm8k", "max_new_tokens": 64, "shots": 0},
+        "hardware": {"name": "h200"},
+        "limit": 20,
+    }
+    for group, change in changes.items():
+        groups[group] = {**groups[group], **change} if isinstance(change, Mapping) else change
+    return groups
+
+
+def model_of(*runs: PlannedRun, tpf: str = "") -> CostModel:
+    """The cost model of these runs; the first one's cell reports `tpf`."""
+    cells = [planned(run) for run in runs]
+    cells += [planned(runs[0], TPF, tpf)] if tpf else []
+    return CostModel(cells, [run.record for run in runs if run.record])
+
+
+def planned(run: PlannedRun, metric: Metric = SCORE, reported: str = "") -> PlannedCell:
+    printed = Reported(reported, "", "") if reported else None
+    return PlannedCell(Cell({}, metric, (), printed, ()), run)
+
+
+def missing(**changes: Any) -> PlannedRun:
+    return PlannedRun((str(changes),), State.MISSING, config=config(**changes))
+
+
+def sealed(forwards: int, seconds: float, n: int = 20, **changes: Any) -> PlannedRun:
+    """A sealed run of `n` samples with the same forwards and seconds each."""
+    plain = config(**changes)
+    groups = {k: v for k, v in plain.items() if k not in ("limit",)}
+    spec = spec_of({**groups, "seed": 0, "limit": n})
+    record = record_of(spec, n=n)
+    record.columns["forwards"][:] = [forwards] * n
+    record.columns["seconds"][:] = [seconds] * n
+    return PlannedRun((str(changes),), State.SEALED, "", "", spec, record, "x", n, n, plain)
+
+
+def test_at_most_one_token_per_forward_where_nothing_is_known() -> None:
+    run = missing()
+    found = model_of(run).estimate(run)
+    assert found.forwards == 20 * 64
+    assert found.seconds == pytest.approx(20 * 64 * forward_ms(run.config) / 1000)
+
+
+def test_the_reported_tpf_divides_the_forwards() -> None:
+    run = missing()
+    found = model_of(run, tpf="4.0").estimate(run)
+    assert found.forwards == 20 * 64 / 4
+
+
+def test_sealed_runs_with_the_decoder_say_how_many_forwards() -> None:
+    run = missing()
+    other = sealed(16, 1.0, decoder={"name": "fast_dllm"}, benchmark={"max_new_tokens": 128})
+    assert model_of(run, other, tpf="4.0").estimate(run).forwards == 20 * 64 * 16 / 128
+
+
+def test_without_a_sealed_run_of_the_decoder_the_others_speak_for_it() -> None:
+    """But not for a decoder that commits one token per forward, and it not for them."""
+    single = {"select": {"_target_": "x.TopK"}}
+    quick = sealed(16, 1.0, decoder={"name": "credit"})
+    slow = sealed(64, 1.0, decoder={"name": "vanilla", **single})
+    model = model_of(quick, slow)
+    assert model.estimate(missing()).forwards == 20 * 16
+    assert model.estimate(missing(decoder={"name": "dream", **single})).forwards == 20 * 64
+
+
+def test_seconds_are_scaled_by_what_was_measured() -> None:
+    run = missing()
+    each = forward_ms(run.config) / 1000
+    model = model_of(run, sealed(10, 3 * 10 * each, decoder={"name": "credit"}))
+    found = model.estimate(run)
+    assert found.seconds == pytest.approx(3 * found.forwards * each)
+
+
+def test_what_is_done_costs_nothing_more() -> None:
+    run = replace(missing(), done=15, total=20)
+    whole = model_of().estimate(missing())
+    part = model_of().estimate(run)
+    for field in ("forwards", "seconds", "size"):
+        assert getattr(part, field) == pytest.approx(getattr(whole, field) / 4)
+
+
+def test_all_items_where_there_is_no_limit() -> None:
+    assert model_of().estimate(missing(limit=None)).forwards == 1319 * 64
+    assert model_of().estimate(missing(limit=9999)).forwards == 1319 * 64
+    assert model_of().estimate(missing(benchmark={"repeats": 4})).forwards == 4 * 20 * 64
+
+
+def test_nothing_is_guessed_of_an_unknown_model_or_task() -> None:
+    assert model_of().estimate(missing(model={"name": "omega"})) is None
+    assert model_of().estimate(missing(benchmark={"name": "riddles"})) is None
+    assert in_words([None]) == "unknown"
+    assert in_words([Cost(10, 30, 1e6), None]).endswith("and 1 runs of unknown cost")
+
+
+@pytest.mark.parametrize("name", options("model"))
+def test_every_model_has_its_parameters(name: str) -> None:
+    assert _known("parameters", name)
+
+
+@pytest.mark.parametrize("name", [n for n in options("benchmark") if n != "acceptance"])
+def test_every_benchmark_has_its_items(name: str) -> None:
+    assert _known("items", name)
+
+
+def test_branches_canvas_and_cache_make_the_positions() -> None:
+    whole = positions(config())
+    assert whole == 90 + 64
+    assert positions(config(decoder={"explore": {"k": 3}})) == 4 * whole
+    assert positions(config(decoder={"explore": {"k": 4, "counts_base": True}})) == 4 * whole
+    assert positions(config(benchmark={"shots": 4})) == whole + 4 * 150
+    assert positions(config(decoder={"cache": {"_target_": "x.BlockCache"}})) == 64
+
+
+def test_a_small_forward_is_overhead_and_reading_weights_a_large_one_arithmetic() -> None:
+    small = forward_ms(config(decoder={"cache": {"_target_": "x.BlockCache"}}))
+    assert small == pytest.approx(15 + 1000 * 16e9 / 3400e9)
+    large = forward_ms(config(decoder={"explore": {"k": 31}}))
+    assert large == pytest.approx(15 + 1000 * 2 * 8e9 * 32 * 154 / 690e12)
+
+
+def test_the_check_estimates_each_run_from_the_others() -> None:
+    each = forward_ms(config()) / 1000
+    speeds = enumerate((2.0, 2.0, 2.0, 4.0))
+    runs = [sealed(10, 10 * each * s, decoder={"name": f"d{i}", "k": i}) for i, s in speeds]
+    model = model_of(*runs)
+    check = model.check()
+    assert check.runs == 4
+    assert (check.low, check.median) == pytest.approx((1.0, 1.0))  # all but one are alike
+    assert 1 < check.high <= 2  # the last took twice as long as the others let expect
+    assert model_of(*runs[:2]).check() is None
+
+
+def test_a_table_says_what_its_open_runs_cost(tmp_path: Path, monkeypatch) -> None:
+    built = every_state(tmp_path, FULL, monkeypatch)
+    assert [run.cost for run in built.open] == [None] * 3  # of a made-up model
+    assert built.elsewhere == ()  # made-up hardware cannot be had anywhere

@@ -1,0 +1,249 @@
+"""The tables of CreditDecoding and Learn2PD: what each row runs, and that equal cells are one run.
+
+The pieces behind a row's name are made from its configuration; cells that two tables share ask for
+the same run in both; every cell that has no number says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from dllm_bench.cli import compose
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.credit import Credit
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.epsilon import Epsilon
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.decoding.select.union import Union
+from dllm_bench.decoding.stop.eos import Eos
+from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
+from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.runs.store import Store
+from dllm_bench.runs.targets import instantiate
+from dllm_bench.tables.build import build
+from dllm_bench.tables.plan import State, plan
+from dllm_bench.tables.reading import load_profile, load_table
+from dllm_bench.tables.spec import Cell
+from tests.tables.builders import run_cells
+
+PAPERS = ("creditdecoding", "learn2pd")
+TABLES = [f"{paper}/table{n}" for paper in PAPERS for n in range(1, 7)]
+LLADA, MOE = "llada-8b-instruct", "llada-moe-7b-a1b-instruct"
+ONE_TOKEN, PARALLEL, CREDIT = (Confidence, TopK), (Confidence, Threshold), (Credit, Threshold)
+FILTERED = (Confidence, Union)
+FILTER = "decoder.select.first.head.source"
+
+
+def leaves(table: str, **keys: str) -> list[Cell]:
+    """The cells with runs of their own at these facet values."""
+    cells = run_cells(load_table(table))
+    return [cell for cell in cells if keys.items() <= cell.keys.items()]
+
+
+@lru_cache
+def config(query: tuple[str, ...]) -> Mapping[str, Any]:
+    """The composed run, with a shipped filter in place of one that is still to be trained."""
+    chosen = dict(override.split("=", 1) for override in query)
+    if FILTER in chosen:
+        chosen[FILTER] = "assets/filters/tiny-llada-block32"
+    return compose([f"{key}={value}" for key, value in chosen.items()])
+
+
+def decoder(table: str, **keys: str) -> MaskedDecoder:
+    """The decoder of the row; any of its benchmarks has it."""
+    plain = config(leaves(table, **keys)[0].run)["decoder"]
+    made = instantiate({key: value for key, value in plain.items() if key != "name"})
+    assert isinstance(made, MaskedDecoder)
+    return made
+
+
+def pieces(made: MaskedDecoder) -> tuple[type, ...]:
+    return type(made.score), type(made.select), type(made.stop), type(made.cache)
+
+
+@pytest.mark.parametrize("model", [LLADA, MOE])
+@pytest.mark.parametrize(
+    ("name", "rule"), [("vanilla", ONE_TOKEN), ("fast-dllm", PARALLEL), ("credit", CREDIT)]
+)
+def test_credit_table_1_stops_early(model, name, rule) -> None:
+    made = decoder("creditdecoding/table1", model=model, decoder=name)
+    assert pieces(made) == (*rule, Eos, NoCache)
+    assert made.stop == Eos("token")
+    assert made.schedule.block == 64
+
+
+def test_the_numbers_of_credit_are_the_papers() -> None:
+    plain, full = (
+        decoder("creditdecoding/table5", decoder=name).score
+        for name in ("credit", "credit-full-dist")
+    )
+    assert (plain.alpha, plain.beta, plain.gamma) == (0.65, 0.7, 0.2)
+    assert (plain.full_distribution, full.full_distribution) == (False, True)
+    adaptive = decoder("creditdecoding/table2", decoder="credit-adaptive").score
+    assert adaptive.adaptive and not plain.adaptive
+
+
+@pytest.mark.parametrize("name", ["fast-dllm", "credit", "credit-adaptive"])
+def test_llada2_is_decoded_by_block_diffusion(name) -> None:
+    made = decoder("creditdecoding/table2", model="llada2-mini", decoder=name)
+    assert (type(made.cache), made.stop) == (BlockCache, Eos("block"))
+    schedule = made.schedule
+    assert (schedule.block, schedule.sees_future, schedule.absolute) == (32, False, True)
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "rule", "stop", "cache", "hardware"),
+    [
+        (("vanilla", "none"), "baseline", ONE_TOKEN, Filled, NoCache, ("none", "none")),
+        (("vanilla", "none"), "credit", CREDIT, Filled, NoCache, ("none", "none")),
+        (("fast-dllm", "none"), "baseline", PARALLEL, Filled, NoCache, ("none", "none")),
+        (("fast-dllm", "kv"), "baseline", PARALLEL, Filled, DualCache, ("none", "none")),
+        (("fast-dllm", "kv"), "credit", CREDIT, Filled, DualCache, ("none", "none")),
+        (("early-stop", "none"), "baseline", ONE_TOKEN, Eos, NoCache, ("none", "none")),
+        (("torch-compile", "none"), "credit", CREDIT, Filled, NoCache, ("none", "default")),
+        (("fp8", "none"), "baseline", ONE_TOKEN, Filled, NoCache, ("fp8", "none")),
+    ],
+)
+def test_credit_table_4_is_what_its_rows_say(row, name, rule, stop, cache, hardware) -> None:
+    keys = {"optimization": row[0], "kv_cache": row[1], "decoder": name}
+    [*cells] = leaves("creditdecoding/table4", **keys)
+    assert {cell.keys["model"] for cell in cells} == (
+        {MOE} if row[0] == "fp8" else {LLADA} if row[1] == "kv" else {LLADA, MOE}
+    )
+    assert pieces(decoder("creditdecoding/table4", **keys)) == (*rule, stop, cache)
+    chosen = config(cells[0].run)["hardware"]
+    assert (chosen["quantization"], chosen["compile"]) == hardware
+
+
+@pytest.mark.parametrize(
+    ("table", "keys", "expected"),
+    [
+        ("table1", {"decoder": "vanilla"}, (*ONE_TOKEN, Filled, NoCache)),
+        ("table1", {"decoder": "learn2pd"}, (*FILTERED, Filled, NoCache)),
+        ("table1", {"decoder": "learn2pd-eotp"}, (*FILTERED, EndOfTextPrediction, NoCache)),
+        ("table2", {"kv_cache": "dual"}, (*FILTERED, EndOfTextPrediction, DualCache)),
+        ("table2", {"kv_cache": "prefix"}, (*FILTERED, EndOfTextPrediction, PrefixCache)),
+        ("table2", {"decoder": "vanilla"}, (*ONE_TOKEN, Filled, NoCache)),
+        ("table5", {"decoder": "vanilla"}, (NegEntropy, Epsilon, Filled, NoCache)),
+        ("table5", {"decoder": "learn2pd"}, (*FILTERED, Filled, NoCache)),
+        ("table6", {"decoder": "eotp"}, (*ONE_TOKEN, EndOfTextPrediction, NoCache)),
+    ],
+)
+def test_learn2pd_rows_are_what_they_say(table, keys, expected) -> None:
+    assert pieces(decoder(f"learn2pd/{table}", **keys)) == expected
+
+
+def test_every_depth_has_a_filter_of_its_own() -> None:
+    def source(table: str, **keys: str) -> str:
+        [found] = {o for c in leaves(table, **keys) for o in c.run if o.startswith(FILTER)}
+        return found
+
+    depths = [source("learn2pd/table3", filter_mlp_layers=depth) for depth in ("1", "2", "4")]
+    assert len(set(depths)) == 3
+    assert depths[1] == source("learn2pd/table1", decoder="learn2pd")
+    assert decoder("learn2pd/table1", decoder="learn2pd").select.first.tau == 0.96
+
+
+FIVE = ("mmlu", "squad2", "korbench", "humaneval", "gsm8k")
+SAME = [
+    *(
+        (("creditdecoding/table1", {"model": m}), (f"creditdecoding/table{n}", {}))
+        for m, n in ((LLADA, 5), (MOE, 6))
+    ),
+    (("creditdecoding/table1", {}), ("creditdecoding/table2", {})),
+    (
+        ("creditdecoding/table1", {"decoder": "credit"}),
+        ("creditdecoding/table4", {"optimization": "early-stop", "decoder": "credit"}),
+    ),
+    (
+        ("creditdecoding/table4", {"optimization": "vanilla", "decoder": "credit"}),
+        (
+            "creditdecoding/table4",
+            {"optimization": "fast-dllm", "kv_cache": "none", "decoder": "credit"},
+        ),
+    ),
+    (("learn2pd/table1", {"benchmark": "gsm8k"}), ("learn2pd/table4", {})),
+    (("learn2pd/table1", {"decoder": "vanilla"}), ("learn2pd/table6", {"decoder": "vanilla"})),
+    (
+        ("learn2pd/table1", {"decoder": "learn2pd-eotp"}),
+        ("learn2pd/table2", {"decoder": "learn2pd-eotp", "kv_cache": "none"}),
+    ),
+]
+AT = ("model", "benchmark", "gen_length", "decoder")
+
+
+def runs(table: str, keys: Mapping[str, str], at: set[str]) -> dict[tuple[str, ...], Any]:
+    """What is asked for, by what both tables call a cell; no cache is what decoders begin with."""
+
+    def asked(cell: Cell) -> set[tuple[str, ...]]:
+        chosen = dict(override.split("=", 1) for override in cell.run)
+        return set(chosen.items()) - {("decoder/cache", "none")}
+
+    cells = leaves(table, **keys)
+    return {tuple(cell.keys[f] for f in AT if f in at): asked(cell) for cell in cells}
+
+
+@pytest.mark.parametrize(("one", "other"), SAME, ids=lambda side: side[0])
+def test_cells_that_two_tables_share_are_one_run(one, other) -> None:
+    at = {facet for facet in AT if all(facet in load_table(t).facets for t, _ in (one, other))}
+    ours, theirs = runs(*one, at), runs(*other, at)
+    shared = ours.keys() & theirs.keys()
+    assert shared
+    assert all(ours[key] == theirs[key] for key in shared)
+
+
+def test_averages_are_over_the_named_benchmarks() -> None:
+    eight = {value.name for value in load_table("creditdecoding/table1").facets["benchmark"]}
+    [average] = [v for v in load_table("creditdecoding/table1").facets["benchmark"] if v.mean_of]
+    assert set(average.mean_of) == eight - {"average"}
+    for table in ("creditdecoding/table2", "creditdecoding/table4"):
+        [five] = [v for v in load_table(table).facets["benchmark"] if v.mean_of]
+        assert five.mean_of == FIVE
+        assert all(v.hidden for v in load_table(table).facets["benchmark"] if v is not five)
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [*((name, "embedded") for name in TABLES), *((f"{p}/table2", "paper") for p in PAPERS)],
+)
+def test_no_cell_is_silently_empty(name: str, profile: str, tmp_path) -> None:
+    table, chosen = load_table(name), load_profile(profile)
+    built = build(table, chosen, plan(table, chosen, compose, Store(tmp_path)))
+    assert built.cells
+    for cell in built.cells:
+        assert cell.cell.reported
+        assert cell.setting or (cell.run.short and cell.why)
+        assert cell.run.state in (State.MISSING, State.IMPOSSIBLE, State.SETTING)
+        if cell.run.state is State.IMPOSSIBLE:
+            assert cell.run.short.startswith("needs: ")
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if "learn2pd" in name])
+def test_learn2pd_has_an_embedded_counterpart_throughout(name: str) -> None:
+    """Lengths that the paper compares stay apart and in order, and blocks fit them."""
+    profile, lengths = load_profile("embedded"), {}
+    for cell in run_cells(load_table(name)):
+        chosen = dict(o.split("=", 1) for o in profile.translate(cell.run))
+        length = int(chosen["benchmark.max_new_tokens"])
+        assert length % 32 == 0
+        lengths[int(cell.keys["gen_length"])] = length
+    assert [lengths[key] for key in sorted(lengths)] == sorted(set(lengths.values()))
+
+
+def test_fp8_has_no_embedded_counterpart() -> None:
+    """The small models run on a CPU, which multiplies no fp8."""
+    for cell in leaves("creditdecoding/table4", optimization="fp8"):
+        assert "hardware.quantization=fp8" in cell.run
+    with pytest.raises(DllmBenchError, match="no counterpart of hardware.quantization=fp8"):
+        load_profile("embedded").translate(("hardware.quantization=fp8",))

@@ -1,0 +1,260 @@
+"""Ratios, differences and averages of measured numbers, settings, and cells without a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.metrics import definitions
+from dllm_bench.metrics.accuracy import mean_score
+from dllm_bench.runs.record import RunRecord
+from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict, build_cell
+from dllm_bench.tables.derive import bootstrap, combine, samples
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, joined
+from dllm_bench.tables.reading import read_csv, read_yaml, table_of
+from dllm_bench.tables.render import cell_plain
+from dllm_bench.tables.spec import Cell, Metric
+from tests.tables.builders import (
+    FULL,
+    HERE,
+    TINY,
+    compose,
+    derived,
+    derived_table,
+    record_of,
+    spec_of,
+)
+
+SCORE = Metric("score", "Score", "score")
+TPF = Metric("tpf", "TPF", "tpf/committed")
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch) -> BuiltTable:
+    return derived(tmp_path, FULL, monkeypatch)
+
+
+def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> BuiltCell:
+    """The cell of Alpha with these keys."""
+    wanted = ("alpha", decoder, benchmark, metric)
+    return next(c for c in built.cells if (*c.cell.keys.values(), c.cell.metric.name) == wanted)
+
+
+def planned_with(record: RunRecord, metric: Metric, name: str = "cell") -> PlannedCell:
+    """A planned cell of a sealed run."""
+    run = PlannedRun(("model=alpha",), State.SEALED, spec=record.spec, record=record, folder=name)
+    return PlannedCell(Cell({}, metric, (), None, ()), run)
+
+
+def with_parts(metric: Metric, *parts: PlannedCell) -> PlannedCell:
+    """A derived cell of these parts."""
+    run = joined([part.run for part in parts])
+    return PlannedCell(Cell({}, metric, (), None, ()), run, parts)
+
+
+def record(benchmark: str, right: int, n: int = 40) -> RunRecord:
+    """A sealed run on a benchmark with a spec of its own."""
+    query = ["model=alpha", "decoder=plain", f"benchmark={benchmark}", "hardware=cpu"]
+    return record_of(spec_of(compose([*query, f"decoder.k={right}"])), right, n)
+
+
+def test_hidden_values_are_measured_and_not_shown(built) -> None:
+    shown = {c.cell.keys["decoder"] for c in built.cells}
+    assert shown == {"quick", "quicker", "lost"}
+    assert any(run.chosen["decoder"] == "plain" for c in built.cells for run in c.runs)
+
+
+def test_a_difference_of_scores_is_in_points_with_a_paired_interval(built) -> None:
+    found = cell(built, "quick", "quiz", "delta")
+    assert (found.unit, found.measured) == ("points", pytest.approx(10.0))
+    assert len(found.runs) == 2
+    assert found.n == 40
+    low, high = found.interval
+    assert 0 <= low < 10 < high  # two items gained, none lost: never below 0 when paired
+    assert (found.delta, found.verdict) == (pytest.approx(5.0), Verdict.INSIDE_CI)
+
+
+def test_a_ratio_of_speeds_and_a_gain_in_percent(built) -> None:
+    speedup = cell(built, "quick", "quiz", "speedup")
+    assert (speedup.unit, speedup.measured) == ("×", pytest.approx(2.0))
+    assert speedup.interval == pytest.approx((2.0, 2.0))  # each item is twice as fast
+    assert speedup.verdict is Verdict.INSIDE_CI
+    gain = cell(built, "quick", "quiz", "gain")
+    assert (gain.unit, gain.measured) == ("%", pytest.approx(0.0))
+
+
+def test_an_average_counts_benchmarks_alike(built) -> None:
+    parts = [cell(built, "quick", b, "score") for b in ("quiz", "code")]
+    found = cell(built, "quick", "average", "score")
+    assert found.measured == pytest.approx(fmean(p.measured for p in parts)) == 65.0
+    assert found.interval[0] < 65 < found.interval[1]
+    assert {run.spec.short for run in found.runs} == {p.run.spec.short for p in parts}
+    assert len(cell_plain(found)["runs"]) == 2
+
+
+def test_what_is_derived_from_an_average_is_derived_from_averages(built) -> None:
+    values = {
+        (decoder, benchmark): cell(built, decoder, benchmark, "speedup").measured
+        for decoder in ("quick",)
+        for benchmark in ("quiz", "code", "average")
+    }
+    own, base = ([p.run.record.facts for p in side.parts]
+                 for side in cell(built, "quick", "average", "speedup").planned.parts)  # fmt: skip
+    means = [fmean(definitions.measure("tps/no_first_step", f) for f in side)
+             for side in (own, base)]  # fmt: skip
+    assert values["quick", "average"] == pytest.approx(means[0] / means[1])
+
+
+def test_rules_add_to_the_run_and_the_later_wins(built) -> None:
+    assert cell(built, "quicker", "code", "k").setting == "7"
+    assert cell(built, "quicker", "quiz", "k").setting == "3"
+
+
+def test_a_setting_is_compared_and_needs_no_run(built) -> None:
+    equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
+    assert (equal.verdict, equal.run.state, equal.runs) == (Verdict.EQUAL, State.SETTING, [])
+    assert differs.verdict is Verdict.OUTSIDE
+    assert differs.why == ""
+
+
+def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path, monkeypatch) -> None:
+    built = derived(tmp_path, TINY, monkeypatch)
+    equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
+    assert equal.verdict is Verdict.EQUAL
+    assert (differs.verdict, differs.why) == (
+        Verdict.NOT_COMPARABLE,
+        "embedded model tiny-alpha on minicode",
+    )
+
+
+def test_a_cell_without_a_run_says_why(built) -> None:
+    served = [c for c in built.cells if c.cell.keys["model"] == "served"]
+    assert {c.why for c in served} == {"A served engine, not run here."}
+    assert {(c.run.state, c.standing, c.measured) for c in served} == {
+        (State.REPORTED, "reported only", None)
+    }
+    assert {c.cell.keys["decoder"] for c in served} == {"quick", "quicker"}
+    assert built.reported_only == ("Quick has no k.", "A served engine, not run here.")
+
+
+def test_a_derived_cell_stands_where_its_worst_part_stands(built) -> None:
+    found = cell(built, "lost", "average", "delta")
+    assert (found.measured, found.standing) == (None, "missing")
+    assert found.run.short == "missing"
+    assert found.why == "decoder=lost decoder.k=9: benchmark=quiz: not run yet"
+    assert {run.state for run in found.runs} == {State.SEALED, State.MISSING}
+
+
+def test_every_cell_stands_somewhere(built) -> None:
+    assert sum(built.standings().values()) == len(built.cells)
+    assert set(built.standings()) == {"measured", "setting", "reported only", "missing"}
+
+
+def test_skipped_cells_are_none(built) -> None:
+    assert not [c for c in built.cells if (c.cell.metric.name, c.cell.keys["benchmark"]) ==
+                ("k", "average")]  # fmt: skip
+
+
+def test_a_part_that_is_no_cell_is_a_sentence() -> None:
+    plain = read_yaml(HERE / "small" / "derived.yaml")
+    plain["metrics"]["delta"]["minus"] = {"decoder": "slow"}
+    table = table_of("small/derived", plain, HERE / "small")
+    with pytest.raises(DllmBenchError, match="delta at .* the table has no such cell"):
+        [table.parts(c) for c in table.cells()]
+
+
+def test_an_unknown_key_of_a_value_is_a_sentence() -> None:
+    plain = read_yaml(HERE / "small" / "derived.yaml")
+    plain["rules"].append({"where": {}, "skipped": True})
+    with pytest.raises(DllmBenchError, match="skipped is none of"):
+        table_of("small/derived", plain, HERE / "small")
+
+
+def test_every_reported_value_is_reached() -> None:
+    table = derived_table()
+    assert sum(c.reported is not None for c in table.cells()) == len(
+        read_csv(HERE / "small" / "derived.csv")
+    )
+
+
+@pytest.mark.parametrize("metric", ["score", "tpf/committed", "tps/no_first_step", "step_ms"])
+def test_samples_give_the_number_back(metric: str) -> None:
+    one = record("quiz", 11)
+    found = samples(Metric("m", "M", metric), one)
+    value = 100 * one.score.mean if metric == "score" else definitions.measure(metric, one.facts)
+    assert sum(found.tops) / sum(found.bottoms) == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["tps/max", "latency/p95"])
+def test_extremes_have_no_interval(metric: str) -> None:
+    planned = planned_with(record("quiz", 11), Metric("m", "M", metric))
+    assert samples(planned.cell.metric, planned.run.record) is None
+    assert bootstrap(planned) is None
+    assert build_cell(planned, FULL).measured is not None
+
+
+def test_pairing_narrows_the_interval_of_a_difference() -> None:
+    """Runs right on the same items differ by little; drawn apart they would seem to differ more."""
+    delta = replace(SCORE, minus={"decoder": "x"})
+    widths = []
+    for other in ("quiz", "code"):  # the same items, other items
+        parts = [planned_with(record(b, r), SCORE, f"{b}{r}") for b, r in
+                 (("quiz", 20), (other, 22))]  # fmt: skip
+        low, high = bootstrap(with_parts(delta, *parts))
+        widths.append(high - low)
+    assert widths[0] < widths[1] / 2
+
+
+def test_runs_of_one_benchmark_on_other_items_have_no_interval() -> None:
+    delta = replace(SCORE, minus={"decoder": "x"})
+    parts = [planned_with(record("quiz", 10, n), SCORE, str(n)) for n in (30, 40)]
+    found = build_cell(with_parts(delta, *parts), FULL)
+    assert found.measured == pytest.approx(100 * (10 / 30 - 10 / 40))
+    assert found.interval is None
+
+
+def test_a_number_against_itself_has_no_interval() -> None:
+    one = planned_with(record("quiz", 10), TPF)
+    found = build_cell(with_parts(replace(TPF, over={"decoder": "x"}), one, one), FULL)
+    assert (found.measured, found.interval) == (1.0, None)
+
+
+def test_a_ratio_to_zero_is_undefined() -> None:
+    parts = [planned_with(record("quiz", right), SCORE, str(right)) for right in (10, 0)]
+    found = build_cell(with_parts(replace(SCORE, over={"decoder": "x"}), *parts), FULL)
+    assert (found.measured, found.standing) == (None, "undefined")
+
+
+def test_the_interval_of_an_average_covers_as_it_says() -> None:
+    """Of intervals from fresh samples of known chances about 95 % hold the true average."""
+    rng = np.random.default_rng(7)
+    chances, n, held = (0.4, 0.7), 60, 0
+    for _ in range(200):
+        parts = []
+        for benchmark, chance in zip(("quiz", "code"), chances, strict=True):
+            one = record(benchmark, 0, n)
+            one.columns["value"] = list((rng.random(n) < chance).astype(float))
+            one = replace(one, score=mean_score(one.columns["value"]))
+            parts.append(planned_with(one, SCORE, benchmark))
+        low, high = bootstrap(with_parts(SCORE, *parts))
+        held += low <= 100 * fmean(chances) <= high
+    assert 180 <= held <= 199
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=4, max_size=4))
+def test_formulas_nest(values: list[float]) -> None:
+    one = record("quiz", 10)
+    leaves = [planned_with(one, TPF, str(i)) for i in range(4)]
+    number = dict(zip(map(id, leaves), values, strict=True))
+    averages = [with_parts(TPF, *leaves[:2]), with_parts(TPF, *leaves[2:])]
+    gain = with_parts(replace(TPF, over={"d": "x"}, gain=True), *averages)
+    found = combine(gain, lambda leaf: number[id(leaf)])
+    assert found == pytest.approx(
+        100 * (fmean(values[:2]) / fmean(values[2:]) - 1), rel=1e-9, abs=1e-9
+    )

@@ -1,0 +1,160 @@
+"""The committed results (`results/reference`): every number again, from the records alone.
+
+Walks the committed tables: cell -> record -> per-sample columns -> number, computed here a second
+time, equal to the last printed digit. And the same records give the same bytes. Skips what a
+checkout does not have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks.base import item_of
+from dllm_bench.cli import compose
+from dllm_bench.metrics import definitions
+from dllm_bench.metrics.facts import from_columns
+from dllm_bench.runs.record import RunRecord
+from dllm_bench.runs.store import RECORD, Store, read_record
+from dllm_bench.tables.build import BuiltTable, build
+from dllm_bench.tables.plan import PlannedCell, State, distinct_runs, plan
+from dllm_bench.tables.reading import load_profile, load_table, table_names
+from dllm_bench.tables.render import render
+from dllm_bench.tables.spec import Metric
+from dllm_bench.tables.view import number
+from tests.tables.builders import TINY, every_state, planned_small, seal
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+TABLES = [name for name in table_names() if (REFERENCE / "tables" / f"{name}.json").exists()]
+RECORDS = sorted(REFERENCE.glob(f"runs/*/*/*/{RECORD}"))
+here = pytest.mark.skipif(not TABLES, reason=f"nothing is committed below {REFERENCE.name}")
+DIGITS = 4  # of the json form
+SCORE = Metric("score", "Score", "score")
+
+
+@cache
+def committed(name: str) -> dict[str, Any]:
+    """A committed table in its form for programs."""
+    plain: dict[str, Any] = json.loads((REFERENCE / "tables" / f"{name}.json").read_text())
+    return plain
+
+
+@cache
+def built(name: str) -> BuiltTable:
+    """The table from the committed records."""
+    table, profile = load_table(name), load_profile("embedded")
+    return build(table, profile, plan(table, profile, compose, Store(REFERENCE / "runs")))
+
+
+def again(metric: Metric, columns: Mapping[str, list]) -> float:
+    """A number of a run from its per-sample columns; a score is computed here, item by item."""
+    if not metric.is_score:
+        value = definitions.measure(metric.definition, from_columns(columns))
+        assert value is not None
+        return value
+    pairs = sorted(
+        (item_of(key), value)
+        for key, value in zip(columns["id"], columns["value"], strict=True)
+        if value is not None
+    )
+    items = [fmean(v for _, v in group) for _, group in groupby(pairs, key=lambda pair: pair[0])]
+    return 100 * fmean(items)
+
+
+def recomputed(planned: PlannedCell) -> float:
+    """The number of a cell, by the formula of its yaml."""
+    metric = planned.cell.metric
+    if not planned.parts:
+        record = planned.run.record
+        assert record
+        return again(metric, record.columns)
+    values = [recomputed(part) for part in planned.parts]
+    if metric.minus:
+        return values[0] - values[1]
+    if metric.over:
+        return 100 * (values[0] / values[1] - 1) if metric.gain else values[0] / values[1]
+    return fmean(values)
+
+
+@here
+@pytest.mark.parametrize("name", TABLES)
+def test_every_committed_number_follows_from_its_record(name: str) -> None:
+    """Cell -> record -> samples -> number, to the last printed digit."""
+    found = committed(name)["cells"]
+    for cell, plain in zip(built(name).cells, found, strict=True):
+        assert plain["keys"] == cell.cell.keys
+        assert plain["metric"] == cell.cell.metric.name
+        if plain["state"] != "sealed" or plain["measured"] is None:
+            continue
+        value = recomputed(cell.planned)
+        assert round(value, DIGITS) == pytest.approx(plain["measured"], abs=10**-DIGITS)
+        printed = number(plain["measured"], plain["unit"])
+        assert number(value, plain["unit"]) == printed, cell.cell.keys
+        assert plain["runs"] == [run.spec.identity_hash for run in cell.runs if run.spec]
+
+
+@here
+@pytest.mark.parametrize("name", TABLES)
+def test_the_committed_bytes_follow_from_the_records(name: str) -> None:
+    for form, text in render(built(name)).items():
+        path = REFERENCE / "tables" / f"{name}.{form}"
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} differs; render it again"
+
+
+@here
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_a_committed_record_is_what_its_hash_says(path: Path) -> None:
+    """The identity follows from the specification, the summary and score from the columns."""
+    record = read_record(path.parent)
+    assert record
+    assert record.spec.identity_hash == record.identity_hash
+    assert path.parent.name.endswith(record.spec.short)
+    for name, value in record.summary.items():
+        assert definitions.measure(name, record.facts) == pytest.approx(value, rel=1e-12), name
+    if record.score:
+        assert 100 * record.score.mean == pytest.approx(again(SCORE, record.columns), rel=1e-12)
+
+
+@here
+def test_every_committed_record_is_shown_somewhere() -> None:
+    shown = {run for name in TABLES for run in committed(name)["runs"]}
+    figures = REFERENCE.glob("figures/**/*.csv")
+    shown |= {word for path in figures for word in path.read_text().replace(",", " ").split()}
+    assert {read_record(path.parent).identity_hash for path in RECORDS} <= shown
+
+
+def test_a_record_alone_gives_the_table(tmp_path, monkeypatch) -> None:
+    """No samples, no spec.json, no log: the forms are the same byte for byte."""
+    whole = every_state(tmp_path / "whole", TINY, monkeypatch)
+    for run in distinct_runs(whole.planned()):
+        if run.record:
+            seal(Store(tmp_path / "bare"), run.record)
+    files = {path.name for path in (tmp_path / "bare").rglob("*") if path.is_file()}
+    assert files == {RECORD}
+    planned = planned_small(Store(tmp_path / "bare"), TINY, monkeypatch)
+    bare = build(whole.table, TINY, planned)
+    for one, other in zip(whole.cells, bare.cells, strict=True):
+        if one.run.state is State.SEALED:
+            assert (one.measured, one.interval, one.why) == (
+                other.measured,
+                other.interval,
+                other.why,
+            )
+
+
+def test_a_changed_sample_changes_the_number(tmp_path, monkeypatch) -> None:
+    """The check above can fail: a column that was tampered with gives another number."""
+    whole = every_state(tmp_path, TINY, monkeypatch)
+    cell = next(c for c in whole.cells if c.measured is not None and c.cell.metric.is_score)
+    record = cell.run.record
+    assert isinstance(record, RunRecord)
+    assert recomputed(cell.planned) == pytest.approx(cell.measured)
+    record.columns["value"][0] = 1 - record.columns["value"][0]
+    assert recomputed(cell.planned) != pytest.approx(cell.measured)

@@ -1,0 +1,52 @@
+"""Every shipped model is read by its own yaml and answers items of the test split.
+
+Items are those of the task its recipe names first; two of three must be right, which no model that
+was read wrongly reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from dllm_bench.cli import compose
+from dllm_bench.models import embedded, loading
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.paths import options
+from dllm_bench.runs.targets import instantiate
+from dllm_bench.training.recipes import RECIPES
+
+ITEMS = 3
+DECODERS: Mapping[str, str] = {"full": "fast_dllm", "block_causal": "d2f", "causal": "ar"}
+
+
+def _decoder(model: Mapping[str, object]) -> list[str]:
+    """The plain decoder of an attention form; blocks of one length have their own."""
+    if model.get("block"):
+        return ["decoder=block_diffusion", f"decoder.schedule.block={model['block']}"]
+    return [f"decoder={DECODERS[str(model['attention_form'])]}"]
+
+
+@pytest.mark.parametrize("name", list(embedded.EMBEDDED))
+def test_a_shipped_model_answers(name: str) -> None:
+    task = RECIPES[name].tasks[0]
+    overrides = [f"model={name}", f"benchmark={task}", f"+benchmark.limit={ITEMS}"]
+    config = compose([*overrides, "benchmark.allow_code_execution=true"])
+    model = config["model"]
+    decoder = compose([*overrides, *_decoder(model)])["decoder"]
+    decode = instantiate({key: value for key, value in decoder.items() if key != "name"})
+    loaded = loading.load(ModelSpec(**model, dtype="float32", device="cpu"))
+    benchmark = instantiate(config["benchmark"])
+    texts = {
+        request.id: loaded.decode(decode.generate(loaded.denoiser, request).ids)
+        for request in benchmark.requests(loaded.encode)
+    }
+    assert sum(score.value for score in benchmark.score(texts).values()) >= ITEMS - 1
+
+
+def test_models_that_ship_have_a_recipe_and_a_yaml() -> None:
+    for name, model in embedded.EMBEDDED.items():
+        assert RECIPES[name].layout == model.layout
+        assert name in options("model")
+        assert (model.folder / "CARD.md").exists()

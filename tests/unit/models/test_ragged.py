@@ -1,0 +1,97 @@
+"""A forward for several requests is the forwards of each alone: logits, tapped layers, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Plan
+from dllm_bench.core.trace import Kind
+from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
+from tests.unit.models.forms import FIRST, LENGTH, RELATIVE, canvas, gap, ours
+from tests.unit.models.test_native import gemma4, llama, qwen2, qwen3
+
+FEEDS = [  # (start, stop) of every request in three forwards, beginning with the prompts
+    [(0, 9), (0, 1), (0, 14), (0, 4)],
+    [(9, 10), (1, 8), (14, 17), (4, 6)],
+    [(10, 16), (8, 9), (17, 18), (6, 13)],
+]
+TAPS = (-1, 1)
+
+
+def plan(feed: tuple[int, int], kind: Kind = Kind.VERIFY) -> Plan:
+    rows = (feed[1] - 1, feed[1] + 1) if feed[1] - feed[0] > 1 else (feed[1], feed[1] + 1)
+    return Plan(kind, feed, rows, feed, "block_causal", 1, taps=TAPS)
+
+
+def keep(caches: list[PositionCache], plans: list[Plan]) -> None:
+    for kv, found in zip(caches, plans, strict=True):
+        kv.keep(found, FIRST)
+
+
+def stored(kv: PositionCache) -> list[Tensor]:
+    layers = [(layer.keys, layer.values) for layer in kv.positions]
+    return [part[:, :, : kv.length] for pair in layers for part in pair if part is not None]
+
+
+@pytest.fixture(params=[qwen2, qwen3, llama, gemma4], ids=lambda make: make.__name__)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> TransformerDenoiser:
+    """Gemma's layers see a window of 6 positions, less than is fed."""
+    make: Callable[[], torch.nn.Module] = request.param
+    torch.manual_seed(0)
+    theirs = make()
+    for parameter in theirs.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    theirs.save_pretrained(str(tmp_path))  # type: ignore[operator]
+    return load_denoiser(tmp_path)
+
+
+def test_requests_together_are_requests_alone(model: TransformerDenoiser) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(4, VOCAB, (1, LENGTH - r), generator=generator) for r in range(4)]
+    together, alone = ([model.new_cache(t.shape[1]) for t in tokens] for _ in range(2))
+    for feeds in FEEDS:
+        plans = [plan(feed) for feed in feeds]
+        found = model.forward_batch(tokens, plans, together)
+        expected = [model.forward(*each)[0] for each in zip(tokens, plans, alone, strict=True)]
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == other.shape
+            assert gap(one, other) < RELATIVE
+        for one, other in zip(together, alone, strict=True):
+            assert one.features is not None
+            torch.testing.assert_close(one.features, other.features, atol=1e-4, rtol=1e-4)
+        keep(together, plans)
+        keep(alone, plans)
+    for one, other in zip(together, alone, strict=True):
+        assert one.length == other.length
+        for mine, theirs in zip(stored(one), stored(other), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_batch_extends_what_is_cached(tmp_path: Path) -> None:
+    model = load_denoiser(tiny_checkpoint("qwen3", tmp_path, 0))
+    caches = [model.new_cache(LENGTH) for _ in range(2)]
+    with pytest.raises(ValueError, match="extends causal caches"):
+        model.forward_batch([canvas()] * 2, [plan((0, 4)), plan((2, 4))], caches)
+    full = replace(plan((0, 4)), attention="full")
+    with pytest.raises(ValueError, match="extends causal caches"):
+        model.forward_batch([canvas()] * 2, [plan((0, 4)), full], caches)
+
+
+def test_padding_is_never_seen(tmp_path: Path) -> None:
+    """A long neighbour changes nothing, to the last bit that padding alone may change."""
+    model = load_denoiser(tiny_checkpoint("qwen3", tmp_path, 0))
+    expected = ours(model, canvas()[:, :3], "causal")
+    whole = replace(plan((0, 3)), rows=(1, 4), taps=())
+    for longer in (4, 9, LENGTH):
+        plans = [whole, replace(plan((0, longer)), taps=())]
+        caches = [model.new_cache(LENGTH) for _ in plans]
+        found = model.forward_batch([canvas()[:, :3], canvas(1)], plans, caches)[0]
+        assert gap(found, expected) < 1e-6

@@ -1,0 +1,364 @@
+"""Stored drafts: simulated rounds are the loop's own, alone and in a batch; temperatures; commands.
+
+Texts come from tiny random models; times are put in by hand, none is measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+import torch
+
+from dllm_bench.cli import main
+from dllm_bench.core.protocols import SampleScore
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
+from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.decoding.draft.dspark import DSpark
+from dllm_bench.decoding.draft.model import DraftModel
+from dllm_bench.decoding.draft.ngram import NGram
+from dllm_bench.decoding.length.asynchronous import Asynchronous
+from dllm_bench.decoding.length.chances import Temperatures, read_temperatures
+from dllm_bench.decoding.length.fixed import Fixed
+from dllm_bench.decoding.length.hardware_aware import HardwareAware
+from dllm_bench.decoding.length.profile import StepProfile
+from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.metrics import acceptance, calibration
+from dllm_bench.metrics.facts import count
+from dllm_bench.models.drafters import SmallModel, TrainedBlock
+from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.runs.record import SampleRecord, Session, seal
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import Store
+from dllm_bench.serving import rules
+from dllm_bench.serving.drafts import Drafts, Recorded, recorded
+from dllm_bench.serving.simulation import System, simulate
+from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
+from tests.speculative import DRAFTERS, write_drafter
+
+FLAT = StepProfile((1, 4096), (100.0, 100.0))
+KNEE = StepProfile((1, 2, 8, 256), (100.0, 75.0, 30.0, 1.0))
+SCALE = Temperatures((1.5, 0.5, 2.0))
+ONE = Request("one", (3, 9, 27, 3, 9), 40)
+SEVERAL = [
+    ONE,
+    Request("two", tuple(range(2, 30)), 25),
+    Request("three", (7,), 31),
+    Request("four", (5, 6), 1),
+]
+
+
+class Spoiled(DraftModel):
+    """Drafts what follows, but for every third position; its estimates go by position too."""
+
+    gives = frozenset({"survival estimates"})
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        proposal = super().propose(context, sampler)
+        position_N = context.anchor + 1 + torch.arange(len(proposal))
+        tokens_N = (proposal.tokens_N + (position_N % 3 == 0)) % VOCAB
+        return replace(proposal, tokens_N=tokens_N, survival_N=3.0 - position_N % 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafts")
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> TransformerDenoiser:
+    return load_denoiser(tiny_checkpoint("qwen3", folder / "target", 10))
+
+
+def drafter(name: str, folder: Path) -> Draft:
+    makers = {
+        "ngram": lambda: NGram(4, 2),
+        "spoiled": lambda: Spoiled(SmallModel(str(folder / "target")), 5),
+        "dspark": lambda: DSpark(TrainedBlock(write_drafter(folder / name, DRAFTERS[name], 4))),
+    }
+    return makers[name]()
+
+
+def sample(generation: Generation) -> tuple[Trace, Sequence[int], Sequence[int]]:
+    """What is stored, to its limit."""
+    trace = Trace.from_columns(json.loads(json.dumps(generation.trace.columns())))
+    return trace, generation.born, generation.ids
+
+
+def label(value: object) -> str:
+    """What stands in a test's name; a rule is a function and goes unnamed beside its piece."""
+    return "" if isinstance(value, FunctionType) else str(value)
+
+
+# --- simulated rounds are the loop's own ---------------------------------------------------------
+
+CASES: list[tuple[str, VerifyLength, rules.NewRule]] = [
+    ("ngram", Fixed(), rules.fixed()),
+    ("spoiled", Fixed(2), rules.fixed(2)),
+    ("spoiled", Threshold(0.6, SCALE), rules.threshold(0.6)),
+    ("spoiled", HardwareAware(KNEE, SCALE), rules.hardware_aware(KNEE)),
+    ("spoiled", Asynchronous(KNEE, SCALE), rules.asynchronous(KNEE)),
+    ("dspark", HardwareAware(KNEE, SCALE), rules.hardware_aware(KNEE)),
+]
+
+
+@pytest.mark.parametrize("requests", [[ONE], SEVERAL], ids=["alone", "batch"])
+@pytest.mark.parametrize(("name", "piece", "rule"), CASES, ids=label)
+def test_simulated_rounds_are_those_of_the_loop(
+    name: str,
+    piece: VerifyLength,
+    rule: rules.NewRule,
+    requests: list[Request],
+    folder: Path,
+    target: TransformerDenoiser,
+) -> None:
+    decoder = SpeculativeDecoder(drafter(name, folder), length=piece)
+    real = [verified(found) for found in decoder.generate_batch(target, requests)]
+    asked = replace(decoder, length=Fixed(0))
+    drafts = Drafts.of(map(sample, asked.generate_batch(target, requests)))
+    texts = drafts.served(SCALE)
+    assert len(texts) == sum(request.max_new_tokens > 1 for request in requests)
+    steps = simulate(System(name, texts, rule), FLAT, len(texts)).steps
+    assert [step.requests for step in steps] == [
+        sum(len(rows) > k for rows in real) for k in range(len(steps))
+    ]
+    assert [step.verified - step.requests for step in steps] == [
+        sum(rows[k].proposed for rows in real if len(rows) > k) for k in range(len(steps))
+    ]
+    going = min(len(rows) for rows in real if rows) - 1  # a last round is cut by its limit
+    assert [step.committed for step in steps[:going]] == [
+        sum(rows[k].accepted + 1 for rows in real if rows) for k in range(going)
+    ]
+    assert len({step.verified / step.requests for step in steps}) > 1 or name == "spoiled"
+
+
+def verified(generation: Generation) -> list[Forward]:
+    return [row for row in generation.trace.forwards if row.kind == Kind.VERIFY]
+
+
+# --- what is recorded ----------------------------------------------------------------------------
+
+
+def test_a_draft_is_held_against_what_follows() -> None:
+    rows = [
+        Forward(Kind.PREFILL, 1, 3, 0, ms=9.0),
+        Forward(Kind.DRAFT, 1, 8, 0, ms=2.0),
+        Forward(Kind.HEAD, 1, 0, 0, ms=1.0, calls=3),
+        Forward(Kind.VERIFY, 1, 1, 3, ms=5.0, drafted=(5, 6, 0), survival=(2.0, 1.0, -1.0)),
+        Forward(Kind.DRAFT, 1, 8, 1, ms=4.0),
+        Forward(Kind.VERIFY, 1, 1, 4, ms=5.0, drafted=(6, 7, 8), survival=(0.5, 0.0, 0.0)),
+    ]
+    trace, born, ids = Trace(rows), (0, 3, 5), (4, 5, 6)
+    first, last = recorded(trace, born, ids)
+    assert first == Recorded((2.0, 1.0, -1.0), 3, 2, 2)
+    assert last == Recorded((0.5, 0.0, 0.0), 3, 1, 1)
+    drafts = Drafts.of([(trace, born, ids), (Trace(rows[:1]), (0,), (4,))])
+    assert len(drafts.texts) == 1, "a text that ended with its prefill has no draft"
+    assert drafts.observed() == [
+        calibration.Observed((2.0, 1.0), 2),
+        calibration.Observed((0.5,), 1),
+    ], "nothing is known of what was drafted past the end"
+    assert drafts.steps == pytest.approx((2.0 + 1.0 + 4.0) / (5.0 + 5.0))
+    assert drafts.width == 8
+    profile = StepProfile((1, 8, 64), (10.0, 5.0, 2.5))
+    assert drafts.drafting(profile)(1) == pytest.approx(0.7 * 0.1)
+    assert drafts.drafting(profile)(8) == pytest.approx(0.7 * 0.1 * 2)
+    assert drafts.served()[0][0].chances == pytest.approx((0.8808, 0.7311, 0.2689), abs=1e-4)
+    halved = drafts.served(Temperatures((2.0,)))[0][0].chances
+    assert halved == pytest.approx((0.7311, 0.7311, 0.2689), abs=1e-4)
+
+
+def test_drafts_of_verified_texts_are_no_load(folder: Path, target: TransformerDenoiser) -> None:
+    generation = SpeculativeDecoder(drafter("spoiled", folder)).generate(target, ONE)
+    drafts = Drafts.of([sample(generation)])
+    assert drafts.observed(), "calibration data all the same"
+    with pytest.raises(DllmBenchError, match=r"length\.tokens=0"):
+        drafts.served()
+
+
+def test_outcomes_are_those_of_verification(folder: Path, target: TransformerDenoiser) -> None:
+    """Whole drafts of greedy text: right is accepted, but for what lies past the end."""
+    generation = SpeculativeDecoder(drafter("spoiled", folder)).generate(target, ONE)
+    rounds = acceptance.rounds(generation)
+    for one, found in zip(Drafts.of([sample(generation)]).texts[0], rounds, strict=True):
+        assert one.right == found.accepted
+        assert one.tokens == found.proposed
+
+
+# --- temperatures --------------------------------------------------------------------------------
+
+
+def test_temperatures_scale_position_by_position() -> None:
+    found = Temperatures((2.0, 0.5)).chances([2.0, 1.0, -1.0, -50.0])
+    assert found == pytest.approx([0.7311, 0.8808, 0.2689, 0.0], abs=1e-4)
+    assert Temperatures().chances([0.0]) == [0.5]
+    with pytest.raises(DllmBenchError, match="above 0"):
+        Temperatures((1.0, 0.0))
+
+
+def test_temperatures_are_read_from_a_file(tmp_path: Path) -> None:
+    assert read_temperatures(None) == Temperatures()
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps({"temperatures": [2, 0.5]}))
+    assert read_temperatures(str(file)) == Temperatures((2.0, 0.5))
+    for text in ("{}", "no json", '{"temperatures": 3}'):
+        file.write_text(text)
+        with pytest.raises(DllmBenchError, match="train temperatures RUN"):
+            read_temperatures(str(file))
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+DRAFT = {"_target_": "nowhere", "drafter": {"sha256": "d" * 64, "source": "a place"}}
+FIXED = {"_target_": "dllm_bench.decoding.length.fixed.Fixed", "tokens": 0}
+
+
+def spec(
+    temperature: float = 0.0, length: dict | None = None, draft: dict | None = None
+) -> RunSpec:
+    decoder = {"draft": draft or DRAFT, "length": length or FIXED, "temperature": temperature}
+    return RunSpec(
+        model={"name": "tiny"},
+        decoder={"_target_": "nowhere", **decoder},
+        benchmark={"name": "prompts"},
+        hardware={"name": "cpu", "device": "cpu"},
+        inputs={"weights": "w" * 64},
+        label="spoiled",
+    )
+
+
+def store_run(root: Path, run: RunSpec, generations: Sequence[Generation], special: object) -> str:
+    """A sealed run of these generations; its hash."""
+    samples = [
+        SampleRecord(
+            id=found.request_id,
+            prompt_sha256="",
+            ids=list(found.ids),
+            born=list(found.born),
+            cut=found.cut,
+            text="text",
+            trace=found.trace.columns(),
+            counts=count(found, special),  # type: ignore[arg-type]
+            seconds=1.0,
+            first_step_s=0.1,
+            started_at=0.0,
+            session=0,
+        )
+        for found in generations
+    ]
+    scores = {one.id: SampleScore(1.0, "correct", {}) for one in samples}
+    with Store(root / "runs").open(run) as opened:
+        opened.begin(Session(0.0, 0, {}))
+        for one in samples:
+            opened.append(one)
+        opened.seal(seal(run, samples, scores, opened.sessions, 0.0))
+    return run.short
+
+
+@pytest.fixture(scope="module")
+def asked(folder: Path, target: TransformerDenoiser) -> list[Generation]:
+    """Greedy texts whose drafter was asked at every position."""
+    requests = [Request(f"r{i}", (3 + i, 9, 27), 12 + i) for i in range(8)]
+    decoder = SpeculativeDecoder(drafter("spoiled", folder), length=Fixed(0))
+    return decoder.generate_batch(target, requests)
+
+
+def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
+    asked: list[Generation],
+    target: TransformerDenoiser,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    run = store_run(tmp_path, spec(), asked, target.special)
+    assert main(["train", "temperatures", run, "--results", str(tmp_path)]) == 0
+    file = tmp_path / "training" / "temperatures" / "tiny-spoiled.json"
+    assert f"decoder.length.temperatures.source={file}" in capsys.readouterr().out
+    fitted = json.loads(file.read_text())
+    first, second = (half.observed() for half in Drafts.of(map(sample, asked)).halves())
+    assert tuple(fitted["temperatures"]) == calibration.fit_temperatures(first)
+    assert (fitted["fitted_on"], fitted["measured_on"]) == (len(first), len(second))
+    raw = calibration.positions(second)
+    scaled = calibration.positions(second, fitted["temperatures"])
+    for found, before, after in zip(fitted["positions"], raw, scaled, strict=True):
+        assert found["rounds"] == before.count
+        assert found["ece"] == pytest.approx(before.ece, abs=1e-5)
+        assert found["ece_scaled"] == pytest.approx(after.ece, abs=1e-5)
+    assert fitted["runs"][0].startswith(run)
+    assert fitted["draft"] == {"_target_": "nowhere", "drafter": {"sha256": "d" * 64}}, "no place"
+
+
+def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
+    asked: list[Generation],
+    target: TransformerDenoiser,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    elsewhere = {**DRAFT, "drafter": {"sha256": "d" * 64, "source": "another place"}}
+    other = {**DRAFT, "drafter": {"sha256": "e" * 64, "source": "a place"}}
+    cut = {"_target_": "dllm_bench.decoding.length.threshold.Threshold", "tau": 0.5}
+    unheaded = [
+        replace(found, trace=Trace([replace(row, survival=()) for row in found.trace.forwards]))
+        for found in asked
+    ]
+    runs = {
+        "greedy": store_run(tmp_path, spec(), asked, target.special),
+        "cut": store_run(tmp_path, spec(0.0, cut, elsewhere), asked, target.special),
+        "other": store_run(tmp_path, spec(draft=other), unheaded, target.special),
+        "sampled": store_run(tmp_path, spec(1.0, cut), asked, target.special),
+    }
+
+    def refused(*names: str) -> str:
+        results = ["--results", str(tmp_path)]
+        code = main(["train", "temperatures", *(runs[name] for name in names), *results])
+        return capsys.readouterr().err if code == 2 else ""
+
+    assert refused("greedy", "cut") == "", "greedy drafts are whole whatever was verified of them"
+    assert "2 drafters" in refused("greedy", "other")
+    assert "confidence head" in refused("other")
+    assert "chose by the confidences" in refused("sampled")
+
+
+def test_a_load_is_simulated_from_stored_runs(
+    asked: list[Generation],
+    target: TransformerDenoiser,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    profile, out = tmp_path / "profile.json", tmp_path / "points.csv"
+    profile.write_text(json.dumps({"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}))
+    run = store_run(tmp_path, spec(), asked, target.special)
+    asking = ["simulate", run, "--results", str(tmp_path), "--profile", str(profile)]
+    assert main([*asking, "--requests", "1,2", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    points = list(csv.DictReader(out.open()))
+    systems = ["", " threshold 0.5", " scheduler", " two steps ahead"]
+    names = ["autoregressive", *(f"spoiled{rule}" for rule in systems)]
+    assert [p["system"] for p in points] == [name for name in names for _ in range(2)]
+    assert len(shown) == 1 + len(points)
+    assert [float(p["tokens_per_s_user"]) for p in points[:2]] == pytest.approx([100.0, 100.0])
+    texts = Drafts.of(map(sample, asked)).halves()[1].served()
+    steps = simulate(System("", texts, rules.fixed()), FLAT, 1).steps
+    rate = sum(step.committed for step in steps) / len(steps)
+    assert float(points[2]["tokens_per_round"]) == pytest.approx(rate)
+    assert main([*asking, "--arrivals", "5,50", "--level", "50", "--requests", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(names)
+
+
+def test_only_greedy_sealed_drafts_are_simulated(
+    asked: list[Generation],
+    target: TransformerDenoiser,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    sampled = store_run(tmp_path, spec(1.0), asked, target.special)
+    few = store_run(tmp_path, spec(draft={"_target_": "few"}), asked[:1], target.special)
+    for run, sentence in ((sampled, "temperature=0"), (few, "drafts of 1 texts")):
+        assert main(["simulate", run, "--results", str(tmp_path)]) == 2
+        assert sentence in capsys.readouterr().err

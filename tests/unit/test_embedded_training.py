@@ -1,0 +1,182 @@
+"""Training of the embedded models: layouts as exported and read back, adaptation, block diffusion.
+
+The training network is compared with transformers' own classes, filled by the adapters from what
+`export` wrote; matrix products in float32, so that only the order of additions differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.models import embedded, loading
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.training import adapt, data, export, net, objectives
+from dllm_bench.training import embedded as training
+from dllm_bench.training.recipes import RECIPES, Phase
+
+TOLERANCE = 1e-4  # float32, states of size 1
+BLOCK = 4
+
+
+@pytest.fixture(autouse=True)
+def _float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(net, "_half", lambda tensor: tensor)
+
+
+def _tokenizer() -> Any:
+    return embedded.build_tokenizer()
+
+
+def _random(layout: str) -> tuple[net.Weights, net.NetConfig]:
+    cfg = training._net_config(layout, len(_tokenizer()))
+    weights = net.initial_weights(cfg, 3, list(range(100)))
+    return {n: w.bfloat16().float() for n, w in weights.items()}, cfg
+
+
+def _states(weights: net.Weights, cfg: net.NetConfig, ids_BL: torch.Tensor) -> torch.Tensor:
+    rope = net.rotary(cfg, torch.arange(ids_BL.shape[1]))
+    return net.hidden_states(weights, cfg, ids_BL, rope, None)
+
+
+@pytest.mark.parametrize("layout", list(training.LAYOUTS))
+def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) -> None:
+    weights, cfg = _random(layout)
+    export.write_checkpoint(tmp_path, weights, cfg, layout, _tokenizer())
+    loaded = loading.load(ModelSpec("made", str(tmp_path), dtype="float32", device="cpu"))
+    assert loaded.facts.adapter == layout
+    model: Any = loaded.denoiser.module.model  # type: ignore[attr-defined]
+    ids_BL = torch.randint(300, 600, (2, 24), generator=torch.Generator().manual_seed(0))
+    states_BLD = model.embed_tokens(ids_BL)
+    rotation = model.rotary_emb(states_BLD, torch.arange(24)[None])
+    for layer in model.layers:
+        states_BLD = layer(
+            states_BLD, attention_mask=torch.zeros(1, 1, 24, 24), position_embeddings=rotation
+        )
+    ours_BLD = _states(weights, cfg, ids_BL)
+    assert (ours_BLD - model.norm(states_BLD)).abs().max() < TOLERANCE
+
+
+def test_a_wider_vocabulary_and_more_heads_change_nothing_else() -> None:
+    source = training._net_config("qwen3", len(embedded.first_pieces()))
+    weights = net.initial_weights(source, 0, [300])
+    target = replace(source, vocab_size=len(_tokenizer()), n_kv_heads=4)
+    ids_BL = torch.arange(300, 330)[None]
+    made = adapt.adapted(weights, source, target, 0)
+    assert {n: tuple(w.shape) for n, w in made.items()} == net.shapes(target)
+    assert torch.allclose(
+        _states(weights, source, ids_BL), _states(made, target, ids_BL), atol=1e-5
+    )
+
+
+def test_experts_all_chosen_are_the_mlp_they_were_cut_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)
+    source = training._net_config("llada", 600)
+    weights = net.initial_weights(source, 0, [300])
+    experts = net.Experts(3, 3, 128, shared=False, dense_layers=1, score="softmax")
+    target = replace(source, experts=experts)
+    made = adapt.adapted(weights, source, target, 0)
+    for layer in range(1, target.n_layers):
+        made[f"{layer}.router"].zero_()
+    ids_BL = torch.arange(300, 330)[None]
+    assert torch.allclose(
+        _states(weights, source, ids_BL), _states(made, target, ids_BL), atol=1e-5
+    )
+
+
+def test_no_expert_holds_a_neuron_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)
+    for layout in ("llada_moe", "llada2"):
+        source, target = training._net_config("sdar", 600), training._net_config(layout, 600)
+        made = adapt.adapted(net.initial_weights(source, 0, [300]), source, target, 0)
+        assert {n: tuple(w.shape) for n, w in made.items()} == net.shapes(target)
+        assert target.experts
+        for gate in made["1.gate"].split(target.experts.size):
+            assert len({tuple(row.tolist()) for row in gate}) == target.experts.size
+
+
+def _batch(count: int = 6, length: int = 64) -> data.Batch:
+    pool = data.make_pool(data.texts("minirule", "train", 40, 0), chat=False)
+    eos = _tokenizer().eos_token_id
+    return data.draw_rows(pool, count, length, torch.Generator().manual_seed(0), eos, False)
+
+
+def _vocabulary() -> objectives.Vocabulary:
+    return training._vocabulary(_tokenizer())
+
+
+def test_a_noised_block_sees_itself_and_the_clean_text_before_it() -> None:
+    batch, (weights, cfg) = _batch(), _random("sdar")
+    example = objectives.blocks(batch, _vocabulary(), torch.Generator().manual_seed(1), 0, BLOCK)
+    assert example.positions_L is not None
+    length = batch.ids_BL.shape[1]
+    rope = net.rotary(cfg, example.positions_L)
+    states_BLD = net.hidden_states(weights, cfg, example.inputs_BL, rope, example.bias)
+    position = int(example.rows_N[0]) % (2 * length)
+    row, start = int(example.rows_N[0]) // (2 * length), position // BLOCK * BLOCK
+    seen = torch.cat([batch.ids_BL[row, :start], example.inputs_BL[row, start : start + BLOCK]])[
+        None
+    ]
+    rope = net.rotary(cfg, torch.arange(seen.shape[1]))
+    mask = objectives.causal_mask(seen.shape[1], BLOCK)
+    alone_BLD = net.hidden_states(weights, cfg, seen, rope, mask)
+    assert torch.allclose(states_BLD[row, position], alone_BLD[0, position], atol=TOLERANCE)
+
+
+def test_blocks_scores_masked_answers_by_their_own_token() -> None:
+    batch, vocabulary = _batch(), _vocabulary()
+    example = objectives.blocks(batch, vocabulary, torch.Generator().manual_seed(2), 0, BLOCK)
+    length = batch.ids_BL.shape[1]
+    rows_N, columns_N = example.rows_N // (2 * length), example.rows_N % (2 * length)
+    assert int(columns_N.max()) < length
+    assert (example.inputs_BL[rows_N, columns_N] == vocabulary.mask_id).all()
+    assert (batch.ids_BL[rows_N, columns_N] == example.targets_N).all()
+    assert (columns_N >= batch.prompt_B[rows_N]).all()
+    assert torch.equal(example.inputs_BL[:, length:], batch.ids_BL)
+    sums_B = torch.zeros(len(batch.ids_BL)).index_add_(0, rows_N, example.weights_N)
+    assert torch.allclose(sums_B, torch.full_like(sums_B, 1 / len(sums_B)))
+
+
+@pytest.mark.parametrize("name", ["tiny-llada-five", "tiny-sdar"])
+def test_a_step_of_a_recipe_lowers_its_loss(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "PROBE_ROWS", 8)
+    recipe = replace(RECIPES[name], pool_size=60, batch_tokens=800)
+    start = RECIPES[str(recipe.start)]
+    cfg = training._net_config(start.layout, len(embedded.first_pieces()))
+    weights = net.initial_weights(cfg, 0, [300])
+    export.write_checkpoint(tmp_path, weights, cfg, start.layout, _tokenizer())
+    run = training.prepare(recipe, None, tmp_path)
+    phase = recipe.phases[-1]
+    optimizer = training.Optimizer(run.trained, phase.lr, lambda n: training._is_matrix(run, n))
+    losses = []
+    for _ in range(3):
+        example = training.make_example(run, phase, torch.Generator().manual_seed(0))
+        loss = training.loss_of(run, run.trained, example, net.hidden_states)
+        loss.backward()
+        optimizer.step(1.0)
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+    shares = [training.probe(run, phase, optimizer.average, task) for task in recipe.tasks]
+    assert all(0 <= share <= 1 for share in shares)
+
+
+def test_a_start_of_another_vocabulary_is_a_sentence(tmp_path: Path) -> None:
+    weights, cfg = _random("llada")
+    export.write_checkpoint(tmp_path, weights, cfg, "llada", _tokenizer())
+    with pytest.raises(DllmBenchError, match="starts from a tiny-llada of 552 words"):
+        training.prepare(replace(RECIPES["tiny-llada-five"], pool_size=20), None, tmp_path)
+
+
+def test_a_recipe_of_the_first_tasks_keeps_the_first_vocabulary() -> None:
+    assert RECIPES["tiny-qwen3"].first_vocabulary
+    assert not RECIPES["tiny-sdar"].first_vocabulary
+    assert Phase("masked", 1, 0, 1e-3).data[0][0] == "minigsm"

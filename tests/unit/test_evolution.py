@@ -1,0 +1,162 @@
+"""What is noted of a text's tokens while it is decoded once more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dllm_bench.cli import compose
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.runs import evolution
+from dllm_bench.runs.parts import Parts
+from dllm_bench.runs.record import SampleRecord
+from dllm_bench.runs.store import SAMPLES, Store
+from dllm_bench.runs.targets import instantiate
+from tests.helpers import tiny_denoiser
+from tests.resume import fakes
+
+NEW, BLOCK = 16, 8
+REQUEST = Request("item-0", tuple(range(5, 12)), NEW)
+
+
+def decoder(*overrides: str) -> MaskedDecoder:
+    """A composed decoder with blocks of 8."""
+    plain = compose([*overrides, f"decoder.schedule.block={BLOCK}"])["decoder"]
+    found: MaskedDecoder = instantiate({k: v for k, v in plain.items() if k != "name"})
+    return found
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_denoiser("llada", seed=3)
+
+
+DECODERS = [
+    ("decoder=vanilla",),
+    ("decoder=fast_dllm", "decoder.select.tau=0.3"),
+    ("decoder=credit", "decoder.select.tau=0.5", "decoder/stop=filled"),
+    ("decoder=fast_dllm", "decoder.select.tau=0.3", "decoder/cache=dual"),
+    ("decoder=learn2pd_eotp", "decoder/select=threshold"),
+]
+
+
+@pytest.mark.parametrize("overrides", DECODERS, ids=" ".join)
+def test_listening_changes_no_token_and_sees_every_open_position(overrides, model) -> None:
+    own = decoder(*overrides)
+    before = own.generate(model, REQUEST)
+    found = evolution.evolve(own, model, REQUEST, before.ids)
+    assert found is not None
+    steps, positions = len(before.trace), len(before.ids)
+    assert found.chance_SP.shape == found.rank_SP.shape == found.found_SP.shape
+    assert found.chance_SP.shape == (steps, positions)
+    for position, born in enumerate(before.born):
+        if born < 0:
+            continue
+        assert found.found_SP[born, position] == 1, "decoded tokens are the candidate"
+        assert np.isnan(found.chance_SP[born + 1 :, position]).all()
+        assert (found.found_SP[born + 1 :, position] == evolution.UNSEEN).all()
+        assert 0 < found.chance_SP[born, position] <= 1
+        assert found.rank_SP[born, position] == 1, "greedy: the candidate has the first rank"
+
+
+def test_chances_are_those_that_decide(model) -> None:
+    """With one token per forward the decoded token has the highest chance of its block."""
+    own = decoder("decoder=vanilla")
+    before = own.generate(model, REQUEST)
+    found = evolution.evolve(own, model, REQUEST, before.ids)
+    assert found is not None
+    for step in range(len(before.trace)):
+        [decoded] = [p for p, born in enumerate(before.born) if born == step]
+        own_chance = found.chance_SP[step, decoded]
+        candidates = found.chance_SP[step][found.found_SP[step] == 1]
+        assert own_chance == pytest.approx(np.nanmax(candidates))
+
+
+def test_candidates_ahead_of_the_block_are_known(model) -> None:
+    own = decoder("decoder=vanilla")
+    before = own.generate(model, REQUEST)
+    found = evolution.evolve(own, model, REQUEST, before.ids)
+    assert found is not None
+    assert (found.found_SP[0] >= 0).all(), "the first forward sees the whole canvas"
+    assert np.isnan(found.chance_SP[0, BLOCK:]).all(), "chances are of the open block"
+
+
+def test_other_tokens_are_no_evolution(model) -> None:
+    own = decoder("decoder=vanilla")
+    ids = list(own.generate(model, REQUEST).ids)
+    assert evolution.evolve(own, model, REQUEST, [*ids[:-1], (ids[-1] + 1) % 50]) is None
+
+
+class OneRequest:
+    """A benchmark of one request."""
+
+    def requests(self, encode: object) -> list[Request]:
+        return [REQUEST]
+
+
+class Held:
+    """The model, already loaded."""
+
+    def __init__(self, denoiser: object) -> None:
+        self.denoiser = denoiser
+
+    def encode(self, text: object) -> list[int]:
+        return []
+
+
+def parts(own: object, model: object) -> Parts:
+    given: dict[str, Any] = {"model": Held(model), "decoder": own, "benchmark": OneRequest()}
+    return Parts(**{name: fakes.Always(value) for name, value in given.items()},
+                 prepare=fakes.Always(None))  # fmt: skip
+
+
+def test_what_is_written_is_read(tmp_path, model) -> None:
+    own, store, spec = decoder("decoder=vanilla"), Store(tmp_path), fakes.spec(1)
+    before = own.generate(model, REQUEST)
+    stored = sample(before)
+    with store.open(spec, 1) as run:
+        (run.folder / SAMPLES).write_text(stored.to_line() + "\n")
+    folder = store.path(spec)
+    assert evolution.read(folder) == []
+    assert evolution.record(spec, store, 4, parts(own, model)) == folder / evolution.FILE
+    [found] = evolution.read(folder)
+    again = evolution.evolve(own, model, REQUEST, before.ids)
+    assert again is not None
+    assert found.id == REQUEST.id
+    np.testing.assert_array_equal(found.chance_SP, again.chance_SP)
+    np.testing.assert_array_equal(found.found_SP, again.found_SP)
+
+
+def test_refusals_are_sentences(tmp_path, model) -> None:
+    own, store, spec = decoder("decoder=vanilla"), Store(tmp_path), fakes.spec(1)
+    stored = sample(own.generate(model, REQUEST))
+    with store.open(spec, 1) as run:
+        changed = replace(stored, ids=[1, *stored.ids[1:]])
+        (run.folder / SAMPLES).write_text(changed.to_line() + "\n")
+    with pytest.raises(DllmBenchError, match="no sample of letters/fake"):
+        evolution.record(spec, store, 1, parts(own, model))
+    lookahead = decoder("decoder=lopa_dream")
+    with pytest.raises(DllmBenchError, match="explores one candidate"):
+        evolution.record(spec, store, 1, parts(lookahead, model))
+
+
+def sample(before: Any) -> SampleRecord:
+    """The generation as a run stores it."""
+    return SampleRecord(
+        id=REQUEST.id,
+        prompt_sha256="p" * 64,
+        ids=list(before.ids),
+        born=list(before.born),
+        cut=dict(before.cut),
+        text="",
+        trace=before.trace.columns(),
+        counts={},
+        seconds=0.0,
+        first_step_s=0.0,
+        started_at=0.0,
+        session=0,
+    )

@@ -1,0 +1,162 @@
+"""What is counted from a generation, read from columns, and counted from a trace of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError, Generation, SpecialTokens
+from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.metrics import acceptance
+from dllm_bench.metrics.definitions import DEFINITIONS, measure
+from dllm_bench.metrics.facts import Facts, count, from_columns, idle_forwards
+from tests.facts import drafted, sample
+
+
+def test_counting_a_generation() -> None:
+    special = SpecialTokens(mask=0, eos=1, pad=2, eot=3)
+    ids = (50, 51, 0, 52, 3, 60, 1, 2, 0, 61)
+    born = (0, 0, -1, 1, 1, 1, 2, 2, -1, 2)
+    forwards = [
+        Forward(Kind.PREFILL, 1, 20, 0, ms=1.0),
+        Forward(Kind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2),
+        Forward(Kind.DENOISE, 3, 10, 8, ms=1.0, forced=1),
+    ]
+    generation = Generation("r", ids, born, {"eos": 4, "length": 10}, Trace(forwards))
+    assert count(generation, special) == {
+        "allocated": 10,
+        "committed": 8,
+        "content": 5,
+        "emitted": 3,
+        "forwards": 3,
+        "rows": 20 + 40 + 30,
+        "forced": 3,
+        "idle": 0,
+        "idle_dinfer": 0,
+    }
+
+
+def generation_of(*blocks: list[tuple[Kind, int]]) -> Generation:
+    """Blocks as lists of (kind, positions committed) of their forwards."""
+    forwards, born = [], []
+    for block in blocks:
+        masks = sum(commits for _, commits in block)
+        for kind, commits in block:
+            born += [len(forwards)] * commits
+            forwards.append(Forward(kind, 1, 8, 0, masks=masks))
+            masks -= commits
+    return Generation("r", (5,) * len(born), tuple(born), {}, Trace(forwards))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "idle", "unrolled"),
+    [
+        ([[(Kind.DENOISE, 8)]], 0, 0),  # 8 masks // 8 = 1 round
+        ([[(Kind.DENOISE, 30), (Kind.DENOISE, 2)]], 0, 2),  # 32 // 8 = 4 rounds at once
+        ([[(Kind.DENOISE, 8), (Kind.DENOISE, 8), (Kind.DENOISE, 24)]], 0, 1),  # 4 rounds, not 5
+        ([[(Kind.PREFILL, 16)]], 1, 2),  # two rounds of window after a renewal that filled it
+        ([[(Kind.PREFILL, 4), (Kind.DENOISE, 4)], [(Kind.REFRESH, 8)]], 1, 1),
+        ([[(Kind.PREFILL, 4), (Kind.REFRESH, 4), (Kind.REFRESH, 4)]], 1, 1),
+    ],
+)
+def test_idle_forwards(blocks: list[list[tuple[Kind, int]]], idle: int, unrolled: int) -> None:
+    generation = generation_of(*blocks)
+    assert idle_forwards(generation) == idle
+    assert idle_forwards(generation, unroll=4, tokens_per_forward=8) == unrolled
+
+
+def test_a_block_left_with_masks_has_no_idle_forwards() -> None:
+    generation = generation_of([(Kind.PREFILL, 8), (Kind.DENOISE, 24)])
+    cut = Generation("r", (5,) * 8, (0,) * 8, {}, Trace(generation.trace.forwards[:1]))
+    assert idle_forwards(cut, unroll=4, tokens_per_forward=8) == 0
+
+
+A = sample(idle=1, idle_dinfer=3)
+B = sample(forwards=5, idle=0, idle_dinfer=1)
+D = drafted([(3, 2, 3)], survival=[[0.5, 1.0, -1.0]], right=[2], draft_s=0.1, baseline_s=2.0)
+
+
+def stored(*samples: Facts) -> dict[str, list]:
+    return {name: [getattr(fact, name) for fact in samples] for name in Facts.columns()}
+
+
+def test_columns_and_back() -> None:
+    assert from_columns({**stored(A, D), "id": ["a", "b"]}) == [A, D]
+    columns = stored(A, B)
+    older = {name: values for name, values in columns.items() if not name.startswith("idle")}
+    facts = from_columns(older)
+    assert measure("forwards/mean", facts) == 4.5
+    assert measure("forwards/dinfer", facts) is measure("forwards/fast_dllm", facts) is None
+    del columns["rows"]
+    with pytest.raises(DllmBenchError, match="no column rows"):
+        from_columns(columns)
+
+
+def test_a_number_whose_facts_are_absent_is_none() -> None:
+    later = {"rounds", "survival", "right", "baseline_s", "baseline_equal"}
+    older = {name: values for name, values in stored(A, D).items() if name not in later}
+    for facts in (from_columns(older), [A, D]):  # a column that is not there, a sample without
+        found = {name: measure(name, facts) for name, d in DEFINITIONS.items() if d.fact in later}
+        assert len(found) >= 12
+        assert set(found.values()) == {None}
+        assert measure("acceptance/conditional@1", facts) is None
+        assert measure("calibration/ece@1", facts) is None
+        assert measure("tpf/emitted", facts) is not None
+
+
+TEXT = (50, 51, 52, 53, 54, 55, 56, 57)
+BORN = (0, 3, 3, 3, 6, 6, 6, 6)
+
+
+def draft_trace(*rounds: tuple[Sequence[int], int, int]) -> Trace:
+    """A prefill, then draft, head and verification of each (drafted, proposed, accepted)."""
+    rows = [Forward(Kind.PREFILL, 1, 5, 0, ms=1.0)]
+    for tokens, proposed, accepted in rounds:
+        rows.append(Forward(Kind.DRAFT, 1, 8, 0, ms=2.0))
+        rows.append(Forward(Kind.HEAD, 1, 0, 0, ms=3.0, calls=len(tokens)))
+        survival = tuple(0.5 * i for i in range(len(tokens)))
+        verified = Forward(Kind.VERIFY, 1, proposed + 1, 5, 4.0, proposed=proposed)
+        facts = {"accepted": accepted, "drafted": tuple(tokens), "survival": survival}
+        rows.append(Forward(**{**vars(verified), **facts}))
+    return Trace(rows)
+
+
+def test_facts_of_drafts() -> None:
+    """Two rounds; the first is cut to two tokens although its third would have been right too."""
+    trace = draft_trace(((51, 52, 53, 99), 2, 2), ((54, 55, 99, 57), 4, 2))
+    found = acceptance.of_trace(trace, (0, 3, 3, 3, 6, 6, 6), TEXT[:7])
+    assert found["rounds"] == [[2, 2, 3], [4, 2, 3]]
+    assert found["right"] == [3, 2]
+    assert found["survival"] == [[0.0, 0.5, 1.0, 1.5]] * 2
+    spent = {name: found[name] for name in ("prefill_s", "draft_s", "head_s", "verify_s")}
+    assert spent == {"prefill_s": 0.001, "draft_s": 0.004, "head_s": 0.006, "verify_s": 0.008}
+
+
+def test_the_text_ends_what_can_be_right() -> None:
+    trace = draft_trace(((51, 52, 53, 99), 4, 3), ((55, 56, 57, 58), 4, 3))
+    found = acceptance.of_trace(trace, (0, 3, 3, 3, 3, 6, 6, 6), TEXT)
+    assert found["right"] == [3, 3]
+    assert found["rounds"] == [[4, 3, 4], [3, 3, 3]], "an accepted end token cuts the proposal"
+
+
+def test_facts_that_a_trace_does_not_have() -> None:
+    older = [Forward(Kind.PREFILL, 1, 5, 0), Forward(Kind.VERIFY, 1, 4, 5, proposed=3, accepted=2)]
+    found = acceptance.of_trace(Trace(older), (0, 1, 1, 1), TEXT)
+    assert found["rounds"] == [[3, 2, 3]]
+    assert "right" not in found
+    assert "survival" not in found
+    at_once = acceptance.of_trace(Trace(older[:1]), (0,), TEXT)
+    assert at_once["rounds"] == at_once["right"] == [], "the prefill's token was the end"
+    for row in (Forward(Kind.DENOISE, 1, 8, 0, masks=4), Forward(Kind.PREFILL, 1, 8, 0, masks=4)):
+        assert acceptance.of_trace(Trace([row]), (0,), TEXT) == {}
+    assert acceptance.of_trace(Trace(), (), ()) == {}
+
+
+def test_a_drafters_calls_are_no_forwards() -> None:
+    generation = Generation(
+        "r", TEXT, BORN, {}, draft_trace(((51, 52), 2, 2), ((54, 55, 56), 3, 3))
+    )
+    counts = count(generation, SpecialTokens(mask=0, eos=1))
+    assert counts["forwards"] == 3
+    assert counts["rows"] == 5 + 3 + 4

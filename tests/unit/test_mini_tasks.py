@@ -1,0 +1,226 @@
+"""minimath, miniread and minirule: deterministic, split by content, gold answers right.
+
+Answers are worked out again from the prompt's text alone, so that a generator that asks one thing
+and answers another is found.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks import mini, minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file
+from dllm_bench.benchmarks.tasks import data
+from dllm_bench.models import embedded
+
+COUNT = 400
+DRAWS: Mapping[str, mini.Draw] = {
+    "minimath": minimath.draw,
+    "miniread": miniread.span,
+    "miniread_count": miniread.count,
+    "minirule": minirule.free,
+    "minirule_choice": minirule.choice,
+}
+
+
+@pytest.fixture(scope="module")
+def test_items() -> dict[str, list[mini.Problem]]:
+    return {name: _problems(name, "test", COUNT) for name in DRAWS}
+
+
+def _problems(name: str, split: str, count: int, seed: int = 0) -> list[mini.Problem]:
+    return list(mini.generate(name, DRAWS[name], split, count, seed))
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_problems_are_the_same_for_a_seed(
+    name: str, test_items: dict[str, list[mini.Problem]]
+) -> None:
+    assert _problems(name, "test", 50) == test_items[name][:50]
+    assert _problems(name, "test", 50, seed=1) != test_items[name][:50]
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_splits_share_no_problem(name: str, test_items: dict[str, list[mini.Problem]]) -> None:
+    train = _problems(name, "train", COUNT)
+    assert {p.content for p in train}.isdisjoint(p.content for p in test_items[name])
+    assert len({p.prompt for p in train}) == COUNT
+    assert all(mini.split_of(p.content) == "train" for p in train)
+
+
+def test_both_forms_of_a_case_are_in_one_split() -> None:
+    for seed in range(50):
+        free, choice = (draw(random.Random(seed)) for draw in (minirule.free, minirule.choice))
+        assert free.content == choice.content
+        assert free.prompt != choice.prompt
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=list(DRAWS))
+def test_an_unknown_split_is_a_sentence(draw: mini.Draw) -> None:
+    with pytest.raises(ValueError, match="splits 'train' and 'test'"):
+        next(mini.generate("task", draw, "dev", 1))
+
+
+def _check_equations(text: str) -> list[int]:
+    """The results of all equations of an answer, each of them right."""
+    found = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", text)
+    for left, op, right, result in found:
+        assert minigsm.apply_op(op, int(left), int(right)) == int(result)
+        assert 0 <= int(result) <= minigsm.MAX_VALUE
+    return [int(result) for *_, result in found]
+
+
+def test_minimath_is_worked_right(test_items: dict[str, list[mini.Problem]]) -> None:
+    sizes = set()
+    for problem in test_items["minimath"]:
+        asked = problem.prompt.split("\n")[1].rstrip(".?")
+        expression = re.sub(r"^(Compute|Find|What is) ", "", asked)
+        assert re.fullmatch(r"[-+*() 0-9]+", expression)
+        results = _check_equations(problem.answer)
+        assert len(results) == len(re.findall(r"[-+*]", expression))
+        assert results[-1] == eval(expression)
+        assert problem.answer.endswith(f"\\boxed{{ {results[-1]}}}.")
+        sizes.add(len(results))
+    assert sizes == set(range(minimath.MIN_OPS, minimath.MAX_OPS + 1))
+
+
+def _passage(prompt: str) -> tuple[dict[str, str], dict[str, str], str]:
+    """(who -> where, who -> what, question) as the text says."""
+    passage, question, _ = prompt.split("\n")
+    places = re.findall(r"(\w+) lives ([^.]+)\.", passage)
+    places += re.findall(r"The home of (\w+) is ([^.]+)\.", passage)
+    things = re.findall(r"(\w+) (?:has|owns) (\d+ \w+)\.", passage)
+    return dict(places), dict(things), question.removeprefix("Question: ")
+
+
+def _found(question: str, places: dict[str, str], things: dict[str, str]) -> str:
+    """What the passage answers to a span question."""
+    for form, facts in ((r"Where does (\w+) live\?", places), (r"What does (\w+) have\?", things)):
+        if asked := re.fullmatch(form, question):
+            return facts.get(asked[1], miniread.UNANSWERABLE)
+    asked = re.fullmatch(r"Who (?:lives|has) (.+)\?", question)
+    assert asked
+    facts = places | things if asked[1][0].isdigit() else places
+    facts = things if asked[1][0].isdigit() else facts
+    return " and ".join(w for w, fact in facts.items() if fact == asked[1]) or "unanswerable"
+
+
+def test_miniread_spans_stand_in_the_passage(test_items: dict[str, list[mini.Problem]]) -> None:
+    missing = 0
+    for problem in test_items["miniread"]:
+        places, things, question = _passage(problem.prompt)
+        wanted = _found(question, places, things)
+        assert sorted(problem.answer.split(" and ")) == sorted(wanted.split(" and "))
+        assert problem.facts["answers"] == ([] if wanted == "unanswerable" else [problem.answer])
+        missing += wanted == "unanswerable"
+    assert 0.1 < missing / COUNT < 0.3
+
+
+def test_miniread_counts_are_right(test_items: dict[str, list[mini.Problem]]) -> None:
+    kinds = set()
+    for problem in test_items["miniread_count"]:
+        _, things, question = _passage(problem.prompt)
+        item = next(i for i in minigsm.ITEMS if f" {i}" in question)
+        counts = {w: int(t.split()[0]) for w, t in things.items() if t.endswith(item)}
+        named = [counts[w] for w in re.findall(r"[A-Z][a-z]+", question) if w in counts]
+        if question.startswith("Who"):
+            wanted = max((w for w in counts if w in question), key=counts.__getitem__)
+        elif "people" in question:
+            wanted = str(len(counts))
+        else:
+            wanted = str(sum(named) if "together" in question else named[0] - named[1])
+        assert problem.answer == wanted
+        kinds.add(re.sub(r"[A-Z][a-z]+|\d+", "", question.replace(item, ""))[:12])
+    assert len(kinds) == 4
+
+
+def _list_after(rule: str, words: list[str]) -> list[str]:
+    """A list after all sentences of a rule."""
+    for sentence in re.findall(r"[^.]+\.", rule):
+        sentence = sentence.strip()
+        named = sentence.rstrip(".").split()
+        if sentence == "Reverse the list.":
+            words = list(reversed(words))
+        elif sentence.startswith("Drop"):
+            words = words[1:] if "first" in sentence else words[:-1]
+        elif sentence.startswith("Move"):
+            words = words[1:] + words[:1]
+        elif sentence.startswith("Swap"):
+            words = words[-1:] + words[1:-1] + words[:1]
+        elif sentence.startswith("Remove"):
+            words = [w for w in words if w != named[1]]
+        else:
+            words = [named[3] if w == named[1] else w for w in words]
+    return words
+
+
+def _result(rule: str, question: str) -> str:
+    """What a rule gives for the case of a question."""
+    if operation := re.fullmatch(r"a @ b means (.+)\.", rule):
+        values = dict(zip("ab", re.findall(r"\d+", question), strict=True))
+        return str(eval(re.sub(r"\b[ab]\b", lambda m: values[m[0]], operation[1])))
+    case = question.split(".")[0].removeprefix("Apply the rule to ").split()
+    if " becomes " in rule:
+        meaning = dict(pair.split(" becomes ") for pair in rule.rstrip(".").split(", "))
+        return " ".join(meaning[word] for word in case)
+    return " ".join(_list_after(rule, case))
+
+
+@pytest.mark.parametrize("name", ["minirule", "minirule_choice"])
+def test_minirule_applies_its_rule(name: str, test_items: dict[str, list[mini.Problem]]) -> None:
+    for problem in test_items[name]:
+        lines = problem.prompt.split("\n")
+        question = lines[1].removeprefix("Question: ")
+        result = _result(lines[0].removeprefix("Rule: "), question)
+        _check_equations(problem.answer)
+        final = problem.answer.split("\n#### ")[1]
+        assert final == problem.facts["final"]
+        options = dict(line.split(". ") for line in lines[2:-1])
+        if options:
+            assert len(set(options.values())) == len(options) == 4
+            end = {True: 0, False: -1}["first" in question.split(".")[-1]]
+            result, final = result.split()[end], options[final]
+        assert final == result
+
+
+def test_every_letter_is_right_as_often(test_items: dict[str, list[mini.Problem]]) -> None:
+    finals = [p.facts["final"] for p in test_items["minirule_choice"]]
+    assert all(finals.count(letter) > COUNT / 8 for letter in minirule.LETTERS)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_texts_are_words_of_the_vocabulary(
+    name: str, test_items: dict[str, list[mini.Problem]]
+) -> None:
+    tokenizer: Any = embedded.build_tokenizer()
+    first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
+    for problem in test_items[name]:
+        prompt, answer = (tokenizer(t).input_ids for t in (problem.prompt, " " + problem.answer))
+        assert prompt + answer == tokenizer(f"{problem.prompt} {problem.answer}").input_ids
+        assert min(prompt + answer) >= first_word
+        assert len(prompt) <= 96
+        assert len(answer) < 56
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_the_harness_asks_and_grades(name: str) -> None:
+    primary = (
+        f"{task_file(name)['metric_list'][0]['metric']},{task_file(name)['filter_list'][0]['name']}"
+    )
+    benchmark = LmEvalBenchmark(name, name, 64, primary, chat=False, limit=12)
+    rows = data.rows(name, "test", None)
+    assert [row["id"] for row in rows[:2]] == [f"{name}/test/0", f"{name}/test/1"]
+    assert len(rows) == mini.TEST_SIZE
+    asked = list(benchmark.requests(lambda text: [len(text)]))
+    assert [r.prompt for r in asked] == [item["prompt"] for item in benchmark.items]
+    gold = {item["id"]: " " + item["answer"] for item in benchmark.items}
+    assert all(score.value == 1.0 for score in benchmark.score(gold).values())
+    other = dict(zip(gold, [*list(gold.values())[1:], " "], strict=True))
+    assert sum(score.value for score in benchmark.score(other).values()) < len(gold) / 2
+    assert replace(benchmark, limit=3).dataset_hash() != benchmark.dataset_hash()
