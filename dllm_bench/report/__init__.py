@@ -1,1 +1,1 @@
-"""Stored runs as text for the terminal."""
+"""Stored runs as lines for the terminal and as a static site with a trace viewer."""

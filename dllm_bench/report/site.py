@@ -130,9 +130,9 @@ class Site:
 
     def _figures(self, paged: set[str]) -> Iterator[tuple[str, str]]:
         """The drawn figures as (address, title), with copies of their files."""
-        folder = self.store.root.parent / "figures"
-        for drawn in sorted(folder.glob("*/*.svg")):
-            stem = f"figures/{drawn.parent.name}/{drawn.stem}"
+        results = self.store.root.parent
+        for drawn in sorted((results / "figures" / self.profile).glob("*/*.svg")):
+            stem = drawn.relative_to(results).with_suffix("").as_posix()
             forms = [form for form in FIGURE_FORMS if drawn.with_suffix(f".{form}").is_file()]
             points = site_tables.read_points(drawn.with_suffix(".csv"))
             self._write(f"{stem}.html", site_tables.figure_page(stem, points, forms, paged))

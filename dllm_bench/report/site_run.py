@@ -255,7 +255,7 @@ def settings_section(spec: RunSpec) -> Html:
             (name, described(getattr(spec, name))) for name in ("model", "benchmark", "hardware")
         ),
         el("h3", {}, "Run"),
-        facts([("command line", described(whole)), ("identity", spec.identity_hash)]),
+        facts([("settings", described(whole)), ("identity", spec.identity_hash)]),
         name="settings",
     )
 

@@ -16,9 +16,9 @@ from dllm_bench.tables import render_html
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.plan import PlannedRun
 
-DOWNLOADS = ("csv", "json", "md", "tex")
+DOWNLOADS = ("csv", "json", "tex")
 RUN = "run"  # column of a figure's csv that names runs
-UP = "../../"
+SHOWN_POINTS = 1000  # a heat map has many more
 
 
 def table_stem(built: BuiltTable) -> str:
@@ -32,7 +32,7 @@ def table_page(built: BuiltTable, paged: set[str]) -> str:
 
     def address(run: PlannedRun) -> str:
         short = run.spec.short if run.spec else ""
-        return f"{UP}{run_address(short)}" if short in paged else ""
+        return f"{page.up}{run_address(short)}" if short in paged else ""
 
     stem = table_stem(built)
     page = Page(f"{stem}.html", built.table.name, [("tables", "index.html#tables")])
@@ -49,35 +49,38 @@ def downloads(name: str, forms: Sequence[str]) -> Html:
 def figure_page(
     stem: str, points: list[dict[str, str]], forms: Sequence[str], paged: set[str]
 ) -> str:
-    """A figure and its points; `stem`: `figures/<paper>/<figure>`."""
-    name = stem.removeprefix("figures/")
+    """A figure and its points; `stem`: `figures/<profile>/<paper>/<figure>`."""
+    name = "/".join(stem.split("/")[-2:])
     page = Page(f"{stem}.html", name, [("figures", "index.html#figures")])
     image = {"src": f"{Path(stem).name}.svg", "alt": f"Figure {name}; its points are listed below"}
     return page(
         el("h1", {}, name),
         el("figure", {"class": "scroll"}, el("img", image)),
         downloads(Path(stem).name, forms),
-        section("Points", points_grid(points, paged)) if points else "",
+        section("Points", points_grid(points, paged, page.up)) if points else "",
     )
 
 
-def points_grid(points: list[dict[str, str]], paged: set[str]) -> Html:
-    """The points as a table; a column is of numbers when all its entries are."""
-    names = list(points[0])
+def points_grid(points: list[dict[str, str]], paged: set[str], up: str) -> Html:
+    """The points as a table; a column is of numbers when all its entries are, an empty one is left
+    out."""
+    names = [name for name in points[0] if any(row[name] for row in points)]
     columns = [Column(name, number=all(is_number(row[name]) for row in points)) for name in names]
     rows = [
-        [runs_text(row[name], paged) if name == RUN else row[name] or "" for name in names]
-        for row in points
+        [runs_text(row[name], paged, up) if name == RUN else row[name] or "" for name in names]
+        for row in points[:SHOWN_POINTS]
     ]
-    return grid(columns, rows, "Points of the figure")
+    rest = len(points) - len(rows)
+    more = el("p", {"class": "soft"}, f"{rest} more are in the csv.") if rest else ""
+    return join((grid(columns, rows, "Points of the figure"), more))
 
 
-def runs_text(text: str, paged: set[str]) -> Html:
-    """Hashes of runs as links to those that have a page."""
+def runs_text(text: str, paged: set[str], up: str) -> Html:
+    """Hashes of runs as links to those that have a page; `up`: the way to the root."""
     parts: list[str] = []
     for run in (text or "").split():
         short = run[:SHOWN]
-        address = f"{UP}{run_address(short)}" if short in paged else ""
+        address = f"{up}{run_address(short)}" if short in paged else ""
         parts += [link(address, el("code", {}, short)), " "]
     return join(parts)
 

@@ -15,6 +15,7 @@ import select
 import shlex
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ KEYS = {  # key -> (code, Windows virtual key, text it types)
     "PageDown": ("PageDown", 34, None),
     "n": ("KeyN", 78, "n"),
 }
+
+
+class RefusedError(AssertionError):
+    """The browser could not do what it was told, for one because the page was just left."""
 
 
 class Browser:
@@ -73,7 +78,8 @@ class Browser:
         while True:
             found = self._receive(until - time.monotonic())
             if found.get("id") == self._number:
-                assert "error" not in found, f"{method}: {found['error']}"
+                if "error" in found:
+                    raise RefusedError(f"{method}: {found['error']}")
                 return dict(found["result"])
             self.events.append(found)
 
@@ -162,7 +168,10 @@ class Browser:
     def wait(self, script: str) -> None:
         """Wait until an expression is true."""
         until = time.monotonic() + WAIT_S
-        while not self.value(f"Boolean({script})"):
+        while True:
+            with suppress(RefusedError):
+                if self.value(f"Boolean({script})"):
+                    return
             assert time.monotonic() < until, f"never true: {script}"
             time.sleep(POLL_S)
 

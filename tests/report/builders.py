@@ -108,7 +108,7 @@ def fill(root: Path) -> dict[str, RunRecord]:
     one.columns["id"][3] = two.columns["id"][3] = two.columns["verdict"][3] = HOSTILE
     seal(store, one, [lookaheads(name) for name in one.columns["id"]])
     seal(store, two, [drafts(name) for name in two.columns["id"]])
-    figure = root / "figures" / "small" / "figure1"
+    figure = root / "figures" / "embedded" / "small" / "figure1"
     figure.parent.mkdir(parents=True)
     figure.with_suffix(".svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     rows = f"series,x,y,run\nours,1,2.5,{one.identity_hash}\n{HOSTILE[:20]},2,3,{'0' * 64}\n"

@@ -276,7 +276,7 @@ def test_no_page_is_wider_than_a_phone(
     for page in (
         f"{address}/index.html",
         f"{address}/tables/small/table1.html",
-        f"{address}/figures/small/figure1.html",
+        f"{address}/figures/embedded/small/figure1.html",
         f"{run}/index.html",
         f"{run}/sample.html#3",
     ):

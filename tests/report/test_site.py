@@ -157,9 +157,9 @@ def test_each_number_of_a_table_leads_to_the_run_that_gave_it(
 def test_points_of_a_figure_lead_to_runs_that_have_a_page(
     site: Path, records: dict[str, RunRecord]
 ) -> None:
-    page = parsed(site / "figures" / "small" / "figure1.html")
+    page = parsed(site / "figures" / "embedded" / "small" / "figure1.html")
     short = records["lookahead"].spec.short
-    assert f"../../{run_address(short)}" in page.links
+    assert f"../../../{run_address(short)}" in page.links
     assert sum("/runs/" in link for link in page.links) == 1
     assert {"figure1.svg", "figure1.csv"} <= set(page.links)
     assert builders.HOSTILE[:20] in page.texts
