@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dllm_bench.core.protocols import Decoder
     from dllm_bench.parallel.team import Layout, Team
 
+PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # settings that multiply
 COMMITS = {"winner": True, "none": False}
 TIMEOUT_S = 120.0  # how long a process waits for another within a request
 GRACE_S = 2.0  # a death is heard of from several processes; the cause comes within this time
@@ -63,9 +64,9 @@ def layout_of(hardware: Mapping[str, Any]) -> Layout:
     )
 
 
-def replicas_of(hardware: Mapping[str, Any]) -> int:
-    """How many teams share the requests."""
-    return int(hardware.get("replicas", 1))
+def needs_several(hardware: Mapping[str, Any]) -> bool:
+    """Whether a run on this hardware is made by more than the process that asks for it."""
+    return any(int(hardware.get(name, 1)) > 1 for name in PROCESSES)
 
 
 def run(
@@ -77,9 +78,9 @@ def run(
     parts: Parts = REAL,
 ) -> RunRecord:
     """The record of `spec`, made by as many processes as its hardware says."""
-    layout, replicas = layout_of(spec.hardware), replicas_of(spec.hardware)
-    if layout.processes * replicas == 1 or store.record(spec) is not None:
+    if not needs_several(spec.hardware) or store.record(spec) is not None:
         return run_here(spec, store=store, logger=logger, progress=progress, parts=parts)
+    layout, replicas = layout_of(spec.hardware), int(spec.hardware.get("replicas", 1))
     check(spec, parts, layout, replicas)
     observer = Together([logger or NoLogger(), progress or Silent()])
     try:
@@ -205,6 +206,7 @@ class Place:
             return self.spec
         import torch
 
+        torch.cuda.init()  # a mesh leaves the device alone once there is one
         torch.cuda.set_device(self.index)
         return replace(self.spec, model={**self.spec.model, "device": f"cuda:{self.index}"})
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dllm_bench.cli import main
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.metrics import accuracy
 from dllm_bench.paths import assets_dir
@@ -362,3 +363,14 @@ def test_a_folder_with_other_files_is_left_alone(root: Path, tmp_path: Path) -> 
     with pytest.raises(DllmBenchError, match="holds other files"):
         builders.make(root, tmp_path)
     assert (tmp_path / "index.html").read_text() == "mine"
+
+
+def test_the_command_refuses_what_it_cannot_do(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["report", "--results", str(root), "--out", str(tmp_path / "site")]
+    assert main([*asked, "--runs", "no-such-hash"]) == 2
+    assert "0 runs below" in capsys.readouterr().err
+    (tmp_path / "site").write_text("")
+    assert main(asked) == 2
+    assert "which is a file" in capsys.readouterr().err
