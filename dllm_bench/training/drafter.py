@@ -80,6 +80,8 @@ class DrafterJob:
             raise DllmBenchError(f"{self.prompts} prompts leave none to hold out; give 2 or more.")
         if self.chain and self.layers != 1:
             raise DllmBenchError(f"EAGLE-3 has one layer, {self.layers} were asked for; give 1.")
+        if self.chain and self.shares != Shares():
+            raise DllmBenchError("EAGLE-3 learns from a loss of its own; leave out --shares.")
 
     @property
     def kind(self) -> str:

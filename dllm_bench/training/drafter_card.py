@@ -37,6 +37,8 @@ def command(model: str, job: DrafterJob) -> str:
 
     given = {f.name: getattr(job, f.name) for f in fields(job)}
     changed = {n: v for n, v in given.items() if v != getattr(KINDS[job.kind], n)}
+    if "shares" in changed:
+        changed["shares"] = f"{job.shares.ce:g} {job.shares.l1:g}"
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in changed.items()]
     return " ".join(["dllm-bench train drafter", model, job.kind, *flags])
 

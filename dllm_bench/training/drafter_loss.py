@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dllm_bench.core.request import DllmBenchError
 from dllm_bench.training.drafter_blocks import Blocks, Drafted, at, slot_weights
 from dllm_bench.training.drafter_chain import shifted
 
@@ -29,6 +30,14 @@ class Shares:
     l1: float = 0.9
     confidence: float = 1.0
     decay: float | None = 4.0
+
+    def __post_init__(self) -> None:
+        """Refuse shares that teach nothing or the wrong way round."""
+        if min(self.ce, self.l1, self.confidence) < 0 or self.ce + self.l1 <= 0:
+            raise DllmBenchError(
+                f"The loss counts CE {self.ce:g} times and L1 {self.l1:g} times; give two "
+                "shares of 0 or more, one of them above 0."
+            )
 
 
 @dataclass(frozen=True)

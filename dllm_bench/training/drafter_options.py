@@ -42,6 +42,13 @@ def add_to(parser: ArgumentParser, positive: Callable[[str], int]) -> None:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=positive, metavar="N", help=meaning)
     parser.add_argument("--lr", type=float, metavar="RATE", help="peak rate (the paper: 6e-4)")
+    parser.add_argument(
+        "--shares",
+        nargs=2,
+        type=float,
+        metavar=("CE", "L1"),
+        help="of the loss's two terms (DFlash: 1 0; DSpark: 0.1 0.9)",
+    )
     parser.add_argument("--seed", type=int, metavar="N")
     parser.add_argument(
         "--temperature", type=float, metavar="T", help="of the target's answers; 0: greedy"
@@ -60,4 +67,7 @@ def job_of(args: Namespace) -> DrafterJob:
     job = KINDS[args.drafter]
     names = {f.name for f in fields(job)} & set(vars(args))
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if "shares" in given:
+        ce, l1 = given["shares"]
+        given["shares"] = replace(job.shares, ce=ce, l1=l1)
     return replace(job, **given)

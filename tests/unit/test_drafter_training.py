@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,9 +26,16 @@ from dllm_bench.models.drafters import TrainedBlock, TrainedChain
 from dllm_bench.models.loading import LoadedModel, load
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import drafter as training
-from dllm_bench.training import drafter_blocks, drafter_chain, drafter_target
+from dllm_bench.training import (
+    drafter_blocks,
+    drafter_card,
+    drafter_chain,
+    drafter_options,
+    drafter_target,
+)
 from dllm_bench.training.drafter import KINDS, DrafterJob
 from dllm_bench.training.drafter_blocks import Rows
+from dllm_bench.training.drafter_loss import Shares
 from dllm_bench.training.drafter_target import Text
 from tests.facts import drafted
 from tests.helpers import ROLES, tiny_checkpoint
@@ -324,8 +332,24 @@ def test_what_cannot_be_trained_is_one_sentence(capsys: pytest.CaptureFixture[st
         DrafterJob(prompts=1)
     with pytest.raises(DllmBenchError, match="target, gold"):
         replace(JOB, texts="mine")  # type: ignore[arg-type]
+    with pytest.raises(DllmBenchError, match="loss of its own"):
+        replace(KINDS["eagle3"], shares=Shares(ce=1.0))
+    with pytest.raises(DllmBenchError, match="one of them above 0"):
+        Shares(ce=0.0, l1=0.0)
     assert main(["train", "drafter", "tiny-qwen3", "medusa"]) == 2
     assert "dspark-markov" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
+    changes: dict[str, Any] = {"lr": 3e-3, "temperature": 0.0, "texts": "gold"}
+    if kind != "eagle3":
+        changes["shares"] = replace(KINDS[kind].shares, ce=1.0, l1=0.5)
+    asked = job(kind, changes)
+    words = drafter_card.command("tiny-qwen3", asked).split()[3:]
+    parser = ArgumentParser()
+    drafter_options.add_to(parser, int)
+    assert drafter_options.job_of(parser.parse_args(words)) == asked
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
