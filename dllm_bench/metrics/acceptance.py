@@ -21,9 +21,11 @@ from dllm_bench.metrics import accuracy
 from dllm_bench.metrics.facts import Facts
 from dllm_bench.metrics.numbers import (
     Amount,
+    Bounds,
     Definition,
     Family,
     Interval,
+    TotalRatio,
     total_ratio,
 )
 
@@ -250,24 +252,26 @@ ALL = (
 )
 
 
-def of_position(
-    facts: Sequence[Facts], k: int, asked: Callable[[Acceptance], Sequence[int]]
-) -> tuple[int, int]:
-    """(rounds that accepted a token at position k from 1, rounds `asked` counts there)."""
-    counts = counted(facts)
-    pairs = [(c.accepted[k - 1], asked(c)[k - 1]) for c in counts if len(c.proposed) >= k]
-    return sum(a for a, _ in pairs), sum(n for _, n in pairs)
-
-
 def family(name: str, text: str, asked: Callable[[Acceptance], Sequence[int]]) -> Family:
-    """A share of rounds at a position, with Wilson's interval over rounds."""
+    """Rounds that accepted a token at a position ÷ rounds `asked` counts there, with Wilson's
+    interval over rounds.
+    """
 
-    def share(facts: Sequence[Facts], k: int) -> float | None:
-        return ratio(*of_position(facts, k, asked))
+    def share(k: int) -> TotalRatio:
+        def at(fact: Facts) -> tuple[int, int]:
+            (counts,) = counted([fact])
+            there = len(counts.proposed) >= k
+            return (counts.accepted[k - 1], asked(counts)[k - 1]) if there else (0, 0)
 
-    def bounds(facts: Sequence[Facts], k: int) -> Interval | None:
-        happened, n = of_position(facts, k, asked)
-        return accuracy.wilson(happened, n) if n else None
+        return total_ratio(lambda fact: at(fact)[0], lambda fact: at(fact)[1])
+
+    def bounds(k: int) -> Bounds:
+        def wilson(facts: Sequence[Facts]) -> Interval | None:
+            amounts = [share(k).amounts(fact) for fact in facts]
+            happened, n = (int(sum(pair[i] for pair in amounts)) for i in (0, 1))
+            return accuracy.wilson(happened, n) if n else None
+
+        return wilson
 
     return Family(name, "share", text, share, "rounds", bounds)
 

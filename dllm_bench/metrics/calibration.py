@@ -18,7 +18,7 @@ from operator import mul
 from statistics import fmean
 
 from dllm_bench.metrics.facts import Facts
-from dllm_bench.metrics.numbers import Family
+from dllm_bench.metrics.numbers import Family, Measure
 
 BINS = 20
 GRID = tuple(2 ** (step / 8) for step in range(-24, 25))  # 1/8 to 8, 1 among them
@@ -233,9 +233,12 @@ def family(measured: str, covered: str) -> Family:
     what, number = MEASURES[measured]
     how, find = COVERED[covered]
 
-    def function(facts: Sequence[Facts], k: int) -> float | None:
-        found = find(facts, k)
-        return number(found) if found.predicted else None
+    def function(k: int) -> Measure:
+        def at(facts: Sequence[Facts]) -> float | None:
+            found = find(facts, k)
+            return number(found) if found.predicted else None
+
+        return at
 
     name, unit = f"calibration/{measured}{covered}", "share"
     return Family(name, unit, f"{what} of the prefix, {how}.", function, "survival")

@@ -76,14 +76,16 @@ class Definition:
 
 @dataclass(frozen=True)
 class Family:
-    """A number for each position k, from 1, of a proposal; otherwise as `Definition`."""
+    """A number for each position k, from 1, of a proposal: `function` of k; otherwise as
+    `Definition`.
+    """
 
     name: str
     unit: str
     text: str
-    function: Callable[[Sequence[Facts], int], float | None]
+    function: Callable[[int], Measure]
     fact: str
-    bounds: Callable[[Sequence[Facts], int], Interval | None] | None = None
+    bounds: Callable[[int], Bounds] | None = None
 
     def at(self, k: int) -> Definition:
         """The definition called `name@k`."""
@@ -91,9 +93,9 @@ class Family:
             f"{self.name}@{k}",
             self.unit,
             f"position {k} of a proposal: {self.text}",
-            lambda facts: self.function(facts, k),
+            self.function(k),
             self.fact,
-            lambda facts: self.bounds(facts, k) if self.bounds else None,
+            self.bounds(k) if self.bounds else None,
         )
 
 
