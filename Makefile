@@ -11,7 +11,7 @@ PYTEST_ARGS ?= -q -n 2 --dist loadgroup
 .DEFAULT_GOAL := help
 TABLES := $(subst /,-,$(patsubst conf/table/%.yaml,%,$(wildcard conf/table/*/*.yaml)))
 FIGURES := $(subst /,-,$(patsubst conf/figure/%.yaml,%,$(wildcard conf/figure/*/*.yaml)))
-.PHONY: help venv table4 $(TABLES) tables $(FIGURES) figures dspark decoders report test lint fmt clean
+.PHONY: help venv all table4 $(TABLES) tables $(FIGURES) figures dspark decoders report test lint fmt clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,11 @@ figures: $(STAMP) ## Draw every figure with the embedded models; one: make dspar
 
 $(FIGURES): $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure $(subst -,/,$@) --run
+
+all: $(STAMP) ## Every table and figure from nothing, and the site of them; goes on where it stopped
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all --run
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all --run
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench report
 
 dspark: dspark-table1 decoders-speculative $(STAMP) ## All of DSpark: its table, figures, and drafters compared
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure dspark --run

@@ -17,7 +17,14 @@ from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs
 from dllm_bench.tables.spec import Cell, Metric, Query, Value
 
 DECIMALS = 1  # of measured numbers; more would be noise
-MORE_DECIMALS = {"tokens/forward": 2, "×": 2, "s": 2}  # of units whose numbers are small
+MORE_DECIMALS = {  # of units whose numbers are small
+    "tokens/forward": 2,
+    "tokens/round": 2,
+    "×": 2,
+    "s": 2,
+    "ms": 2,
+    "share": 3,
+}
 SHOWN_HASH = 10
 SHOWN_RUNS = 3  # of a row; all of them are in the json form
 NO_CELL = "–"  # where the table has no number at all
