@@ -12,7 +12,7 @@ from typing import Any
 
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.runs.record import RunRecord
-from dllm_bench.training.recipes import DRILL, RECIPES, Phase, Recipe
+from dllm_bench.training.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
 OBJECTIVES = {
     "causal": "next token under causal attention on the answer (autoregressive)",
@@ -28,6 +28,7 @@ PROMPTS = {
     "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; bare words, both forms.",
     "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options below the question.",
 }
+DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill of facts said again and again"}
 AFTER = "- The answer is followed by `<|endoftext|>` to the end of the generation region."
 
 CHANGES = {
@@ -98,17 +99,17 @@ def render(recipe: Recipe, wall_s: float) -> str:
 
 def _data_lines(recipe: Recipe) -> list[str]:
     """What the rows were drawn from."""
-    drilled = any(name == DRILL for phase in recipe.phases for name, _ in phase.data)
+    drills = " and ".join(DRILLS[name] for name in recipe.drills)
     *others, last = recipe.tasks
     named = " and ".join([", ".join(others), last] if others else [last])
     made = f"{recipe.pool_size:,} problems each, generator seed {recipe.pool_seed}"
     lines = [
-        f"Generated: the train splits of {named} ({made}){'' if drilled else '.'}",
-        "and a drill of bare equations. " * drilled
+        f"Generated: the train splits of {named} ({made}){'' if drills else '.'}",
+        f"and {drills}. " * bool(drills)
         + "The splits share no problem (a hash of the content decides).",
     ]
-    drill = "The drill covers all equations, so test problems are new but their arithmetic is not."
-    return [*lines, drill] if drilled else lines
+    note = "The drill covers all equations, so test problems are new but their arithmetic is not."
+    return [*lines, note] if DRILL in recipe.drills else lines
 
 
 def _chat_line(recipe: Recipe) -> str:
@@ -133,9 +134,10 @@ def _start_line(recipe: Recipe) -> str:
 def _phase_line(phase: Phase) -> str:
     lengths = ", ".join(f"{length} ({share:.0%})" for length, share in phase.lengths)
     rows = ", ".join(f"{name} {share:.0%}" for name, share in phase.data)
+    short = f"; EOS after the first counts {phase.padding:g}" if phase.padding != 1 else ""
     blocks = f", blocks of {phase.block}" if phase.block else ""
     line = f"- {phase.steps} steps, peak rate {phase.lr:g}, last {phase.decay_steps} decaying: "
-    line += f"{OBJECTIVES[phase.objective]}{blocks}. Rows: {rows}; row lengths {lengths}."
+    line += f"{OBJECTIVES[phase.objective]}{blocks}{short}. Rows: {rows}; row lengths {lengths}."
     if phase.objective == "masked":
         whole, window, hard = phase.states
         line += f" States: whole answer {whole:.0%}, windows of 1..32 with a clean left and a "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -153,9 +154,44 @@ def draw_drills(
     """Rows of random equations, without a prompt."""
     per_row = (length - 1) // 6
     pick = torch.randint(len(equations_E6), (count, per_row), generator=rng)
+    return _drill(equations_E6[pick].flatten(1), length, eos)
+
+
+def fact_table(tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """What may be said of a person, [person, kind, fact, 6]: `` So Ann has 5 cups.`` and `` Ann
+    lives near the mill.``, the word to recall at column 4, as the result of an equation.
+    """
+    things = [f"{n} {item}" for n in range(*miniread.COUNTS) for item in miniread.ITEMS]
+    places = [f"{side} the {name}" for side in miniread.SIDES for name in miniread.BUILDINGS]
+    pairs = list(zip(things, cycle(places), strict=False))
+    lines = [
+        [[f" So {who} has {own}." for own, _ in pairs], [f" {who} lives {at}." for _, at in pairs]]
+        for who in miniread.NAMES
+    ]
+    return torch.tensor([[tokenizer(facts).input_ids for facts in kinds] for kinds in lines])
+
+
+def draw_recalls(
+    facts_PKF6: Tensor, count: int, length: int, rng: torch.Generator, eos: int
+) -> Batch:
+    """Rows that say a few facts over and over, in random order, without a prompt: what is said
+    again can be known from where it was said before.
+    """
+    per_row = (length - 1) // 6
+    people, kinds, facts, _ = facts_PKF6.shape
+    told = max(2, per_row // 6)  # people of a row, with a fact of each kind
+    who_BT = torch.rand(count, people, generator=rng).argsort(1)[:, :told].repeat(1, kinds)
+    fact_BT = torch.randint(facts, who_BT.shape, generator=rng)
+    pick_BS = torch.randint(kinds * told, (count, per_row), generator=rng)
+    who_BS, fact_BS = who_BT.gather(1, pick_BS), fact_BT.gather(1, pick_BS)
+    return _drill(facts_PKF6[who_BS, pick_BS // told, fact_BS].flatten(1), length, eos)
+
+
+def _drill(said_BW: Tensor, length: int, eos: int) -> Batch:
+    count, width = said_BW.shape
     ids_BL = torch.full((count, length), eos, dtype=torch.int64)
-    ids_BL[:, : per_row * 6] = equations_E6[pick].reshape(count, per_row * 6)
-    ends = torch.full((count,), per_row * 6)
+    ids_BL[:, :width] = said_BW
+    ends = torch.full((count,), width)
     return Batch(ids_BL, torch.zeros_like(ends), ends, torch.ones(count, dtype=torch.bool))
 
 

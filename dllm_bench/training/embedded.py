@@ -25,7 +25,7 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models import embedded
 from dllm_bench.training import adapt, card, data, export, net, objectives
 from dllm_bench.training.optim import Optimizer, learning_rate_factor
-from dllm_bench.training.recipes import DRILL, RECIPES, Phase, Recipe
+from dllm_bench.training.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
 LORA_TARGETS = ("q", "k", "v", "o")
 PROBE_ROWS = 256
@@ -42,6 +42,7 @@ class Run:
     pools: dict[str, data.Pool]
     probes: dict[str, data.Batch]
     equations_E6: Tensor
+    facts_PKF6: Tensor | None
     base: net.Weights
     trained: net.Weights
     log: list[dict[str, float]] = field(default_factory=list)
@@ -110,10 +111,11 @@ def prepare(recipe: Recipe, cache: Path | None, start_dir: Path | None = None) -
     }
     operands = data.ANY if "minimath" in tasks else data.SMALL
     equations = data.equation_table(tokenizer, operands)
+    facts = data.fact_table(tokenizer) if RECALL in recipe.drills else None
     base = _starting_weights(recipe, cfg, start_dir, tokenizer.convert_tokens_to_ids)
     trained = _new_lora(base, recipe) if recipe.lora_rank else base
     run = Run(
-        recipe, cfg, _vocabulary(tokenizer), pools, {}, equations, base,
+        recipe, cfg, _vocabulary(tokenizer), pools, {}, equations, facts, base,
         {n: t.requires_grad_() for n, t in trained.items()},
     )  # fmt: skip
     run.probes = {t: _probe_batch(recipe, t, run.vocabulary.eos_id) for t in tasks}
@@ -205,10 +207,14 @@ def draw_batch(run: Run, phase: Phase, rng: torch.Generator) -> data.Batch:
     counts = {name: round(rows * share) for name, share in phase.data}
     counts[phase.data[0][0]] += rows - sum(counts.values())
     eos, long = run.vocabulary.eos_id, phase.prefer_long
+    drills: dict[str, Callable[..., data.Batch]] = {
+        DRILL: partial(data.draw_drills, run.equations_E6),
+        RECALL: partial(data.draw_recalls, run.facts_PKF6),
+    }
     return data.join(
         [
-            data.draw_drills(run.equations_E6, count, length, rng, eos)
-            if name == DRILL
+            drills[name](count, length, rng, eos)
+            if name in drills
             else data.draw_rows(run.pools[name], count, length, rng, eos, long)
             for name, count in counts.items()
         ]
@@ -220,9 +226,9 @@ def make_example(run: Run, phase: Phase, rng: torch.Generator) -> objectives.Exa
     batch, shift = draw_batch(run, phase, rng), run.recipe.shift
     known: dict[str, Callable[..., objectives.Example]] = {
         "causal": objectives.causal,
-        "masked": partial(objectives.masked, shares=phase.states),
+        "masked": partial(objectives.masked, shares=phase.states, padding=phase.padding),
         "rising": objectives.rising,
-        "blocks": partial(objectives.blocks, size=phase.block),
+        "blocks": partial(objectives.blocks, size=phase.block, padding=phase.padding),
     }
     return known[phase.objective](batch, run.vocabulary, rng, shift)
 

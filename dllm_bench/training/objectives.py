@@ -96,13 +96,14 @@ def _per_row_mean(scored_BL: Tensor) -> Tensor:
 
 def masked(
     batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int,
-    shares: tuple[float, float, float],
+    shares: tuple[float, float, float], padding: float = 1.0,
 ) -> Example:  # fmt: skip
     """Bidirectional masked diffusion; `shares` of rows: whole answer, windows, hard tokens first.
 
     Whole answer: t ~ U(0, 1), loss 1 / (t * answer length). Window of w: left clean, right all
     masked, t ~ U(1/w, 1) inside, loss 1 / (t * w). "Hard tokens first" masks the content tokens
     of a window with a higher ratio than the rest: the states that confident-first decoding visits.
+    Lengths count an EOS after the first `padding` times.
     """
     count, length = batch.ids_BL.shape
     kind_B = torch.multinomial(torch.tensor(shares), count, replacement=True, generator=rng)
@@ -119,11 +120,20 @@ def masked(
     noised_BL = inside_BL & (_uniform(rng, count, length) < ratio_BL)
     none_B1 = ~noised_BL.any(1, keepdim=True)
     noised_BL, ratio_BL = noised_BL | (none_B1 & inside_BL), ratio_BL.masked_fill(none_B1, 1.0)
-    weights_BL = noised_BL / (ratio_BL * size_B[:, None])
+    counted_BL = inside_BL * _counts(batch, padding)
+    beyond_B = size_B - inside_BL.sum(1)  # of a window that leaves the row
+    length_B = (counted_BL.sum(1) + padding * beyond_B).clamp(min=padding)
+    weights_BL = noised_BL * counted_BL / (ratio_BL * length_B[:, None])
     hidden_BL = noised_BL | (offset_BL >= (start_B + size_B)[:, None])
     hidden_BL, weights_BL = _drill_states(batch, rng, hidden_BL & answer_BL, weights_BL)
     inputs_BL = batch.ids_BL.masked_fill(hidden_BL, vocabulary.mask_id)
     return _finish(batch, inputs_BL, weights_BL, shift)
+
+
+def _counts(batch: Batch, padding: float) -> Tensor:
+    """How much a position counts: 1, after the first EOS `padding`."""
+    position_L = torch.arange(batch.ids_BL.shape[1])
+    return torch.where(position_L[None] > batch.total_B[:, None], padding, 1.0)
 
 
 def _window_starts(batch: Batch, size_B: Tensor, rng: torch.Generator) -> Tensor:
@@ -206,13 +216,15 @@ def _rising_ratios(rng: torch.Generator, count: int, blocks: int, used_B: Tensor
 
 
 def blocks(
-    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, size: int
-) -> Example:
+    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, size: int,
+    padding: float = 1.0,
+) -> Example:  # fmt: skip
     """Block diffusion: a noised copy of every row beside the clean one, blocks from position 0.
 
     A noised block sees itself and the clean blocks before it. Of the blocks 40 % are masked at
     random with t ~ U(1 / size, 1), 40 % behind a cut, 20 % in their content tokens first. The
-    loss is the mean over a block's masked positions, then over the blocks up to the second EOS.
+    loss is the mean over a block's masked positions, in which an EOS after the first counts
+    `padding` times, then over the blocks up to the second EOS.
     """
     count, length = batch.ids_BL.shape
     answer_BL = _grid(batch)[1]
@@ -227,8 +239,9 @@ def blocks(
     ratio_BL = torch.where(kind_BL == 2, hard_BL, even_BL)
     noised_BL = torch.where(kind_BL == 1, behind_BL, _uniform(rng, count, length) < ratio_BL)
     noised_BL = noised_BL & near_BL
-    masked_BJ = torch.zeros(count, number).index_add_(1, block_L, noised_BL.float())
-    weights_BL = _per_row_mean(noised_BL / masked_BJ[:, block_L].clamp(min=1))
+    counted_BL = noised_BL * _counts(batch, padding)
+    counted_BJ = torch.zeros(count, number).index_add_(1, block_L, counted_BL)
+    weights_BL = _per_row_mean(counted_BL / counted_BJ[:, block_L].clamp(min=padding))
     noised_BL, weights_BL = _drill_states(batch, rng, noised_BL, weights_BL)
     inputs_BL = batch.ids_BL.masked_fill(noised_BL, vocabulary.mask_id)
     flat = weights_BL.reshape(-1).nonzero()[:, 0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DRILL = "drill"
+DRILL, RECALL = "drill", "recall"
 
 SHORT = ((64, 0.4), (96, 0.6))
 LONG = ((64, 0.40), (88, 0.22), (112, 0.26), (144, 0.08), (192, 0.04))
@@ -26,10 +26,14 @@ Shares = tuple[tuple[str, float], ...]
 FIRST: Shares = (("minigsm", 0.48), ("minicode", 0.40), (DRILL, 0.12))
 ALL: Shares = (
     ("minigsm", 0.16), ("minicode", 0.16), ("minimath", 0.22), ("miniread", 0.20),
-    ("minirule", 0.20), (DRILL, 0.06),
+    ("minirule", 0.20), (DRILL, 0.03), (RECALL, 0.03),
+)  # fmt: skip
+READING: Shares = (
+    ("minigsm", 0.05), ("minicode", 0.05), ("minimath", 0.10), ("miniread", 0.25),
+    ("minirule", 0.15), (RECALL, 0.40),
 )  # fmt: skip
 CODE: Shares = (("minicode", 1.0),)
-"""(task or equation drill, share of rows)."""
+"""(task, or drill of equations or of recall; share of rows)."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,9 @@ class Phase:
     """Draw the longer of the rows that fit more often (less EOS in a batch)."""
     block: int = 0
     """Block length of `blocks`."""
+    padding: float = 1.0
+    """How often `masked` and `blocks` count an EOS after the first: short answers teach little
+    where they are a small part of a row."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,16 @@ class Recipe:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks of all phases."""
-        named = dict.fromkeys(name for phase in self.phases for name, _ in phase.data)
-        return tuple(name for name in named if name != DRILL)
+        return tuple(name for name in self._drawn if name not in (DRILL, RECALL))
+
+    @property
+    def drills(self) -> tuple[str, ...]:
+        """The drills of all phases."""
+        return tuple(name for name in self._drawn if name in (DRILL, RECALL))
+
+    @property
+    def _drawn(self) -> dict[str, None]:
+        return dict.fromkeys(name for phase in self.phases for name, _ in phase.data)
 
     @property
     def first_vocabulary(self) -> bool:
@@ -109,7 +124,10 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-llada-five",
             "llada",
-            (Phase("masked", 4000, 2000, 2e-3, ALL, lengths=CANVAS),),
+            (
+                Phase("masked", 1200, 0, 2e-3, READING, lengths=CANVAS, padding=0.1),
+                Phase("masked", 3000, 2000, 2e-3, ALL, lengths=CANVAS, padding=0.1),
+            ),
             start="tiny-llada",
             seed=12,
             pool_size=60_000,
@@ -118,7 +136,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-llada-moe",
             "llada_moe",
-            (Phase("masked", 3000, 1800, 2e-3, ALL, lengths=CANVAS),),
+            (Phase("masked", 3000, 1800, 2e-3, ALL, lengths=CANVAS, padding=0.1),),
             start="tiny-llada-five",
             seed=13,
             pool_size=60_000,
@@ -136,7 +154,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-llada2",
             "llada2",
-            (Phase("blocks", 3000, 1600, 2.5e-3, ALL, lengths=BLOCKWISE, block=32),),
+            (Phase("blocks", 3000, 1600, 2.5e-3, ALL, lengths=BLOCKWISE, block=32, padding=0.1),),
             start="tiny-sdar",
             seed=15,
             pool_size=60_000,
@@ -182,6 +200,16 @@ RECIPES: dict[str, Recipe] = {
             start="tiny-dream-instruct",
             chat=True,
             lora_rank=16,
+        ),
+        Recipe(
+            "tiny-d2f-diffucoder",
+            "dream",
+            (Phase("rising", 1000, 700, 3e-3, CODE),),
+            start="tiny-diffucoder",
+            chat=True,
+            lora_rank=16,
+            seed=17,
+            pool_size=60_000,
         ),
     )
 }

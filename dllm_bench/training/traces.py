@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ class Recording(Select):
 
     oracle: Select
     rows: list[Row] = field(default_factory=list, compare=False)
+    reads_decoded: ClassVar[bool] = True
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         right_KW = scores.ids_KW == window.of(state.memo[REFERENCE])

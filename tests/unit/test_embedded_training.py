@@ -144,6 +144,24 @@ def test_blocks_scores_masked_answers_by_their_own_token() -> None:
     assert torch.allclose(sums_B, torch.full_like(sums_B, 1 / len(sums_B)))
 
 
+@pytest.mark.parametrize("padding", [1.0, 0.1])
+def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float) -> None:
+    batch, vocabulary, canvas = _batch(length=96), _vocabulary(), (1.0, 0.0, 0.0)
+    length = batch.ids_BL.shape[1]
+    mean_BL = torch.zeros(batch.ids_BL.shape)
+    draws = 1500
+    for seed in range(draws):
+        rng = torch.Generator().manual_seed(seed)
+        example = objectives.masked(batch, vocabulary, rng, 0, canvas, padding)
+        mean_BL.view(-1).index_add_(0, example.rows_N, example.weights_N / draws)
+    for row, (prompt, total) in enumerate(zip(batch.prompt_B, batch.total_B, strict=True)):
+        told, rest = int(total - prompt) + 1, length - int(total) - 1
+        share = 1 / (told + padding * rest) / len(batch.ids_BL)
+        kept_L, beyond_L = mean_BL[row, prompt : total + 1], mean_BL[row, total + 1 :]
+        assert kept_L.mean().item() == pytest.approx(share, rel=0.1)
+        assert beyond_L.mean().item() == pytest.approx(padding * share, rel=0.1)
+
+
 @pytest.mark.parametrize("name", ["tiny-llada-five", "tiny-sdar"])
 def test_a_step_of_a_recipe_lowers_its_loss(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
