@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 POOL_WIDTH = 120
+RESULT = 4  # column of the result in an equation, of the word to recall in a fact
 STEP_WEIGHTS = (1.0, 1.0, 1.5, 2.0, 2.5)
 DRAWN: Mapping[str, mini.Draw] = {
     "minimath": minimath.draw,
@@ -48,12 +49,15 @@ class Pool:
 
 @dataclass(frozen=True)
 class Batch:
-    """`ids_BL` int64; answers start at `prompt_B`, end before `total_B`; drills have prompt 0."""
+    """`ids_BL` int64; answers start at `prompt_B`, end before `total_B`; drills have prompt 0 and
+    ask for the words at `asked_BL`.
+    """
 
     ids_BL: Tensor
     prompt_B: Tensor
     total_B: Tensor
     drill_B: Tensor
+    asked_BL: Tensor
 
 
 def texts(task: str, split: str, count: int, seed: int) -> list[tuple[str, str]]:
@@ -123,8 +127,8 @@ def draw_rows(
     ids_BL = torch.full((count, length), eos, dtype=torch.int64)
     width = min(length, POOL_WIDTH)
     ids_BL[:, :width] = pool.ids_NW[rows, :width].long()
-    drill_B = torch.zeros(count, dtype=torch.bool)
-    return Batch(ids_BL, pool.prompt_N[rows], pool.total_N[rows], drill_B)
+    nothing_BL = torch.zeros_like(ids_BL, dtype=torch.bool)
+    return Batch(ids_BL, pool.prompt_N[rows], pool.total_N[rows], nothing_BL[:, 0], nothing_BL)
 
 
 SMALL = {"+": range(1, 21), "-": range(1, 21), "*": range(2, 6)}
@@ -135,7 +139,7 @@ ANY = {"+": range(1, 100), "-": range(1, 100), "*": range(2, 50)}
 def equation_table(
     tokenizer: PreTrainedTokenizerFast, operands: Mapping[str, range] = SMALL
 ) -> Tensor:
-    """All equations as tokens, [E, 6]: `` a op b = c.`` with the result at column 4."""
+    """All equations as tokens, [E, 6]: `` a op b = c.`` with the result at column `RESULT`."""
     lines = []
     for op, rights in operands.items():
         for left in range(minigsm.MAX_VALUE + 1):
@@ -151,15 +155,16 @@ def equation_table(
 def draw_drills(
     equations_E6: Tensor, count: int, length: int, rng: torch.Generator, eos: int
 ) -> Batch:
-    """Rows of random equations, without a prompt."""
+    """Rows of random equations, without a prompt; they ask for the results."""
     per_row = (length - 1) // 6
     pick = torch.randint(len(equations_E6), (count, per_row), generator=rng)
-    return _drill(equations_E6[pick].flatten(1), length, eos)
+    asked_BS6 = (torch.arange(6) == RESULT).expand(count, per_row, 6)
+    return _drill(equations_E6[pick], asked_BS6, length, eos)
 
 
 def fact_table(tokenizer: PreTrainedTokenizerFast) -> Tensor:
     """What may be said of a person, [person, kind, fact, 6]: `` So Ann has 5 cups.`` and `` Ann
-    lives near the mill.``, the word to recall at column 4, as the result of an equation.
+    lives near the mill.``, the word to recall at column `RESULT`.
     """
     things = [f"{n} {item}" for n in range(*miniread.COUNTS) for item in miniread.ITEMS]
     places = [f"{side} the {name}" for side in miniread.SIDES for name in miniread.BUILDINGS]
@@ -174,8 +179,8 @@ def fact_table(tokenizer: PreTrainedTokenizerFast) -> Tensor:
 def draw_recalls(
     facts_PKF6: Tensor, count: int, length: int, rng: torch.Generator, eos: int
 ) -> Batch:
-    """Rows that say a few facts over and over, in random order, without a prompt: what is said
-    again can be known from where it was said before.
+    """Rows that say a few facts over and over, in random order, without a prompt; they ask for the
+    last two words of what was said before.
     """
     per_row = (length - 1) // 6
     people, kinds, facts, _ = facts_PKF6.shape
@@ -184,18 +189,23 @@ def draw_recalls(
     fact_BT = torch.randint(facts, who_BT.shape, generator=rng)
     pick_BS = torch.randint(kinds * told, (count, per_row), generator=rng)
     who_BS, fact_BS = who_BT.gather(1, pick_BS), fact_BT.gather(1, pick_BS)
-    return _drill(facts_PKF6[who_BS, pick_BS // told, fact_BS].flatten(1), length, eos)
+    again_BS = (pick_BS[:, :, None] == pick_BS[:, None]).tril(-1).any(2)
+    asked_6 = torch.tensor([column in (RESULT - 1, RESULT) for column in range(6)])
+    asked_BS6 = again_BS[:, :, None] & asked_6
+    return _drill(facts_PKF6[who_BS, pick_BS // told, fact_BS], asked_BS6, length, eos)
 
 
-def _drill(said_BW: Tensor, length: int, eos: int) -> Batch:
-    count, width = said_BW.shape
+def _drill(said_BS6: Tensor, asked_BS6: Tensor, length: int, eos: int) -> Batch:
+    count, width = len(said_BS6), said_BS6.shape[1] * said_BS6.shape[2]
     ids_BL = torch.full((count, length), eos, dtype=torch.int64)
-    ids_BL[:, :width] = said_BW
+    asked_BL = torch.zeros((count, length), dtype=torch.bool)
+    ids_BL[:, :width], asked_BL[:, :width] = said_BS6.flatten(1), asked_BS6.flatten(1)
     ends = torch.full((count,), width)
-    return Batch(ids_BL, torch.zeros_like(ends), ends, torch.ones(count, dtype=torch.bool))
+    every_B = torch.ones(count, dtype=torch.bool)
+    return Batch(ids_BL, torch.zeros_like(ends), ends, every_B, asked_BL)
 
 
 def join(batches: list[Batch]) -> Batch:
     """One batch of all rows (same length)."""
-    fields = ("ids_BL", "prompt_B", "total_B", "drill_B")
+    fields = ("ids_BL", "prompt_B", "total_B", "drill_B", "asked_BL")
     return Batch(*(torch.cat([getattr(b, name) for b in batches]) for name in fields))

@@ -42,7 +42,7 @@ class Run:
     pools: dict[str, data.Pool]
     probes: dict[str, data.Batch]
     equations_E6: Tensor
-    facts_PKF6: Tensor | None
+    facts_PKF6: Tensor
     base: net.Weights
     trained: net.Weights
     log: list[dict[str, float]] = field(default_factory=list)
@@ -111,7 +111,7 @@ def prepare(recipe: Recipe, cache: Path | None, start_dir: Path | None = None) -
     }
     operands = data.ANY if "minimath" in tasks else data.SMALL
     equations = data.equation_table(tokenizer, operands)
-    facts = data.fact_table(tokenizer) if RECALL in recipe.drills else None
+    facts = data.fact_table(tokenizer) if RECALL in recipe.drills else torch.empty(0)
     base = _starting_weights(recipe, cfg, start_dir, tokenizer.convert_tokens_to_ids)
     trained = _new_lora(base, recipe) if recipe.lora_rank else base
     run = Run(

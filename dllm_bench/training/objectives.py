@@ -64,13 +64,6 @@ def _grid(batch: Batch) -> tuple[Tensor, Tensor]:
     return offset_BL, offset_BL >= 0
 
 
-def _is_result(batch: Batch) -> Tensor:
-    """Where drill rows hold a result (column 4 of six)."""
-    column_L = torch.arange(batch.ids_BL.shape[1]) % 6
-    inside_BL = torch.arange(batch.ids_BL.shape[1])[None] < batch.total_B[:, None]
-    return (column_L == 4)[None] & inside_BL & batch.drill_B[:, None]
-
-
 def _finish(
     batch: Batch, inputs_BL: Tensor, weights_BL: Tensor, shift: int, bias: Tensor | None = None
 ) -> Example:
@@ -81,11 +74,11 @@ def _finish(
 
 
 def causal(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int) -> Example:
-    """Next-token prediction of the answer and four EOS; of the results in drill rows."""
+    """Next-token prediction of the answer and four EOS; of what drill rows ask for."""
     offset_BL, answer_BL = _grid(batch)
     span_B = batch.total_B - batch.prompt_B + 4
     scored_BL = answer_BL & (offset_BL < span_B[:, None]) & ~batch.drill_B[:, None]
-    scored_BL = (scored_BL | _is_result(batch)).float()
+    scored_BL = (scored_BL | batch.asked_BL).float()
     bias = causal_mask(batch.ids_BL.shape[1])
     return _finish(batch, batch.ids_BL, _per_row_mean(scored_BL), shift, bias)
 
@@ -157,14 +150,13 @@ def _ratios(
 def _drill_states(
     batch: Batch, rng: torch.Generator, hidden_BL: Tensor, weights_BL: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Drill rows: results hidden with a random ratio; in 60 % everything after a cut hidden too."""
+    """Drill rows: what they ask for hidden with a random ratio; in 60 % all after a cut too."""
     count, length = batch.ids_BL.shape
-    result_BL = _is_result(batch)
     cut_B = ((_uniform(rng, count) * length / 6).long() + 1) * 6
     cut_B = torch.where(_uniform(rng, count) < 0.6, cut_B, length)
     before_BL = torch.arange(length)[None] < cut_B[:, None]
     ratio_B1 = 0.3 + 0.7 * _uniform(rng, count, 1)
-    asked_BL = result_BL & before_BL & (_uniform(rng, count, length) < ratio_B1)
+    asked_BL = batch.asked_BL & before_BL & (_uniform(rng, count, length) < ratio_B1)
     drill_B1 = batch.drill_B[:, None]
     hidden_BL = torch.where(drill_B1, asked_BL | ~before_BL, hidden_BL)
     return hidden_BL, torch.where(drill_B1, _per_row_mean(asked_BL.float()), weights_BL)

@@ -125,7 +125,7 @@ RECIPES: dict[str, Recipe] = {
             "tiny-llada-five",
             "llada",
             (
-                Phase("masked", 1200, 0, 2e-3, READING, lengths=CANVAS, padding=0.1),
+                Phase("masked", 2000, 0, 2e-3, READING, lengths=CANVAS, padding=0.1),
                 Phase("masked", 3000, 2000, 2e-3, ALL, lengths=CANVAS, padding=0.1),
             ),
             start="tiny-llada",
@@ -145,7 +145,10 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-sdar",
             "sdar",
-            (Phase("blocks", 3200, 1600, 2.5e-3, ALL, lengths=BLOCKWISE, block=4),),
+            (
+                Phase("blocks", 1200, 0, 2.5e-3, READING, lengths=BLOCKWISE, block=4),
+                Phase("blocks", 2800, 1600, 2.5e-3, ALL, lengths=BLOCKWISE, block=4),
+            ),
             start="tiny-qwen3",
             seed=14,
             pool_size=60_000,

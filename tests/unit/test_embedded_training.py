@@ -144,6 +144,22 @@ def test_blocks_scores_masked_answers_by_their_own_token() -> None:
     assert torch.allclose(sums_B, torch.full_like(sums_B, 1 / len(sums_B)))
 
 
+def test_a_drill_of_recall_asks_only_for_what_was_said_before() -> None:
+    tokenizer = _tokenizer()
+    facts, eos = data.fact_table(tokenizer), tokenizer.eos_token_id
+    batch = data.draw_recalls(facts, 20, 96, torch.Generator().manual_seed(0), eos)
+    sentences = batch.ids_BL[:, :90].view(20, 15, 6).tolist()
+    asked = batch.asked_BL[:, :90].view(20, 15, 6)
+    for row, said in enumerate(sentences):
+        again = [sentence in said[:at] for at, sentence in enumerate(said)]
+        assert asked[row].any(1).tolist() == again
+    assert asked.any((0, 1)).tolist() == [False] * 3 + [True] * 2 + [False]
+    example = objectives.masked(
+        batch, _vocabulary(), torch.Generator().manual_seed(1), 0, (1.0, 0.0, 0.0)
+    )
+    assert batch.asked_BL.view(-1)[example.rows_N].all()
+
+
 @pytest.mark.parametrize("padding", [1.0, 0.1])
 def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float) -> None:
     batch, vocabulary, canvas = _batch(length=96), _vocabulary(), (1.0, 0.0, 0.0)
