@@ -163,36 +163,43 @@ def draw_drills(
 
 
 def fact_table(tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """What may be said of a person, [person, kind, fact, 6]: `` So Ann has 5 cups.`` and `` Ann
-    lives near the mill.``, the word to recall at column `RESULT`.
+    """What may be said of a person, [person, form, fact, 6]: `` So Ann has 5 cups.``, `` Ann lives
+    near the mill.``, and the same two from the other end, `` The 5 cups has Ann.`` and `` The mill
+    near has Ann.``; the word to recall is at column `RESULT`.
     """
     things = [f"{n} {item}" for n in range(*miniread.COUNTS) for item in miniread.ITEMS]
-    places = [f"{side} the {name}" for side in miniread.SIDES for name in miniread.BUILDINGS]
-    pairs = list(zip(things, cycle(places), strict=False))
+    places = [(side, name) for side in miniread.SIDES for name in miniread.BUILDINGS]
+    told = list(zip(things, cycle(places), strict=False))
     lines = [
-        [[f" So {who} has {own}." for own, _ in pairs], [f" {who} lives {at}." for _, at in pairs]]
+        (
+            [f" So {who} has {own}." for own, _ in told],
+            [f" {who} lives {side} the {name}." for _, (side, name) in told],
+            [f" The {own} has {who}." for own, _ in told],
+            [f" The {name} {side} has {who}." for _, (side, name) in told],
+        )
         for who in miniread.NAMES
     ]
-    return torch.tensor([[tokenizer(facts).input_ids for facts in kinds] for kinds in lines])
+    return torch.tensor([[tokenizer(facts).input_ids for facts in forms] for forms in lines])
 
 
 def draw_recalls(
     facts_PKF6: Tensor, count: int, length: int, rng: torch.Generator, eos: int
 ) -> Batch:
-    """Rows that say a few facts over and over, in random order, without a prompt; they ask for the
-    last two words of what was said before.
+    """Rows that say a few facts over and over, in random order and form, without a prompt; they ask
+    for the last two words of what was said before in either form.
     """
     per_row = (length - 1) // 6
-    people, kinds, facts, _ = facts_PKF6.shape
-    told = max(2, per_row // 6)  # people of a row, with a fact of each kind
-    who_BT = torch.rand(count, people, generator=rng).argsort(1)[:, :told].repeat(1, kinds)
+    people, _, facts, _ = facts_PKF6.shape
+    told = max(2, per_row // 4)  # people of a row, two facts each
+    who_BT = torch.rand(count, people, generator=rng).argsort(1)[:, :told].repeat(1, 2)
     fact_BT = torch.randint(facts, who_BT.shape, generator=rng)
-    pick_BS = torch.randint(kinds * told, (count, per_row), generator=rng)
+    pick_BS = torch.randint(2 * told, (count, per_row), generator=rng)
+    form_BS = pick_BS // told + 2 * torch.randint(2, pick_BS.shape, generator=rng)
     who_BS, fact_BS = who_BT.gather(1, pick_BS), fact_BT.gather(1, pick_BS)
     again_BS = (pick_BS[:, :, None] == pick_BS[:, None]).tril(-1).any(2)
     asked_6 = torch.tensor([column in (RESULT - 1, RESULT) for column in range(6)])
     asked_BS6 = again_BS[:, :, None] & asked_6
-    return _drill(facts_PKF6[who_BS, pick_BS // told, fact_BS], asked_BS6, length, eos)
+    return _drill(facts_PKF6[who_BS, form_BS, fact_BS], asked_BS6, length, eos)
 
 
 def _drill(said_BS6: Tensor, asked_BS6: Tensor, length: int, eos: int) -> Batch:
