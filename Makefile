@@ -7,40 +7,47 @@ BIN := $(VENV)/bin
 PINS := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(PINS)
 PYTEST_ARGS ?= -q -n 2 --dist loadgroup
+LAUNCHER ?= local
+SLURM ?=
+FILL := $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --slurm ,$(SLURM)),--run)
 
 .DEFAULT_GOAL := help
 TABLES := $(subst /,-,$(patsubst conf/table/%.yaml,%,$(wildcard conf/table/*/*.yaml)))
 FIGURES := $(subst /,-,$(patsubst conf/figure/%.yaml,%,$(wildcard conf/figure/*/*.yaml)))
-.PHONY: help venv all table4 $(TABLES) tables $(FIGURES) figures dspark decoders report test lint fmt clean
+.PHONY: help venv all table4 $(TABLES) tables $(FIGURES) figures dspark decoders report perf test lint fmt clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@echo "  LAUNCHER=slurm SLURM='partition=gpu timeout_min=60' sends what is missing, waits, then renders"
 
 table4: lopa-table4 ## Regenerate LoPA's Table 4 with the embedded models (about 10 minutes, once)
-decoders: decoders-masked ## Compare all masked decoders on one embedded model and task
+decoders: $(filter decoders-%,$(TABLES) $(FIGURES)) ## Compare all decoders on embedded models: tables and trade-offs
 
 tables: $(STAMP) ## Regenerate every table with the embedded models; one: make lopa-table1
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all --run
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all $(FILL)
 
 $(TABLES): $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table $(subst -,/,$@) --run
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table $(subst -,/,$@) $(FILL)
 
 figures: $(STAMP) ## Draw every figure with the embedded models; one: make dspark-figure2
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all --run
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all $(FILL)
 
 $(FIGURES): $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure $(subst -,/,$@) --run
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure $(subst -,/,$@) $(FILL)
 
 all: $(STAMP) ## Every table and figure from nothing, and the site of them; goes on where it stopped
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all --run
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all --run
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all $(FILL)
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all $(FILL)
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench report
 
 dspark: dspark-table1 decoders-speculative $(STAMP) ## All of DSpark: its table, figures, and drafters compared
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure dspark --run
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure dspark $(FILL)
 
 report: $(STAMP) ## Make the static site of what is stored: results/site/index.html
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench report
+
+perf: $(STAMP) ## Measure the decoding loop (docs/perf.md); PERF="--quick --parts split" for less
+	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.perf $(PERF)
 
 test: $(STAMP) ## Run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -69,7 +76,7 @@ $(STAMP):
 	   $(PYTHON) -m venv --clear $(VENV); \
 	 fi
 	@{ $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --upgrade pip && \
-	   $(BIN)/python -m pip install -q --no-compile $(PIP_ARGS) -c constraints.txt -e '.[code,wandb,dev]'; } \
+	   $(BIN)/python -m pip install -q --no-compile $(PIP_ARGS) -c constraints.txt -e '.[code,slurm,wandb,dev]'; } \
 	   > $(VENV)/install.log 2>&1 \
 	   || { tail -n 20 $(VENV)/install.log; echo "The install failed; the lines above say why. Run make again to retry."; exit 1; }
 	@touch $@

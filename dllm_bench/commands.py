@@ -21,9 +21,8 @@ from dllm_bench.tables.options import EMBEDDED
 
 if TYPE_CHECKING:
     from dllm_bench.runs.record import RunRecord
-    from dllm_bench.runs.spec import RunSpec
     from dllm_bench.runs.store import Store
-    from dllm_bench.tables.plan import PlannedCell
+    from dllm_bench.tables.plan import PlannedCell, PlannedRun
     from dllm_bench.tables.spec import PaperTable, Profile
 
 Plain = dict[str, Any]
@@ -54,6 +53,7 @@ def echo(lines: Iterable[str]) -> int:
 def table(args: Namespace, compose: Compose) -> int:
     """Tables of the papers: run what is missing if asked to, render, say what is still missing."""
     from dllm_bench.report import terminal
+    from dllm_bench.runs.files import writing
     from dllm_bench.tables.build import build
     from dllm_bench.tables.options import chosen
     from dllm_bench.tables.reading import load_table
@@ -65,7 +65,8 @@ def table(args: Namespace, compose: Compose) -> int:
     others = sealed_records(store)
     tables = [build(*plan, others) for plan in plans]
     folder = store.root.parent / folder_of("tables", args)
-    written = [path for built in tables for path in write(built, folder)]
+    with writing(folder):
+        written = [path for built in tables for path in write(built, folder)]
     if len(tables) > 1:
         return echo(terminal.listing(tables, folder)) or complain(failed)
     echo(terminal.table(tables[0]))
@@ -90,6 +91,7 @@ def figure(args: Namespace, compose: Compose) -> int:
     from dllm_bench.plots.points import build_figure
     from dllm_bench.plots.spec import load_figure
     from dllm_bench.plots.write import headline, lines, write
+    from dllm_bench.runs.files import writing
     from dllm_bench.tables.options import chosen
 
     store = store_of(args, compose)
@@ -99,7 +101,8 @@ def figure(args: Namespace, compose: Compose) -> int:
         missing = list(evolutions.lacking(one, planned, store))
         failed += evolutions.make(missing, store) if args.run else []
         built = build_figure(one, profile, planned, store)
-        written = write(built, store.root.parent / folder_of("figures", args))
+        with writing(store.root.parent / folder_of("figures", args)):
+            written = write(built, store.root.parent / folder_of("figures", args))
         echo(lines(built) if len(figures) == 1 else [headline(built)])
         echo(f"written: {path}" for path in written)
     return complain(failed)
@@ -111,18 +114,17 @@ def filled(
     """Each table with its profile and plan, after running or submitting what is missing, if asked
     to; sentences of what failed.
     """
-    from dllm_bench.tables.plan import open_runs, plan
+    from dllm_bench.tables.plan import distinct_runs, plan
     from dllm_bench.tables.reading import load_profile
 
     profile = load_profile(args.profile)
     if args.limit is not None:  # a quick look, which must not replace the whole
         profile = replace(profile, set=(*profile.set, f"limit={args.limit}"))
     planned = [plan(paper, profile, compose, store, anywhere=args.submit) for paper in papers]
-    specs = (run.spec for cells in planned for run in open_runs(cells) if run.spec)
-    waiting = list(dict.fromkeys(specs))
-    failed = fill(args, waiting, store)
-    if waiting and args.run:
-        planned = [plan(paper, profile, compose, store) for paper in papers]
+    runs = distinct_runs(cell for cells in planned for cell in cells)
+    failed = fill(args, runs, store)
+    if args.submit or (args.run and any(run.open for run in runs)):
+        planned = [plan(paper, profile, compose, store, anywhere=args.submit) for paper in papers]
     return [(paper, profile, cells) for paper, cells in zip(papers, planned, strict=True)], failed
 
 
@@ -138,15 +140,19 @@ def complain(failed: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def fill(args: Namespace, specs: Sequence[RunSpec], store: Store) -> list[str]:
+def fill(args: Namespace, runs: Sequence[PlannedRun], store: Store) -> list[str]:
     """Run or submit what a table misses, as asked; sentences of what failed."""
-    from dllm_bench.runs import launch
+    from dllm_bench.runs import jobs, launch
+    from dllm_bench.runs.progress import Board
+    from dllm_bench.tables import submission
 
     if args.submit:
-        jobs = launch.submit(specs, store=store, folder=store.root.parent / ".launch")
-        echo([f"submitted {len(jobs)} runs as one array; `dllm-bench status` shows them"])
+        echo(submission.send(runs, store, args.slurm))
+        asked = {run.spec.identity_hash for run in runs if run.open and run.spec}
+        return jobs.wait(store, Board(0), asked) if args.wait else []
     if not args.run:
         return []
+    specs = [run.spec for run in runs if run.open and run.spec]
     outcomes = launch.run_all(specs, store=store, jobs=args.jobs or default_jobs(args.profile))
     return [f"{outcome.spec.folder}: {outcome.error}" for outcome in outcomes if outcome.error]
 
@@ -166,9 +172,11 @@ def report(args: Namespace, compose: Compose) -> int:
 def status(args: Namespace, compose: Compose) -> int:
     """The board of runs, tables and figures."""
     from dllm_bench.report import terminal
+    from dllm_bench.runs import jobs
 
     store = store_of(args, compose)
     echo(terminal.board(store, store.root.parent / "tables"))
+    echo(jobs.board(store))
     return echo(terminal.figure_lines(store.root.parent / "figures"))
 
 
@@ -186,8 +194,11 @@ def show(args: Namespace, compose: Compose) -> int:
         record = read_record(entry.path)
         return echo(terminal.summary(record) if record else terminal.unfinished(entry))
     sample = terminal.pick_sample(read_samples(entry.path), args.sample, args.run)
-    model = compose([f"model={entry.spec.model['name']}"])["model"]
-    view = filling.view(sample, terminal.decoder_of(model), entry.spec.decoder)
+    if sample.served and not args.json:  # its filling is not known
+        return echo([sample.text])
+    model = {} if sample.served else compose([f"model={entry.spec.model['name']}"])["model"]
+    decode = str if sample.served else terminal.decoder_of(model)
+    view = filling.view(sample, decode, entry.spec.decoder)
     return echo([view.to_json()] if args.json else paint.lines(view, paint.terminal(), args.canvas))
 
 

@@ -30,7 +30,8 @@ class Window:
     [start, stop) begins with a block, the last block may be cut short; [0, retired) is final in
     every branch; the model sees [0, visible) of the longest branch and [0, visible_K[k]) of branch
     k. Blocks are counted from `origin`, what lies before it is one block. eligible_KW: still masked
-    and open for decoding; must_KN: blocks that have to make progress.
+    and open for decoding; must_KN: blocks that have to make progress; masks: how many positions are
+    eligible in all branches, where the host knows.
     """
 
     start: int
@@ -42,6 +43,7 @@ class Window:
     eligible_KW: Tensor
     must_KN: Tensor
     visible_K: Tensor | None = None
+    masks: int | None = None
 
     def take(self, index: Tensor) -> Window:
         """The window of the branches `index` (int64), in that order."""
@@ -51,6 +53,7 @@ class Window:
             eligible_KW=self.eligible_KW.index_select(0, index),
             must_KN=self.must_KN.index_select(0, index),
             visible_K=None if visible_K is None else visible_K.index_select(0, index),
+            masks=None,
         )
 
     def pick(self, j: Tensor) -> Window:
@@ -85,7 +88,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the model proposes at every window position, decoded ones included.
+    """What the model proposes at every window position, decoded ones where a piece reads them.
 
     ids_KW: candidate token; probability_KW: its probability (what thresholds compare);
     confidence_KW: the ranking value, larger is surer (equal to probability, or margin, -entropy …);
@@ -122,7 +125,8 @@ class Plan:
     attention.
     `forward` is the index of the planned forward in its request, `clock` what a cache that renews
     its K/V by a clock of its own read when it planned. `taps` are layers whose outputs are wanted
-    beside the logits, for a drafter.
+    beside the logits, for a drafter. `only_M` asks a model that `picks_rows` for these rows alone,
+    as places in (K, rows) laid flat: logits are then (1, M, V).
     """
 
     kind: Kind
@@ -136,6 +140,7 @@ class Plan:
     forward: int = 0
     clock: int = 0
     taps: tuple[int, ...] = ()
+    only_M: Tensor | None = None
 
     def cached(self, held: int) -> int:
         """Positions read from a cache that holds [0, held): all of them that are not fed."""
@@ -200,6 +205,7 @@ class Piece:
 
     needs: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()
+    reads_decoded: ClassVar[bool] = False  # scores of decoded positions are wanted as well
 
     def parts(self) -> Iterator[Piece]:
         """The pieces this one is made of, at any depth."""
@@ -228,6 +234,7 @@ class Score(Piece, ABC):
     """logits -> candidate ids and confidences for every window position (committed ones too)."""
 
     gives: ClassVar[frozenset[str]] = frozenset({"raw confidence"})
+    row_by_row: ClassVar[bool] = False  # a row's scores follow from its own logits, nothing else
 
     @abstractmethod
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -302,7 +309,7 @@ class Stop(Piece, ABC):
 
     def finished(self, state: DecodeState) -> Tensor:
         """bool (K,): nothing more to decode, although masks are left."""
-        return self.closed(state) & False
+        return torch.zeros(state.branches, dtype=torch.bool, device=state.tokens_KL.device)
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
         """New canvas length, 0-d int64 (end-of-text prediction); None: this rule never cuts.

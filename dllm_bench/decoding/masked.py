@@ -43,6 +43,8 @@ from dllm_bench.decoding.guidance import check_guidance, guided
 from dllm_bench.decoding.numerics import check_choice, top1
 from dllm_bench.decoding.stop.filled import Filled
 
+LARGE = 8192  # a vocabulary whose head and softmax are worth leaving rows out
+
 
 @dataclass(frozen=True)
 class MaskedDecoder:
@@ -100,12 +102,13 @@ class MaskedDecoder:
             if self.stop.reads_ahead:
                 plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
             here, part, plan = crew.deal(branches, window, plan)
+            plan = self._choose_rows(model, plan, part)
             logits_KRV = guided(model, here, plan, kv, self.guidance)
             if self.forbid_mask:
                 logits_KRV[..., model.special.mask] = -torch.inf
             if self.forbid:
                 logits_KRV[..., model.special.named(self.forbid)] = -torch.inf
-            scores = self.score(logits_KRV[:, : window.width], here, part)
+            scores = self._score(logits_KRV, here, part, plan.only_M)
             ahead = self._ahead(logits_KRV[:, window.width :])
             winner = self.explore.pick(crew.gather(self.explore.rate(scores, part, here)))
             crew.keep(kv, plan, winner)
@@ -150,6 +153,39 @@ class MaskedDecoder:
         state.commit(where_KL, ids_KL)
         state.forwards += 1
         return forced_KW.sum()
+
+    def _choose_rows(self, model: Denoiser, plan: Plan, window: Window) -> Plan:
+        """The plan with the rows worth their logits, where only scores of masked positions count.
+
+        All rows where gathering some costs more than a small vocabulary's head.
+        """
+        if window.masks is None or not getattr(model, "picks_rows", False):
+            return plan
+        if model.vocab_size < LARGE or not self._reads_masked_alone:
+            return plan
+        open_X = window.eligible_KW.flatten().byte()
+        only_M = open_X.sort(descending=True, stable=True).indices[: window.masks]
+        return replace(plan, only_M=only_M)
+
+    @property
+    def _reads_masked_alone(self) -> bool:
+        """Whether logits of decoded positions change nothing."""
+        if self.guidance or self.stop.reads_ahead or not self.score.row_by_row:
+            return False
+        pieces = self.slots().values()
+        return not any(part.reads_decoded for piece in pieces for part in (piece, *piece.parts()))
+
+    def _score(
+        self, logits_KRV: Tensor, branches: DecodeState, window: Window, only_M: Tensor | None
+    ) -> Scores:
+        """Scores of the window; 0 at positions whose logits were not asked for."""
+        if only_M is None:
+            return self.score(logits_KRV[:, : window.width], branches, window)
+        scores = self.score(logits_KRV, branches, window)
+        shape = window.eligible_KW.shape
+        three = (scores.ids_KW, scores.probability_KW, scores.confidence_KW)
+        spread = (v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]) for v in three)
+        return Scores(*(values.view(shape) for values in spread))
 
     def _ahead(self, logits_KAV: Tensor) -> list[Scores]:
         """Candidates behind the window, where the stop rule reads them."""

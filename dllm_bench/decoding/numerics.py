@@ -1,7 +1,7 @@
-"""Probabilities from logits, one copy each, and the random numbers of a forward.
+"""Probabilities from logits in one pass, and the random numbers of a forward.
 
-`top1`, `probability`, `margin`, `neg_entropy` and `draw` are all that decides a commit, so a change
-of precision is a change in one place. A precision names what a published sampler does: logits are
+`look`, `margin`, `neg_entropy` and `draw` are all that decides a commit, so a change of precision
+is a change in one place. A precision names what a published sampler does: logits are
 rounded to it, the softmax runs in float32 (float64 for float64), results are rounded to it and
 compared in it. Only float64 makes a float64 copy of the logits.
 """
@@ -9,6 +9,7 @@ compared in it. Only float64 makes a float64 copy of the logits.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -18,6 +19,11 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 
 Precision = Literal["float32", "bfloat16", "float64", "model"]  # model: the dtype logits come in
+CACHED = (
+    2**18
+)  # logits read at a time on a CPU: 1 MiB of float32, half of a usual second-level cache
+GROUP = 512  # logits whose maximum is found together
+NOTHING = -104.0  # exp of it is 0 in float32
 
 
 def check_choice(owner: object, name: str, value: str, choices: object) -> None:
@@ -34,35 +40,101 @@ def rounded(logits_KWV: Tensor, precision: Precision) -> Tensor:
     return logits_KWV if precision == "model" else logits_KWV.to(getattr(torch, precision))
 
 
-def _wide(logits_KWV: Tensor, precision: Precision) -> tuple[Tensor, torch.dtype]:
-    """Logits of that precision in a dtype fit to compute with, and the dtype of the results."""
-    logits_KWV = rounded(logits_KWV, precision)
-    return at_least_float32(logits_KWV), logits_KWV.dtype
-
-
 def at_least_float32(values: Tensor) -> Tensor:
     """float64 stays, what is shorter than float32 becomes float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What one pass over the logits leaves of every row, each (K, W).
+
+    ids: the most probable token, or the one asked about; probability: its own; neg_entropy: sum of
+    p ln p in nats, where it was asked for and no rounding to a shorter dtype comes between.
+    """
+
+    ids_KW: Tensor
+    probability_KW: Tensor
+    neg_entropy_KW: Tensor | None = None
+
+
+def look(
+    logits_KWV: Tensor,
+    precision: Precision = "float32",
+    entropy: bool = False,
+    ids_KW: Tensor | None = None,
+) -> Seen:
+    """Read the logits once, so many rows at a time on the CPU that all fits into its cache."""
+    shape, rows_NV = logits_KWV.shape[:-1], logits_KWV.reshape(-1, logits_KWV.shape[-1])
+    share = CACHED // rows_NV.shape[1] if rows_NV.device.type == "cpu" else len(rows_NV)
+    chunks = rows_NV.split(max(1, share))
+    asked = [None] * len(chunks) if ids_KW is None else ids_KW.reshape(-1).split(max(1, share))
+    found = [_look(*part, precision, entropy) for part in zip(chunks, asked, strict=True)]
+    ids, probabilities, entropies = zip(*found, strict=True)
+    known = [entropy_N for entropy_N in entropies if entropy_N is not None]
+    return Seen(
+        torch.cat(ids).view(shape),
+        torch.cat(probabilities).view(shape),
+        torch.cat(known).view(shape) if known else None,
+    )
+
+
+def _look(
+    logits_NV: Tensor, ids_N: Tensor | None, precision: Precision, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """ids, probability and negative entropy of a few rows."""
+    logits_NV = rounded(logits_NV, precision)
+    dtype, logits_NV = logits_NV.dtype, at_least_float32(logits_NV)
+    best_N, own_N = largest(logits_NV)
+    below_NV = logits_NV - best_N[:, None]
+    weighted_N = None
+    if entropy and dtype == logits_NV.dtype:
+        below_NV.clamp_(min=NOTHING)  # a token at -inf has no part: 0, not 0 times infinity
+        mass_NV = below_NV.exp()
+        sum_N, weighted_N = mass_NV.sum(-1), torch.linalg.vecdot(mass_NV, below_NV)
+    else:
+        sum_N = below_NV.exp_().sum(-1)
+    log_N = sum_N.log()
+    if ids_N is None:
+        ids_N, chosen_N = own_N, best_N
+    else:
+        chosen_N = logits_NV.gather(-1, ids_N[:, None])[:, 0]
+    probability_N = torch.exp(chosen_N - (log_N + best_N)).to(dtype)
+    return ids_N, probability_N, None if weighted_N is None else weighted_N / sum_N - log_N
+
+
+def largest(values_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and index of each row's maximum, the first of equal ones.
+
+    Long rows on the CPU go by groups, whose maxima it finds many times faster than an index.
+    """
+    length = values_NV.shape[-1]
+    whole = length - length % GROUP
+    if values_NV.device.type != "cpu" or whole < 4 * GROUP:
+        found = values_NV.max(dim=-1)
+        return found.values, found.indices
+    group_NG = values_NV[:, :whole].unflatten(-1, (-1, GROUP)).amax(-1)
+    if whole < length:
+        group_NG = torch.cat([group_NG, values_NV[:, whole:].amax(-1, keepdim=True)], -1)
+    best_N, group_N = group_NG.max(dim=-1)
+    first_N1 = group_N[:, None] * GROUP
+    at_NB = (first_N1 + torch.arange(GROUP)).clamp(max=length - 1)
+    return best_N, first_N1[:, 0] + values_NV.gather(-1, at_NB).argmax(-1)
+
+
 def top1(logits_KWV: Tensor, precision: Precision = "float32") -> tuple[Tensor, Tensor]:
     """Most probable token and its probability: ids_KW int64, probability_KW."""
-    logits_KWV, dtype = _wide(logits_KWV, precision)
-    best_KW, ids_KW = logits_KWV.max(dim=-1)
-    return ids_KW, torch.exp(best_KW - logits_KWV.logsumexp(dim=-1)).to(dtype)
-
-
-def probability(logits_KWV: Tensor, ids_KW: Tensor, precision: Precision = "float32") -> Tensor:
-    """Probability of the tokens `ids`, (K, W)."""
-    logits_KWV, dtype = _wide(logits_KWV, precision)
-    chosen_KW = logits_KWV.gather(-1, ids_KW[..., None])[..., 0]
-    return torch.exp(chosen_KW - logits_KWV.logsumexp(dim=-1)).to(dtype)
+    seen = look(logits_KWV, precision)
+    return seen.ids_KW, seen.probability_KW
 
 
 def neg_entropy(logits_KWV: Tensor, precision: Precision = "float32", eps: float = 0.0) -> Tensor:
-    """sum p ln(p + eps) of softmax(logits) in nats, (K, W); ids at -inf contribute 0."""
-    logits_KWV, dtype = _wide(logits_KWV, precision)
-    probability_KWV = logits_KWV.softmax(dim=-1).to(dtype)
+    """sum p ln(p + eps) of softmax(logits) in nats, (K, W); ids at -inf contribute 0.
+
+    As published, with probabilities rounded to the precision; `look` has the fast form.
+    """
+    logits_KWV = rounded(logits_KWV, precision)
+    probability_KWV = at_least_float32(logits_KWV).softmax(dim=-1).to(logits_KWV.dtype)
     if eps == 0:
         return -torch.special.entr(probability_KWV).sum(dim=-1)
     return (probability_KWV * (probability_KWV + eps).log()).sum(dim=-1)
@@ -70,7 +142,8 @@ def neg_entropy(logits_KWV: Tensor, precision: Precision = "float32", eps: float
 
 def margin(logits_KWV: Tensor, precision: Precision = "float32") -> Tensor:
     """Difference of the two largest probabilities, (K, W)."""
-    logits_KWV, dtype = _wide(logits_KWV, precision)
+    logits_KWV = rounded(logits_KWV, precision)
+    dtype, logits_KWV = logits_KWV.dtype, at_least_float32(logits_KWV)
     best_KW2 = logits_KWV.topk(2, dim=-1).values
     probability_KW2 = torch.exp(best_KW2 - logits_KWV.logsumexp(dim=-1, keepdim=True)).to(dtype)
     return probability_KW2[..., 0] - probability_KW2[..., 1]

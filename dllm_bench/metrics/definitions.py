@@ -1,4 +1,4 @@
-"""The one registry of named numbers: speed, acceptance, calibration, speed-up over a baseline.
+"""The one registry of named numbers: speed, served engines, acceptance, calibration, speed-ups.
 
 Whoever shows a number asks for it here by name: `definition` for its unit, text and function,
 `measure` for its value over the facts of samples. Numbers of a position are called `name@k`, k from
@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.metrics import acceptance, calibration, speed
+from dllm_bench.metrics import acceptance, calibration, served, speed
 from dllm_bench.metrics.facts import Facts
 from dllm_bench.metrics.numbers import Definition, Family
 
-DEFINITIONS: dict[str, Definition] = {entry.name: entry for entry in (*speed.ALL, *acceptance.ALL)}
+DEFINITIONS: dict[str, Definition] = {
+    entry.name: entry for entry in (*speed.ALL, *served.ALL, *acceptance.ALL)
+}
 FAMILIES: dict[str, Family] = {
     entry.name: entry for entry in (*acceptance.FAMILIES, *calibration.FAMILIES)
 }

@@ -2,7 +2,7 @@
 
 The raw material of every named number (`definitions`); one value per sample and fact. Facts of
 draft and verification, and of the run's baseline, are None where the run has none or the record is
-older than the fact. Nothing is aggregated here.
+older than the fact; what a served engine does not tell is None too. Nothing is aggregated here.
 """
 
 from __future__ import annotations
@@ -15,18 +15,26 @@ from typing import Any
 from dllm_bench.core.request import DllmBenchError, Generation, SpecialTokens
 from dllm_bench.core.trace import Kind
 
+NO_TRACE = "a served engine tells nothing of its forwards"
+NO_USAGE = "the server did not count tokens (usage), and model.tokenizer names no tokenizer"
+UNTOLD = {
+    **dict.fromkeys(("forwards", "rows", "forced", "allocated", "content"), NO_TRACE),
+    **dict.fromkeys(("committed", "emitted"), NO_USAGE),
+}
+"""Why a fact of a served engine's sample may be None."""
+
 
 @dataclass(frozen=True)
 class Facts:
     """What one sample cost and gave."""
 
-    allocated: int  # positions of all opened blocks, decoded or not
-    committed: int  # decoded positions among them, whatever follows the end included
-    content: int  # decoded positions that hold no end or padding token
-    emitted: int  # tokens before the first reason to stop
-    forwards: int  # of the model; a drafter's own calls are not among them
-    rows: int  # sum over forwards of branches x positions fed per branch
-    forced: int  # positions committed by the stall rule
+    allocated: int | None  # positions of all opened blocks, decoded or not
+    committed: int | None  # decoded positions among them, whatever follows the end included
+    content: int | None  # decoded positions that hold no end or padding token
+    emitted: int | None  # tokens before the first reason to stop
+    forwards: int | None  # of the model; a drafter's own calls are not among them
+    rows: int | None  # sum over forwards of branches x positions fed per branch
+    forced: int | None  # positions committed by the stall rule
     seconds: float  # the whole of `generate`
     steps_s: float  # its forwards and what belongs to them, the trace's milliseconds added up
     first_step_s: float  # the first of them (prompt and first denoising step)
@@ -43,11 +51,22 @@ class Facts:
     verify_s: float | None = None
     baseline_s: float | None = None  # the whole of the baseline's `generate`
     baseline_equal: bool | None = None  # whether its tokens are the same
+    ttft_s: float | None = None  # of a served engine: to the first content
+    began_s: float | None = None  # from the session's start to the first try
+    ended_s: float | None = None  # and to the end of the answer
+    session: int | None = None  # the one these two belong to
+    tries: int | None = None  # until it answered
+    retokenised: bool | None = None  # whether tokens were counted here, not by the server
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         """Names of the facts, the columns a record keeps per sample."""
         return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def required(cls) -> tuple[str, ...]:
+        """The facts that every record has a column of, told or not."""
+        return tuple(field.name for field in fields(cls) if field.default is MISSING)
 
 
 def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: int = 1) -> int:
@@ -97,7 +116,7 @@ def count(generation: Generation, special: SpecialTokens) -> dict[str, int]:
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Facts]:
     """Facts from a record's per-sample columns; further columns are ignored."""
     names = [name for name in Facts.columns() if name in columns]
-    absent = [f.name for f in fields(Facts) if f.default is MISSING and f.name not in columns]
+    absent = [name for name in Facts.required() if name not in columns]
     if absent:
         raise DllmBenchError(
             f"The record has no column {', '.join(absent)}; it is damaged, run the cell again."

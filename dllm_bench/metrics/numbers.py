@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, quantiles
 
 from dllm_bench.metrics import accuracy
-from dllm_bench.metrics.facts import Facts
+from dllm_bench.metrics.facts import UNTOLD, Facts
 
 Interval = tuple[float, float]
 Measure = Callable[[Sequence[Facts]], float | None]
@@ -72,6 +72,11 @@ class Definition:
 
     def _defined(self, facts: Sequence[Facts]) -> bool:
         return not self.fact or all(getattr(fact, self.fact) is not None for fact in facts)
+
+    def why_undefined(self, facts: Sequence[Facts]) -> str:
+        """Why the samples do not define the number."""
+        told = self._defined(facts) or self.fact not in UNTOLD
+        return "the samples do not define this number" if told else UNTOLD[str(self.fact)]
 
 
 @dataclass(frozen=True)

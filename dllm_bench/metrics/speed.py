@@ -21,36 +21,36 @@ from dllm_bench.metrics.numbers import (
 
 
 def allocated(fact: Facts) -> float:
-    return fact.allocated
+    return fact.allocated or 0
 
 
 def committed(fact: Facts) -> float:
-    return fact.committed
+    return fact.committed or 0
 
 
 def content(fact: Facts) -> float:
-    return fact.content
+    return fact.content or 0
 
 
 def emitted(fact: Facts) -> float:
-    return fact.emitted
+    return fact.emitted or 0
 
 
 def forwards(fact: Facts) -> float:
-    return fact.forwards
+    return fact.forwards or 0
 
 
 def fast_dllm_forwards(fact: Facts) -> float:
-    return fact.forwards + (fact.idle or 0)
+    return forwards(fact) + (fact.idle or 0)
 
 
 def dinfer_forwards(fact: Facts) -> float:
-    return fact.forwards + (fact.idle_dinfer or 0)
+    return forwards(fact) + (fact.idle_dinfer or 0)
 
 
 def rounds(fact: Facts) -> float:
     """Forwards as LoPA counts them: its last, empty round included."""
-    return fact.forwards + 1
+    return forwards(fact) + 1
 
 
 def seconds(fact: Facts) -> float:
@@ -62,16 +62,19 @@ def steps_s(fact: Facts) -> float:
 
 
 def later_s(fact: Facts) -> float:
-    """Seconds after the first step; 0 for a sample that took one step only."""
-    return fact.seconds - fact.first_step_s if fact.forwards > 1 else 0.0
+    """Seconds after the first step; 0 for a sample that took one step only.
+
+    A served engine's steps are unknown; its first ends with the first content.
+    """
+    return 0.0 if fact.forwards in (0, 1) else fact.seconds - fact.first_step_s
 
 
 def rows(fact: Facts) -> float:
-    return fact.rows
+    return fact.rows or 0
 
 
 def forced(fact: Facts) -> float:
-    return fact.forced
+    return fact.forced or 0
 
 
 def baseline_s(fact: Facts) -> float:
@@ -90,12 +93,14 @@ ALL = (
         "tokens/forward",
         f"{_TAIL} ÷ forwards; ratio of sums over samples.",
         total_ratio(committed, forwards),
+        fact="forwards",
     ),
     Definition(
         "tpf/emitted",
         "tokens/forward",
         "tokens before the first reason to stop ÷ forwards; ratio of sums over samples.",
         total_ratio(emitted, forwards),
+        fact="forwards",
     ),
     Definition(
         "tpf/lopa",
@@ -103,12 +108,14 @@ ALL = (
         "positions of all opened blocks ÷ (forwards + 1 per sample), as LoPA's single-device "
         "script counts; ratio of sums over samples; k + 1 branches are one forward.",
         total_ratio(allocated, rounds),
+        fact="forwards",
     ),
     Definition(
         "tpf/lopa_dist",
         "tokens/forward",
         f"{_TAIL} ÷ (forwards + 1 per sample), as LoPA-Dist counts; ratio of sums over samples.",
         total_ratio(committed, rounds),
+        fact="forwards",
     ),
     Definition(
         "tpf/lopa_coder",
@@ -116,6 +123,7 @@ ALL = (
         "decoded tokens that are neither end nor padding ÷ forwards, as LoPA's DiffuCoder script "
         "counts; ratio of sums over samples.",
         total_ratio(content, forwards),
+        fact="forwards",
     ),
     Definition(
         "tpf/dinfer",
@@ -131,6 +139,7 @@ ALL = (
         "tokens before the first reason to stop ÷ time of the forwards and what belongs to them; "
         "ratio of sums over samples.",
         total_ratio(emitted, steps_s),
+        fact="forwards",
     ),
     Definition(
         "tps/e2e",
@@ -138,24 +147,28 @@ ALL = (
         "tokens before the first reason to stop ÷ whole generation time (tokenisation and disk "
         "outside); ratio of sums over samples.",
         total_ratio(emitted, seconds),
+        fact="emitted",
     ),
     Definition(
         "tps/no_first_step",
         "tokens/s",
         f"LoPA-Dist's average TPS: {_LATER}; mean over samples of the ratio.",
         mean_ratio(committed, later_s),
+        fact="committed",
     ),
     Definition(
         "tps/max",
         "tokens/s",
         f"LoPA-Dist's maximum TPS: {_LATER} of the fastest sample.",
         best_ratio(committed, later_s, 1),
+        fact="committed",
     ),
     Definition(
         "tps/top10",
         "tokens/s",
         f"LoPA-Dist's top-10 TPS: {_LATER}; mean of the ten fastest samples.",
         best_ratio(committed, later_s, 10),
+        fact="committed",
     ),
     Definition(
         "latency/mean", "s", "generation time of a sample; mean over samples.", mean_of(seconds)
@@ -175,7 +188,8 @@ ALL = (
     Definition(
         "latency/no_first_step",
         "s",
-        "LoPA-Dist's latency: generation time − first step; mean over samples.",
+        "LoPA-Dist's latency: generation time − first step (of a served engine: to its first "
+        "content); mean over samples.",
         mean_of(later_s),
     ),
     Definition(
@@ -183,9 +197,14 @@ ALL = (
         "ms",
         "time of the forwards and what belongs to them ÷ forwards; ratio of sums over samples.",
         total_ratio(lambda fact: 1000 * fact.steps_s, forwards),
+        fact="forwards",
     ),
     Definition(
-        "forwards/mean", "forwards", "forwards of a sample; mean over samples.", mean_of(forwards)
+        "forwards/mean",
+        "forwards",
+        "forwards of a sample; mean over samples.",
+        mean_of(forwards),
+        fact="forwards",
     ),
     Definition(
         "forwards/fast_dllm",
@@ -210,12 +229,14 @@ ALL = (
         "branches × positions fed, summed over forwards ÷ tokens before the first reason to stop; "
         "ratio of sums over samples: what the tokens per forward were bought with.",
         total_ratio(rows, emitted),
+        fact="rows",
     ),
     Definition(
         "forced_steps",
         "share",
         "positions the stall rule committed because the selector chose none ÷ decoded positions.",
         total_ratio(forced, committed),
+        fact="forced",
     ),
     Definition(
         "empty_rate", "share", "samples whose text is blank.", mean_of(lambda fact: fact.empty)
@@ -224,7 +245,8 @@ ALL = (
         "end_only_rate",
         "share",
         "samples whose decoded tokens are all end or padding.",
-        mean_of(lambda fact: fact.committed > 0 and fact.content == 0),
+        mean_of(lambda fact: committed(fact) > 0 and fact.content == 0),
+        fact="content",
     ),
     Definition(
         "truncated_rate",

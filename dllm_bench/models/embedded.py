@@ -38,8 +38,10 @@ EMBEDDED: dict[str, EmbeddedModel] = {
         EmbeddedModel("tiny-qwen3", "qwen3"),
         EmbeddedModel("tiny-dream-base", "dream"),
         EmbeddedModel("tiny-dream-instruct", "dream", chat=True),
+        EmbeddedModel("tiny-diffucoder", "dream", chat=True),
         EmbeddedModel("tiny-d2f-dream-base", "dream", base="tiny-dream-base"),
         EmbeddedModel("tiny-d2f-dream-instruct", "dream", base="tiny-dream-instruct", chat=True),
+        EmbeddedModel("tiny-d2f-diffucoder", "dream", base="tiny-diffucoder", chat=True),
     )
 }
 

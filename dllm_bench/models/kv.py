@@ -32,9 +32,9 @@ class PositionLayer(CacheLayerMixin):
         self.fresh: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for every position of the canvas."""
+        """Room for every position of the canvas, of one branch."""
         self.keys, self.values = (
-            states.new_zeros(*states.shape[:2], self.length, states.shape[3])
+            states.new_zeros(1, states.shape[1], self.length, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -62,8 +62,12 @@ class PositionLayer(CacheLayerMixin):
         (first, last), offset = plan.store, plan.feed[0]
         for stored, fresh in zip((self.keys, self.values), self.fresh, strict=True):
             assert stored is not None
-            split = fresh.unflatten(2, (branches, -1))[:, :, :, first - offset : last - offset]
-            stored[:, :, first:last] = pick(split, 2, branch)
+            if len(fresh) == branches:  # a batch, or one branch alone
+                split_KHFD = fresh
+            else:
+                split_KHFD = fresh[0].unflatten(1, (branches, -1)).transpose(0, 1)
+            kept_KHSD = split_KHFD[:, :, first - offset : last - offset]
+            stored[0, :, first:last] = pick(kept_KHSD, 0, branch)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0

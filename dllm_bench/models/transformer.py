@@ -1,10 +1,10 @@
 """`TransformerDenoiser`: a transformers model as a function from tokens to logits.
 
 K branches lie along the sequence axis of one forward of batch 1 with their own position ids, so
-the cached prefix is read once. The module's own layers run in order, each kind of layer (whole
-text, sliding window) with its mask and rotation; the head runs on wanted rows only. `shifted`
-models predict position p from hidden row p - 1, position 0 from row 0. Requests of a causal model
-may share a forward (`ragged`). Left out: training.
+the cached prefix is read once; where nothing is cached they are a batch. The module's own layers
+run in order, each kind of layer (whole text, sliding window) with its mask and rotation; the head
+runs on wanted rows only. `shifted` models predict position p from hidden row p - 1, position 0
+from row 0. Requests of a causal model may share a forward (`ragged`). Left out: training.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class TransformerDenoiser:
 
     `attention_form` and `block` say how the weights were trained, for whoever chooses a plan.
     """
+
+    picks_rows = True
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class TransformerDenoiser:
 
     @torch.inference_mode()
     def forward(self, tokens_KL: Tensor, plan: Plan, kv: KVCache) -> Tensor:
-        """Logits (K, rows, V): entry [k, i] predicts position rows[0] + i."""
+        """Logits (K, rows, V): entry [k, i] predicts position rows[0] + i; or `plan.only_M`'s."""
         if not isinstance(kv, PositionCache):
             raise TypeError(f"forward() needs a cache of new_cache(), got {type(kv).__name__}")
         self._check(plan, tokens_KL.shape[1])
@@ -70,6 +72,8 @@ class TransformerDenoiser:
         hidden_KFD = self._layers(tokens_KL[:, slice(*plan.feed)], plan, kv)
         kv.hold(plan, hidden_KFD)
         rows_KRD = self._rows(hidden_KFD, plan, kv)
+        if plan.only_M is not None:
+            rows_KRD = rows_KRD.flatten(0, 1).index_select(0, plan.only_M)[None]
         return self.head(self.module.model.norm(rows_KRD))
 
     @torch.inference_mode()
@@ -121,10 +125,14 @@ class TransformerDenoiser:
     def _layers(self, tokens_KF: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
         """Hidden states (K, F, D) before the last norm."""
         branches = len(tokens_KF)
-        masks = {kind: self._mask(kind, plan, branches, kv) for kind in set(self._kinds)}
-        position_F = torch.arange(*plan.feed, device=self.device)
-        position_1F = position_F.repeat(branches)[None]
-        hidden, tapped = self._through(tokens_KF.reshape(1, -1), position_1F, masks, kv, plan.taps)
+        position_1F = torch.arange(*plan.feed, device=self.device)[None]
+        if kv.spans or plan.visible_K is not None:  # one sequence: the cache is read once for all
+            position_1F = position_1F.repeat(1, branches)
+            ids, apart = tokens_KF.reshape(1, -1), branches
+        else:  # nothing to share: a batch, whose branches need no mask to be apart
+            ids, apart = tokens_KF, 1
+        masks = {kind: self._mask(kind, plan, apart, kv) for kind in set(self._kinds)}
+        hidden, tapped = self._through(ids, position_1F, masks, kv, plan.taps)
         if tapped is not None:
             kv.features = tapped.view(*tokens_KF.shape, -1)
         return hidden.view(*tokens_KF.shape, -1)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from dllm_bench.plots import style
-from dllm_bench.plots.draw_kinds import KINDS, Panel
+from dllm_bench.plots.draw_kinds import KINDS, Panel, front, front_swatch
 from dllm_bench.plots.layout import Place, categories, grid, series_of
 from dllm_bench.plots.points import BuiltFigure
 
@@ -74,6 +74,8 @@ def fill(ax: Axes, built: BuiltFigure, place: Place) -> None:
     order = {x: i for i, x in enumerate(categories(built))}
     numbers = {name: number for number, name in enumerate(series_of(built), start=1)}
     panel = Panel(place.numbers, numbers, order, place.muted, figure.draw.z)
+    if figure.draw.front and not place.muted:
+        front(ax, panel)
     KINDS[figure.draw.kind].fill(ax, panel)
     ax.set_xlabel(figure.draw.x.label)
     ax.set_ylabel(textwrap.fill(figure.quantities[place.quantity], LABEL_CHARACTERS))
@@ -139,6 +141,9 @@ def legend(drawn: Drawing, built: BuiltFigure, bottom: float) -> int:
         labels = [f"{number} {label}" for number, label in enumerate(labels, start=1)]
     swatch = kind.swatch
     handles = [swatch(style.look(name), label) for name, label in zip(series, labels, strict=True)]
+    if built.figure.draw.front:
+        handles.append(front_swatch())
+        labels.append(str(handles[-1].get_label()))
     room = LEGEND_CHARACTERS * drawn.get_size_inches()[0]
     columns = max(1, min(len(labels), int(room / (max(map(len, labels)) + SWATCH_CHARACTERS))))
     drawn.legend(

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 BAR_ROOM = 0.84  # of a category's width
 SHADE = 0.18
 DOT = "#e8452c"  # upon a heat map
+FRONT: Mapping[str, Any] = {
+    "color": style.FAINT,
+    "linewidth": 7.0,
+    "alpha": 0.35,
+    "solid_capstyle": "round",
+    "marker": "o",
+    "markersize": 11.0,
+    "markeredgewidth": 0.0,
+    "zorder": 1.5,
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,13 @@ def lines(ax: Axes, panel: Panel) -> None:
         every = max(1, len(points) // 8) if many else 1
         ax.plot(xs, panel.heights(points), markevery=every, **marked(look, panel.muted))
         whiskers(ax, xs, points, look.colour)
+
+
+def front(ax: Axes, panel: Panel) -> None:
+    """Pale discs below the points that nothing beats, and a pale line through them."""
+    best = [point for point in panel.points if point.front]
+    places = sorted({*zip(map(panel.place, best), panel.heights(best), strict=True)})
+    ax.plot([x for x, _ in places], [y for _, y in places], **FRONT)
 
 
 def band(ax: Axes, panel: Panel) -> None:
@@ -178,6 +195,13 @@ def mark_swatch(look: style.Look, label: str) -> Artist:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **{**marked(look, muted=False), "linestyle": "none"})
+
+
+def front_swatch() -> Artist:
+    """A piece of the line through the points that nothing beats."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label="Pareto front", **FRONT)
 
 
 def box_swatch(look: style.Look, label: str) -> Artist:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.plots.readings import Run, reading
-from dllm_bench.plots.spec import Call, Figure
+from dllm_bench.plots.spec import Call, Figure, Front
 from dllm_bench.tables.build import BuiltCell, BuiltTable, build, setting_text
 from dllm_bench.tables.plan import PlannedCell, distinct_runs
 from dllm_bench.tables.spec import Metric, Profile
@@ -35,7 +36,7 @@ class Point:
 
     z: the value at (x, y) of a heat map; kind: measured, printed or digitised; n: samples (or what
     the reading counts) behind it; state, reason: of a run that gives no number; run: hashes of
-    the runs behind it.
+    the runs behind it; at: its place in a sweep; front: nothing in its panel beats it.
     """
 
     panel: str
@@ -52,6 +53,8 @@ class Point:
     reason: str = ""
     source: str = ""
     run: str = ""
+    at: str = ""
+    front: bool = False
 
     @property
     def measured(self) -> bool:
@@ -92,7 +95,24 @@ def build_figure(
         if cell.cell.metric.name != figure.draw.x.metric
         for point in building.points(cell)
     ]
+    if figure.draw.front:
+        points = list(with_front(points, figure.draw.front))
     return BuiltFigure(figure, built, (*points, *_reported(figure)))
+
+
+def with_front(points: Sequence[Point], front: Front) -> Iterator[Point]:
+    """The points, those marked that nothing of their panel beats."""
+    side = 1 if front.better == "high" else -1
+    panels: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        if point.y is not None and point.series not in front.without:
+            panels.setdefault((point.panel, point.quantity), []).append(point)
+    best = {
+        id(panel[i])
+        for panel in panels.values()
+        for i in pareto_front([(side * float(p.x or 0), float(p.y or 0)) for p in panel])
+    }
+    yield from (replace(point, front=id(point) in best) for point in points)
 
 
 def _records(planned: Sequence[PlannedCell]) -> Iterator[RunRecord]:
@@ -137,6 +157,7 @@ class _Building:
             state=str(cell.run.state),
             source=" on ".join(chosen[key] for key in ("model", "benchmark") if key in chosen),
             run=" ".join(run.spec.identity_hash for run in cell.runs if run.spec),
+            at=" ".join(figure.at[name] for name in keys.values() if name in figure.at),
         )
 
     def _x(self, cell: BuiltCell) -> Position:
@@ -165,8 +186,8 @@ class _Building:
         if not found:
             yield replace(blank, reason=why)
         for r in found:
-            names = {"panel": r.panel or blank.panel, "series": r.series or blank.series}
-            yield replace(blank, **names, x=r.x, y=r.y, low=r.low, high=r.high, z=r.z, n=r.n)
+            whose = replace(blank, panel=r.panel or blank.panel, series=r.series or blank.series)
+            yield replace(whose, x=r.x, y=r.y, low=r.low, high=r.high, z=r.z, n=r.n)
 
 
 def _reported(figure: Figure) -> Iterator[Point]:

@@ -2,9 +2,9 @@
 
 A `Figure` is read from `conf/figure/<paper>/<figure>.yaml`. What is planned, run and measured is
 its `table`, read and expanded by `tables/spec`; `draw` says which facet makes the panels, which the
-series, and what stands on the x axis. Three short forms are spelled out here: `at` (a sweep of
-one number), `sweeps` (several side by side) and `positions` (one metric per position of a draft). A
-metric with a `reading` takes its points from a run's facts instead of one number.
+series, and what stands on the x axis. `positions` (one metric per position of a draft) is spelled
+out here, sweeps in `tables/sweeps`. A metric with a `reading` takes its points from a run's facts
+instead of one number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import PACKAGE, conf_dir
@@ -21,6 +21,7 @@ from dllm_bench.tables.options import names
 from dllm_bench.tables.reading import REPORTED as TABLES
 from dllm_bench.tables.reading import read_csv, read_yaml, table_of
 from dllm_bench.tables.spec import PaperTable
+from dllm_bench.tables.sweeps import steps_of
 
 REPORTED = PACKAGE / "plots" / "reported"
 PLAIN = "score"  # the definition a reading is planned under; it is never shown
@@ -40,11 +41,21 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Front:
+    """Marks the points that nothing beats: a high y is better, and a `high` or `low` x; `without`
+    these series, which no method can reach.
+    """
+
+    better: Literal["high", "low"]
+    without: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Draw:
     """How the points become a drawing.
 
     panels, series: facets, empty where there is none; a series may be "metric"; z: what colours
-    mean; labels: names that are no facet's values, in words.
+    mean; labels: names that are no facet's values, in words; front: of measured panels.
     """
 
     kind: str
@@ -53,6 +64,7 @@ class Draw:
     series: str = ""
     z: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    front: Front | None = None
 
 
 @dataclass(frozen=True)
@@ -133,14 +145,11 @@ def load_figure(name: str) -> Figure:
 def read_figure(name: str, path: Path, data: Path) -> Figure:
     """A figure from its yaml; the csv files of its reported points lie below `data`."""
     plain = read_yaml(path)
-    facets = {key: _facet(entry) for key, entry in plain["facets"].items()}
-    sweeps = [entry for facet in plain["facets"].values() for entry in _swept(facet)]
-    metrics = plain["metrics"]
-    own = {"layout": {"rows": list(facets)}, "facets": facets, "metrics": dict(_metrics(metrics))}
+    facets, metrics = plain["facets"], plain["metrics"]
+    own = {"layout": {"rows": list(facets)}, "metrics": dict(_metrics(metrics))}
     rest = {key: entry for key, entry in plain.items() if key not in ("draw", "reported")}
-    rules = [_rule(entry, sweeps) for entry in plain.get("rules", ())]
-    table = table_of(name, {**rest, **own, "rules": rules}, TABLES)
-    draw = Draw(**{**plain["draw"], "x": Axis(**plain["draw"]["x"])})
+    table = table_of(name, {**rest, **own}, TABLES)
+    draw = _draw(plain["draw"])
     rows = {name: metric["row"] for name, metric in metrics.items() if "row" in metric}
     drawn = {name: metric["label"] for name, metric in metrics.items() if name != draw.x.metric}
     return Figure(
@@ -149,56 +158,17 @@ def read_figure(name: str, path: Path, data: Path) -> Figure:
         quantities={rows.get(k, k): draw.labels.get(rows.get(k, k), t) for k, t in drawn.items()},
         rows=rows,
         calls={key: _call(metric) for key, metric in metrics.items() if "reading" in metric},
-        at={name: x for name, x, _ in sweeps},
-        group={name: group for name, _, group in sweeps if group},
+        at={step.value: step.x for step in steps_of(facets)},
+        group={step.value: step.group for step in steps_of(facets) if step.group},
         reported=tuple(
             p for entry in plain.get("reported", ()) for p in _reported(entry, data, table.source)
         ),
     )
 
 
-def _facet(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A facet with its sweeps spelled out as values."""
-    values = dict(plain.get("values", {}))
-    for group, sweep in _sweeps(plain):
-        for x, at in _steps(sweep["at"]):
-            run = [text.format(at=at) for text in sweep["run"]]
-            values[_value(group, x)] = {"label": sweep.get("label", x), "run": run}
-    rest = {key: entry for key, entry in plain.items() if key not in ("at", "run", "sweeps")}
-    return {**rest, "values": values} if values else dict(plain)
-
-
-def _swept(plain: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(value, x, sweep) of every value that a sweep gives."""
-    for group, sweep in _sweeps(plain):
-        for x, _ in _steps(sweep["at"]):
-            yield _value(group, x), x, group
-
-
-def _sweeps(plain: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    if "at" in plain:
-        return [("", plain)]
-    return list(plain.get("sweeps", {}).items())
-
-
-def _steps(at: Any) -> Iterator[tuple[str, Any]]:
-    """(x, what the run is given): a list where both are one, a mapping where they differ."""
-    pairs = at.items() if isinstance(at, Mapping) else ((x, x) for x in at)
-    return ((str(x), value) for x, value in pairs)
-
-
-def _value(group: str, x: str) -> str:
-    return f"{group}-{x}" if group else x
-
-
-def _rule(plain: Mapping[str, Any], sweeps: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
-    """A rule of the table; a sweep's name in `where` stands for all of its values."""
-
-    def spelled(allowed: Any) -> list[Any]:
-        wanted = allowed if isinstance(allowed, list) else [allowed]
-        return [*wanted, *(value for value, _, group in sweeps if group in wanted)]
-
-    return {**plain, "where": {key: spelled(entry) for key, entry in plain["where"].items()}}
+def _draw(plain: Mapping[str, Any]) -> Draw:
+    front = {"front": Front(**plain["front"])} if "front" in plain else {}
+    return Draw(**{**plain, "x": Axis(**plain["x"]), **front})
 
 
 def _metrics(plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -87,6 +87,7 @@ LOOKS: Mapping[str, Look] = {
     "oracle": Look(_PURPLE, "*", "-", "**"),
     "d2f": Look(_GREY, "h", "--", "..."),
     "lopa": Look(_PINK, "o", "-", "///"),
+    "credit_lopa": Look("#9c2f5a", "H", "-.", "xxx"),
     # drafters
     "eagle3": Look(_ORANGE, "^", "--", "///"),
     "dflash": Look(_BLUE, "s", "-.", "..."),

@@ -49,6 +49,8 @@ def as_csv(built: BuiltFigure) -> str:
 
 
 def _short(value: object) -> object:
+    if isinstance(value, bool):
+        return "yes" if value else ""
     return round(value, DIGITS) if isinstance(value, float) else value
 
 

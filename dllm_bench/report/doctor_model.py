@@ -30,10 +30,13 @@ WEIGHTS_SHARE = 0.95  # of a device's memory; the rest is for activations
 def lines(config: Mapping[str, Any]) -> Iterator[Line]:
     """The report for the model and hardware groups of a composed configuration."""
     from dllm_bench.models.inspection import inspect
-    from dllm_bench.runs.inputs import model_spec, resolve_hardware, resolve_model
+    from dllm_bench.runs.inputs import is_served, model_spec, resolve_hardware, resolve_model
 
     name = str(config["model"]["name"])
     try:
+        if is_served(config["model"]):
+            yield OK, name, server(config["model"])
+            return
         spec = model_spec(resolve_model(config["model"], resolve_hardware(config["hardware"])))
         found = inspect(spec)
         yield from file_lines(spec, found)
@@ -42,6 +45,15 @@ def lines(config: Mapping[str, Any]) -> Iterator[Line]:
         yield from memory_and_forward(spec, found)
     except DllmBenchError as error:
         yield NEED, name, str(error)
+
+
+def server(model: Mapping[str, Any]) -> str:
+    """Whether a server is there, and the models it lists."""
+    from dllm_bench.runs.inputs import engine_of
+    from dllm_bench.serving.client import Client
+
+    names = ", ".join(str(entry.get("id")) for entry in Client(engine_of(model)).listed())
+    return f"{model['url']} answers; it lists {names or 'no models'}: choose with model.name=NAME"
 
 
 def file_lines(spec: ModelSpec, found: Inspection) -> Iterator[Line]:

@@ -34,7 +34,7 @@ from dllm_bench.runs.record import RunRecord
 from dllm_bench.runs.spec import RunSpec, leaves
 from dllm_bench.runs.targets import TARGET
 
-TILES = ("tpf/emitted", "tps/e2e", "forwards/mean", "latency/mean")
+TILES = ("tpf/emitted", "tps/e2e", "forwards/mean", "latency/mean", "ttft/p50", "tps/throughput")
 GROUPS = {
     "tpf": "Tokens per forward",
     "tps": "Tokens per second",
@@ -43,6 +43,9 @@ GROUPS = {
     "acceptance": "Acceptance of drafts",
     "round_ms": "Time of a round",
     "calibration": "Calibration of the confidence head",
+    "ttft": "Served engine",
+    "tpot": "Served engine",
+    "requests": "Served engine",
     "speedup": "Against the baseline",
     "equal": "Against the baseline",
 }
@@ -156,9 +159,9 @@ def sample_row(record: RunRecord, index: int, texts: Mapping[str, str]) -> tuple
     return (
         link(f"sample.html#{index}", key),
         el("span", {"class": f"verdict {verdict}"}, verdict),
-        f"{tokens}",
-        f"{forwards}",
-        number(tokens / forwards if forwards else None),
+        number(tokens, 0),
+        number(forwards, 0),
+        number(tokens / forwards if forwards and tokens is not None else None),
         number(seconds, 3),
         paint.printable(text[:SNIPPET]) + ("…" if len(text) > SNIPPET else ""),
     )

@@ -85,6 +85,8 @@ def pack(
     }
     if sample is None:
         return known
+    if sample.served:  # its filling is not known
+        return {**known, "text": sample.text, "raw": sample.raw}
     filling = view(sample, decode, record.spec.decoder)
     return {**known, "text": sample.text, "raw": sample.raw, **pack_filling(filling, words)}
 

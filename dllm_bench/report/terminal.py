@@ -15,6 +15,7 @@ from typing import Any
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.metrics import accuracy
+from dllm_bench.report import glance
 from dllm_bench.runs import progress
 from dllm_bench.runs.record import RunRecord, SampleRecord
 from dllm_bench.runs.spec import SHOWN
@@ -51,7 +52,7 @@ def percent(score: accuracy.Score | None) -> str:
 
 def board(store: Store, tables: Path) -> Iterator[str]:
     """All runs of the store, then the rendered tables."""
-    rows = [board_row(entry) for entry in store.entries()]
+    rows = glance.rows(store, BOARD, board_row)
     if rows:
         yield from grid([BOARD, *rows])
         yield f"tpf = {BOARD_DEFINITIONS[0]}, tps = {BOARD_DEFINITIONS[1]}, score in percent"

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.core.request import Request
+from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.runs import runner
+from dllm_bench.runs.inputs import is_served
 from dllm_bench.runs.parts import REAL, Loaded, Parts
 from dllm_bench.runs.spec import RunSpec
 
@@ -48,6 +49,11 @@ class Generator:
 def generator(config: Mapping[str, Any], parts: Parts = REAL) -> Generator:
     """The generator of a composed run configuration."""
     spec = RunSpec.from_config(config)
+    if is_served(spec.model):
+        raise DllmBenchError(
+            f"Model {spec.model['name']!r} is served; lm-eval asks servers by itself, with "
+            "--model local-completions or local-chat-completions."
+        )
     decoder = parts.decoder(spec)
     parts.prepare(spec)
     return Generator(spec, decoder, parts.model(spec))

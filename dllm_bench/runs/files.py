@@ -2,23 +2,43 @@
 
 Plain POSIX (rename, fsync, flock); knows nothing of runs. A line that does not fit on the disk is
 taken back, so that a file of lines never ends in the middle because of an error; a killed process
-may still leave half a line, which readers leave out (`lines`).
+may still leave half a line, which readers leave out (`lines`). What the disk refuses is a sentence.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.request import DllmBenchError
 
 SYNC_EVERY_S = 1.0
+BEAT_S = 10.0  # a lock's owner touches it so often
+GONE_S = 60.0  # a lock of another machine that nobody touched for so long is nobody's
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        forbidden = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        mend = "make it writable, or name another paths.results," if forbidden else "make room"
+        raise DllmBenchError(
+            f"{path} could not be written ({error.strerror}); what is finished is kept: {mend} and "
+            "give the same command again."
+        ) from error
 
 
 def lines(path: Path) -> list[bytes]:
@@ -29,12 +49,18 @@ def lines(path: Path) -> list[bytes]:
 def write_atomic(path: Path, text: str) -> None:
     """Write `path` so that it is either whole or absent, on disk when this returns."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync_folder(path.parent)
+    with writing(path):
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -50,7 +76,8 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with writing(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._synced = time.monotonic()
         self._broken = False
 
@@ -58,18 +85,17 @@ class Appender:
         """Write one line; it reaches the disk within `SYNC_EVERY_S` or at `close`."""
         length = os.fstat(self._descriptor).st_size
         rest = memoryview((line + "\n").encode())
-        try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-            if time.monotonic() - self._synced >= SYNC_EVERY_S:
-                self.sync()
-        except OSError as error:
-            self._broken = True
-            os.ftruncate(self._descriptor, length)
-            raise DllmBenchError(
-                f"{self.path} could not be written ({error.strerror}); what is finished is kept: "
-                "make room and give the same command again."
-            ) from error
+        with writing(self.path):
+            try:
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+                if time.monotonic() - self._synced >= SYNC_EVERY_S:
+                    self.sync()
+            except OSError:
+                self._broken = True
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, length)
+                raise
 
     def sync(self) -> None:
         """Have everything on disk."""
@@ -78,25 +104,43 @@ class Appender:
 
     def close(self) -> None:
         """Have everything on disk, unless the disk already refused."""
-        if not self._broken:
-            self.sync()
-        os.close(self._descriptor)
+        with writing(self.path):
+            try:
+                if not self._broken:
+                    self.sync()
+            finally:
+                os.close(self._descriptor)
 
 
 @dataclass
 class Lock:
     """One writer per folder: an exclusive lock on a file that names its owner.
 
-    The kernel frees the lock of a process that died; an owner on another machine cannot be looked
-    at from here, so its lock stands until it is removed by hand.
+    The kernel frees the lock of a process that died here. An owner on another machine cannot be
+    looked at, but touches its lock every `BEAT_S` seconds: where nobody does while `GONE_S` pass on
+    this machine's own monotonic clock, the lock is taken over. An owner that comes back after that
+    (a suspended job) finds it `lost` and writes no more.
     """
 
     path: Path
     descriptor: int = -1
+    _released: threading.Event = field(default_factory=threading.Event)
 
     def acquire(self) -> None:
         """Take the lock; a sentence when somebody else has it."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        with writing(self.path):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._claim(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.descriptor = descriptor
+        self._released.clear()
+        threading.Thread(target=self._beat, args=(self._released,), daemon=True).start()
+
+    def _claim(self, descriptor: int) -> None:
+        """Put this process's name into the file, unless its owner is there."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             free = True
@@ -104,22 +148,51 @@ class Lock:
             free = False
         owner = _owner(os.pread(descriptor, 4096, 0))
         host = socket.gethostname()
-        if not free or owner.get("host", host) != host:
-            os.close(descriptor)
+        if not free or (owner.get("host", host) != host and self._touched_meanwhile()):
             raise DllmBenchError(
                 f"{self.path.parent} is being written by process {owner.get('pid', '?')} on "
                 f"{owner.get('host', '?')}; wait for it, or delete {self.path} if it is gone."
             )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": host}).encode(), 0)
-        self.descriptor = descriptor
+        with writing(self.path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _mine(), 0)
+
+    def _touched_meanwhile(self) -> bool:
+        """Whether the owner shows itself within `GONE_S`."""
+        seen, end = self._touched_at(), time.monotonic() + GONE_S
+        while time.monotonic() < end:
+            time.sleep(min(BEAT_S, GONE_S) / 2)
+            if self._touched_at() != seen:
+                return True
+        return False
+
+    def _touched_at(self) -> int:
+        """Read through an open file, which network file systems look up anew."""
+        with open(self.path, "rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+
+    def _beat(self, released: threading.Event) -> None:
+        while not released.wait(BEAT_S):
+            with suppress(OSError):
+                os.utime(self.path)
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else took over a lock that was held."""
+        return self.descriptor >= 0 and os.pread(self.descriptor, 4096, 0) != _mine()
 
     def release(self) -> None:
         """Let the lock go; harmless when it is not held."""
+        self._released.set()
         if self.descriptor >= 0:
-            os.ftruncate(self.descriptor, 0)
+            if not self.lost:
+                os.ftruncate(self.descriptor, 0)
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def _mine() -> bytes:
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
 
 
 def _owner(content: bytes) -> dict[str, Any]:

@@ -19,15 +19,20 @@ from dllm_bench.runs.targets import TARGET, describe, instantiate
 if TYPE_CHECKING:
     from dllm_bench.core.protocols import Benchmark
     from dllm_bench.models.loading import ModelSpec
+    from dllm_bench.serving.engine import Engine
 
 Plain = dict[str, Any]
 AUTO = "auto"
 DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with
+SERVED = "served"  # the decoder and the hardware of a served engine
+UNASKED = "vanilla"  # the decoder of a configuration that names none
 OF_THE_MACHINE = ("dtype", "attention", "device", "quantization", "compile")
 
 
 def resolve(config: Plain) -> Plain:
     """The configuration with hardware and decoder spelled out, and "inputs" hashed."""
+    if is_served(config["model"]):
+        return resolve_served(config)
     hardware = resolve_hardware(config["hardware"])
     model = resolve_model(config["model"], hardware)
     dataset = benchmark_of(config["benchmark"]).dataset_hash()
@@ -39,6 +44,35 @@ def resolve(config: Plain) -> Plain:
         "model": model,
         **{name: resolve_decoder(d, str(model["name"]), hashes) for name, d in decoders.items()},
         "inputs": {"dataset": dataset, **hashes},
+    }
+
+
+def is_served(model: Mapping[str, Any]) -> bool:
+    """Whether a model group names a class of its own: a served engine instead of weights."""
+    return TARGET in model
+
+
+def resolve_served(config: Plain) -> Plain:
+    """The configuration of a run whose server decodes: no decoder, no hardware of this machine."""
+    decoder, batch = config["decoder"].get("name"), config.get("batch") or 1
+    wrong = {
+        f"decoder={decoder}": decoder not in (UNASKED, SERVED),
+        "a baseline": bool(config.get("baseline")),
+        f"batch={batch}": batch != 1,
+    }
+    if any(wrong.values()):
+        raise DllmBenchError(
+            f"Model {config['model']['name']!r} is served, so its server decodes and batches, not "
+            f"{' and '.join(name for name in wrong if wrong[name])}; leave that out, and say with "
+            "model.concurrency how many requests are in flight."
+        )
+    tokenizer = engine_of(config["model"]).tokenizer
+    counted_by = {"tokenizer": tokenizer_hash(tokenizer)} if tokenizer else {}
+    return {
+        **config,
+        "hardware": {"name": SERVED, "device": SERVED},
+        "decoder": {"name": SERVED},
+        "inputs": {"dataset": benchmark_of(config["benchmark"]).dataset_hash(), **counted_by},
     }
 
 
@@ -102,8 +136,19 @@ def resolve_model(plain: Mapping[str, Any], hardware: Mapping[str, Any]) -> Plai
     return {**shared, **given}
 
 
+def engine_of(plain: Mapping[str, Any]) -> Engine:
+    """The served engine a configuration group describes."""
+    engine: Engine = instantiate(plain)
+    return engine
+
+
 def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
     """The model a resolved configuration group describes."""
+    if is_served(plain):
+        raise DllmBenchError(
+            f"Model {plain.get('name')!r} is served, there are no weights of it here; choose a "
+            "model that is loaded, or ask the server with `dllm-bench run`."
+        )
     model: ModelSpec = instantiate({TARGET: "dllm_bench.models.loading.ModelSpec", **plain})
     return model
 
@@ -115,12 +160,18 @@ def weights_hash(plain: Mapping[str, Any]) -> str:
 
 def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
     """Hash of the weights, and of the tokenizer where no pinned commit covers it."""
-    from dllm_bench.models import checkpoint, loading
-    from dllm_bench.models.text import tokenizer_files
+    from dllm_bench.models import loading
 
     model = model_spec(plain)
     hashes = {"weights": loading.content_hash(model)}
     if not loading.COMMIT.fullmatch(model.revision or ""):
-        files = tokenizer_files(loading.locate(model.path, model.revision))
-        hashes["tokenizer"] = checkpoint.content_hash(files)
+        hashes["tokenizer"] = tokenizer_hash(model.path, model.revision)
     return hashes
+
+
+def tokenizer_hash(source: str, revision: str | None = None) -> str:
+    """Hash of the files that decide how text becomes ids."""
+    from dllm_bench.models import checkpoint, loading
+    from dllm_bench.models.text import tokenizer_files
+
+    return checkpoint.content_hash(tokenizer_files(loading.locate(source, revision)))

@@ -8,28 +8,53 @@ killed, is reported and the others go on; starting again takes up what the store
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, TextIO
 
+import yaml
+
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.paths import conf_dir
+from dllm_bench.runs import jobs as tickets
 from dllm_bench.runs.parts import REAL, Parts
-from dllm_bench.runs.progress import Board, Observer, Running, Silent, headline, line
-from dllm_bench.runs.ranks import die_with_parent, run
+from dllm_bench.runs.progress import (
+    Board,
+    Observer,
+    ProgressLine,
+    Running,
+    Silent,
+    headline,
+    line,
+)
+from dllm_bench.runs.ranks import PROCESSES, die_with_parent, run
 from dllm_bench.runs.record import RunRecord, SampleRecord
 from dllm_bench.runs.spec import RunSpec, digest
 from dllm_bench.runs.store import Store
 from dllm_bench.runs.targets import instantiate
 
 REPORT_EVERY_S = 0.5
+SHARED = (
+    "timeout_min",
+    "cpus_per_task",
+    "gpus_per_node",
+    "tasks_per_node",
+    "mem_gb",
+    "nodes",
+    "name",
+)
+"""Settings that submitit knows on every kind of cluster; the others are SLURM's."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +67,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """One run as a value that can be sent to another process; calling it makes the run.
-
-    `checkpoint` is submitit's word for "preempted, queue me again": the store has the rest.
-    """
+    """One run as a value that can be sent to another process; calling it makes the run."""
 
     spec: RunSpec
     store: Store
@@ -61,11 +83,6 @@ class Job:
         except Exception as error:  # a bug in one run must not end the others
             return Outcome(self.spec, f"{type(error).__name__}: {error}")
         return Outcome(self.spec)
-
-    def checkpoint(self) -> Any:
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
 
 
 def make_logger(spec: RunSpec) -> Observer | None:
@@ -235,20 +252,84 @@ def _serve(pipe: Connection) -> None:
         pipe.send((outcome, report.result))
 
 
+class Again(ABC):
+    """A job of a cluster: `checkpoint` is submitit's word for "preempted, queue me again"."""
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Do it, or go on with it."""
+
+    def checkpoint(self) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+@dataclass(frozen=True)
+class Sent(Again):
+    """A run as a job of a cluster: progress and errors go to its log, all else to the store."""
+
+    spec: RunSpec
+    store: Store
+    parts: Parts = REAL
+
+    def __call__(self) -> None:
+        logger, line = make_logger(self.spec), ProgressLine()
+        run(self.spec, store=self.store, logger=logger, progress=line, parts=self.parts)
+
+
+@dataclass(frozen=True)
+class Command(Again):
+    """`dllm-bench ARGUMENTS` as a job: what has to be trained, and what waits for it."""
+
+    arguments: tuple[str, ...]
+
+    def __call__(self) -> None:
+        subprocess.run([sys.executable, "-m", "dllm_bench", *self.arguments], check=True)
+
+
 def submit(
-    specs: Sequence[RunSpec],
+    jobs: Mapping[str, Again],
     *,
     store: Store,
-    folder: Path,
-    cluster: str | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    parts: Parts = REAL,
+    hardware: Mapping[str, Any],
+    changes: Sequence[str] = (),
+    after: Sequence[str] = (),
+    cluster: str = "slurm",
 ) -> list[Any]:
-    """Send the runs that are not sealed as one array; submitit jobs whose result is an `Outcome`.
+    """Send jobs, by folder of their run or by command, as one array; submitit's jobs.
 
-    cluster: None for SLURM where there is one, "local" or "debug" for this machine; parameters are
-    submitit's own (timeout_min, slurm_partition, ...).
+    hardware: of the runs, says how many devices and cores a job takes; changes: NAME=VALUE over
+    conf/hydra/launcher/slurm.yaml; after: jobs that have to succeed first; cluster: "slurm", or
+    "debug" for this process.
     """
+    submitit = _submitit()
+    if not jobs:
+        return []
+    settings = {**slurm_settings(), **resources(hardware), **read(changes)}
+    if after:
+        own = settings.get("additional_parameters") or {}
+        settings["additional_parameters"] = {**own, "kill-on-invalid-dep": "yes"}
+        settings["dependency"] = f"afterok:{':'.join(after)}"
+    timeouts = {"slurm_max_num_timeout": settings.pop("max_num_timeout", 0)}
+    named = {k if k in SHARED else f"slurm_{k}": v for k, v in settings.items() if v is not None}
+    try:
+        executor = submitit.AutoExecutor(tickets.folder_of(store) / "%j", cluster, **timeouts)
+        executor.update_parameters(**named)
+        with executor.batch():
+            sent = [executor.submit(job) for job in jobs.values()]
+    except (RuntimeError, ValueError, NameError, TypeError, OSError) as error:
+        text = " ".join(str(error).split())
+        raise DllmBenchError(
+            f"SLURM did not take {len(jobs)} jobs ({text}); mend the settings with --slurm "
+            "NAME=VALUE, or run here with --run."
+        ) from error
+    pairs = zip(jobs.items(), sent, strict=True)
+    tickets.note(store, [_ticket(what, job, its) for (what, job), its in pairs])
+    return sent
+
+
+def _submitit() -> Any:
     try:
         import submitit
     except ImportError as error:
@@ -256,10 +337,31 @@ def submit(
             "Jobs are sent with submitit, which is not installed; install the extra: "
             "pip install 'dllm-bench[slurm]'."
         ) from error
-    waiting = [spec for spec in dict.fromkeys(specs) if store.record(spec) is None]
-    if not waiting:
-        return []
-    executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-    executor.update_parameters(**(parameters or {}))
-    with executor.batch():
-        return [executor.submit(Job(spec, store, parts)) for spec in waiting]
+    return submitit
+
+
+def _ticket(what: str, job: Again, sent: Any) -> tickets.Ticket:
+    run_hash = job.spec.identity_hash if isinstance(job, Sent) else ""
+    return tickets.Ticket(run_hash, what, sent.job_id, str(sent.paths.stderr))
+
+
+def slurm_settings() -> dict[str, Any]:
+    """Those of `hydra/launcher=slurm` that have nothing to do with Hydra."""
+    plain = yaml.safe_load((conf_dir() / "hydra/launcher/slurm.yaml").read_text(encoding="utf-8"))
+    return {k: v for k, v in plain.items() if k not in ("defaults", "submitit_folder")}
+
+
+def resources(hardware: Mapping[str, Any]) -> dict[str, Any]:
+    """Cores and devices of a job: of each of the processes that `ranks` starts in it."""
+    processes = prod(int(hardware.get(name, 1)) for name in PROCESSES)
+    devices = processes if str(hardware["device"]).startswith("cuda") else None
+    return {"cpus_per_task": int(hardware["threads"]) * processes, "gpus_per_node": devices}
+
+
+def read(changes: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE settings as plain data."""
+    pairs = [text.partition("=") for text in changes]
+    wrong = [text for text, (_, equals, _) in zip(changes, pairs, strict=True) if not equals]
+    if wrong:
+        raise DllmBenchError(f"--slurm {wrong[0]} sets nothing; write NAME=VALUE: partition=gpu.")
+    return {name: yaml.safe_load(value) for name, _, value in pairs}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs.inputs import benchmark_of, model_spec
+from dllm_bench.runs.inputs import benchmark_of, engine_of, is_served, model_spec
 from dllm_bench.runs.spec import RunSpec
 from dllm_bench.runs.targets import instantiate
 
@@ -57,7 +57,11 @@ SHELF = Shelf()
 
 
 def real_model(spec: RunSpec) -> Loaded:
-    """The model of `spec` on its device; kept until another one is asked for."""
+    """The model of `spec` on its device, kept until another one is asked for; or its server."""
+    if is_served(spec.model):
+        from dllm_bench.serving.client import Client
+
+        return Client(engine_of(spec.model))
     return SHELF.load(model_spec(spec.model))
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs import provenance
+from dllm_bench.runs import provenance, served
+from dllm_bench.runs.inputs import is_served
 from dllm_bench.runs.loggers import NoLogger
 from dllm_bench.runs.parts import REAL, Loaded, Parts
 from dllm_bench.runs.progress import Observer, Running, Silent, Together
@@ -77,7 +78,9 @@ def run(
     progress: Observer | None = None,
     parts: Parts = REAL,
 ) -> RunRecord:
-    """The record of `spec`, made by as many processes as its hardware says."""
+    """The record of `spec`, made by as many processes as its hardware says, or by a server."""
+    if is_served(spec.model):
+        return served.run(spec, store=store, logger=logger, progress=progress, parts=parts)
     if not needs_several(spec.hardware) or store.record(spec) is not None:
         return run_here(spec, store=store, logger=logger, progress=progress, parts=parts)
     layout, replicas = layout_of(spec.hardware), int(spec.hardware.get("replicas", 1))

@@ -7,6 +7,7 @@ than this code knows is refused with a sentence. Where the files lie is the stor
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -22,14 +23,16 @@ from dllm_bench.metrics import definitions
 from dllm_bench.metrics.acceptance import of_trace
 from dllm_bench.metrics.accuracy import Score, mean_score, repeated
 from dllm_bench.metrics.facts import Facts, from_columns
-from dllm_bench.runs.spec import Plain, RunSpec
+from dllm_bench.runs.spec import SHOWN, Plain, RunSpec
 from dllm_bench.runs.unused import unused
 
 if TYPE_CHECKING:
     from dllm_bench.core.protocols import SampleScore
 
 SCORE = "score/"  # begins the column of a further score
-SCHEMA = 2  # raised with every change of the stored form
+SCHEMA = 3  # raised with every change of the stored form
+HASHED = 3  # records from this version on carry a hash of their text
+BEFORE = '\n "spec": {'  # where the hash stands, since keys are sorted
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,33 @@ class Twin:
 
 
 @dataclass(frozen=True)
+class Served:
+    """What is known of a served engine's answer alone: seconds from sending to the first content,
+    from the session's start to the first try and to the end, tries, tokens of the prompt, whether
+    the new tokens were counted here, and the server's reason to end.
+    """
+
+    ttft_s: float
+    began_s: float
+    ended_s: float
+    tries: int
+    prompt_tokens: int | None
+    retokenised: bool
+    finish: str
+
+    def facts(self) -> Plain:
+        """Those of `Facts`."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in Facts.columns()}
+
+
+@dataclass(frozen=True)
 class SampleRecord:
     """One finished request. `counts` are the facts of `facts.count`; times are in seconds.
 
     cut: reason -> index in `ids` where the text ends for it; trace: columns of the forwards;
     session: which start of the run decoded it; started_at: seconds since the epoch; raw: the text
-    before it was cut at a stop string, None where nothing was; baseline: of runs that have one.
+    before it was cut at a stop string, None where nothing was; baseline: of runs that have one;
+    served: of runs on a served engine, which tells no ids and no forwards.
     """
 
     id: str
@@ -56,13 +80,14 @@ class SampleRecord:
     cut: dict[str, int]
     text: str
     trace: dict[str, list]
-    counts: dict[str, int]
+    counts: Mapping[str, int | None]
     seconds: float
     first_step_s: float
     started_at: float
     session: int
     raw: str | None = None
     baseline: Twin | None = None
+    served: Served | None = None
 
     def to_line(self) -> str:
         """One line of JSON, without the line's end."""
@@ -76,8 +101,9 @@ class SampleRecord:
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if not isinstance(plain, dict) or not needed <= set(plain) <= names:
             raise ValueError("not a sample record")
-        twin = plain.get("baseline")
-        return cls(**{**plain, "baseline": Twin(**twin) if twin else None})
+        twin, served = plain.get("baseline"), plain.get("served")
+        parts = {"baseline": Twin(**twin) if twin else None}
+        return cls(**{**plain, **parts, "served": Served(**served) if served else None})
 
     def facts(self) -> Facts:
         """What the metrics are computed from."""
@@ -86,6 +112,8 @@ class SampleRecord:
             ours = self.ids[: min([*self.cut.values(), len(self.ids)])]
             further["baseline_s"] = self.baseline.seconds
             further["baseline_equal"] = ours == self.baseline.ids
+        if self.served:
+            further |= {**self.served.facts(), "session": self.session}
         return Facts(
             seconds=self.seconds,
             steps_s=sum(forward.ms for forward in trace.forwards) / 1000,
@@ -155,7 +183,8 @@ class RunRecord:
         plain["score"] = asdict(self.score) if self.score else None
         plain["sessions"] = [asdict(session) for session in self.sessions]
         columns = {name: _Line(column) for name, column in self.columns.items()}
-        return _dump({**plain, "columns": columns})
+        text = _dump({**plain, "columns": columns})
+        return text.replace(BEFORE, f'\n "sha256": "{_sha256(text)}",{BEFORE}', 1)
 
     @classmethod
     def from_json(cls, text: str, source: str = "record.json") -> Self:
@@ -163,6 +192,7 @@ class RunRecord:
         try:
             plain = json.loads(text)
             _check_schema(plain.get("schema"), source)
+            _check_content(text, plain.pop("sha256", None), plain["schema"], source)
             plain["spec"] = RunSpec.from_plain(plain["spec"])
             plain["score"] = Score(**plain["score"]) if plain["score"] else None
             plain["sessions"] = [Session(**session) for session in plain["sessions"]]
@@ -206,6 +236,21 @@ def _check_schema(found: object, source: str) -> None:
         )
 
 
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_content(text: str, stated: str | None, schema: int, source: str) -> None:
+    """A sentence where the stored text is not the one that was hashed."""
+    found = _sha256(text.replace(f'\n "sha256": "{stated}",', "", 1))
+    if schema >= HASHED and found != stated:
+        raise DllmBenchError(
+            f"{source} was changed after it was sealed: it states sha256 {str(stated)[:SHOWN]} and "
+            f"has {found[:SHOWN]}; move the file away and run the cell again, which seals what is "
+            "finished anew."
+        )
+
+
 def seal(
     spec: RunSpec,
     samples: Sequence[SampleRecord],
@@ -220,7 +265,7 @@ def seal(
     columns["verdict"] = [str(scores[sample.id].verdict) for sample in samples]
     for name in Facts.columns():
         column = [_short(getattr(fact, name)) for fact in facts]
-        if any(value not in (None, []) for value in column):
+        if name in Facts.required() or any(value not in (None, []) for value in column):
             columns[name] = column
     further = sorted({name for score in scores.values() for name in score.metrics})
     for name in further:
@@ -262,7 +307,7 @@ def _means(columns: Mapping[str, list]) -> dict[str, float]:
     return {name: fmean(values) for name, values in known.items() if values}
 
 
-def _short(value: float) -> float:
+def _short(value: Any) -> Any:
     """Seconds to the microsecond: more digits are noise and cost space."""
     return round(value, 6) if isinstance(value, float) else value
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ def run(
     logger: Observer | None = None,
     progress: Observer | None = None,
     parts: Parts = REAL,
+    work: type[Work] | None = None,
 ) -> RunRecord:
     """The record of `spec`: read if sealed, else what is missing is decoded and the run sealed."""
     sealed = store.record(spec)
@@ -49,9 +50,9 @@ def run(
         if opened.record is not None:
             return opened.record
         observer = Together([logger or NoLogger(), progress or Silent()])
-        work = _Work(spec, parts, *made, opened, observer)
+        session = (work or Work)(spec, parts, *made, opened, observer)
         try:
-            return work.finish(work.decode())
+            return session.finish(session.decode())
         except Exception as error:
             opened.fail(f"{type(error).__name__}: {error}")
             raise
@@ -62,7 +63,7 @@ def run(
 def decode_share(spec: RunSpec, share: Share, *, observer: Observer, parts: Parts = REAL) -> None:
     """Decode a process's share of the requests of `spec`; whoever started the shares seals."""
     with share:
-        _Work(spec, parts, *_made(spec, parts), share, observer).decode()
+        Work(spec, parts, *_made(spec, parts), share, observer).decode()
 
 
 def _made(spec: RunSpec, parts: Parts) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
@@ -95,7 +96,7 @@ class Decoded:
 
 
 @dataclass
-class _Work:
+class Work:
     """One session of one run. baseline: decodes every request too, in alternating order."""
 
     spec: RunSpec
@@ -125,6 +126,7 @@ class _Work:
     def decode(self) -> list[SampleRecord]:
         """Decode what is not finished; all samples, in request order."""
         requests = self.requests()
+        self._check(requests)
         self.opened.expect(len(requests))
         running = self._running(len(requests))
         self.observer.start(self.spec, self.opened.folder, running)
@@ -132,13 +134,19 @@ class _Work:
         if missing:
             session = self._begin(requests[:WARMUPS])
             started = self.parts.clock()
-            for turn, request in missing:
-                sample = self._sample(request, turn, session)
+            for sample in self._samples(missing, session):
                 self.opened.append(sample)
                 running.add(sample.facts(), self._value(sample), self.parts.clock() - started)
                 self.observer.sample(sample, running)
         done = self.opened.samples
         return [done[request.id] for request in requests if request.id in done]
+
+    def _samples(
+        self, missing: Sequence[tuple[int, Request]], session: int
+    ) -> Iterator[SampleRecord]:
+        """Samples as they are finished."""
+        for turn, request in missing:
+            yield self._sample(request, turn, session)
 
     def finish(self, samples: Sequence[SampleRecord]) -> RunRecord:
         """Grade the stored texts and seal the run."""
@@ -154,6 +162,18 @@ class _Work:
         self.opened.note(f"sealed with {len(samples)} samples")
         self.observer.finish(record)
         return record
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        """Refuse to go on with samples of other prompts than the benchmark gives now."""
+        done = self.opened.samples
+        asked = {r.id: prompt_hash(r) for r in requests if r.id in done}
+        for key, sample in done.items():
+            if asked.get(key) != sample.prompt_sha256:
+                raise DllmBenchError(
+                    f"{self.opened.folder} holds sample {key!r} of another prompt than benchmark "
+                    f"{self.benchmark.name} gives now: its items or its template changed under the "
+                    "run; move the folder away and give the same command again."
+                )
 
     def _running(self, total: int) -> Running:
         running = Running(total, note=attention_note(self.decoder, self.loaded))
@@ -199,7 +219,7 @@ class _Work:
         rows = [replace(row, ms=round(row.ms, 4)) for row in generation.trace.forwards]
         return SampleRecord(
             id=request.id,
-            prompt_sha256=hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest(),
+            prompt_sha256=prompt_hash(request),
             ids=list(generation.ids),
             born=list(generation.born),
             cut=generation.cut,
@@ -231,6 +251,17 @@ def attention_note(decoder: Decoder, loaded: Loaded) -> str | None:
     return loaded.note(decoder.cache.attention, getattr(decoder.schedule, "block", None) or 0)
 
 
+def prompt_hash(request: Request) -> str:
+    """Which prompt a sample answers."""
+    return hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
+
+
+def seed_of(spec: RunSpec, request: Request) -> int:
+    """Where the request's random numbers begin: it follows from the run's seed and its id."""
+    text = f"{spec.seed}/{request.id}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+
+
 def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> Request:
     """The request as the decoder wants it, random numbers seeded.
 
@@ -238,8 +269,7 @@ def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> 
     """
     import torch
 
-    text = f"{spec.seed}/{request.id}".encode()
-    seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+    seed = seed_of(spec, request)
     torch.manual_seed(seed)
     return decoder.prepare(loaded.denoiser, replace(request, seed=seed))
 

@@ -60,6 +60,18 @@ FIELDS: dict[str, Role] = {
     "model.lora": _R,
     "model.lora_revision": _R,
     "model.device": _R,  # the hardware's, with an index
+    "model._target_": _I,  # a served engine, and how it is asked
+    "model.engine": _I,
+    "model.concurrency": _I,
+    "model.temperature": _I,
+    "model.body": _I,
+    "model.body.**": _I,
+    "model.tokenizer": _R,  # its content enters as a hash
+    "model.url": _R,
+    "model.key_env": _R,
+    "model.timeout_s": _R,
+    "model.retries": _R,
+    "model.backoff_s": _R,
     "decoder.name": _R,  # a label: equal pieces are one run under any name
     "decoder.**": _I,
     "decoder.**.source": _R,  # a filter's or drafter's place; its content enters as sha256

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs.files import Appender, Lock, lines, write_atomic
+from dllm_bench.runs.files import Appender, Lock, lines, write_atomic, writing
 from dllm_bench.runs.record import RunRecord, SampleRecord, Session
 from dllm_bench.runs.spec import Plain, RunSpec
 
@@ -127,7 +127,11 @@ def read_record(folder: Path) -> RunRecord | None:
 
 def read_entry(folder: Path) -> Entry | None:
     """What `folder` holds, without locking it; None for a folder that is no run."""
-    record = read_record(folder)
+    record, damage = None, ""
+    try:
+        record = read_record(folder)
+    except DllmBenchError as refused:
+        damage = str(refused)
     if record is not None:
         n = len(record.columns["id"])
         return Entry(folder, State.SEALED, record.spec, n, n)
@@ -137,7 +141,8 @@ def read_entry(folder: Path) -> Entry | None:
     done = sum(path.read_bytes().count(b"\n") for path in sample_files(folder))
     error = (folder / ERROR).read_text(encoding="utf-8") if (folder / ERROR).exists() else ""
     spec = RunSpec.from_plain(head["spec"])
-    return Entry(folder, _state(folder), spec, done, head["total"], error.strip())
+    state = State.FAILED if damage else _state(folder)
+    return Entry(folder, state, spec, done, head["total"], damage or error.strip())
 
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:
@@ -202,7 +207,8 @@ class OpenRun:
     @classmethod
     def start(cls, folder: Path, spec: RunSpec, total: int | None) -> OpenRun:
         """Lock the folder and read what is finished."""
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         lock = Lock(folder / LOCK)
         lock.acquire()
         try:
@@ -287,6 +293,7 @@ class OpenRun:
 
     def append(self, sample: SampleRecord) -> None:
         """Add a finished sample."""
+        self._check_lock()
         if self._writer is None:
             self._writer = Appender(self.samples_file)
         self._writer.append(sample.to_line())
@@ -294,13 +301,24 @@ class OpenRun:
 
     def seal(self, record: RunRecord) -> None:
         """Complete the run."""
+        self._check_lock()
         self._close_writer()
         write_atomic(self.folder / RECORD, record.to_json())
         self.record = record
 
+    def _check_lock(self) -> None:
+        """A process that slept too long must not write beside the one that took over."""
+        if self.lock.lost:
+            raise DllmBenchError(
+                f"{self.folder} was taken over by the process that {self.lock.path} names, since "
+                "this one did not show itself; leave the run to it."
+            )
+
     def fail(self, message: str) -> None:
         """Leave a note of why the run stopped, for `status` and tables."""
         self.note(f"stopped: {message}")
+        if self.lock.lost:
+            return
         with suppress(OSError):  # a full disk is one of the reasons
             (self.folder / ERROR).write_text(message + "\n", encoding="utf-8")
 

@@ -1,1 +1,1 @@
-"""Speculative decoding under load, simulated: an engine with seats, step times, many requests."""
+"""Many requests: speculative decoding under load, simulated; a served engine, asked over HTTP."""

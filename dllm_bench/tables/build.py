@@ -11,14 +11,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.metrics import definitions
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.tables.cost import Check, Cost, CostModel
-from dllm_bench.tables.derive import PERCENT, Interval, bootstrap, derived, unit_of
+from dllm_bench.tables.derive import (
+    PERCENT,
+    Curve,
+    Interval,
+    bootstrap,
+    curve_of,
+    derived,
+    has_curve,
+    unit_of,
+)
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs, trained_first
 from dllm_bench.tables.spec import Cell, Metric, PaperTable, Profile
 
@@ -26,6 +36,12 @@ if TYPE_CHECKING:
     from dllm_bench.runs.record import RunRecord
 
 SCORE_TEXT = "samples the benchmark's own metric grades as right, in percent of all samples."
+AREA_TEXT = (
+    "accuracy under parallelism as d3LLM's leaderboard has it: the area under score over x, a "
+    f"score y beyond the slowest point's x weighing exp(−{tradeoff.ALPHA:g} (1 − y ÷ best score of "
+    f"any row here on the model and benchmark)); points that lost more than {tradeoff.DROP:g} "
+    "against the slowest do not count, and a curve that ends in one has no whole area. x:"
+)
 SETTING_TEXT = "a setting of the run, read from its configuration."
 CLOCKED = ("tokens/s", "s", "ms", "×")  # units of numbers that hardware decides
 MEASURED, UNDEFINED = "measured", "undefined"
@@ -47,7 +63,7 @@ class BuiltCell:
     """A cell with its number. measured, interval and delta are in `unit`, the reported one.
 
     why: what makes the cell not comparable, or why it is empty; setting: what the configuration
-    says, in the paper's words, of a cell that is a setting.
+    says, in the paper's words, of a cell that is a setting; curve: what an area was taken of.
     """
 
     planned: PlannedCell
@@ -59,6 +75,7 @@ class BuiltCell:
     verdict: Verdict = Verdict.NONE
     why: str = ""
     setting: str = ""
+    curve: Curve | None = None
 
     @property
     def cell(self) -> Cell:
@@ -163,13 +180,19 @@ def build(
             if run.open
         ),
         impossible=tuple(sorted(impossible)),
-        reported_only=tuple(dict.fromkeys(p.cell.only for p in planned if p.cell.only)),
+        reported_only=tuple(dict.fromkeys(only_reported(planned))),
         trained_first=tuple(trained_first(runs)),
         elsewhere=tuple(
             costs.estimate(run) for run in runs if run.state is State.IMPOSSIBLE and run.config
         ),
         check=costs.check(),
     )
+
+
+def only_reported(planned: Sequence[PlannedCell]) -> list[str]:
+    """Why some cells have no run, derived ones left out."""
+    found = [p for p in planned if p.run.state is State.REPORTED and (p.cell.only or not p.parts)]
+    return [p.cell.only or p.run.reason for p in found]
 
 
 def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
@@ -182,21 +205,39 @@ def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
     n = sum(len(run.record.columns["id"]) for run in distinct_runs([planned]) if run.record)
     measured, interval = measure(planned)
     if measured is None:
-        return BuiltCell(planned, unit, n=n, why="the samples do not define this number")
+        return BuiltCell(planned, unit, n=n, why=why_undefined(planned))
+    curve = curve_of(planned) if has_curve(planned) else None
+    found = BuiltCell(planned, unit, measured, interval, n, curve=curve)
     reported = planned.cell.reported.value if planned.cell.reported else None
     if reported is None:
-        return BuiltCell(planned, unit, measured, interval, n)
+        return found
     why = incomparable(planned, profile)
     if why:
-        return BuiltCell(planned, unit, measured, interval, n, None, Verdict.NOT_COMPARABLE, why)
+        return replace(found, verdict=Verdict.NOT_COMPARABLE, why=why)
     verdict = judge(measured, interval, reported, planned.cell.metric)
-    return BuiltCell(planned, unit, measured, interval, n, measured - reported, verdict)
+    return replace(found, delta=measured - reported, verdict=verdict)
+
+
+def why_undefined(planned: PlannedCell) -> str:
+    """Why the sealed runs of a cell do not give its number."""
+    if has_curve(planned):
+        try:
+            curve_of(planned)
+        except DllmBenchError as error:
+            return str(error)
+    undefined = [part for part in planned.parts if measure(part)[0] is None]
+    if undefined and planned.cell.metric.area:
+        return why_undefined(undefined[0])
+    metric, record = planned.cell.metric.plain, planned.run.record
+    if record is None or metric.is_score:
+        return "the samples do not define this number"
+    return definitions.definition(metric.definition).why_undefined(record.facts)
 
 
 def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
     """The number of a cell whose runs are sealed, with its interval where it has one."""
     if planned.parts:
-        return derived(planned, lambda part: measure(part)[0])
+        return derived(planned)
     record, metric = planned.run.record, planned.cell.metric
     if record is None:
         return None, None
@@ -283,12 +324,15 @@ def _definition(metric: Metric) -> Definition:
     if metric.setting:
         return Definition(metric.label, metric.formula, unit, SETTING_TEXT)
     known = SCORE_TEXT if metric.is_score else definitions.definition(metric.definition).text
-    return Definition(metric.label, metric.formula, unit, known)
+    text = f"{AREA_TEXT} {known}" if metric.area else known
+    return Definition(metric.label, metric.formula, unit, text)
 
 
 def hardware_of(record: RunRecord) -> str:
     """Device, dtype and threads of a run, in words."""
     environment, hardware = record.environment, record.spec.hardware
+    if seats := record.spec.model.get("concurrency"):
+        return f"{environment.get('device')}, {seats} request(s) in flight"
     return (
         f"{environment.get('device') or 'unknown device'}, {hardware.get('dtype')}, "
         f"{hardware.get('attention')} attention, {hardware.get('threads')} thread(s), batch "

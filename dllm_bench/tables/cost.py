@@ -15,6 +15,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.paths import conf_dir
+from dllm_bench.runs.inputs import is_served
 from dllm_bench.tables.derive import unit_of
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.reading import read_yaml
@@ -58,7 +59,7 @@ class CostModel:
     """Estimates from sealed runs (any will do) and from the values reported at the cells."""
 
     def __init__(self, planned: Sequence[PlannedCell], sealed: Iterable[RunRecord]) -> None:
-        self.sealed = [Known.of(record) for record in sealed]
+        self.sealed = [Known.of(one) for one in sealed if None not in one.columns["forwards"]]
         self._tpf = {id(run): tpf for cell in planned for run, tpf in _reported_tpf(cell)}
 
     def estimate(self, run: PlannedRun) -> Cost | None:
@@ -189,6 +190,8 @@ def size(number: float) -> str:
 
 def forward_ms(config: Plain) -> float | None:
     """Milliseconds of one forward by `conf/cost.yaml`; None for what it does not know."""
+    if is_served(config["model"]):
+        return None
     machine = _known("hardware", str(config["hardware"]["name"]))
     weights = _known("parameters", str(config["model"]["name"]))
     fed = positions(config)

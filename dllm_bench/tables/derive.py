@@ -1,25 +1,27 @@
-"""Derived numbers: ratios, differences and averages of measured ones, with their intervals.
+"""Derived numbers: ratios, differences, averages and areas of measured ones, with their intervals.
 
 A planned cell with parts is computed from them, at any depth. The interval is a percentile
 bootstrap of the whole formula: runs of one benchmark draw the same items (paired), benchmarks are
 drawn apart. It needs numbers that are means or ratios of sums over samples, and runs that share all
-items; otherwise there is none. Extremes and percentiles have none.
+items; otherwise there is none. Extremes and percentiles have none. Which points of a curve count,
+and in which order, is what was measured, in every resample.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dllm_bench.metrics import definitions
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
 from dllm_bench.metrics.numbers import TotalRatio
 from dllm_bench.tables.plan import PlannedCell
-from dllm_bench.tables.spec import Metric
+from dllm_bench.tables.spec import CUT, Metric, Query
 
 if TYPE_CHECKING:
     from dllm_bench.runs.record import RunRecord
@@ -48,6 +50,8 @@ def unit_of(metric: Metric) -> str:
         return "%" if metric.gain else "×"
     if metric.setting:
         return ""
+    if metric.area:
+        return f"{SCORE_UNIT} × {definitions.definition(metric.definition).unit}"
     if metric.is_score:
         return "points" if metric.minus else SCORE_UNIT
     return definitions.definition(metric.definition).unit
@@ -64,26 +68,89 @@ def combine(planned: PlannedCell, leaf: Callable[[PlannedCell], N]) -> N:
         return PERCENT * (ratio - 1) if metric.gain else ratio
     if metric.minus:
         return numbers[0] - numbers[1]
+    if has_curve(planned):
+        return _area(planned, numbers)
     return sum(numbers) / len(numbers)
 
 
-def derived(
-    planned: PlannedCell, leaf: Callable[[PlannedCell], float | None]
-) -> tuple[float | None, Interval | None]:
-    """A derived number and its interval; None where a part has none or a base is zero."""
-    leaves = _leaves(planned)
-    values = {id(part): leaf(part) for part in leaves}
+def derived(planned: PlannedCell) -> tuple[float | None, Interval | None]:
+    """A derived number and its interval; None where a part has none, a base is zero or a curve has
+    no area.
+    """
+    values = {id(leaf): plain_value(leaf) for leaf in _leaves(planned)}
     numbers = {key: value for key, value in values.items() if value is not None}
     if len(numbers) < len(values):
         return None, None
     try:
-        value = combine(planned, lambda part: numbers[id(part)])
-    except ZeroDivisionError:
+        value = float(combine(planned, lambda part: numbers[id(part)]))
+    except (ZeroDivisionError, DllmBenchError):
         return None, None
     metric = planned.cell.metric
     if (metric.over or metric.minus) and planned.parts[0].runs == planned.parts[1].runs:
         return value, None  # a number against itself
     return value, bootstrap(planned)
+
+
+def plain_value(planned: PlannedCell) -> float | None:
+    """The number of a cell that has a run of its own."""
+    record, metric = planned.run.record, planned.cell.metric
+    if record is None:
+        return None
+    if metric.is_score:
+        return PERCENT * record.score.mean if record.score else None
+    return definitions.definition(metric.definition)(record.facts)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What an area was taken of. points: those that count, from slow to fast, name -> (x, score);
+    left_out: those that lost too much; y_max: the best score, of the run `best` among `rows`, all
+    that the table has for this model and benchmark.
+    """
+
+    points: Mapping[str, tuple[float, float]]
+    left_out: Query
+    y_max: float
+    best: str
+    rows: Query
+
+
+def has_curve(planned: PlannedCell) -> bool:
+    """Whether a cell is an area itself, no average or gain of areas."""
+    areas = [bool(one.cell.metric.area) for one in (planned, *planned.parts)]
+    return areas[0] and not any(areas[1:])
+
+
+def curve_of(planned: PlannedCell) -> Curve:
+    """The curve of an area whose runs are sealed; a sentence where it has no area."""
+    names = planned.cell.curve
+    numbers = [plain_value(part) for part in planned.parts]
+    xs, scores = numbers[: len(names)], numbers[len(names) :]
+    [facet] = [facet for facet, value in planned.cell.values.items() if value.curve]
+    rows = tuple(part.cell.keys[facet] for part in planned.parts[len(names) :])
+    known = {row: score for row, score in zip(rows, scores, strict=True) if score}
+    points = [(x, y) for x, y in zip(xs, scores, strict=False) if x is not None and y is not None]
+    if len(points) < len(names) or not known:
+        raise DllmBenchError("A point has no number, or no run scores above 0.")
+    counted = [names[i] for i in tradeoff.counted(points, cut=planned.cell.metric.area == CUT)]
+    best = max(known, key=lambda row: known[row])
+    return Curve(
+        points={name: points[names.index(name)] for name in counted},
+        left_out=tuple(name for name in names if name not in counted),
+        y_max=known[best],
+        best=best,
+        rows=rows,
+    )
+
+
+def _area(planned: PlannedCell, numbers: Sequence[N]) -> N:
+    """The area under the points that counted when measured."""
+    import numpy as np
+
+    names = planned.cell.curve
+    at = [names.index(name) for name in curve_of(planned).points]
+    points = [(numbers[i], numbers[len(names) + i]) for i in at]
+    return tradeoff.area(points, reduce(np.maximum, numbers[len(names) :]))
 
 
 def samples(metric: Metric, record: RunRecord) -> Samples | None:

@@ -41,6 +41,11 @@ def add_to(parser: ArgumentParser, kind: str, positive: Callable[[str], int]) ->
     parser.add_argument("--profile", default=EMBEDDED, help="embedded (default) or paper")
     parser.add_argument("--run", action="store_true", help="run what is missing, here")
     parser.add_argument("--submit", action="store_true", help="send what is missing to SLURM")
+    parser.add_argument(
+        "--wait", action="store_true", help="with --submit: until all jobs are over"
+    )
+    text = "with --submit: over conf/hydra/launcher/slurm.yaml, as in partition=gpu; repeatable"
+    parser.add_argument("--slurm", action="append", default=[], metavar="NAME=VALUE", help=text)
     parser.add_argument("--jobs", type=positive, metavar="N", help="runs beside each other")
     parser.add_argument("--limit", type=positive, metavar="N", help="N items per run, a quick look")
     parser.formatter_class = RawDescriptionHelpFormatter

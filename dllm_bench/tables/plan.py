@@ -20,6 +20,7 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
 
 if TYPE_CHECKING:
+    from dllm_bench.runs.jobs import Jobs
     from dllm_bench.runs.record import RunRecord
     from dllm_bench.runs.spec import RunSpec
     from dllm_bench.runs.store import Store
@@ -39,6 +40,8 @@ class State(StrEnum):
     REPORTED = "reported only"  # no run can give it
 
 
+SERVED = "model=served"
+NOT_ASKED = "A served engine, which profile {!r} does not ask; --profile paper does."
 TRAINED = "results/training/"  # where `dllm-bench train` writes, and tables look
 OPEN = (State.PARTIAL, State.MISSING, State.FAILED)
 WORST_FIRST = (State.REPORTED, State.IMPOSSIBLE, State.FAILED, State.MISSING, State.PARTIAL)
@@ -102,12 +105,15 @@ def plan(
 
     anywhere: the runs are meant for another machine, this one need not have their device.
     """
+    from dllm_bench.runs.jobs import Jobs
+
+    jobs = Jobs.of(store)
     runs: dict[tuple[Query, Query, bool], PlannedRun] = {}
 
     def run_of(cell: Cell) -> PlannedRun:
         key = (cell.run, cell.needs, bool(cell.metric.setting))
         if key not in runs:
-            runs[key] = _planned_run(cell, profile, compose, store, anywhere)
+            runs[key] = followed(_planned_run(cell, profile, compose, store, anywhere), jobs)
         return runs[key]
 
     return [_planned(cell, table, run_of) for cell in table.cells()]
@@ -149,11 +155,14 @@ def open_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
 def _planned_run(
     cell: Cell, profile: Profile, compose: Compose, store: Store, anywhere: bool
 ) -> PlannedRun:
+    from dllm_bench.runs.inputs import is_served
     from dllm_bench.runs.spec import RunSpec
 
     try:
         query = profile.translate(cell.run)
     except DllmBenchError as error:
+        if SERVED in cell.run:
+            return PlannedRun((), State.REPORTED, "reported only", NOT_ASKED.format(profile.name))
         return _impossible("an embedded counterpart", str(error), PlannedRun((), State.IMPOSSIBLE))
     asked = PlannedRun(query, State.SETTING, config=compose(query))
     if cell.metric.setting:
@@ -162,7 +171,8 @@ def _planned_run(
         other = PlannedRun(query, State.IMPOSSIBLE)
         return _impossible(", ".join(cell.needs), "This machine cannot stand in for it.", other)
     hardware = asked.config.get("hardware", {})
-    absent = "" if anywhere else missing_device(hardware)
+    elsewhere = anywhere or is_served(asked.config.get("model", {}))
+    absent = "" if elsewhere else missing_device(hardware)
     lacks = _impossible(absent, f"hardware={hardware.get('name')} asks for it.", asked)
     if absent and not _any_like(asked.config, store):
         return lacks
@@ -217,6 +227,15 @@ def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
     else:
         state, short, reason = State.PARTIAL, progress, f"{progress} finished"
     return PlannedRun(query, state, short, reason, spec, None, folder, entry.done, entry.total)
+
+
+def followed(run: PlannedRun, jobs: Jobs) -> PlannedRun:
+    """The run with what is known of its job; one whose job is over though it is open has failed."""
+    over, remark = jobs.remark(run.spec.identity_hash) if run.spec and run.open else (False, "")
+    if not remark:
+        return run
+    told = replace(run, reason=f"{run.reason}; {remark}")
+    return replace(told, state=State.FAILED, short="failed") if over else told
 
 
 def trained_first(runs: Iterable[PlannedRun]) -> list[str]:

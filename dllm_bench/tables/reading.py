@@ -1,8 +1,9 @@
 """Tables and profiles from their files: `conf/table/<paper>/<table>.yaml`, `conf/profile`, csv.
 
 Reported values and notes are csv files below `tables/reported`, if the table has any, with a row
-per value (`metric`, `value`) or a column per metric. A facet's values are spelled out or the rows
-of a csv file, and so are rules. CONTRIBUTING.md shows the whole syntax. Nothing is computed here.
+per value (`metric`, `value`) or a column per metric. A facet's values are spelled out, steps of a
+sweep (`sweeps`) or the rows of a csv file, and so are rules. CONTRIBUTING.md shows the whole
+syntax. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -17,12 +18,24 @@ import yaml
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import PACKAGE, conf_dir
-from dllm_bench.tables.spec import Metric, Note, PaperTable, Profile, Query, Reported, Rule, Value
+from dllm_bench.tables.spec import (
+    CUT,
+    WHOLE,
+    Metric,
+    Note,
+    PaperTable,
+    Profile,
+    Query,
+    Reported,
+    Rule,
+    Value,
+)
+from dllm_bench.tables.sweeps import spelled, spelled_rule, steps_of
 
 REPORTED = PACKAGE / "tables" / "reported"
 LAYOUT = ("sections", "rows", "columns")
 RULE = ("run", "only", "hidden", "skip", "needs", "reported_on")
-VALUE = ("label", "show", "mean_of", *RULE)
+VALUE = ("label", "show", "mean_of", "curve", *RULE)
 
 
 def table_names() -> list[str]:
@@ -50,7 +63,9 @@ def read_table(name: str, path: Path, data: Path) -> PaperTable:
 
 def table_of(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
     """A table from what its yaml says."""
-    facets = {key: tuple(_values(entry, data)) for key, entry in plain["facets"].items()}
+    steps = steps_of(plain["facets"])
+    facets = {key: tuple(_values(spelled(one), data)) for key, one in plain["facets"].items()}
+    rules = [spelled_rule(entry, steps) for entry in plain.get("rules", ())]
     metrics = tuple(_metric(key, entry) for key, entry in plain["metrics"].items())
     reported, notes = (
         read_csv(data / plain[key]) if key in plain else [] for key in ("reported", "notes")
@@ -65,7 +80,7 @@ def table_of(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
         run=tuple(plain.get("run", ())),
         reported=_reported(reported, tuple(facets), metrics, plain["source"]),
         notes=tuple(_note(row) for row in notes),
-        rules=tuple(rule for entry in plain.get("rules", ()) for rule in _rules(entry, data)),
+        rules=tuple(rule for entry in rules for rule in _rules(entry, data)),
     )
 
 
@@ -118,6 +133,7 @@ def _value(name: str, plain: Mapping[str, Any], known: Sequence[str]) -> Value:
         hidden=plain.get("hidden", False),
         skip=plain.get("skip", False),
         mean_of=tuple(plain.get("mean_of", ())),
+        curve=tuple(plain.get("curve", ())),
     )
 
 
@@ -178,7 +194,14 @@ def _metric(name: str, plain: Mapping[str, Any]) -> Metric:
         gain=plain.get("unit", "") == "%",
         setting=plain.get("setting", ""),
         labels={str(key): str(word) for key, word in plain.get("labels", {}).items()},
+        area=_one_of(("", WHOLE, CUT), plain.get("area", "")),
     )
+
+
+def _one_of(known: Sequence[str], word: str) -> str:
+    if word not in known:
+        raise DllmBenchError(f"{word!r} is none of {', '.join(filter(None, known))}.")
+    return word
 
 
 def _reported(

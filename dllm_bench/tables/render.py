@@ -12,10 +12,12 @@ import io
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.tables.build import BuiltCell, BuiltTable
+from dllm_bench.tables.derive import Curve
 from dllm_bench.tables.plan import PlannedRun, distinct_runs
 from dllm_bench.tables.render_html import html
 from dllm_bench.tables.render_md import markdown
@@ -72,7 +74,14 @@ def cell_plain(built: BuiltCell) -> dict[str, Any]:
         "reason": built.why,
         "notes": list(cell.notes),
         "runs": [run.spec.identity_hash for run in built.runs if run.spec],
+        **({"curve": curve_plain(built.curve)} if built.curve else {}),
     }
+
+
+def curve_plain(curve: Curve) -> dict[str, Any]:
+    """What an area was taken of: it is a number of the points and rows named here."""
+    points = {name: [rounded(x), rounded(y)] for name, (x, y) in curve.points.items()}
+    return {**asdict(curve), "points": points, "y_max": rounded(curve.y_max)}
 
 
 def run_plain(run: PlannedRun) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from itertools import product
 from dllm_bench.core.request import DllmBenchError
 
 SCORE = "score"  # the definition of a benchmark's own metric
+WHOLE, CUT = "whole", "cut"  # areas under all of a curve, or before it ends in a loss
 Query = tuple[str, ...]  # Hydra-style overrides, "key=value"
 
 
@@ -25,7 +26,7 @@ class Value:
 
     only: why no run can give these cells, reported values stand alone; hidden: measured as a part
     of derived numbers, never shown; skip: there are no such cells; mean_of: values of the same
-    facet whose numbers are averaged.
+    facet whose numbers are averaged; curve: values of the same facet that are points of a curve.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Value:
     hidden: bool = False
     skip: bool = False
     mean_of: Query = ()
+    curve: Query = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Metric:
     tolerance: accepted difference to a reported value, in its unit or (relative) as a share.
     over, minus: facet values of the cell this one is divided by or reduced by; gain: the ratio as a
     change in percent. setting: a dotted key of the run configuration instead of a definition;
-    labels: configured value -> the paper's word for it.
+    labels: configured value -> the paper's word for it. area: not the definition's own number but
+    the area under a curve of the score over it (AUP), WHOLE or CUT.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Metric:
     gain: bool = False
     setting: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    area: str = ""
 
     @property
     def is_score(self) -> bool:
@@ -108,7 +112,8 @@ class Metric:
         sign = "÷" if self.over else "−"
         other = " ".join(f"{facet}={name}" for facet, name in {**self.over, **self.minus}.items())
         change = ", change in percent" if self.gain else ""
-        return f"{self.definition} {sign} {other}{change}" if other else self.definition
+        own = f"{self.area} area over {self.definition}" if self.area else self.definition
+        return f"{own} {sign} {other}{change}" if other else own
 
     def allowed(self, reported: float) -> float:
         """The accepted difference to `reported`."""
@@ -166,6 +171,11 @@ class Cell:
         return ", ".join(v.reported_on for v in self.holding if v.reported_on)
 
     @property
+    def curve(self) -> Query:
+        """The points of the curve that the cell is; empty where it is none."""
+        return next((value.curve for value in self.values.values() if value.curve), ())
+
+    @property
     def only(self) -> str:
         """Why nothing can be measured; empty where something can."""
         return next((value.only for value in self.holding if value.only), "")
@@ -209,7 +219,7 @@ class PaperTable:
 
     def parts(self, cell: Cell) -> tuple[Cell, ...]:
         """The cells a derived one is made of: (own, other) of a ratio or difference, else those
-        averaged; none where the cell has a run of its own.
+        averaged, else a curve's; none where the cell has a run of its own.
         """
         other = {**cell.metric.over, **cell.metric.minus}
         if other:
@@ -217,7 +227,24 @@ class PaperTable:
         for facet, value in cell.values.items():
             if value.mean_of:
                 return tuple(self._at(cell, {facet: v}, cell.metric) for v in value.mean_of)
-        return ()
+        return self._under(cell) if cell.metric.area or cell.curve else ()
+
+    def _under(self, cell: Cell) -> tuple[Cell, ...]:
+        """What an area is made of: x of the curve's points, then the scores of them and of all
+        other runs of the facet, the best of which weighs them.
+        """
+        if not (cell.metric.area and cell.curve):
+            raise DllmBenchError(
+                f"Table {self.name}: {cell.metric.name} at {cell.keys}: a number is an area where, "
+                "and only where, its value is a curve; mend `area`, `curve` or hide the value."
+            )
+        [facet] = [facet for facet, value in cell.values.items() if value.curve]
+        single = replace(cell.metric, name="", area="")
+        others = [v.name for v in self.facets[facet] if not (v.curve or v.mean_of or v.only)]
+        rest = [name for name in others if name not in cell.curve]
+        score = replace(single, definition=SCORE)
+        xs = [self._at(cell, {facet: name}, single) for name in cell.curve]
+        return (*xs, *(self._at(cell, {facet: name}, score) for name in (*cell.curve, *rest)))
 
     def _at(self, cell: Cell, keys: Mapping[str, str], metric: Metric) -> Cell:
         """The cell at other facet values."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict
+from dllm_bench.tables.build import UNDEFINED, BuiltCell, BuiltTable, Verdict
 from dllm_bench.tables.cost import in_words
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs
 from dllm_bench.tables.spec import Cell, Metric, Query, Value
@@ -338,6 +338,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
             [built.table.source, *_reported_on(built)],
         ),
         ("Notes", [f"{note.name}: {note.text}" for note in built.table.notes]),
+        ("Undefined", _undefined_lines(built)),
         ("Reported only", list(built.reported_only)),
         ("Cannot run here", list(built.impossible)),
         ("Still to run", _open_lines(built)[: None if commands else 1]),
@@ -356,6 +357,16 @@ def run_lines(built: BuiltTable) -> list[str]:
 def _reported_on(built: BuiltTable) -> list[str]:
     found = dict.fromkeys(cell.cell.reported_on for cell in built.cells)
     return [f"on {hardware}" for hardware in found if hardware]
+
+
+def _undefined_lines(built: BuiltTable) -> list[str]:
+    """Why sealed runs give no number, and at which cells."""
+    found: dict[str, list[str]] = {}
+    for cell in built.cells:
+        if cell.standing == UNDEFINED:
+            where = ", ".join(value.label for value in cell.cell.values.values())
+            found.setdefault(cell.why, []).append(f"{where}, {cell.cell.metric.label}")
+    return [f"{'; '.join(cells)}: {why}" for why, cells in found.items()]
 
 
 def _open_lines(built: BuiltTable) -> list[str]:

@@ -9,10 +9,10 @@ import pytest
 
 from dllm_bench.core.protocols import SampleScore
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.report import terminal
+from dllm_bench.report import glance, terminal
 from dllm_bench.runs.record import RunRecord, SampleRecord, Session, seal
 from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import Store
+from dllm_bench.runs.store import RECORD, Entry, Store, read_entry
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -117,3 +117,30 @@ def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
     (entry,) = store.entries()
     with pytest.raises(DllmBenchError, match="partial"):
         terminal.sealed(entry)
+
+
+def test_a_sealed_run_is_read_once_for_the_board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, tables = Store(tmp_path / "runs"), tmp_path / "tables"
+    done = record([1.0, 1.0])
+    with store.open(done.spec, total=2) as opened:
+        opened.seal(done)
+    with store.open(spec(seed=1), total=5) as opened:
+        opened.begin(Session(0.0, 0, {}))
+    first = list(terminal.board(store, tables))
+    read: list[Path] = []
+
+    def noting(folder: Path) -> Entry | None:
+        read.append(folder)
+        return read_entry(folder)
+
+    monkeypatch.setattr(glance, "read_entry", noting)
+    assert list(terminal.board(store, tables)) == first
+    assert read == [store.path(spec(seed=1))]  # not sealed
+    other = record([1.0, 0.0])
+    (store.path(done.spec) / RECORD).write_text(other.to_json())
+    changed = list(terminal.board(store, tables))
+    assert changed != first and any("50.0 [" in line for line in changed)
+    (store.root / glance.FILE).write_text("no json")
+    assert list(terminal.board(store, tables)) == changed

@@ -20,6 +20,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.loading import ModelSpec
 from dllm_bench.paths import conf_dir, options
+from dllm_bench.runs.inputs import engine_of, is_served
 from dllm_bench.runs.spec import FIELDS, leaves, role_of
 from dllm_bench.runs.targets import instantiate
 from tests.speculative import with_drafter
@@ -102,9 +103,10 @@ def is_concrete_piece(kind: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", options("model"))
-def test_every_model_is_a_model_spec(name: str) -> None:
+def test_every_model_is_weights_or_a_served_engine(name: str) -> None:
     model = compose([f"model={name}"])["model"]
-    assert ModelSpec(**model).name == name
+    found = engine_of(model) if is_served(model) else ModelSpec(**model)
+    assert found.name == name
 
 
 @pytest.mark.parametrize("name", options("benchmark"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -160,11 +161,9 @@ def built_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> BuiltFigure:
     """The figure with the runs that it can have."""
-    store = Store(root)
-    fill(planned(figure, profile, store, compose, monkeypatch), store)
-    return build_figure(
-        figure, profile, planned(figure, profile, store, compose, monkeypatch), store
-    )
+    store, once = Store(root), cache(compose)
+    fill(planned(figure, profile, store, once, monkeypatch), store)
+    return build_figure(figure, profile, planned(figure, profile, store, once, monkeypatch), store)
 
 
 def plain(point: Any) -> dict[str, Any]:

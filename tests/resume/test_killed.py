@@ -99,7 +99,7 @@ POINTS: dict[str, tuple[Any, str, int | None]] = {
     "while grading": (fakes.Letters, "score", N),
     "before the record": (runner, "seal", 0),
     "while writing the record": (files.os, "replace", 2),
-    "after the record": (runner._Work, "finish", None),
+    "after the record": (runner.Work, "finish", None),
 }
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs.launch import Job, Outcome, run_all, submit, take_next
+from dllm_bench.runs.launch import run_all, take_next
 from dllm_bench.runs.progress import Board, ProgressLine, Running, duration
 from dllm_bench.runs.runner import run
-from dllm_bench.runs.store import State, Store
+from dllm_bench.runs.store import Store
 from tests.resume import fakes
 
 SPECS = [fakes.spec(n) for n in (3, 4, 5, 6)]
@@ -112,39 +111,6 @@ def test_a_worker_stays_with_its_model_and_benchmark() -> None:
         held = take_next(waiting, held)
         order.append((held.model["name"], held.benchmark["name"]))
     assert order == [("a", "x")] * 2 + [("b", "x")] * 2 + [("b", "y")]
-
-
-def test_a_job_is_a_value_that_is_queued_again_after_preemption(tmp_path: Path) -> None:
-    job = Job(fakes.spec(3), Store(tmp_path), fakes.parts())
-    assert job() == Outcome(fakes.spec(3))
-    pytest.importorskip("submitit", reason="the extra 'slurm' is not installed")
-    assert job.checkpoint().function is job
-
-
-def test_sending_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("submitit", reason="the extra 'slurm' is not installed")
-    store = Store(tmp_path / "runs")
-    run(SPECS[0], store=store, parts=fakes.parts())
-    jobs = submit(
-        SPECS,
-        store=store,
-        folder=tmp_path / "jobs",
-        cluster="debug",
-        parameters={"timeout_min": 5},
-        parts=fakes.parts(),
-    )
-    assert len(jobs) == 3, "what is sealed is not sent"
-    assert [job.result().error for job in jobs] == [""] * 3
-    assert all(store.state(spec) is State.SEALED for spec in SPECS)
-    assert submit(SPECS, store=store, folder=tmp_path / "jobs") == []
-
-
-def test_without_submitit_a_sentence_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(DllmBenchError, match=r"dllm-bench\[slurm\]"):
-        submit(SPECS, store=Store(tmp_path), folder=tmp_path)
 
 
 class Terminal(io.StringIO):

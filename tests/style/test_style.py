@@ -26,7 +26,7 @@ LONG_YAML = ("table", "figure", "profile")  # so do a figure and the embedded co
 HEADER_WORDS = 6
 
 PACKAGE = sorted((ROOT / "dllm_bench").rglob("*.py"))
-PYTHON = sorted([*PACKAGE, *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
+PYTHON = sorted([*PACKAGE, *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
 YAML = sorted((ROOT / "conf").rglob("*.yaml"))
 PROSE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 

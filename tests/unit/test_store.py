@@ -114,15 +114,57 @@ def test_another_process_is_refused_and_a_dead_one_is_succeeded(tmp_path: Path) 
     lock.release()
 
 
-def test_an_owner_on_another_machine_is_respected(tmp_path: Path) -> None:
-    path = tmp_path / LOCK
+def test_an_owner_on_another_machine_is_respected_while_it_shows_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heart beats for a minute on this machine's monotonic clock, then it is given up."""
+    path, slept_s = tmp_path / LOCK, [0.0]
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
-    with pytest.raises(DllmBenchError, match="elsewhere"):
+    beats_until_s = 40.0
+
+    def sleep(seconds: float) -> None:
+        slept_s[0] += seconds
+        if slept_s[0] < beats_until_s:
+            os.utime(path, (0, 1000 - slept_s[0]))  # of a clock that runs backwards
+
+    monkeypatch.setattr(files.time, "sleep", sleep)
+    monkeypatch.setattr(files.time, "monotonic", lambda: slept_s[0])
+    with pytest.raises(DllmBenchError, match="process 1 on elsewhere"):
         Lock(path).acquire()
-    path.unlink()
+    assert 0 < slept_s[0] <= files.BEAT_S, "the first beat is enough"
+    slept_s[0] = beats_until_s
     lock = Lock(path)
     lock.acquire()
+    assert slept_s[0] >= beats_until_s + files.GONE_S
+    assert json.loads(path.read_text())["pid"] == os.getpid()
     lock.release()
+
+
+def test_a_lock_beats_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BEAT_S", 0.01)
+    lock = Lock(tmp_path / LOCK)
+    lock.acquire()
+    os.utime(lock.path, (0, 0))
+    deadline = time.monotonic() + 30
+    while lock.path.stat().st_mtime == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert lock.path.stat().st_mtime > 0
+    lock.release()
+
+
+def test_who_slept_too_long_writes_no_more(tmp_path: Path) -> None:
+    """A suspended job whose run another machine took over."""
+    store, _ = made(tmp_path / "other")
+    sample = next(iter(read_samples(store.path(SPEC_5)).values()))
+    with Store(tmp_path).open(SPEC_5) as opened:
+        other = json.dumps({"pid": 7, "host": "elsewhere"})
+        (opened.folder / LOCK).write_text(other)
+        with pytest.raises(DllmBenchError, match="was taken over"):
+            opened.append(sample)
+        opened.fail("a reason of the one that slept")
+    assert not (opened.folder / SAMPLES).exists()
+    assert Store(tmp_path).state(SPEC_5) is State.PARTIAL
+    assert (opened.folder / LOCK).read_text() == other
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -151,9 +193,9 @@ def test_a_write_that_dies_leaves_the_old_file(
     for step in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(files.os, step, die)
-            with pytest.raises(OSError, match="No space"):
+            with pytest.raises(DllmBenchError, match="No space.*make room"):
                 write_atomic(path, "new")
-        assert path.read_text() == "old"
+        assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("record.json", "old")]
 
 
 def test_lines_reach_the_disk_within_a_second_and_at_the_end(
@@ -202,7 +244,8 @@ def test_a_record_of_a_newer_version_is_refused_loudly(tmp_path: Path) -> None:
     path.write_text(json.dumps({**plain, "schema": SCHEMA + 1}))
     with pytest.raises(DllmBenchError, match=f"schema version {SCHEMA + 1}.*update"):
         store.record(SPEC_5)
-    for text in ("", "{}", "[]", json.dumps({**plain, "columns": None}).replace('"spec"', '"sp"')):
+    damaged = json.dumps({**plain, "schema": 2}).replace('"spec"', '"sp"')
+    for text in ("", "{}", "[]", damaged):
         path.write_text(text)
         with pytest.raises(DllmBenchError, match=r"record\.json is no run record"):
             store.record(SPEC_5)

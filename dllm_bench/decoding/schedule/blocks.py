@@ -74,7 +74,7 @@ class Blocks(Schedule):
         current_K1 = done_K.clamp(max=blocks - 1)[:, None]
         begun_K = decoded_per_block(branches, origin, block).gather(1, current_K1)[:, 0] > 0
         more_K = (done_K < blocks) & (begun_K | ~closed_K)
-        return survey(masks_KN, done_K + more_K, origin, block)
+        return survey(masks_KN, done_K, done_K + more_K, origin, block)
 
     def window(self, branches: DecodeState, survey_K3: Tensor, rows: list[list[int]]) -> Window:
         origin, block = self._frame(branches)

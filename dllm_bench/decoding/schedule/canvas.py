@@ -48,11 +48,10 @@ def leading(flags_KN: Tensor) -> Tensor:
     return flags_KN.long().cumprod(dim=1).sum(dim=1)
 
 
-def survey(masks_KN: Tensor, open_K: Tensor, origin: int, block: int) -> Tensor:
-    """`Schedule.survey` for `open_K` open blocks per branch."""
+def survey(masks_KN: Tensor, done_K: Tensor, open_K: Tensor, origin: int, block: int) -> Tensor:
+    """`Schedule.survey` for `open_K` open blocks per branch, the first `done_K` finished."""
     index_N = torch.arange(masks_KN.shape[1], device=open_K.device)
     left_K = (masks_KN * (index_N < open_K[:, None])).sum(1)
-    done_K = leading(masks_KN == 0)
     return torch.stack([left_K, origin + done_K * block, origin + open_K * block], dim=1)
 
 
@@ -84,4 +83,5 @@ def open_window(
         eligible_KW=eligible_KW,
         must_KN=per_block(eligible_KW, 0, block) > 0,
         visible_K=open_end_K1[:, 0] if hides else None,
+        masks=sum(row[0] for row in rows),
     )

@@ -19,6 +19,7 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.schedule.canvas import (
     check_divides,
+    leading,
     masks_per_block,
     open_window,
     survey,
@@ -70,7 +71,8 @@ class Pipeline(Schedule):
 
     def survey(self, branches: DecodeState, closed_K: Tensor) -> Tensor:
         masks_KN = masks_per_block(branches, branches.prompt_len, self.block)
-        return survey(masks_KN, branches.memo[OPENED], branches.prompt_len, self.block)
+        done_K = leading(masks_KN == 0)
+        return survey(masks_KN, done_K, branches.memo[OPENED], branches.prompt_len, self.block)
 
     def window(self, branches: DecodeState, survey_K3: Tensor, rows: list[list[int]]) -> Window:
         prompt = branches.prompt_len

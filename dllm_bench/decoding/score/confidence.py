@@ -15,7 +15,7 @@ from torch import Tensor
 from dllm_bench.core.protocols import Scores, Window
 from dllm_bench.core.request import EndTokens
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import check_choice
+from dllm_bench.decoding.numerics import Seen, check_choice
 from dllm_bench.decoding.score.ranked import Ranked
 
 
@@ -30,8 +30,8 @@ class Confidence(Ranked):
         if self.last is not None:
             check_choice(self, "last", self.last, EndTokens)
 
-    def rank(self, logits_KWV: Tensor, probability_KW: Tensor) -> Tensor:
-        return probability_KW
+    def rank(self, logits_KWV: Tensor, seen: Seen) -> Tensor:
+        return seen.probability_KW
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         scores = super().__call__(logits_KWV, state, window)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.decoding.numerics import neg_entropy
+from dllm_bench.decoding.numerics import Seen, neg_entropy
 from dllm_bench.decoding.score.ranked import Ranked
 
 
@@ -26,5 +26,11 @@ class NegEntropy(Ranked):
         if self.eps < 0:
             raise DllmBenchError(f"NegEntropy has eps {self.eps}; give 0 or a tiny number.")
 
-    def rank(self, logits_KWV: Tensor, probability_KW: Tensor) -> Tensor:
+    @property
+    def reads_entropy(self) -> bool:  # type: ignore[override]
+        return self.eps == 0
+
+    def rank(self, logits_KWV: Tensor, seen: Seen) -> Tensor:
+        if seen.neg_entropy_KW is not None:
+            return seen.neg_entropy_KW
         return neg_entropy(logits_KWV, self.precision, self.eps)

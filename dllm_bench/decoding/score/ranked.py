@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from dllm_bench.core.protocols import Score, Scores, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import Precision, check_choice, probability, top1
+from dllm_bench.decoding.numerics import Precision, Seen, check_choice, look
 
 
 @dataclass(frozen=True)
@@ -23,22 +24,26 @@ class Ranked(Score):
     """A score that knows nothing but the logits."""
 
     precision: Precision = "float32"
+    reads_entropy: ClassVar[bool] = False
+    row_by_row: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice(self, "precision", self.precision, Precision)
 
     @abstractmethod
-    def rank(self, logits_KWV: Tensor, probability_KW: Tensor) -> Tensor:
-        """The ranking value (K, W), larger is surer; `probability` is the candidate's."""
+    def rank(self, logits_KWV: Tensor, seen: Seen) -> Tensor:
+        """The ranking value (K, W), larger is surer; `seen` is what one pass has found already."""
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        ids_KW, probability_KW = top1(logits_KWV, self.precision)
-        return Scores(ids_KW, probability_KW, self.rank(logits_KWV, probability_KW))
+        return self._scores(logits_KWV)
 
     def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
         """The scores of candidates that were chosen elsewhere; `state` is for what knows tokens."""
-        probability_KW = probability(logits_KWV, ids_KW, self.precision)
-        return Scores(ids_KW, probability_KW, self.rank(logits_KWV, probability_KW))
+        return self._scores(logits_KWV, ids_KW)
+
+    def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
+        seen = look(logits_KWV, self.precision, self.reads_entropy, ids_KW)
+        return Scores(seen.ids_KW, seen.probability_KW, self.rank(logits_KWV, seen))
 
 
 def check_sampler(sampler: Score, inner: Score, temperature: float) -> None:

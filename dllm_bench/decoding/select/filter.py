@@ -50,6 +50,11 @@ class Filter(Select):
         """Blocks of the length the head was trained for."""
         return frozenset({("schedule", f"blocks of {self.head.block}")})
 
+    @property
+    def reads_decoded(self) -> bool:  # type: ignore[override]
+        """Unless it reads 1 there."""
+        return self.decoded == "model"
+
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         input_KW = scores.probability_KW.float()
         if self.decoded == "one":

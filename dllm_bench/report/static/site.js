@@ -389,7 +389,8 @@ function heading(run, index, sample) {
   const { facts } = sample;
   const way = (to, text) => (to >= 0 && to < run.ids.length
     ? make("a", { href: `#${to}` }, text) : make("span", { class: "soft" }, text));
-  const words = [`${facts.emitted} tokens in ${facts.forwards} forwards`,
+  const forwards = facts.forwards === null ? "" : ` in ${facts.forwards} forwards`;
+  const words = [`${facts.emitted ?? "uncounted"} tokens${forwards}`,
     `${facts.seconds.toFixed(3)} s`, `sample ${index + 1} of ${run.ids.length}`];
   if (facts.forwards) words.splice(1, 0, `TPF ${(facts.emitted / facts.forwards).toFixed(2)}`);
   for (const [name, value] of Object.entries(sample.scores)) {

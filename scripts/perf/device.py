@@ -1,0 +1,176 @@
+"""Rounds of a 7B shape with random weights on a CUDA device, beside what the device could do.
+
+k lookaheads × window × bf16 and FP8, 1,024 positions cached. The roofline of a round is the longer
+of its bytes over the measured bandwidth and its operations over the measured rate, both ceilings
+from the same call. Tokens per second are *projected*: rounds measured here times the tokens per
+forward a paper reports. `--dry` runs the same on the CPU in a shape of no meaning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
+from typing import Any
+
+import torch
+
+from dllm_bench.core.request import Request
+from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.stop.budget import Budget
+from scripts.perf import models
+
+TPF = {0: 5.64, 7: 15.55}  # LoPA Table 7 (D2F, MBPP) and Table 3 (S12: base and 7 lookaheads, MBPP)
+ONE_EACH = 1.5
+WARM = 4  # rounds before those that count: prefill, kernels chosen
+SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is run where."""
+
+    device: str
+    dtype: torch.dtype
+    shape: dict[str, int]
+    vocab: int
+    prefix: int
+    kinds: tuple[str, ...]
+    lookaheads: tuple[int, ...] = (0, 1, 3, 7)
+    windows: tuple[int, ...] = (32, 64, 96)
+    steps: int = 24
+
+
+def bench(dry: bool) -> Bench | None:
+    """The bench of this machine; None where there is no CUDA device and no dry run is wanted."""
+    if dry:
+        return Bench("cpu", torch.float32, SMALL, 1024, 64, ("none",), steps=6)
+    if not torch.cuda.is_available():
+        return None
+    return Bench("cuda", torch.bfloat16, models.DREAM_7B, 152_064, 1024, ("none", "fp8"))
+
+
+def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
+    """One row per k, window and precision."""
+    chosen = bench(dry)
+    if chosen is None:
+        return []
+    grid = list(product(chosen.lookaheads, chosen.windows))
+    found = []
+    for kind in chosen.kinds:
+        model = models.random_model(
+            chosen.vocab, chosen.shape, chosen.device, chosen.dtype, quantization=kind
+        )
+        ceilings = measured_ceilings(chosen, kind)
+        for k, window in grid[:: len(grid) - 1] if quick else grid:
+            spent_ms = round_ms(model, chosen, k, window)
+            floor_ms = roofline_ms(chosen, kind, k, window, ceilings)
+            found.append(
+                {
+                    "precision": str(chosen.dtype)[6:] if kind == "none" else kind,
+                    "lookaheads": k,
+                    "window": window,
+                    "prefix": chosen.prefix,
+                    "ms/round": spent_ms,
+                    "rounds/s": 1000 / spent_ms,
+                    "roofline ms": floor_ms,
+                    "of roofline, %": 100 * floor_ms / spent_ms,
+                    "projected tokens/s": None if dry else projected(k, spent_ms),
+                    **ceilings,
+                }
+            )
+        del model
+    return found
+
+
+def projected(k: int, spent_ms: float) -> float | None:
+    """Rounds per second times the reported tokens per forward, where one is reported."""
+    return TPF[k] * 1000 / spent_ms if k in TPF else None
+
+
+def round_ms(model: Any, chosen: Bench, k: int, window: int) -> float:
+    """Median of a decoder's rounds with one open block over a cached prompt."""
+    decoder = MaskedDecoder(
+        NegEntropy(),
+        Threshold(ONE_EACH),
+        Blocks(window, sees_future=False),
+        BlockCache("full"),
+        explore=Lookahead(k),
+        stop=Budget(min(WARM + chosen.steps, window)),
+    )
+    prompt = models.request(chosen.prefix, 1, chosen.vocab).prompt_ids
+    generation = decoder.generate(model, Request("round", prompt, window))
+    return median(forward.ms for forward in generation.trace.forwards[WARM:])
+
+
+# --- the roofline -------------------------------------------------------------------------------
+
+
+def layer_parameters(shape: dict[str, int]) -> int:
+    """Weights of the linear layers of all blocks."""
+    width, kv = shape["width"], shape["width"] * shape["kv_heads"] // shape["heads"]
+    return shape["layers"] * (2 * width * (width + kv) + 3 * width * shape["mlp"])
+
+
+def roofline_ms(chosen: Bench, kind: str, k: int, window: int, ceilings: dict[str, float]) -> float:
+    """The least a round can take by the measured ceilings: k + 1 branches of `window` positions.
+
+    Bytes: every weight, the cached K/V and the logits once. Operations: two per weight and row, and
+    four per head dimension, query and key. FP8 halves a layer's bytes, the head stays as it is.
+    """
+    shape, rows = chosen.shape, (k + 1) * window
+    size = torch.empty(0, dtype=chosen.dtype).element_size()
+    layers, head = layer_parameters(shape), shape["width"] * chosen.vocab
+    kv = shape["width"] * shape["kv_heads"] // shape["heads"]
+    cached = 2 * shape["layers"] * kv * chosen.prefix
+    moved = layers * (1 if kind == "fp8" else size) + size * (head + cached + rows * chosen.vocab)
+    attention = 4 * shape["layers"] * shape["width"] * rows * (chosen.prefix + window)
+    plain_s = (2 * rows * head + attention) / ceilings["ceiling FLOP/s"]
+    layers_s = 2 * rows * layers / ceilings["ceiling FLOP/s of layers"]
+    return 1000 * max(moved / ceilings["ceiling bytes/s"], plain_s + layers_s)
+
+
+def measured_ceilings(chosen: Bench, kind: str) -> dict[str, float]:
+    """Bytes read and written per second by a large copy, operations per second of products."""
+    cuda = chosen.device == "cuda"
+    elements, side = (2**31, 8192) if cuda else (2**22, 256)
+    source = torch.zeros(elements, dtype=torch.int8, device=chosen.device)
+    target = torch.empty_like(source)
+    copies_s = seconds(lambda: target.copy_(source), cuda)
+    a = torch.ones(side, side, dtype=chosen.dtype, device=chosen.device)
+    operations = 2 * side**3
+    plain = operations / seconds(lambda: a @ a, cuda)
+    of_layers = plain
+    if kind == "fp8":
+        one = torch.ones((), device=chosen.device)
+        x = a.to(torch.float8_e4m3fn)
+        product_s = seconds(
+            lambda: torch._scaled_mm(x, x.T, one, one, out_dtype=chosen.dtype), cuda
+        )
+        of_layers = operations / product_s
+    return {
+        "ceiling bytes/s": 2 * elements / copies_s,
+        "ceiling FLOP/s": plain,
+        "ceiling FLOP/s of layers": of_layers,
+    }
+
+
+def seconds(work: Callable[[], object], cuda: bool, repeats: int = 10) -> float:
+    """Median time of one call after a warm-up."""
+    spent = []
+    for _ in range(repeats + 3):
+        if cuda:
+            torch.cuda.synchronize()
+        begun = time.perf_counter()
+        work()
+        if cuda:
+            torch.cuda.synchronize()
+        spent.append(time.perf_counter() - begun)
+    return median(spent[3:])

@@ -1,0 +1,275 @@
+"""What `make perf` measures on any machine: splits, ratios to the plain loop, memory, growth.
+
+Cases of a part take turns, round after round, so that a busy machine is busy for all of them; a
+number is the median over the rounds. Every function gives rows of plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dllm_bench.core.protocols import Denoiser
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.decoding.stop.budget import Budget
+from dllm_bench.paths import options
+from scripts.perf import models
+from scripts.perf.reference import Reference
+from scripts.perf.split import PARTS, TimedModel, Watch, split
+
+Row = dict[str, Any]
+Case = Callable[[], Mapping[str, float]]  # one measurement: its numbers by name
+
+VOCAB_DREAM, VOCAB_128K = 152_064, 128_000
+ONE_EACH = 1.5  # a threshold nothing passes: one token per forward, as many steps as tokens
+TAU = 0.9
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured. large_steps: steps of a case whose vocabulary is large."""
+
+    rounds: int = 7
+    new: int = 64  # as many as the longest block of a decoder
+    large_steps: int = 8
+    longest: int = 1024
+    vocabularies: tuple[int, ...] = (128, 512, 4096, 32_768, VOCAB_DREAM)
+
+
+QUICK = Size(rounds=2, large_steps=3, longest=256, vocabularies=(128, 4096, VOCAB_DREAM))
+
+
+def in_turns(cases: Mapping[str, Case], rounds: int) -> dict[str, Row]:
+    """Medians of every case's numbers; the first round warms up and is not counted."""
+    found: dict[str, list[Mapping[str, float]]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, case in cases.items():
+            numbers = case()
+            if number:
+                found[name].append(numbers)
+    return {name: {key: _median(rows, key) for key in rows[0]} for name, rows in found.items()}
+
+
+def _median(rows: list[Mapping[str, float]], key: str) -> float:
+    return round(median(row[key] for row in rows), 4)
+
+
+# --- a: where the time of a step goes -----------------------------------------------------------
+
+
+def splits(size: Size) -> list[Row]:
+    """Every decoder there is on an embedded model, and three on its layers with a large head."""
+    cases = {}
+    for name in options("decoder"):
+        decoder = models.decoder(name)
+        if isinstance(decoder, MaskedDecoder):
+            found, asked = _that_bears(decoder, size.new)
+            model = models.embedded(found).denoiser
+            cases[f"{name} · {found}"] = _split_case(decoder, model, asked)
+    large = models.random_model(VOCAB_DREAM, models.EMBEDDED)
+    wide = models.request(48, size.new, VOCAB_DREAM)
+    for name in ("fast_dllm", "d2f", "lopa"):
+        decoder = models.decoder(name)
+        assert isinstance(decoder, MaskedDecoder)
+        short = replace(decoder, stop=Budget(size.large_steps))
+        cases[f"{name} · random · {VOCAB_DREAM}"] = _split_case(short, large, wide)
+    rows = in_turns(cases, size.rounds)
+    return [
+        {"case": name, **row, "all but the forward, %": _share(row)} for name, row in rows.items()
+    ]
+
+
+def _that_bears(decoder: MaskedDecoder, new: int) -> tuple[str, Request]:
+    """The first embedded model that decodes what this decoder asks of it, and a request."""
+    for name in ("tiny-llada", "tiny-dream-instruct"):
+        asked = models.question(name, new)
+        try:
+            decoder.generate(models.embedded(name).denoiser, asked)
+        except (DllmBenchError, ValueError):
+            continue
+        return name, asked
+    raise DllmBenchError(f"No embedded model bears {decoder}; give it one in scripts/perf.")
+
+
+def _split_case(decoder: MaskedDecoder, model: Denoiser, request: Request) -> Case:
+    return lambda: split(decoder, model, request)[0]
+
+
+def _share(row: Row) -> float:
+    """Per cent of the step that is not the forward."""
+    whole = sum(row[part] for part in PARTS)
+    return round(100 * (1 - row["forward"] / whole), 1)
+
+
+def speculative(size: Size) -> list[Row]:
+    """Draft and verify of decoders whose drafter is no network: milliseconds per round."""
+    asked = models.question("tiny-qwen3", size.new)
+    cases = {}
+    for name in ("ar_speculative", "ngram_speculative", "random_speculative"):
+        decoder = models.decoder(name)
+        assert isinstance(decoder, SpeculativeDecoder)
+        cases[name] = _rounds_case(decoder, asked)
+    return [{"case": name, **row} for name, row in in_turns(cases, size.rounds).items()]
+
+
+def _rounds_case(decoder: SpeculativeDecoder, request: Request) -> Case:
+    def case() -> Row:
+        watch = Watch()
+        timed: Any = TimedModel(models.embedded("tiny-qwen3").denoiser, watch)
+        begun = watch.now()
+        generation = decoder.generate(timed, request)
+        whole_s, rounds = watch.now() - begun, len(generation.trace)
+        forward_s = watch.spent_s["forward"]
+        return {"forward": 1000 * forward_s / rounds, "rest": 1000 * (whole_s - forward_s) / rounds}
+
+    return case
+
+
+# --- b: beside a plain loop ---------------------------------------------------------------------
+
+
+def ratios(size: Size) -> list[Row]:
+    """Steps per second of both loops on one model, and whether their tokens are the same."""
+    rows = []
+    for vocab in (512, VOCAB_128K):
+        model = models.random_model(vocab, models.EMBEDDED)
+        request = models.request(48, size.new, vocab)
+        for k in (0, 7):
+            rows.append({"vocabulary": vocab, "lookaheads": k, **_ratio(model, request, k, size)})
+    return rows
+
+
+def ours(k: int, steps: int) -> MaskedDecoder:
+    """What the plain loop decodes, as a decoder of this package."""
+    explore = {"explore": Lookahead(k)} if k else {}
+    return MaskedDecoder(
+        Confidence(), Threshold(TAU), Blocks(32), NoCache(), stop=Budget(steps), **explore
+    )
+
+
+def _ratio(model: Denoiser, request: Request, k: int, size: Size) -> Row:
+    steps = size.large_steps if model.vocab_size > 4096 else size.new
+    decoder, plain = ours(k, steps), Reference(model, 32, TAU, k)
+    tokens: dict[str, list[int]] = {}
+
+    def own() -> Row:
+        watch = Watch()
+        begun = watch.now()
+        generation = decoder.generate(model, request)
+        tokens["own"] = list(generation.ids)
+        return {"rate": len(generation.trace) / (watch.now() - begun)}
+
+    def other() -> Row:
+        watch = Watch()
+        begun = watch.now()
+        tokens["plain"], made = plain.generate(request, steps)
+        return {"rate": made / (watch.now() - begun)}
+
+    found = in_turns({"own": own, "plain": other}, size.rounds)
+    both = found["own"]["rate"], found["plain"]["rate"]
+    return {
+        "steps/s": both[0],
+        "plain steps/s": both[1],
+        "ratio": round(both[0] / both[1], 2),
+        "same tokens": tokens["own"] == tokens["plain"][: len(tokens["own"])],
+    }
+
+
+# --- c: memory ----------------------------------------------------------------------------------
+
+
+def memory(size: Size) -> list[Row]:
+    """The most memory a few steps take beyond the model, ours and the plain loop's, in MiB."""
+    rows = []
+    model = models.random_model(VOCAB_DREAM, models.EMBEDDED)
+    request = models.request(48, size.new, VOCAB_DREAM)
+    for k in (0, 7):
+        plain, decoder = Reference(model, 32, TAU, k), ours(k, 3)
+        own = peak_mib(lambda decoder=decoder: decoder.generate(model, request))
+        other = peak_mib(lambda plain=plain: plain.generate(request, 3))
+        rows.append({"lookaheads": k, "own MiB": own, "plain MiB": other})
+    return rows
+
+
+def peak_mib(work: Callable[[], object]) -> float | None:
+    """Most resident memory while `work` runs beyond what was resident before; Linux alone."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return None
+    work()
+    reset.write_text("5")  # the high-water mark begins anew
+    before = _kib(status, "VmRSS")
+    work()
+    return round((_kib(status, "VmHWM") - before) / 1024, 1)
+
+
+def _kib(status: Path, name: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1])
+
+
+# --- d: growth ----------------------------------------------------------------------------------
+
+
+def growth(size: Size) -> list[Row]:
+    """Milliseconds per step without the forward, by what may make it grow."""
+    blocks = Blocks(32, sees_future=False)
+    plain = MaskedDecoder(Confidence(), Threshold(ONE_EACH), blocks, BlockCache())
+    steps = 32
+    few = replace(plain, stop=Budget(steps))
+    cases: dict[str, Case] = {}
+    for new in (length for length in (64, 256, 1024) if length <= size.longest):
+        cases[f"new tokens {new}"] = _growth_case(plain, 1, 512, new)
+    for k in (0, 1, 3, 7, 15):
+        cases[f"lookaheads {k}"] = _growth_case(
+            replace(few, explore=Lookahead(k)), k + 1, 512, steps
+        )
+    for block in (8, 32, 128):
+        cases[f"block {block}"] = _growth_case(replace(few, schedule=Blocks(block)), 1, 512, 128)
+    for vocab in size.vocabularies:
+        cases[f"vocabulary {vocab}"] = _growth_case(replace(plain, stop=Budget(8)), 1, vocab, 32)
+    rows = in_turns(cases, size.rounds)
+    return [{"case": name, **row} for name, row in rows.items()] + _flatness(plain, size)
+
+
+def _growth_case(decoder: MaskedDecoder, branches: int, vocab: int, new: int) -> Case:
+    width = getattr(decoder.schedule, "block", new) * 2  # a branch may open one block more
+    model = models.Table(vocab, branches, width)
+    request = models.request(16, new, vocab)
+
+    def case() -> Row:
+        parts, _ = split(decoder, model, request)
+        return {"ms": sum(parts[part] for part in PARTS[1:])}
+
+    return case
+
+
+def _flatness(decoder: MaskedDecoder, size: Size) -> list[Row]:
+    """Time per token in the last quarter of a long generation over that in the first quarter."""
+    model = models.embedded("tiny-llada").denoiser
+    rows = []
+    for new in (length for length in (256, 1024) if length <= size.longest):
+        request = models.request(16, new, model.vocab_size)
+
+        def case(request: Request = request, quarter: int = new // 4) -> Row:
+            timed: Any = TimedModel(model, Watch())
+            decoder.generate(timed, request)
+            steps_ms = [1000 * (after - before) for before, after in pairwise(timed.begun)]
+            first, last = median(steps_ms[:quarter]), median(steps_ms[-quarter:])
+            return {"ms": last, "over the first quarter": last / first}
+
+        row = in_turns({"": case}, size.rounds)[""]
+        rows.append({"case": f"embedded, block cache, last quarter of {new}", **row})
+    return rows

@@ -1,0 +1,119 @@
+"""Models to time the loop on: the embedded ones, random weights of any shape, and one for nothing.
+
+A random model says nothing worth reading; its forward costs what the shape costs. `Table` answers
+from stored logits, so that what is left is the loop's own. Token ids are the last of a vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from dllm_bench.cli import compose
+from dllm_bench.core.protocols import KVCache, Plan
+from dllm_bench.core.request import Request, SpecialTokens
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.loading import ADAPTERS, LoadedModel, load
+from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.runs.inputs import model_spec
+from dllm_bench.runs.targets import instantiate
+
+EMBEDDED = {"width": 128, "layers": 4, "heads": 4, "mlp": 384}  # what the embedded models have
+DREAM_7B = {"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944}
+
+
+QUESTION = """\
+Question: Tom has 12 apples. He buys 4 times as many apples as he has. Then he gives 15 apples to \
+Amy and shares the rest equally with 2 friends. How many apples does Tom have now?
+Answer:"""
+
+
+@cache
+def embedded(name: str) -> LoadedModel:
+    """A model that ships, in float32 on the CPU."""
+    return load(model_spec({**compose([f"model={name}"])["model"], "device": "cpu"}))
+
+
+def question(name: str, new: int) -> Request:
+    """A text the embedded models have an answer to."""
+    return Request("perf", tuple(embedded(name).encode(QUESTION)), new, seed=1)
+
+
+def decoder(name: str, *overrides: str) -> MaskedDecoder | SpeculativeDecoder:
+    """The decoder of a yaml, changed by overrides."""
+    plain = compose([f"decoder={name}", *overrides])["decoder"]
+    found: MaskedDecoder | SpeculativeDecoder = instantiate(
+        {key: value for key, value in plain.items() if key != "name"}
+    )
+    return found
+
+
+def special(vocab: int) -> SpecialTokens:
+    """The last two ids."""
+    return SpecialTokens(mask=vocab - 1, eos=vocab - 2)
+
+
+def request(prompt: int, new: int, vocab: int) -> Request:
+    """A prompt of plain tokens by chance, the same every time."""
+    ids = torch.randint(5, vocab - 8, (prompt,), generator=torch.Generator().manual_seed(1))
+    return Request("perf", tuple(ids.tolist()), new, seed=1)
+
+
+def random_model(
+    vocab: int,
+    shape: dict[str, int],
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    quantization: str = "none",
+) -> TransformerDenoiser:
+    """Dream's architecture in the given shape, whose rows predict their own position."""
+    from dllm_bench.models.quantized import quantize
+
+    published = {
+        "vocab_size": vocab,
+        "hidden_size": shape["width"],
+        "intermediate_size": shape["mlp"],
+        "num_hidden_layers": shape["layers"],
+        "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape.get("kv_heads", shape["heads"]),
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+    }
+    with torch.device("meta"):
+        module = ADAPTERS["dream"].build(published, "sdpa")
+    module = module.to(dtype).to_empty(device=device)
+    module.model.rotary_emb = type(module.model.rotary_emb)(module.config).to(device)
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if weight.dim() == 1:
+                weight.fill_(float("norm" in name))
+            else:  # a head of this spread has sure positions and unsure ones
+                spread = 8.0 if "lm_head" in name else 1.0
+                weight.normal_(0, spread / weight.shape[1] ** 0.5, generator=generator)
+    if quantization != "none":
+        quantize(module, quantization, torch.device(device))
+    return TransformerDenoiser(module, special(vocab), shifted=False)
+
+
+class Table:
+    """Logits by position, the same in every forward; no row is copied and no layer is run."""
+
+    def __init__(self, vocab: int, branches: int, rows: int) -> None:
+        self.special, self.vocab_size, self.device = special(vocab), vocab, torch.device("cpu")
+        generator = torch.Generator().manual_seed(2)
+        self.logits_KRV = torch.randn(branches, rows, vocab, generator=generator)
+
+    def new_cache(self, length: int) -> PositionCache:
+        return PositionCache(0, length)
+
+    def forward(self, tokens_KL: Tensor, plan: Plan, kv: KVCache) -> Tensor:
+        assert isinstance(kv, PositionCache)
+        kv.begin(plan, tokens_KL.shape[1])
+        kv.hold(plan, tokens_KL[:, slice(*plan.feed), None])
+        return self.logits_KRV[: len(tokens_KL), : plan.rows[1] - plan.rows[0]]

@@ -1,0 +1,117 @@
+"""Where the time of a step goes: forward, score, select, and the rest of the loop.
+
+Three pieces of the loop are wrapped with a watch, all else is bookkeeping: opening blocks,
+spawning branches, planning, keeping K/V, committing, the copy to the host. On a CUDA device the
+watch waits for the device at every mark, so that the sum is more than a step without it takes. On
+the CPU with one thread it reads the process's own CPU time, which other work disturbs least.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.protocols import Denoiser, Score, Scores, Select, Window
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.masked import MaskedDecoder
+
+PARTS = ("forward", "score", "select", "bookkeeping")
+
+
+@dataclass
+class Watch:
+    """Seconds by part."""
+
+    cuda: bool = False
+    spent_s: Counter[str] = field(default_factory=Counter)
+
+    def now(self) -> float:
+        """The clock, once the device has caught up."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        elif torch.get_num_threads() == 1:
+            return time.process_time()
+        return time.perf_counter()
+
+    @contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        """Count what happens inside to a part."""
+        begun = self.now()
+        yield
+        self.spent_s[part] += self.now() - begun
+
+
+class TimedModel:
+    """A model whose forwards are counted; all else is the model's own."""
+
+    def __init__(self, model: Denoiser, watch: Watch) -> None:
+        self._model, self._watch = model, watch
+        self.begun: list[float] = []  # when each forward did
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, *arguments: Any) -> Any:
+        self.begun.append(self._watch.now())
+        with self._watch.on("forward"):
+            return self._model.forward(*arguments)
+
+
+@dataclass(frozen=True)
+class TimedScore(Score):
+    """A score that is counted."""
+
+    inner: Score
+    watch: Watch = field(compare=False)
+
+    @property
+    def gives(self) -> frozenset[str]:  # type: ignore[override]
+        return self.inner.gives
+
+    @property
+    def row_by_row(self) -> bool:  # type: ignore[override]
+        return self.inner.row_by_row
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        with self.watch.on("score"):
+            return self.inner(logits_KWV, state, window)
+
+
+@dataclass(frozen=True)
+class TimedSelect(Select):
+    """A selector that is counted, its stall rule included."""
+
+    inner: Select
+    watch: Watch = field(compare=False)
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        with self.watch.on("select"):
+            return self.inner(scores, window, state)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        with self.watch.on("select"):
+            return self.inner.on_stall(scores, window, state)
+
+
+def split(
+    decoder: MaskedDecoder, model: Denoiser, request: Request
+) -> tuple[dict[str, float], Generation]:
+    """Milliseconds per step by part, and what was generated."""
+    watch = Watch(model.device.type == "cuda")
+    score, select = TimedScore(decoder.score, watch), TimedSelect(decoder.select, watch)
+    timed: Any = TimedModel(model, watch)
+    request = decoder.prepare(model, request)
+    begun = watch.now()
+    generation = replace(decoder, score=score, select=select).generate(timed, request)
+    whole_s = watch.now() - begun
+    parts = {part: watch.spent_s[part] for part in PARTS[:3]}
+    parts["bookkeeping"] = whole_s - sum(parts.values())
+    return {part: 1000 * s / len(generation.trace) for part, s in parts.items()}, generation

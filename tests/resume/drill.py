@@ -1,0 +1,161 @@
+"""Runs in forked processes that are killed, starved of disk or robbed of their rights.
+
+A forked process shares the loaded model with the tests, so that a life costs what it decodes. It
+never returns into the test: it ends, or is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import SAMPLES, Store, read_samples
+
+WARMUPS = 2
+REFUSED = 3
+"""Exit code of a process that ended with a sentence."""
+TOUCHES = ("write", "pwrite", "ftruncate", "fsync")  # of `os`, on open files
+NAMED = ("open", "os.rename", "os.remove", "os.mkdir")  # audited, on paths
+
+
+def fork(action: Callable[[], Any], words: Path | None = None) -> int:
+    """The id of a process that does `action`; what it refuses to do is written to `words`."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        action()
+        code = 0
+    except DllmBenchError as error:
+        code = REFUSED
+        if words:
+            words.write_text(str(error))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """Exit code of a forked process, negative for the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@dataclass
+class Logged:
+    """A decoder that notes every request in a file that outlives the process."""
+
+    decoder: Any
+    log: Path
+
+    def prepare(self, model: Any, request: Request) -> Request:
+        prepared: Request = self.decoder.prepare(model, request)
+        return prepared
+
+    def generate(self, model: Any, request: Request) -> Generation:
+        with open(self.log, "a") as file:
+            file.write(f"{os.getpid()} {request.id}\n")
+        generation: Generation = self.decoder.generate(model, request)
+        return generation
+
+
+@dataclass
+class Books:
+    """What is stored and what was decoded, before and after every life of a run."""
+
+    store: Store
+    spec: RunSpec
+    log: Path
+    seen: int = 0
+
+    @property
+    def folder(self) -> Path:
+        return self.store.path(self.spec)
+
+    def stored(self) -> set[str]:
+        return set(read_samples(self.folder))
+
+    def calls(self) -> dict[str, list[str]]:
+        """Requests decoded since the last look, by process, without those that warm up."""
+        text = self.log.read_text() if self.log.exists() else ""
+        fresh, self.seen = text[self.seen :].splitlines(), len(text)
+        pairs = [line.split() for line in fresh]
+        return {pid: [key for p, key in pairs if p == pid][WARMUPS:] for pid, _ in pairs}
+
+    def live(self, life: Callable[[], Any], kill_after_s: float | None = None) -> int:
+        """One life in a process of its own, which may be cut short; its exit code."""
+        with self.balanced():
+            pid = fork(life)
+            if kill_after_s is not None:
+                time.sleep(kill_after_s)
+                os.kill(pid, signal.SIGKILL)
+            code = ended(pid)
+        assert code in (0, -signal.SIGKILL)
+        return code
+
+    @contextmanager
+    def balanced(self) -> Iterator[None]:
+        """Nothing is lost by what happens inside, and nothing is done again."""
+        before, text = self.stored(), self._text()
+        yield
+        after, mine = self.stored(), self.calls()
+        decoded = [key for keys in mine.values() for key in keys]
+        finished = {key for keys in mine.values() for key in keys[:-1]}
+        assert len(decoded) == len(set(decoded)), "decoded twice in one life"
+        assert not before & set(decoded), "a stored sample was decoded again"
+        assert before | finished <= after, "a finished sample was lost"
+        assert after <= before | set(decoded), "a sample from nowhere"
+        assert self._text().startswith(text), "a stored sample was changed"
+
+    def _text(self) -> bytes:
+        """The whole lines of the run's one samples file."""
+        path = self.folder / SAMPLES
+        content = path.read_bytes() if path.exists() else b""
+        return content[: content.rfind(b"\n") + 1]
+
+
+def die_at_touch(n: int, root: Path) -> None:
+    """Kill this process at its n-th touch of the disk below `root`; a write is torn in the middle.
+
+    For forked processes: hooks stay until the process ends.
+    """
+    left = [n]
+
+    def touch() -> None:
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+
+    def torn(descriptor: int, data: Any) -> int:
+        done = written(descriptor, bytes(data)[: len(data) // 2])
+        touch()
+        return done + written(descriptor, bytes(data)[done:])
+
+    def touching(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            touch()
+            return function(*args)
+
+        return wrapped
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event in NAMED and str(args[0]).startswith(str(root)):
+            touch()
+
+    written = os.write
+    patches: dict[str, Any] = {name: touching(getattr(os, name)) for name in TOUCHES}
+    patches["write"] = torn
+    for name, function in patches.items():
+        setattr(os, name, function)
+    sys.addaudithook(audit)

@@ -1,0 +1,319 @@
+"""Fault drills: what dies, fills up, jumps or was tampered with costs no finished sample.
+
+By default a handful of random kills; `pytest -m drill` makes hundreds. Beside them: death at every
+touch of the disk, a full and a read-only disk, a clock that jumps, changed items, a tampered and an
+old record. Broken lines, two writers and one run shared out are in test_killed and unit/test_store,
+a process lost in a collective in tests/dist, W&B in unit/test_loggers, SLURM in tests/slurm.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.cli import compose
+from dllm_bench.core.protocols import Encode, SampleScore
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.runs import provenance, ranks
+from dllm_bench.runs.parts import REAL
+from dllm_bench.runs.record import SCHEMA, RunRecord, SampleRecord
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import RECORD, SAMPLES, State, Store
+from dllm_bench.tables.plan import look_up
+from tests.resume import fakes
+from tests.resume.drill import REFUSED, Books, Logged, die_at_touch, ended, fork
+
+N = 4
+NOBODY = 65534
+
+
+def whole(root: Path, n: int = N) -> RunRecord:
+    """The same run, undisturbed."""
+    return run(fakes.spec(n), store=Store(root / "whole"), parts=fakes.parts())
+
+
+def drill(few: int, many: int) -> pytest.MarkDecorator:
+    """A few kills always, many when they are asked for."""
+    hundreds = pytest.param(many, marks=[pytest.mark.drill, pytest.mark.timeout(1200)])
+    return pytest.mark.parametrize("kills", [few, hundreds])
+
+
+@drill(8, 200)
+def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(
+    kills: int, tmp_path: Path
+) -> None:
+    small = ["limit=6", "benchmark.max_new_tokens=16", "decoder.schedule.block=16", "hardware=cpu"]
+    spec = RunSpec.from_config(compose(["model=tiny-llada", "decoder=fast_dllm", *small]))
+    undisturbed = run(spec, store=Store(tmp_path / "whole"))  # and all that is loaded only once
+    started = time.monotonic()
+    assert ended(fork(lambda: run(spec, store=Store(tmp_path / "forked")))) == 0
+    takes_s, chance, killed = time.monotonic() - started, random.Random(kills), 0
+    for attempt in itertools.count():
+        books = Books(Store(tmp_path / str(attempt)), spec, tmp_path / f"{attempt}.log")
+        own = replace(REAL, decoder=lambda s, log=books.log: Logged(REAL.decoder(s), log))
+
+        def life(store: Store = books.store, own: Any = own) -> None:
+            run(spec, store=store, parts=own)
+
+        while killed < kills and books.store.record(spec) is None:
+            killed += books.live(life, kill_after_s=chance.uniform(0, takes_s)) != 0
+        books.live(life)
+        record = books.store.record(spec)
+        assert record is not None
+        assert fakes.timeless(record) == fakes.timeless(undisturbed)
+        assert sum(session.samples for session in record.sessions) == 6
+        if killed >= kills:
+            break
+
+
+def test_death_at_every_touch_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write torn in the middle, each open, rename, removal, truncation and flush."""
+    monkeypatch.setattr(provenance, "environment", lambda device="cpu": {})
+    undisturbed, spec = fakes.timeless(whole(tmp_path, 2)), fakes.spec(2)
+    for n in itertools.count():
+        books = Books(Store(tmp_path / str(n)), spec, tmp_path / f"{n}.log")
+        own = fakes.parts(decoder=Logged(fakes.FakeDecoder(), books.log))
+
+        def doomed(n: int = n, store: Store = books.store, own: Any = own) -> None:
+            die_at_touch(n, store.root)
+            run(spec, store=store, parts=own)
+
+        code = books.live(doomed)
+        books.live(lambda store=books.store, own=own: run(spec, store=store, parts=own))
+        record = books.store.record(spec)
+        assert record is not None and fakes.timeless(record) == undisturbed, f"touch {n}"
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert n > 30, "fewer touches than a run makes"
+
+
+@dataclass
+class SlowGrades(fakes.Letters):
+    """Grading takes as long as decoding."""
+
+    scores_fast: bool = False
+
+    def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
+        time.sleep(0.3)
+        return super().score(texts)
+
+
+@pytest.mark.xdist_group("dist")
+@drill(3, 40)
+def test_random_kills_among_processes_that_share_a_run(kills: int, tmp_path: Path) -> None:
+    """World sizes in turn, each going on with what another left; grading included."""
+    chance, n = random.Random(kills), 12
+    undisturbed, killed = fakes.timeless(whole(tmp_path, n)), 0
+    for attempt in itertools.count():
+        spec = fakes.spec(n)
+        books = Books(Store(tmp_path / str(attempt)), spec, tmp_path / f"{attempt}.log")
+        decoder = Logged(fakes.FakeDecoder(pause_s=0.05), books.log)
+        own = fakes.parts(decoder=decoder, benchmark=SlowGrades())
+        sizes = itertools.cycle((2, 3))
+        while (record := books.store.record(spec)) is None:
+            shared = replace(spec, hardware={**spec.hardware, "replicas": next(sizes)})
+            hunter = Hunter(books.log, chance.uniform(0, 0.9), hunts=killed < kills)
+            with books.balanced(), hunter, suppress(DllmBenchError):
+                ranks.run(shared, store=books.store, parts=own)
+            killed += hunter.hit
+        assert fakes.timeless(record)["columns"] == undisturbed["columns"]
+        if killed >= kills:
+            break
+
+
+class Hunter:
+    """Kills one of this process's new children, some time after the first of them decodes."""
+
+    def __init__(self, log: Path, after_s: float, hunts: bool) -> None:
+        self.log, self.after_s, self.hit = log, after_s, False
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._hunt if hunts else self.over.wait, daemon=True)
+        self.known = {child.pid for child in multiprocessing.active_children()}
+
+    def _hunt(self) -> None:
+        begun = self._logged()
+        while self._logged() == begun:
+            if self.over.wait(0.01):
+                return
+        self.over.wait(self.after_s)
+        prey = [child for child in multiprocessing.active_children() if child.pid not in self.known]
+        if prey and not self.over.is_set():
+            prey[-1].kill()
+            self.hit = True
+
+    def _logged(self) -> int:
+        return self.log.stat().st_size if self.log.exists() else 0
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+
+
+def test_a_full_disk_at_any_file_is_a_sentence(tmp_path: Path) -> None:
+    """A real limit on the size of files, a little short of what each file of a run needs."""
+    undisturbed = whole(tmp_path)
+    folder = Store(tmp_path / "whole").path(fakes.spec(N))
+    sizes = {path.stat().st_size for path in folder.iterdir() if path.suffix != ".txt"}
+    for limit in sorted({size * 19 // 20 for size in sizes}):  # 0 among them: the lock's
+        store, words = Store(tmp_path / str(limit)), tmp_path / f"{limit}.words"
+
+        def starved(limit: int = limit, store: Store = store) -> None:
+            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            try:
+                run(fakes.spec(N), store=store, parts=fakes.parts())
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+        assert ended(fork(starved, words)) == REFUSED, limit
+        assert "File too large" in words.read_text() and "make room" in words.read_text()
+        assert not list(store.root.rglob("*.tmp")), "rubbish on a full disk"
+        assert store.record(fakes.spec(N)) is None
+        record = run(fakes.spec(N), store=store, parts=fakes.parts())
+        assert fakes.timeless(record) == fakes.timeless(undisturbed)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that other users may enter."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_read_only_results_can_be_read_and_are_not_written(public: Path) -> None:
+    store, words = Store(public / "runs"), public / "words" / "said"
+    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    words.parent.mkdir()
+    words.parent.chmod(0o777)
+    for path in (store.root, *store.root.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def powerless() -> None:
+        if os.getuid() == 0:  # to whom nothing is read-only
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        assert run(fakes.spec(N), store=store) == record
+        assert store.state(fakes.spec(N)) is State.SEALED
+        run(fakes.spec(N + 1), store=store, parts=fakes.parts())
+
+    assert ended(fork(powerless, words)) == REFUSED
+    assert "make it writable" in words.read_text() and str(store.root) in words.read_text()
+    for path in (store.root, *store.root.rglob("*")):
+        path.chmod(0o755)
+
+
+def test_a_clock_that_jumps_changes_nothing_but_time_stamps(tmp_path: Path) -> None:
+    now = iter([2e9, 2e9, 1.0, 5e9, -3.0, *range(100)])
+    jumping = {"now": lambda: float(next(now))}
+    store = Store(tmp_path / "runs")
+    broken = fakes.parts(decoder=Failing(at="item-2"), **jumping)
+    with pytest.raises(ZeroDivisionError):
+        run(fakes.spec(N), store=store, parts=broken)
+    record = run(fakes.spec(N), store=store, parts=fakes.parts(**jumping))
+    assert fakes.timeless(record) == fakes.timeless(whole(tmp_path))
+    assert all(0 <= seconds < 60 for seconds in record.columns["seconds"])
+    assert [session.samples for session in record.sessions] == [2, 2]
+
+
+@dataclass
+class Failing(fakes.FakeDecoder):
+    """Fails at one request."""
+
+    at: str = ""
+
+    def generate(self, model: Any, request: Request) -> Any:
+        if request.id == self.at:
+            raise ZeroDivisionError("by design")
+        return super().generate(model, request)
+
+
+@dataclass
+class OtherItems(fakes.Letters):
+    """The prompts of one item changed, though the data set's hash says nothing of it."""
+
+    changed: str = "item-1"
+
+    def requests(self, encode: Encode) -> list[Request]:
+        found = super().requests(encode)
+        return [
+            replace(r, prompt_ids=(*r.prompt_ids, 9)) if r.id == self.changed else r for r in found
+        ]
+
+
+def test_items_that_changed_under_a_run_are_found_and_named(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs")
+    with pytest.raises(ZeroDivisionError):
+        run(fakes.spec(N), store=store, parts=fakes.parts(decoder=Failing(at="item-2")))
+    samples = store.path(fakes.spec(N)) / SAMPLES
+    before = samples.read_bytes()
+    with pytest.raises(DllmBenchError, match="holds sample 'item-1' of another prompt.*changed"):
+        run(fakes.spec(N), store=store, parts=fakes.parts(benchmark=OtherItems()))
+    assert samples.read_bytes() == before
+    later = fakes.parts(benchmark=OtherItems(changed="item-2"))
+    assert run(fakes.spec(N), store=store, parts=later).columns["id"][0] == "item-0"
+    elsewhere = fakes.spec(N, inputs={"dataset": "of other content"})
+    assert store.state(elsewhere) is State.ABSENT, "other items known by their hash: another run"
+
+
+def test_a_tampered_record_is_found_and_named(tmp_path: Path) -> None:
+    store, log = Store(tmp_path / "runs"), tmp_path / "log"
+    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    path = store.path(fakes.spec(N)) / RECORD
+    text = path.read_text()
+    stated = json.loads(text)["sha256"]
+    at = text.index('"value": [') + len('"value": [')
+    for changed in (
+        text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :],
+        text.replace(stated, "f" * 64),
+        text.replace(f' "sha256": "{stated}",\n', ""),
+    ):
+        path.write_text(changed)
+        with pytest.raises(DllmBenchError, match=r"record\.json was changed after it was sealed"):
+            store.record(fakes.spec(N))
+        assert "was changed" in look_up((), fakes.spec(N), store).reason
+        (entry,) = store.entries()
+        assert entry.state is State.FAILED and "was changed" in entry.error
+    path.rename(path.with_suffix(".bad"))
+    own = fakes.parts(decoder=Logged(fakes.FakeDecoder(), log))
+    again = run(fakes.spec(N), store=store, parts=own)
+    assert (fakes.timeless(again), log.exists()) == (fakes.timeless(record), False)
+
+
+def test_records_and_samples_of_older_versions_are_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    path = store.path(fakes.spec(N)) / RECORD
+    plain = json.loads(path.read_text())
+    for schema, absent in ((2, ("sha256",)), (1, ("sha256", "scores", "unused"))):
+        old = {key: value for key, value in plain.items() if key not in absent}
+        path.write_text(json.dumps({**old, "schema": schema}))
+        found = store.record(fakes.spec(N))
+        assert found is not None and found.schema == schema < SCHEMA
+        assert (found.columns, found.score) == (record.columns, record.score)
+    line = json.loads((path.parent / SAMPLES).read_bytes().splitlines()[0])
+    old_line = {key: value for key, value in line.items() if key not in ("raw", "baseline")}
+    assert SampleRecord.from_line(json.dumps(old_line)).id == "item-0"

@@ -1,0 +1,194 @@
+"""A real HTTP server on loopback that speaks the OpenAI interface, streaming, a thread per request.
+
+What it answers is a function: `scripted` plays replies in order, broken ones too; `Causal` decodes
+with a checkpoint through transformers' own class, token by token, and sends each as it is made.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Plain = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass
+class Reply:
+    """Pieces of a body, each sent at once; `whole` is False for one that breaks off after them."""
+
+    pieces: Iterable[bytes] = ()
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = True
+
+
+@dataclass
+class Asked:
+    """A request as it came."""
+
+    path: str
+    body: Plain
+    headers: Mapping[str, str]
+
+
+Answering = Callable[[Asked], Reply]
+
+
+class Quiet(ThreadingHTTPServer):
+    """A client that went away is no news."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None: ...
+
+
+class Server:
+    """The server while the `with` block runs; `asked` are the requests for texts, in order."""
+
+    def __init__(self, answer: Answering, model: Plain | None = None) -> None:
+        self.answer = answer
+        self.model = model or {"id": "tiny", "object": "model", "owned_by": "tests"}
+        self.asked: list[Asked] = []
+        self.http = Quiet(("127.0.0.1", 0), type("Bound", (Handler,), {"of": self}))
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    def __enter__(self) -> Server:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    of: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        self.reply(Reply([json.dumps({"object": "list", "data": [self.of.model]}).encode()]))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = Asked(self.path, body, dict(self.headers))
+        self.of.asked.append(asked)
+        self.reply(self.of.answer(asked))
+
+    def reply(self, reply: Reply) -> None:
+        """Send a reply, chunk by chunk."""
+        self.send_response(reply.status)
+        for name, value in {**reply.headers, "Transfer-Encoding": "chunked"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        for piece in reply.pieces:
+            self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            self.wfile.flush()
+        if reply.whole:
+            self.wfile.write(b"0\r\n\r\n")
+        else:
+            self.close_connection = True
+
+
+def event(plain: Plain) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(plain, ensure_ascii=False).encode() + b"\n\n"
+
+
+def piece(text: str, chat: bool = True, finish: str | None = None) -> bytes:
+    """An event with a part of the text."""
+    said: Plain = {"delta": {"content": text}} if chat else {"text": text}
+    return event({"choices": [{"index": 0, **said, "finish_reason": finish}]})
+
+
+def usage(prompt: int, new: int) -> bytes:
+    """The event that counts tokens."""
+    counts = {"prompt_tokens": prompt, "completion_tokens": new}
+    return event({"choices": [], "usage": counts})
+
+
+def said(*texts: str, new: int | None = None, finish: str = "stop", chat: bool = True) -> Reply:
+    """A whole answer; without `new` the server does not count."""
+    counts = [] if new is None else [usage(5, new)]
+    parts = [piece(text, chat) for text in texts]
+    return Reply([*parts, piece("", chat, finish), *counts, DONE])
+
+
+def scripted(*replies: Reply) -> Answering:
+    """The replies in order, the last one ever after."""
+    left = list(replies)
+    lock = threading.Lock()
+
+    def answer(asked: Asked) -> Reply:
+        with lock:
+            return left.pop(0) if len(left) > 1 else left[0]
+
+    return answer
+
+
+class Causal:
+    """Greedy decoding of a causal checkpoint, by transformers alone; the end token is counted."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        self.known: dict[str, list[int]] = {}
+        self.model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+
+    def __call__(self, asked: Asked) -> Reply:
+        return Reply(self.stream(asked.body))
+
+    def stream(self, body: Plain) -> Iterator[bytes]:
+        """Text up to a stop string, then the reason and the counts."""
+        prompt = self.tokenizer.encode(body["prompt"], add_special_tokens=False)
+        ids: list[int] = []
+        text, finish = "", "length"
+        for token in self.tokens(prompt, body["max_tokens"]):
+            ids.append(token)
+            whole = self.tokenizer.decode(ids, skip_special_tokens=True)
+            found = [at for stop in body.get("stop", ()) if (at := whole.find(stop)) >= 0]
+            if token == self.tokenizer.eos_token_id or found:
+                finish = "stop"
+            whole = whole[: min(found)] if found else whole
+            if whole != text:
+                yield piece(whole[len(text) :], chat=False)
+            text = whole
+            if finish == "stop":
+                break
+        yield from (piece("", chat=False, finish=finish), usage(len(prompt), len(ids)), DONE)
+
+    def tokens(self, prompt: list[int], most: int) -> Iterator[int]:
+        """New tokens until nobody reads on; of a prompt asked before from memory."""
+        key, ids = f"{most} after {prompt}", []
+        for token in self.known.get(key) or self.decoded(prompt, most):
+            ids.append(token)
+            try:
+                yield token
+            except GeneratorExit:
+                break
+        self.known[key] = ids
+
+    @torch.inference_mode()
+    def decoded(self, prompt: list[int], most: int) -> Iterator[int]:
+        """New tokens, one forward each."""
+        fed, cache = torch.tensor([prompt]), None
+        for _ in range(most):
+            out = self.model(input_ids=fed, past_key_values=cache, use_cache=True)
+            fed, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
+            yield int(fed)

@@ -1,0 +1,260 @@
+"""Asking a server: what is sent, what is counted, and what becomes of every fault on the way."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.report import doctor_model
+from dllm_bench.serving.client import Client
+from dllm_bench.serving.engine import Engine, begin_otherwise, encode, prompt_of
+from dllm_bench.serving.stream import Stream, TryError
+from tests.served.server import DONE, Reply, Server, event, piece, said, scripted, usage
+
+MODEL = {"_target_": "dllm_bench.serving.engine.Engine", "name": "served"}
+KEY = "sk-secret-0123456789"
+TURNS = [{"role": "user", "content": "How many?\u2028Ä"}]
+CUT = Reply([piece("half of a "), piece("text")], whole=False)
+
+
+def request(prompt: Any = "Question", stop: tuple[str, ...] = ()) -> Request:
+    return Request("item-1", tuple(encode(prompt)), 32, stop, seed=7)
+
+
+def client(url: str, **settings: Any) -> tuple[Client, list[float]]:
+    """A client that notes its waits instead of waiting."""
+    waits: list[float] = []
+    engine = Engine("tiny", url, **{"backoff_s": 0.5, "retries": 2, **settings})
+    return Client(engine, sleep=waits.append), waits
+
+
+def refused(url: str, **settings: Any) -> str:
+    """The sentence of a request that gets no answer."""
+    with pytest.raises(DllmBenchError) as found:
+        client(url, **settings)[0].ask(request())
+    return str(found.value)
+
+
+# --- what is asked -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", ["", "a\nb\u2028", "\ud800", TURNS])
+def test_a_prompt_survives_its_bytes(prompt: Any) -> None:
+    assert prompt_of(request(prompt)) == prompt
+
+
+@pytest.mark.parametrize(("prompt", "path"), [("Q", "completions"), (TURNS, "chat/completions")])
+def test_text_is_completed_and_turns_are_chatted(prompt: Any, path: str) -> None:
+    with Server(scripted(said("x", new=1, chat=prompt is TURNS))) as server:
+        asker, _ = client(server.url, temperature=0.5, body={"top_p": 0.9, "seed_": None})
+        assert asker.ask(request(prompt, stop=("\n\n",))).answer.text == "x"
+    (asked,) = server.asked
+    assert asked.path == f"/v1/{path}"
+    assert asked.body == {
+        "model": "tiny",
+        "prompt" if path == "completions" else "messages": prompt,
+        "max_tokens": 32,
+        "temperature": 0.5,
+        "seed": 7,
+        "stop": ["\n\n"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "top_p": 0.9,
+    }
+
+
+def test_a_warm_up_shares_no_prefix_with_what_is_measured() -> None:
+    for prompt in ("Question: how?", TURNS):
+        other = json.loads(bytes(begin_otherwise(prompt, "Warm-up 1. ")))
+        first = other if isinstance(prompt, str) else other[0]["content"]
+        assert first.startswith("Warm-up 1. ") and first.endswith(("how?", "Ä"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"url": "127.0.0.1:8000"}, "http://"),
+        ({"url": f"http://me:{KEY}@host/v1"}, "model.key_env"),
+        ({"url": f"http://host/v1?key={KEY}"}, "model.key_env"),
+        ({"concurrency": 0}, "model.concurrency=0"),
+        ({"retries": -1}, "model.retries=-1"),
+        ({"body": {"max_tokens": 3}}, "model.body.max_tokens"),
+    ],
+)
+def test_settings_that_cannot_hold_are_refused(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(DllmBenchError) as found:
+        Engine(**{"name": "tiny", "url": "http://host/v1", **settings})
+    assert word in str(found.value) and KEY not in str(found.value)
+
+
+# --- what is counted -----------------------------------------------------------------------------
+
+
+def read(*timed: tuple[float, bytes], timeout_s: float = 60.0) -> Any:
+    """An answer whose pieces come at the given times."""
+    clock = [0.0]
+
+    def chunks() -> Iterator[bytes]:
+        for clock[0], content in timed:
+            yield content
+
+    return Stream(lambda: clock[0], timeout_s).read(chunks())
+
+
+def test_times_are_those_of_content_and_tokens_those_of_the_server() -> None:
+    role = event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+    half = len(piece("two")) // 2
+    answer = read(
+        (0.1, role),
+        (0.5, piece("one ") + piece("two")[:half]),
+        (0.7, piece("two")[half:] + b": a comment\n\n"),
+        (0.8, piece("", finish="length").replace(b"\n", b"\r\n")),
+        (0.9, usage(11, 7)),
+        (1.0, DONE),
+    )
+    assert (answer.text, answer.finish) == ("one two", "length")
+    assert (answer.ttft_s, answer.seconds) == (0.5, 1.0)
+    assert (answer.tokens, answer.prompt_tokens) == (7, 11)
+
+
+def test_events_are_no_tokens_and_an_empty_answer_has_an_end() -> None:
+    answer = read((0.2, event({"choices": []})), (0.3, piece("", finish="stop")), (0.4, DONE))
+    assert (answer.text, answer.ttft_s, answer.tokens) == ("", 0.3, None)
+
+
+def test_a_line_separator_within_a_text_ends_no_line() -> None:
+    assert read((0.1, piece("a\u2028b\x85c", finish="stop"))).text == "a\u2028b\x85c"
+
+
+def test_thinking_is_the_first_content_and_no_text() -> None:
+    thought = event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
+    answer = read((0.1, thought), (0.6, piece("so", finish="stop")))
+    assert (answer.text, answer.ttft_s) == ("so", 0.1)
+
+
+def test_a_trickle_is_a_time_out_too() -> None:
+    with pytest.raises(TryError, match="model.timeout_s=2"):
+        read((1.0, piece("a")), (2.5, b": still here\n\n"), timeout_s=2.0)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def test_a_busy_server_is_asked_again_when_it_says() -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    busy = [
+        Reply(status=429, headers={"Retry-After": "3"}),
+        Reply([b"<html>down"], status=503),
+        Reply(status=500, headers={"Retry-After": date}),
+    ]
+    with Server(scripted(*busy, said("yes", new=2))) as server:
+        asker, waits = client(server.url, retries=3)
+        asked = asker.ask(request())
+    assert (asked.answer.text, asked.tries) == ("yes", 4)
+    assert waits == [3.0, 1.0, 300.0]  # asked for, twice the half second, cut down
+    sent = [one.body for one in server.asked]
+    assert all(body == sent[0] for body in sent)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        CUT,
+        Reply([piece("half"), DONE]),  # ends well, and nobody said why
+        Reply([piece("half"), b'data: {"choices": [{"del\n\n']),
+        Reply([piece("half"), event({"error": {"message": "out of memory"}})]),
+        Reply([piece("half"), event({"choices": "none"})]),
+    ],
+    ids=["cut", "no finish_reason", "no JSON", "error inside", "another form"],
+)
+def test_a_broken_stream_is_asked_again_and_never_half_counted(fault: Reply) -> None:
+    with Server(scripted(fault, said("whole", new=3))) as server:
+        asked = client(server.url)[0].ask(request())
+    assert (asked.answer.text, asked.answer.tokens, asked.tries) == ("whole", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (CUT, ["'item-1' in 3 tries", "RemoteProtocolError"]),
+        (Reply([b"data: nonsense\n\n"]), ["no JSON object", "nonsense"]),
+        (Reply([b'{"detail": "busy"}'], status=503), ["answered 503 (busy)"]),
+    ],
+    ids=["cut", "no JSON", "503"],
+)
+def test_in_the_end_there_is_a_sentence(fault: Reply, words: list[str]) -> None:
+    with Server(scripted(fault)) as server:
+        sentence = refused(server.url)
+    assert len(server.asked) == 3
+    assert all(word in sentence for word in [*words, "same command"]), sentence
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    assert "ConnectError" in refused(url)
+    with pytest.raises(DllmBenchError, match="No server answers at .*model.url="):
+        client(url)[0].describe()
+
+
+def test_a_server_that_says_nothing_is_a_time_out() -> None:
+    stop = threading.Event()
+
+    def silence() -> Iterator[bytes]:
+        stop.wait(30)
+        yield DONE
+
+    with Server(lambda asked: Reply(silence())) as server:
+        assert "nothing came for" in refused(server.url, retries=0, timeout_s=0.05)
+        stop.set()
+
+
+@pytest.mark.parametrize(
+    ("status", "key_env", "words"),
+    [
+        (401, "TEST_KEY", ["$TEST_KEY", "401"]),
+        (401, None, ["model.key_env=NAME"]),
+        (404, "TEST_KEY", ["'tiny'", "model.name"]),
+        (500, "TEST_KEY", ["answered 500"]),
+        (200, "TEST_KEY", ["reported an error"]),
+    ],
+)
+def test_the_key_is_sent_and_never_shown(
+    status: int, key_env: str | None, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers repeat what they were sent; the second time across the end of what is shown."""
+    monkeypatch.setenv("TEST_KEY", KEY)
+    repeated = {"error": {"message": f"{KEY} is wrong {'.' * 160} {KEY}"}}
+    body = event(repeated) if status == 200 else json.dumps(repeated).encode()
+    with Server(scripted(Reply([body], status=status))) as server:
+        sentence = refused(server.url, key_env=key_env, retries=0)
+    sent = server.asked[0].headers.get("Authorization")
+    assert sent == (f"Bearer {KEY}" if key_env else None)
+    assert all(word in sentence for word in words), sentence
+    assert not key_env or KEY[:6] not in sentence
+    assert KEY not in repr(client(server.url, key_env=key_env)[0])
+
+
+def test_what_a_server_says_of_its_models() -> None:
+    entry = {"id": "tiny", "created": 17, "owned_by": "vllm", "max_model_len": 2048, "root": None}
+    with Server(scripted(said("x")), entry) as server:
+        told = client(server.url)[0].describe()
+        (line,) = doctor_model.lines({"model": {**MODEL, "url": server.url}})
+    assert told == {"id": "tiny", "owned_by": "vllm", "max_model_len": 2048}
+    assert line[0] == doctor_model.OK and "lists tiny:" in line[2]
+    (line,) = doctor_model.lines({"model": {**MODEL, "url": server.url}})
+    assert line[0] == doctor_model.NEED and "No server answers" in line[2]
+
+
+def test_a_key_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEST_KEY", raising=False)
+    with pytest.raises(DllmBenchError, match="TEST_KEY, which is not set"):
+        client("http://host/v1", key_env="TEST_KEY")

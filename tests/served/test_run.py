@@ -1,0 +1,325 @@
+"""Runs on a served engine: the house's own texts and scores, resume, identity, tables, no key.
+
+The server holds the embedded tiny-qwen3 in transformers' own class and streams what it decodes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.cli import compose, main
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.metrics import definitions
+from dllm_bench.metrics.facts import NO_TRACE, NO_USAGE, Facts
+from dllm_bench.paths import assets_dir
+from dllm_bench.report import site_run, site_samples
+from dllm_bench.report.site_texts import Texts
+from dllm_bench.runs import inputs, launch
+from dllm_bench.runs.ranks import run
+from dllm_bench.runs.record import RunRecord, SampleRecord
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import Store, read_samples
+from dllm_bench.tables.build import build
+from dllm_bench.tables.plan import State, plan
+from dllm_bench.tables.reading import read_table
+from dllm_bench.tables.render import render
+from dllm_bench.tables.spec import Profile
+from tests.served.server import Asked, Causal, Reply, Server, said, scripted
+
+KEY = "sk-secret-0123456789"
+SERVED = ["model=served", "model.name=tiny-qwen3", "model.chat=false", "model.engine=here"]
+TASK = ["benchmark=minigsm", "limit=3"]
+WARMUPS = 2
+FAST = ["model.retries=0", "model.backoff_s=0.0"]
+
+
+@pytest.fixture(scope="module")
+def causal() -> Causal:
+    return Causal(assets_dir() / "tiny-qwen3")
+
+
+@pytest.fixture(scope="module")
+def tiny(causal: Causal) -> Iterator[Server]:
+    with Server(causal, {"id": "tiny-qwen3", "owned_by": "tests", "created": 1}) as server:
+        yield server
+
+
+def spec_of(*overrides: str) -> RunSpec:
+    return RunSpec.from_config(compose([*TASK, *SERVED, *FAST, *overrides]))
+
+
+def texts_of(store: Store, spec: RunSpec) -> dict[str, str]:
+    return {key: sample.text for key, sample in read_samples(store.path(spec)).items()}
+
+
+@pytest.fixture(scope="module")
+def swept(tiny: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of a sweep over concurrency, and of the model decoded here."""
+    results = tmp_path_factory.mktemp("results")
+    where = [f"paths.results={results}", *TASK]
+    sweep = ["-m", f"model.url={tiny.url}", "model.concurrency=1,2"]
+    assert main(["run", *sweep, *where, *SERVED]) == 0
+    assert main(["run", *where, "model=tiny-qwen3", "decoder=ar", "hardware=cpu"]) == 0
+    return results
+
+
+def test_a_served_model_gives_the_texts_and_scores_of_the_same_model_here(swept: Path) -> None:
+    one, two, here = sorted(
+        Store(swept / "runs").records(), key=lambda r: r.spec.model.get("concurrency", 9)
+    )
+    store = Store(swept / "runs")
+    assert (one.spec.label, two.spec.label, here.spec.label) == ("served", "served", "ar")
+    texts = texts_of(store, here.spec)
+    assert len(set(texts.values())) == 3
+    assert texts_of(store, one.spec) == texts_of(store, two.spec) == texts
+    assert one.score == two.score == here.score
+    samples = read_samples(store.path(here.spec)).values()
+    ended = {sample.id: sample.counts["emitted"] + ("eos" in sample.cut) for sample in samples}
+    assert dict(zip(two.columns["id"], two.columns["emitted"], strict=True)) == ended
+
+
+def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(
+    swept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(swept / "runs")
+    record = store.record(spec_of("model.concurrency=2"))
+    assert record is not None
+    numbers = record.summary
+    assert {"tpf/emitted", "forwards/mean", "row_cost", "tps/decode"} & {
+        name for name, value in numbers.items() if value is not None
+    } == set()
+    for name in ("ttft/p50", "tpot/p50", "tps/request_p50", "tps/throughput", "requests/s"):
+        assert (numbers[name] or 0) > 0, name
+    assert numbers["requests/retried"] == numbers["requests/retokenised"] == 0
+    assert (numbers["ttft/p95"] or 0) <= max(record.columns["seconds"])
+    environment = record.environment
+    assert environment["device"] == "here"
+    assert environment["server"] == {"id": "tiny-qwen3", "owned_by": "tests"}  # and no times
+    assert main(["show", record.identity_hash[:12], "--results", str(swept)]) == 0
+    assert f"left empty: {NO_TRACE}" in capsys.readouterr().out
+    name = record.columns["id"][0]
+    asked = ["show", record.identity_hash[:12], "--sample", name, "--results", str(swept)]
+    assert main(asked) == 0
+    assert capsys.readouterr().out.strip() == texts_of(store, record.spec)[name].strip()
+    samples = read_samples(store.path(record.spec))
+    page = site_run.run_page(record, {})
+    assert "ttft/p50" in page and ">None<" not in page
+    prompts = Texts().prompts(record.spec, samples)
+    assert "Question:" in prompts[name]
+    assert all("null" in s for s in site_samples.scripts(record, samples, prompts, str))
+
+
+def test_what_makes_another_run(tmp_path: Path) -> None:
+    """Where the server is and how long it is waited for does not; how it is asked does."""
+    first = spec_of()
+    assert compose([])["decoder"]["name"] == inputs.UNASKED
+    for same in ("model.url=http://other:1/v1", "model.key_env=NAME", "model.retries=9"):
+        assert spec_of(same) == first
+    others = ("model.concurrency=2", "model.engine=there", "+model.body.top_p=0.5", "seed=1")
+    hashes = {spec_of(other).identity_hash for other in others}
+    named = spec_of("model.tokenizer=assets/tiny-qwen3").identity_hash
+    assert len({first.identity_hash, named, *hashes}) == len(others) + 2
+    assert first.hardware["name"] == "served" and not first.decoder
+
+
+@pytest.mark.parametrize(
+    "override", ["decoder=lopa", "decoder@baseline=ar", "+batch=2", "model.url=nowhere"]
+)
+def test_what_a_served_run_cannot_have(override: str) -> None:
+    with pytest.raises(DllmBenchError, match=r"is served.*model\.concurrency|no address"):
+        spec_of(override)
+
+
+def test_so_many_requests_are_in_flight(tmp_path: Path) -> None:
+    """No answer is given before three are asked for: with fewer in flight this would time out."""
+    together = threading.Barrier(3, timeout=20)
+
+    def answer(asked: Asked) -> Reply:
+        together.wait()
+        return said("#### 1", new=3, chat=False)
+
+    with Server(answer) as server:
+        spec = spec_of("model.concurrency=3", f"model.url={server.url}", "limit=6")
+        record = run(spec, store=Store(tmp_path))
+    assert len(record.columns["id"]) == 6 and not together.broken
+    assert record.sessions[0].warmups == 3
+
+
+def test_a_broken_off_run_goes_on_and_asks_only_what_is_missing(
+    causal: Causal, tmp_path: Path, swept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server refuses after some answers, repeats the key it was sent, and comes back."""
+    monkeypatch.setenv("TEST_KEY", KEY)
+    refusing = Reply([KEY.encode()], status=500)
+
+    def answer(asked: Asked) -> Reply:
+        return causal(asked) if len(server.asked) <= WARMUPS + 2 else refusing
+
+    store = Store(tmp_path)
+    with Server(answer, {"id": "tiny-qwen3", "owned_by": "tests"}) as server:
+        spec = spec_of(f"model.url={server.url}", "model.key_env=TEST_KEY")
+        with pytest.raises(DllmBenchError, match="gave no answer") as failed:
+            run(spec, store=store)
+        assert len(texts_of(store, spec)) == 2
+        first, server.asked = server.asked, []
+        server.answer = causal
+        record = run(spec, store=store)
+    prompts = {one.body["prompt"] for one in first[WARMUPS : WARMUPS + 2]}
+    assert len(server.asked) == WARMUPS + 1
+    assert not prompts & {one.body["prompt"] for one in server.asked}
+    assert [session.samples for session in record.sessions] == [2, 1]
+    whole = Store(swept / "runs")
+    assert texts_of(store, spec) == texts_of(whole, spec_of())
+    assert (record.summary["requests/s"] or 0) > 0
+    assert {one.headers["Authorization"] for one in first} == {f"Bearer {KEY}"}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if KEY[:6] in path.read_text()]
+    assert KEY[:6] not in str(failed.value)
+
+
+def test_after_a_failure_what_is_in_flight_is_kept(tmp_path: Path) -> None:
+    """One of two requests is refused at once, the other answered later."""
+    refused = threading.Event()
+    count = iter(range(100))
+
+    def answer(asked: Asked) -> Reply:
+        turn = next(count)
+        if turn == WARMUPS:
+            refused.set()
+            return Reply(status=500)
+        if turn == WARMUPS + 1:
+            refused.wait(20)
+        return said("#### 1", new=3, chat=False)
+
+    store = Store(tmp_path)
+    with Server(answer) as server:
+        spec = spec_of("model.concurrency=2", f"model.url={server.url}", "limit=9")
+        outcome = launch.Job(spec, store)()
+    assert "answered 500" in outcome.error
+    assert len(texts_of(store, spec)) >= 1
+    assert len(server.asked) <= WARMUPS + 4  # nobody went on asking
+
+
+def test_a_run_is_of_one_server(tmp_path: Path) -> None:
+    def attempt(owner: str, *replies: Reply) -> RunRecord:
+        with Server(scripted(*replies), {"id": "tiny-qwen3", "owned_by": owner}) as server:
+            return run(spec_of(f"model.url={server.url}"), store=Store(tmp_path))
+
+    answer = said("#### 1", new=3, chat=False)
+    with pytest.raises(DllmBenchError, match="gave no answer"):
+        attempt("vllm", answer, answer, answer, Reply(status=500))
+    with pytest.raises(DllmBenchError, match=r"vllm.*says .*sglang.*model.engine"):
+        attempt("sglang", answer)
+    assert len(attempt("vllm", answer).columns["id"]) == 3
+
+
+@pytest.mark.parametrize("tokenizer", ["null", "assets/tiny-qwen3"])
+def test_a_server_that_does_not_count(tokenizer: str, causal: Causal, tmp_path: Path) -> None:
+    """Events are never counted: the local tokenizer is, where one is named."""
+    words = ("Tom has 5 ", "apples", ". #### 5")
+    with Server(scripted(said(*words, chat=False))) as server:
+        spec = spec_of(f"model.url={server.url}", f"model.tokenizer={tokenizer}", "limit=2")
+        record = run(spec, store=Store(tmp_path))
+    tokens = len(causal.tokenizer.encode("".join(words), add_special_tokens=False))
+    assert tokens != len(words)
+    here = tokenizer != "null"
+    assert record.columns["emitted"] == [tokens if here else None] * 2
+    assert (record.summary["tps/e2e"] is not None) == here
+    assert record.summary["requests/retokenised"] == here
+    assert (record.summary["latency/mean"] or 0) > 0
+    if not here:
+        why = definitions.definition("tps/e2e").why_undefined(record.facts)
+        assert why == NO_USAGE
+
+
+def test_stop_strings_cut_what_the_server_did_not(tmp_path: Path) -> None:
+    with Server(scripted(said("#### 1\nQuestion: more", new=6, chat=False))) as server:
+        spec = spec_of(f"model.url={server.url}", "limit=1")
+        run(spec, store=Store(tmp_path))
+    (sample,) = read_samples(Store(tmp_path).path(spec)).values()
+    assert (sample.text, sample.raw) == ("#### 1\n", "#### 1\nQuestion: more")
+    assert "stop" in sample.cut
+    assert server.asked[0].body["stop"] == ["Question:"]
+    assert SampleRecord.from_line(sample.to_line()) == sample
+
+
+TABLE = """
+title: "Served"
+source: made up for tests
+layout: {rows: [model], columns: [benchmark]}
+run: [limit=3]
+facets:
+  model:
+    values:
+      served: {label: Served, run: [model=served, model.name=tiny-qwen3, model.chat=false,
+               model.engine=here, model.concurrency=2]}
+  benchmark:
+    values:
+      quiz: {label: Quiz, run: [benchmark=minigsm]}
+metrics:
+  score: {label: Score, definition: score}
+  ttft: {label: TTFT, definition: ttft/p50}
+  tps: {label: TPS, definition: tps/no_first_step}
+  tpf: {label: TPF, definition: tpf/lopa_dist}
+"""
+
+
+def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
+    (tmp_path / "table.yaml").write_text(TABLE)
+    table = read_table("small/served", tmp_path / "table.yaml", tmp_path)
+    profile = Profile("paper", embedded=False, replace={}, set=("seed=0", "hardware=h200"))
+    store = Store(swept / "runs")
+    cells = {
+        c.cell.metric.name: c for c in build(table, profile, plan_of(table, profile, store)).cells
+    }
+    assert {cell.run.state for cell in cells.values()} == {State.SEALED}  # no GPU is asked for
+    record = store.record(spec_of("model.concurrency=2"))
+    assert record is not None and record.score is not None
+    assert cells["score"].measured == 100 * record.score.mean
+    assert cells["ttft"].measured == record.summary["ttft/p50"]
+    assert (cells["tps"].measured or 0) > 0
+    assert (cells["tpf"].measured, cells["tpf"].why) == (None, NO_TRACE)
+    built = build(table, profile, plan_of(table, profile, store), list(store.records()))
+    assert built.hardware == ("here, 2 request(s) in flight",)
+    assert NO_TRACE in "".join(render(built).values())
+    missing = plan_of(table, profile, Store(tmp_path))
+    assert {cell.run.state for cell in missing} == {State.MISSING}
+    assert "model=served" in missing[0].run.command
+
+
+def plan_of(table: Any, profile: Profile, store: Store) -> Any:
+    return plan(table, profile, compose, store)
+
+
+def test_throughput_by_hand() -> None:
+    """Two sessions; in the first two requests overlap, a wait and a failed try lie between."""
+
+    def fact(session: int, began_s: float, ended_s: float, seconds: float, tokens: int) -> Facts:
+        return Facts(
+            allocated=None, committed=tokens, content=None, emitted=tokens, forwards=None,
+            rows=None, forced=None, seconds=seconds, steps_s=0.0, first_step_s=0.5,
+            truncated=False, empty=False, ttft_s=0.5, began_s=began_s, ended_s=ended_s,
+            session=session, tries=1 + (seconds < ended_s - began_s), retokenised=False,
+        )  # fmt: skip
+
+    facts = [fact(0, 0.0, 4.0, 4.0, 8), fact(1, 1.0, 2.0, 1.0, 3), fact(0, 1.0, 6.0, 2.5, 5)]
+    by_hand = {
+        "requests/s": 3 / 7,
+        "tps/throughput": 16 / 7,
+        "tps/request_p50": 2.0,  # of 2, 2 and 3
+        "tpot/p50": 500.0,  # of 3.5 / 7, 2 / 4 and 0.5 / 2
+        "ttft/mean": 0.5,
+        "requests/retried": 1 / 3,
+        "tps/e2e": 16 / 7.5,
+        "tps/no_first_step": (8 / 3.5 + 5 / 2 + 3 / 0.5) / 3,
+        "latency/no_first_step": (3.5 + 2 + 0.5) / 3,
+        "tpf/lopa_dist": None,
+        "forced_steps": None,
+    }
+    for name, number in by_hand.items():
+        assert definitions.measure(name, facts) == pytest.approx(number), name

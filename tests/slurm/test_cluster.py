@@ -1,0 +1,193 @@
+"""A table on a real SLURM cluster of one node: `pytest -m slurm`.
+
+Six runs as one array: one job is queued again by hand, one preempted, one timed out, one dies for
+good. All but the dead one are sealed, and no finished sample is decoded twice. Beside that, jobs
+that wait for others, and Hydra's multirun.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.runs import jobs
+from dllm_bench.runs.launch import submit
+from dllm_bench.runs.progress import Board
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import State, Store, read_samples
+from dllm_bench.tables.build import build
+from dllm_bench.tables.plan import distinct_runs
+from dllm_bench.tables.submission import send
+from dllm_bench.tables.view import is_empty
+from tests.resume import fakes
+from tests.resume.drill import WARMUPS
+from tests.slurm.fates import FATES, WAITS, Fates, Note, mark
+from tests.tables.builders import TINY, planned_small, small_table
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.xdist_group("slurm")]
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "slurm_local.sh"
+NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
+SIGNAL_S = 5  # SLURM sends it half a minute earlier, when it next looks
+SHORT = ["timeout_min=1", f"signal_delay_s={SIGNAL_S}", "partition=low"]
+SAMPLES = 20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A cluster in a folder of its own; jobs put off after a requeue start at once."""
+    pytest.importorskip("submitit", reason="jobs are sent with the extra [slurm]")
+    absent = [name for name in NEEDED if shutil.which(name) is None]
+    if absent:
+        pytest.skip(f"{absent[0]} is not installed; see scripts/slurm_local.sh install")
+    folder = tempfile.mkdtemp(prefix="slurm-")
+    started = subprocess.run([SCRIPT, "start", folder], capture_output=True, text=True)
+    if started.returncode:
+        subprocess.run([SCRIPT, "stop", folder])
+        pytest.skip(f"no cluster could be started: {started.stderr.strip()}")
+    patch, over = pytest.MonkeyPatch(), threading.Event()
+    patch.setenv("SLURM_CONF", f"{folder}/slurm.conf")
+    patch.setenv("PYTHONPATH", str(ROOT))
+    patch.chdir(ROOT)
+    thread = threading.Thread(target=hurry, args=(over,), daemon=True)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+    patch.undo()
+    subprocess.run([SCRIPT, "stop", folder], check=True)
+
+
+def slurm(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+
+def hurry(over: threading.Event) -> None:
+    """SLURM lets a job rest for two minutes before it starts it again."""
+    while not over.wait(1.0):
+        for line in slurm("squeue", "-h", "-r", "-t", "PD", "-o", "%i %r").splitlines():
+            job, _, reason = line.partition(" ")
+            if reason == "BeginTime":
+                slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+def until(true: Callable[[], Any], what: str, within_s: float = 300.0) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, f"{what} did not come to pass: {slurm('squeue', '-r')}"
+        time.sleep(0.2)
+
+
+def lives(log: Path) -> list[list[str]]:
+    """Requests decoded in each life of a run, without those that warm up."""
+    pairs = [line.split() for line in log.read_text().splitlines()]
+    pids = dict.fromkeys(pid for pid, _ in pairs)
+    return [[key for p, key in pairs if p == pid][WARMUPS:] for pid in pids]
+
+
+@dataclass
+class Sweep:
+    """The six runs of a table, sent as one array."""
+
+    store: Store
+    folder: Path
+    specs: dict[str, RunSpec]
+    tickets: dict[str, jobs.Ticket]
+
+    @property
+    def asked(self) -> set[str]:
+        return {spec.identity_hash for spec in self.specs.values()}
+
+
+@pytest.fixture(scope="module")
+def sweep(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """The array, after one job was queued again by hand and all that ran were preempted."""
+    folder = tmp_path_factory.mktemp("sweep")
+    store = Store(folder / "runs")
+    with pytest.MonkeyPatch.context() as patch:
+        runs = distinct_runs(planned_small(store, TINY, patch))
+    specs = {fate: r.spec for fate, r in zip(FATES, runs, strict=True) if r.spec}
+    hashes = {spec.identity_hash: fate for fate, spec in specs.items()}
+    parts = replace(fakes.parts(), decoder=Fates(hashes, folder))
+    assert "submitted 6 runs as one array" in send(runs, store, SHORT, parts)[0]
+    tickets = {hashes[key]: ticket for key, ticket in jobs.Jobs.of(store).tickets.items()}
+    for fate in WAITS:
+        until(mark(folder, fate, 1).exists, f"the first life of {fate}")
+    slurm("scontrol", "requeue", tickets["requeued"].job)
+    slurm("sbatch", "-p", "high", "-n", "4", "-o", "/dev/null", "--wrap", "sleep 1")
+    until(mark(folder, "timed-out", 2).exists, "the second life of the one to be timed out")
+    return Sweep(store, folder, specs, tickets)
+
+
+def test_a_job_waits_for_what_it_reads(sweep: Sweep, tmp_path: Path) -> None:
+    """While the sweep's last job waits to be timed out."""
+    store, hardware = Store(tmp_path / "runs"), {"device": "cpu", "threads": 1}
+
+    def job(name: str, note: Note, after: Sequence[str] = ()) -> list[str]:
+        own = {"store": store, "hardware": hardware, "changes": SHORT, "after": after}
+        return [sent.job_id for sent in submit({name: note}, **own)]
+
+    model = tmp_path / "model"
+    made, failed = job("a", Note(model)), job("b", Note(model, needs=tmp_path / "nothing"))
+    job("c", Note(tmp_path / "result", needs=model), made)
+    job("d", Note(tmp_path / "never"), failed)
+    assert jobs.wait(store, Board(0), poll_s=0.5) == []
+    assert (tmp_path / "result").exists()
+    assert not (tmp_path / "never").exists(), "not begun, since what it waits for failed"
+
+
+def test_a_multirun_is_an_array(sweep: Sweep, tmp_path: Path) -> None:
+    settings = ["decoder=vanilla", "hardware=cpu", "benchmark.max_new_tokens=32", "limit=1,2"]
+    launcher = ["hydra/launcher=slurm", "hydra.launcher.gpus_per_node=null"]
+    launcher += ["hydra.launcher.cpus_per_task=1", "hydra.launcher.partition=low"]
+    command = [sys.executable, "-m", "dllm_bench", "run", "-m", *settings, *launcher]
+    done = subprocess.run([*command, f"paths.results={tmp_path}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(entry.done for entry in Store(tmp_path / "runs").entries()) == [1, 2]
+
+
+def test_a_table_survives_what_befalls_its_jobs(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, specs, sent = sweep.store, sweep.specs, sweep.tickets
+    failed = jobs.wait(store, Board(0), sweep.asked, poll_s=0.5)
+
+    assert len(failed) == 1 and sent["dead"].log in failed[0]
+    planned = planned_small(store, TINY, monkeypatch)
+    built = build(small_table(), TINY, planned)
+    empty = [cell for cell in built.cells if is_empty(cell)]
+    assert {cell.planned.run.spec for cell in empty} == {specs["dead"]}
+    assert all(sent["dead"].log in cell.why for cell in empty) and Path(sent["dead"].log).exists()
+    assert [r.state for r in distinct_runs(planned)].count("failed") == 1
+    told = {fate: Path(ticket.log).read_text() for fate, ticket in sent.items()}
+    assert "Bypassing signal SIGTERM" in told["requeued"], "killed without a chance to react"
+    assert told["preempted"].count("Caught signal SIGUSR2") >= 1
+    assert told["timed-out"].count("Caught signal SIGUSR2") >= 2
+    for fate, spec in specs.items():
+        mine = lives(sweep.folder / f"{fate}.log")
+        finished = [key for keys in mine[:-1] for key in keys[:-1]] + mine[-1]
+        assert len(finished) == len(set(finished)), f"{fate}: a finished sample was decoded twice"
+        samples = read_samples(store.path(spec))
+        if fate == "dead":
+            assert store.state(spec) is State.PARTIAL and list(samples) == mine[0][:-1]
+            continue
+        record = store.record(spec)
+        assert record is not None
+        assert [s.samples for s in record.sessions] == [
+            len(keys) for keys in [*(keys[:-1] for keys in mine[:-1]), mine[-1]]
+        ]
+        assert len(mine) > WAITS.get(fate, 0)
+        alone = run(spec, store=Store(tmp_path / "alone"), parts=fakes.parts())
+        assert fakes.timeless(record) == fakes.timeless(alone)
+        assert len(samples) == SAMPLES

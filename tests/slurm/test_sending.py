@@ -1,0 +1,236 @@
+"""What is sent to SLURM and what is made of its answers, with its commands faked on the PATH."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench import cli
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.runs import jobs
+from dllm_bench.runs.launch import Command, Sent, resources, submit
+from dllm_bench.runs.progress import Board
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.store import State, Store
+from dllm_bench.tables.plan import TRAINED, PlannedRun, distinct_runs, followed
+from dllm_bench.tables.plan import State as Standing
+from dllm_bench.tables.submission import send, training
+from tests.resume import fakes
+from tests.tables.builders import TINY, planned_small
+
+pytest.importorskip("submitit", reason="jobs are sent with the extra [slurm]")
+CPU = {"name": "cpu", "device": "cpu", "threads": 1}
+
+
+class Cluster:
+    """Fake sbatch and squeue: what was sent is kept, what is queued is a file."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.queue = folder, folder / "queue"
+        sent = f"{folder}/sent"
+        sbatch = (
+            f"n=$(($(cat {sent} 2>/dev/null || echo 0) + 1)); echo $n > {sent}; for f; do :; done\n"
+            f'cp "$f" {folder}/job$n.sh; echo "Submitted batch job $n"'
+        )
+        for name, body in (("sbatch", sbatch), ("squeue", f"cat {self.queue}"), ("srun", "")):
+            (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+        self.says()
+
+    def says(self, *words: str) -> None:
+        self.queue.write_text("".join(f"{word}\n" for word in words))
+
+    def flags(self, job: int) -> dict[str, str]:
+        text = (self.folder / f"job{job}.sh").read_text()
+        return dict(re.findall(r"#SBATCH --([\w-]+)=(.*)", text))
+
+    @property
+    def sent(self) -> int:
+        return len(list(self.folder.glob("job*.sh")))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    (tmp_path / "bin").mkdir()
+    return Cluster(tmp_path / "bin", monkeypatch)
+
+
+def test_a_table_is_one_array_of_exactly_what_is_missing(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "runs")
+
+    def runs() -> list[PlannedRun]:
+        return distinct_runs(planned_small(store, TINY, monkeypatch))
+
+    first, *others = runs()
+    assert first.spec and len(others) == 5
+    run(first.spec, store=store, parts=fakes.parts())
+    assert "submitted 5 runs as one array, job 1" in send(runs(), store, ["timeout_min=7"])
+    flags = cluster.flags(1)
+    assert (flags["array"], flags["time"], flags["cpus-per-task"]) == ("0-4%5", "7", "1")
+    assert flags["signal"] == "USR2@60" and "gpus-per-node" not in flags
+    cluster.says(*(f"1_{i} PENDING" for i in range(5)))
+    assert send(runs(), store, [])[0] == "5 runs are queued or running since before"
+    assert cluster.sent == 1, "nothing is sent twice"
+    assert all("job 1_" in r.reason and "pending" in r.reason for r in runs() if r.open)
+    shown = list(jobs.board(store))
+    assert len(shown) == 5 and shown[0].endswith("job 1_0 is pending")
+    cluster.says("1_0 RUNNING")
+    found = runs()
+    assert [r.state for r in found].count(Standing.FAILED) == 4, "over, and not sealed"
+    over = next(r for r in found if r.state is Standing.FAILED)
+    log = tmp_path / ".launch"
+    assert re.search(rf"its job 1_\d is over, log: {log}/.*\.err", over.reason)
+    assert "submitted 4 runs as one array, job 2" in send(found, store, [])
+
+
+def test_devices_and_cores_follow_from_the_hardware(cluster: Cluster, tmp_path: Path) -> None:
+    hardware = {"device": "cuda", "threads": 8, "branch_parallel": 4, "replicas": 2}
+    assert resources(hardware) == {"cpus_per_task": 64, "gpus_per_node": 8}
+    assert resources(CPU) == {"cpus_per_task": 1, "gpus_per_node": None}
+    command = {"a": Command(("--version",))}
+    more = ["gpus_per_node=2", "partition=short", "additional_parameters={nice: 5}"]
+    submit(command, store=Store(tmp_path / "runs"), hardware=hardware, changes=more, after=["7"])
+    flags = cluster.flags(1)
+    wanted = {"partition": "short", "gpus-per-node": "2", "nice": "5", "dependency": "afterok:7"}
+    assert wanted.items() <= flags.items() and flags["kill-on-invalid-dep"] == "yes"
+
+
+def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    store, specs = Store(tmp_path / "runs"), [fakes.spec(3), fakes.spec(4)]
+    waiting = {store.path(s).relative_to(store.root).as_posix(): Sent(s, store) for s in specs}
+    submit(waiting, store=store, hardware=CPU)
+    cluster.says("1_0 RUNNING", "1_1 PENDING")
+    stream, steps = io.StringIO(), iter(range(9))
+
+    class Watching(Board):
+        def update(self, title: str, text: str) -> None:
+            super().update(title, text)
+            if next(steps) == 1:
+                run(specs[0], store=store, parts=fakes.parts())
+                cluster.says()
+
+    failed = jobs.wait(store, Watching(0, stream), poll_s=0.0)
+    assert len(failed) == 1 and re.search(r"its job 1_1 is over, log: .*1_1", failed[0])
+    assert "[1/2]" in stream.getvalue() and "done" in stream.getvalue()
+    (cluster.folder / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    asked = PlannedRun((), Standing.PARTIAL, "", "half", specs[1])
+    told = followed(asked, jobs.Jobs.of(store))
+    assert told.state is Standing.PARTIAL and "log of job 1_1" in told.reason, "SLURM is silent"
+
+
+def test_a_job_makes_the_run_and_can_be_queued_again(tmp_path: Path) -> None:
+    store, spec = Store(tmp_path / "runs"), fakes.spec(3)
+    job = Sent(spec, store, fakes.parts())
+    (sent,) = submit({"a": job}, store=store, hardware=CPU, cluster="debug")
+    assert sent.result() is None
+    assert store.state(spec) is State.SEALED
+    assert job.checkpoint().function == job
+
+
+def test_without_submitit_a_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(DllmBenchError, match=r"dllm-bench\[slurm\]"):
+        submit({}, store=Store(tmp_path), hardware=CPU)
+
+
+def test_without_slurm_a_sentence_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = {"a": Command(("--version",))}
+    with pytest.raises(DllmBenchError, match=r"did not take 1 jobs .*srun.*--run"):
+        submit(command, store=Store(tmp_path), hardware=CPU)
+    with pytest.raises(DllmBenchError, match="--slurm partition sets nothing"):
+        submit(command, store=Store(tmp_path), hardware=CPU, changes=["partition"])
+
+
+def test_training_is_sent_before_the_runs_that_read_it(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = f"{TRAINED}sps/tiny-qwen3-cpu.json"
+    more = ["decoder/length=hardware_aware", f"decoder.length.profile.source={source}"]
+    query = ("model=tiny-qwen3", "decoder=dspark", *more, "hardware=cpu")
+    config = cli.compose(query)
+    lacking = PlannedRun(query, Standing.IMPOSSIBLE, config=config)
+    store = Store(tmp_path / "results" / "runs")
+    lines = send([lacking], store, [])
+    assert lines[0].startswith("submitted job 1: dllm-bench train sps tiny-qwen3 hardware=cpu")
+    assert lines[1].startswith("submitted job 2, after 1: dllm-bench run model=tiny-qwen3")
+    assert "dependency" not in cluster.flags(1)
+    assert cluster.flags(2)["dependency"] == "afterok:1"
+    cluster.says("1 RUNNING", "2 PENDING")
+    assert send([lacking], store, []) == ["nothing to submit"]
+    assert len(list(jobs.board(store))) == 2
+    cluster.says("1 RUNNING")
+    assert send([lacking], store, [])[0].startswith("submitted job 3, after 1: "), "trained once"
+
+
+def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> None:
+    named = re.compile(rf"{TRAINED}[\w./-]+[\w*]")
+    texts = [
+        path.read_text()
+        for kind in ("table", "figure")
+        for path in (root / "conf" / kind).rglob("*.yaml")
+    ]
+    found = {source for text in texts for source in named.findall(text)}
+    assert len(found) > 10
+    for source in sorted(found):
+        models = [m for m in cli.options("model") if source.split("/")[-1].startswith(f"{m}-")]
+        config: dict[str, Any] = {"model": {"name": max(models, key=len)}}
+        arguments = training(source, PlannedRun((), Standing.IMPOSSIBLE, config=config))
+        assert arguments, source
+        args = cli.parser().parse_args(arguments)
+        assert str(args.out) == source
+
+
+def test_make_knows_the_launcher(root: Path) -> None:
+    """`make table4 LAUNCHER=slurm` sends and waits."""
+    import subprocess
+
+    made = subprocess.run(
+        ["make", "-n", "table4", "LAUNCHER=slurm", "SLURM=partition=gpu timeout_min=60"],
+        cwd=root, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "--submit --wait --slurm partition=gpu --slurm timeout_min=60" in made
+    plain = subprocess.run(["make", "-n", "table4"], cwd=root, capture_output=True, text=True)
+    assert "table lopa/table4 --run" in plain.stdout
+
+
+def test_tickets_outlive_a_half_written_line(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs")
+    jobs.note(store, [jobs.Ticket("a" * 64, "x/y/z", "1_0", "log")])
+    with open(jobs.folder_of(store) / jobs.TICKETS, "a") as file:
+        file.write(json.dumps({"run": "b"})[:5])
+    assert list(jobs.Jobs.of(store).tickets) == ["a" * 64]
+
+
+def test_the_command_sends_waits_and_renders(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The jobs of this cluster are over at once, without a trace."""
+    common = ["--results", str(tmp_path)]
+    table = ["table", "learn2pd/table6", "--limit", "1", *common]
+    assert cli.main([*table, "--submit", "--wait", "--slurm", "timeout_min=9"]) == 1
+    said = capsys.readouterr()
+    count = int(re.search(r"submitted (\d+) runs as one array, job 1", said.out)[1])  # type: ignore[index]
+    assert cluster.sent == 1 and cluster.flags(1)["time"] == "9"
+    assert cluster.flags(1)["array"].startswith(f"0-{count - 1}%")
+    assert len(re.findall(r"its job 1_\d+ is over, log: ", said.err)) >= count
+    rendered = (tmp_path / "tables-limit-1" / "learn2pd" / "table6.md").read_text()
+    assert "failed" in rendered and "is over, log:" in rendered
+    assert cli.main(["status", *common]) == 0
+    assert len(re.findall(r"its job 1_\d+ is over", capsys.readouterr().out)) == count

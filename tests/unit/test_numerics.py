@@ -1,0 +1,85 @@
+"""One pass over the logits says what a definition over all of them says, row for row.
+
+Rows are long enough to be read in several chunks and in groups, with ties, tokens at -inf and
+lengths that fill no group; what the pass is compared with is written down in float64.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dllm_bench.decoding import numerics
+from dllm_bench.decoding.numerics import GROUP, largest, look, margin
+
+LENGTHS = (7, 4 * GROUP - 1, 4 * GROUP, 9 * GROUP + 5, 2**17 + 1)
+
+
+def logits_of(length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """(2, 3, V), some tokens out of the question."""
+    logits_KWV = 4 * torch.randn(2, 3, length, generator=torch.Generator().manual_seed(length))
+    logits_KWV[..., 3] = -torch.inf
+    return logits_KWV.to(dtype)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_pass_is_the_definition(length: int) -> None:
+    logits_KWV = logits_of(length)
+    law_KWV = logits_KWV.double().softmax(-1)
+    seen = look(logits_KWV, entropy=True)
+    assert seen.ids_KW.equal(law_KWV.argmax(-1))
+    assert torch.allclose(seen.probability_KW.double(), law_KWV.amax(-1), rtol=2e-6, atol=0)
+    entropy_KW = torch.special.entr(law_KWV).sum(-1)
+    assert seen.neg_entropy_KW is not None
+    assert torch.allclose(-seen.neg_entropy_KW.double(), entropy_KW, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_probability_is_that_of_a_plain_softmax_bit_for_bit(length: int) -> None:
+    logits_KWV = logits_of(length)
+    best_KW = logits_KWV.amax(-1)
+    assert look(logits_KWV).probability_KW.equal((best_KW - logits_KWV.logsumexp(-1)).exp())
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_tokens_asked_about_have_their_own_probability(length: int) -> None:
+    logits_KWV = logits_of(length, torch.bfloat16)
+    ids_KW = torch.arange(6).view(2, 3)
+    expected_KW = logits_KWV.double().softmax(-1).gather(-1, ids_KW[..., None])[..., 0]
+    seen = look(logits_KWV, "float64", ids_KW=ids_KW)
+    assert seen.ids_KW.equal(ids_KW)
+    assert torch.allclose(seen.probability_KW, expected_KW, rtol=1e-12, atol=0)
+    assert float(seen.probability_KW[1, 0]) == 0.0  # the token at -inf
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_of_equal_tokens_the_first_is_taken(length: int) -> None:
+    values_NV = torch.zeros(3, length)
+    values_NV[0, [length // 2, length - 1]] = 1.0
+    values_NV[1, -1] = 1.0
+    best_N, index_N = largest(values_NV)
+    assert index_N.tolist() == [length // 2, length - 1, 0]
+    assert best_N.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_the_size_of_a_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits_KWV = logits_of(9 * GROUP + 5)
+    whole = look(logits_KWV, entropy=True)
+    monkeypatch.setattr(numerics, "CACHED", 1)
+    rows = look(logits_KWV, entropy=True)
+    for name in ("ids_KW", "probability_KW", "neg_entropy_KW"):
+        assert getattr(whole, name).equal(getattr(rows, name))
+
+
+def test_short_precisions_leave_the_entropy_to_the_published_form() -> None:
+    logits_KWV = logits_of(50, torch.bfloat16)
+    assert look(logits_KWV, "model", entropy=True).neg_entropy_KW is None
+    assert look(logits_KWV, "float32", entropy=True).neg_entropy_KW is not None
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_margin_is_the_difference_of_the_two_surest(length: int) -> None:
+    logits_KWV = logits_of(length)
+    best_KW2 = logits_KWV.double().softmax(-1).topk(2).values
+    expected_KW = best_KW2[..., 0] - best_KW2[..., 1]
+    assert torch.allclose(margin(logits_KWV).double(), expected_KW, rtol=1e-5, atol=1e-6)

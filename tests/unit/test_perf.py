@@ -1,0 +1,81 @@
+"""The speed scripts: the plain loop decodes what the package decodes, and counts add up.
+
+No time is asserted. Random models of a few weights stand in for large ones.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.perf import __main__ as command
+from scripts.perf import device, measures, models
+from scripts.perf.reference import Reference
+from scripts.perf.split import PARTS, split
+
+TINY = {"width": 32, "layers": 1, "heads": 2, "mlp": 32}
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_the_plain_loop_decodes_the_same(k: int) -> None:
+    """Two blocks, tokens above the threshold and below, branches that run into the next block."""
+    model, request = models.random_model(64, TINY), models.request(6, 64, 64)
+    own = measures.ours(k, 1000).generate(model, request)
+    tokens, rounds = Reference(model, 32, measures.TAU, k).generate(request, 1000)
+    assert tokens == list(own.ids)
+    assert rounds == len(own.trace) < 64
+    assert (k == 0) == all(row.branches == 1 for row in own.trace.forwards)
+
+
+def test_parts_of_a_step_are_all_of_it() -> None:
+    model, request = models.Table(64, 1, 64), models.request(6, 32, 64)
+    parts, generation = split(measures.ours(0, 4), model, request)
+    assert set(parts) == set(PARTS) and min(parts.values()) > 0
+    assert generation.ids == measures.ours(0, 4).generate(model, request).ids
+
+
+def test_a_watch_leaves_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured at a large vocabulary is what runs there: unused rows are left out."""
+    monkeypatch.setattr("dllm_bench.decoding.masked.LARGE", 0)
+    model, request = models.random_model(64, TINY), models.request(6, 32, 64)
+    asked: list[Any] = []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *a: asked.append(a[1].only_M) or forward(*a))
+    split(measures.ours(2, 100), model, request)
+    assert all(rows_M is not None for rows_M in asked)
+
+
+def test_roofline_counts_bytes_and_operations() -> None:
+    """One layer of width 4 and 2 heads with 1 of keys: 2·4·(4+2) + 3·4·8 = 144 weights."""
+    shape = {"width": 4, "layers": 1, "heads": 2, "kv_heads": 1, "mlp": 8}
+    assert device.layer_parameters(shape) == 144
+    bench = device.Bench("cpu", device.torch.float32, shape, vocab=10, prefix=100, kinds=("none",))
+    moved = 4 * (144 + 40 + 2 * 2 * 100 + 2 * 6 * 10)  # weights, head, K/V, logits of 2 × 6 rows
+    slow_bytes = {"bytes/s": 1.0, "FLOP/s": 1e12, "FLOP/s of layers": 1e12}
+    slow_bytes = {f"ceiling {name}": value for name, value in slow_bytes.items()}
+    assert device.roofline_ms(bench, "none", 1, 6, slow_bytes) == pytest.approx(1000 * moved)
+    slow_sums = {**slow_bytes, "ceiling bytes/s": 1e12, "ceiling FLOP/s": 1.0}
+    plain = 2 * 12 * 40 + 4 * 1 * 4 * 12 * 106
+    assert device.roofline_ms(bench, "none", 1, 6, slow_sums) == pytest.approx(1000 * plain)
+    assert device.projected(3, 1.0) is None
+    assert device.projected(7, 10.0) == pytest.approx(1555.0)
+
+
+def test_a_dry_run_of_the_device_part_is_stored(tmp_path: Path, capsys: Any) -> None:
+    command.main(["--quick", "--dry", "--parts", "device", "--out", str(tmp_path)])
+    (path,) = tmp_path.glob("2*.json")
+    rows = json.loads(path.read_text())["parts"]["device"]
+    assert [(row["lookaheads"], row["window"]) for row in rows] == [(0, 32), (7, 96)]
+    assert all(row["projected tokens/s"] is None for row in rows)
+    history = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in history] == [json.loads(path.read_text())]
+    assert "roofline" in capsys.readouterr().out
+
+
+def test_an_unknown_part_is_refused(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        command.options(["--parts", "split,nothing"])
+    assert "no part is called nothing" in capsys.readouterr().err
