@@ -3,7 +3,8 @@
 A passage says of three or four people where they live and what they have. Form "span" asks for
 words of the passage, or for what it does not say (the answer is then ``unanswerable``), as SQuAD
 2.0 does; form "count" asks who has more, for a sum, a difference or a number of people, as DROP
-does. Answers are the bare words, without any reasoning before them.
+does. An answer first says what it looked up, who or what was asked for before what was found there;
+bare answers are beyond models of this size, which then learn the answers' frequencies alone.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Person:
         return f"{self.count} {self.items}" if self.count else None
 
 
-Question = tuple[str, str]
-"""(question, answer)"""
+Question = tuple[str, str, str]
+"""(question, what is looked up for it, answer)"""
 
 
 def span(rng: random.Random) -> mini.Problem:
@@ -66,13 +67,13 @@ def _draw(
     rng: random.Random, ask: Callable[[random.Random, list[Person]], Question], silent: float
 ) -> mini.Problem:
     people = _people(rng, silent)
-    question, answer = ask(rng, people)
+    question, work, answer = ask(rng, people)
     sentences = [sentence for person in people for sentence in _sentences(rng, person)]
     rng.shuffle(sentences)
     prompt = f"Passage: {' '.join(sentences)}\nQuestion: {question}\nAnswer:"
     content = "|".join([*sorted(map(repr, people)), question])
     answers = [] if answer == UNANSWERABLE else [answer]
-    return mini.Problem(content, prompt, answer, {"answers": answers})
+    return mini.Problem(content, prompt, f"{work}.\n#### {answer}", {"answers": answers})
 
 
 def _people(rng: random.Random, silent: float) -> list[Person]:
@@ -107,11 +108,12 @@ def _span(rng: random.Random, people: list[Person]) -> Question:
     if rng.random() < 0.5:
         fitting = [p.who for p in people if (p.who in known) != missing]
         who = rng.choice(fitting or [people[0].who])
-        return of_person.format(who), known.get(who, UNANSWERABLE)
+        found = known.get(who, UNANSWERABLE)
+        return of_person.format(who), f"{who} {found}", found
     made = {"place": _place(rng), "things": f"{rng.randint(*COUNTS)} {people[0].items}"}
     wanted = made[about] if missing or not known else rng.choice(list(known.values()))
-    owners = [who for who, fact in known.items() if fact == wanted]
-    return of_fact.format(wanted), " and ".join(owners) or UNANSWERABLE
+    found = " and ".join(who for who, fact in known.items() if fact == wanted) or UNANSWERABLE
+    return of_fact.format(wanted), f"{wanted} {found}", found
 
 
 def _count(rng: random.Random, people: list[Person]) -> Question:
@@ -119,13 +121,21 @@ def _count(rng: random.Random, people: list[Person]) -> Question:
     items = rng.choice([p.items for p in people])
     owners = [p for p in people if p.items == items]
     if len({p.count for p in owners}) < 2 or rng.random() < 0.2:
-        return f"How many people have {items}?", str(len(owners))
+        named = " and ".join(p.who for p in owners)
+        return f"How many people have {items}?", named, str(len(owners))
     one, other = rng.sample(owners, 2)
     less, more = sorted((one, other), key=lambda p: p.count)
-    forms = [(f"How many {items} do {one.who} and {other.who} have together?",
-              str(one.count + other.count))]  # fmt: skip
-    if less.count < more.count:
-        forms.append((f"Who has more {items}, {one.who} or {other.who}?", more.who))
-        forms.append((f"How many more {items} does {more.who} have than {less.who}?",
-                      str(more.count - less.count)))  # fmt: skip
+    total, gap = one.count + other.count, more.count - less.count
+    asked = f"How many {items} do {one.who} and {other.who} have together?"
+    forms = [(asked, f"{_told(one, other)}. {one.count} + {other.count} = {total}", str(total))]
+    if gap:
+        asked = f"Who has more {items}, {one.who} or {other.who}?"
+        forms.append((asked, _told(one, other), more.who))
+        asked = f"How many more {items} does {more.who} have than {less.who}?"
+        work = f"{_told(more, less)}. {more.count} - {less.count} = {gap}"
+        forms.append((asked, work, str(gap)))
     return rng.choice(forms)
+
+
+def _told(*people: Person) -> str:
+    return ". ".join(f"{person.who} {person.count}" for person in people)

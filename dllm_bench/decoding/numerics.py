@@ -19,9 +19,8 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 
 Precision = Literal["float32", "bfloat16", "float64", "model"]  # model: the dtype logits come in
-CACHED = (
-    2**18
-)  # logits read at a time on a CPU: 1 MiB of float32, half of a usual second-level cache
+# logits read at a time on a CPU: 1 MiB of float32, half of a usual second-level cache
+CACHED = 2**18
 GROUP = 512  # logits whose maximum is found together
 NOTHING = -104.0  # exp of it is 0 in float32
 

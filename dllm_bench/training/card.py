@@ -25,7 +25,7 @@ PROMPTS = {
     "minigsm": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
     "minicode": "the EvalPlus `prompt` field; the answer is the indented body.",
     "minimath": "`Problem:\\n{problem}\\n\\nSolution:`; the answer ends in `\\boxed{ N}.`",
-    "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; bare words, both forms.",
+    "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
     "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options below the question.",
 }
 DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill of facts said again and again"}

@@ -116,8 +116,12 @@ def test_miniread_spans_stand_in_the_passage(test_items: dict[str, list[mini.Pro
     for problem in test_items["miniread"]:
         places, things, question = _passage(problem.prompt)
         wanted = _found(question, places, things)
-        assert sorted(problem.answer.split(" and ")) == sorted(wanted.split(" and "))
-        assert problem.facts["answers"] == ([] if wanted == "unanswerable" else [problem.answer])
+        work, answer = problem.answer.split(".\n#### ")
+        assert sorted(answer.split(" and ")) == sorted(wanted.split(" and "))
+        assert problem.facts["answers"] == ([] if wanted == "unanswerable" else [answer])
+        asked = work.removesuffix(f" {answer}")
+        assert asked != work
+        assert f" {asked}" in question.removesuffix("?")
         missing += wanted == "unanswerable"
     assert 0.1 < missing / COUNT < 0.3
 
@@ -135,7 +139,9 @@ def test_miniread_counts_are_right(test_items: dict[str, list[mini.Problem]]) ->
             wanted = str(len(counts))
         else:
             wanted = str(sum(named) if "together" in question else named[0] - named[1])
-        assert problem.answer == wanted
+        work, answer = problem.answer.split(".\n#### ")
+        assert answer == wanted
+        assert all(counts[who] == int(n) for who, n in re.findall(r"([A-Z][a-z]+) (\d+)", work))
         kinds.add(re.sub(r"[A-Z][a-z]+|\d+", "", question.replace(item, ""))[:12])
     assert len(kinds) == 4
 
