@@ -178,14 +178,15 @@ def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float
         assert beyond_L.mean().item() == pytest.approx(padding * share, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["tiny-llada-five", "tiny-sdar"])
+@pytest.mark.parametrize("name", ["tiny-trunk-five", "tiny-llada-five", "tiny-sdar"])
 def test_a_step_of_a_recipe_lowers_its_loss(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "PROBE_ROWS", 8)
     recipe = replace(RECIPES[name], pool_size=60, batch_tokens=800)
     start = RECIPES[str(recipe.start)]
-    cfg = training._net_config(start.layout, len(embedded.first_pieces()))
+    words = len(embedded.build_tokenizer(first=start.first_vocabulary))
+    cfg = training._net_config(start.layout, words)
     weights = net.initial_weights(cfg, 0, [300])
     export.write_checkpoint(tmp_path, weights, cfg, start.layout, _tokenizer())
     run = training.prepare(recipe, None, tmp_path)
@@ -204,10 +205,10 @@ def test_a_step_of_a_recipe_lowers_its_loss(
 
 
 def test_a_start_of_another_vocabulary_is_a_sentence(tmp_path: Path) -> None:
-    weights, cfg = _random("llada")
-    export.write_checkpoint(tmp_path, weights, cfg, "llada", _tokenizer())
-    with pytest.raises(DllmBenchError, match="starts from a tiny-llada of 552 words"):
-        training.prepare(replace(RECIPES["tiny-llada-five"], pool_size=20), None, tmp_path)
+    weights, cfg = _random("qwen3")
+    export.write_checkpoint(tmp_path, weights, cfg, "qwen3", _tokenizer())
+    with pytest.raises(DllmBenchError, match="starts from a tiny-qwen3 of 552 words"):
+        training.prepare(replace(RECIPES["tiny-trunk-qwen3"], pool_size=20), None, tmp_path)
 
 
 def test_a_recipe_of_the_first_tasks_keeps_the_first_vocabulary() -> None:
