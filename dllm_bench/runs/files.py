@@ -24,6 +24,7 @@ from dllm_bench.core.request import DllmBenchError
 
 SYNC_EVERY_S = 1.0
 BEAT_S = 10.0  # a lock's owner touches it so often
+DYING_S = 1.0  # a killed process frees its locks when the last of its threads is gone
 GONE_S = 60.0  # a lock of another machine that nobody touched for so long is nobody's
 
 
@@ -141,11 +142,7 @@ class Lock:
 
     def _claim(self, descriptor: int) -> None:
         """Put this process's name into the file, unless its owner is there."""
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = True
-        except OSError:
-            free = False
+        free = _flock(descriptor)
         owner = _owner(os.pread(descriptor, 4096, 0))
         host = socket.gethostname()
         if not free or (owner.get("host", host) != host and self._touched_meanwhile()):
@@ -189,6 +186,19 @@ class Lock:
                 os.ftruncate(self.descriptor, 0)
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def _flock(descriptor: int) -> bool:
+    """Lock the open file, unless somebody keeps it for `DYING_S`."""
+    end = time.monotonic() + DYING_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(DYING_S / 50)
 
 
 def _mine() -> bytes:
