@@ -16,9 +16,9 @@ install() {
     say "SLURM is not installed, and installing it takes root and apt-get; its tests are left out."
     return 1
   fi
-  local packages=(slurm-wlm munge)
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-      apt-get install -y -qq --no-install-recommends "${packages[@]}"; } > /dev/null 2>&1 \
+  local packages=(slurm-wlm munge) patience=(-o Acquire::http::Timeout=20 -o Acquire::Retries=1)
+  { apt-get update -qq "${patience[@]}" && DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq --no-install-recommends "${patience[@]}" "${packages[@]}"; } > /dev/null 2>&1 \
     || { say "apt-get could not install ${packages[*]}; the tests of SLURM are left out."; return 1; }
 }
 

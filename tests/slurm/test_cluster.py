@@ -166,12 +166,13 @@ def test_a_table_survives_what_befalls_its_jobs(
     assert len(failed) == 1 and sent["dead"].log in failed[0]
     planned = planned_small(store, TINY, monkeypatch)
     built = build(small_table(), TINY, planned)
-    empty = [cell for cell in built.cells if is_empty(cell)]
+    scores = [cell for cell in built.cells if cell.cell.metric.is_score]  # clocks here are fakes
+    empty = [cell for cell in scores if is_empty(cell)]
     assert {cell.planned.run.spec for cell in empty} == {specs["dead"]}
     assert all(sent["dead"].log in cell.why for cell in empty) and Path(sent["dead"].log).exists()
     assert [r.state for r in distinct_runs(planned)].count("failed") == 1
     told = {fate: Path(ticket.log).read_text() for fate, ticket in sent.items()}
-    assert "Bypassing signal SIGTERM" in told["requeued"], "killed without a chance to react"
+    assert "REQUEUE" in told["requeued"], "SLURM itself says so"
     assert told["preempted"].count("Caught signal SIGUSR2") >= 1
     assert told["timed-out"].count("Caught signal SIGUSR2") >= 2
     for fate, spec in specs.items():
