@@ -335,6 +335,7 @@ def train_drafter(args: Namespace, compose: Compose) -> int:
 
 def train_temperatures(args: Namespace, compose: Compose) -> int:
     """Fit the temperatures of a confidence head on stored runs."""
+    from dllm_bench.runs.files import write_json
     from dllm_bench.training import temperatures
 
     store = store_of(args, compose)
@@ -342,13 +343,14 @@ def train_temperatures(args: Namespace, compose: Compose) -> int:
     fitted, spec = temperatures.fit(entries), entries[0].spec
     folder = store.root.parent / "training" / "temperatures"
     out = args.out or folder / f"{spec.model['name']}-{spec.label}.json"
-    temperatures.write(out, fitted)
+    write_json(out, fitted)
     echo(temperatures.lines(fitted))
     return echo([f"written: {out}", f"use it: decoder.length.temperatures.source={out}"])
 
 
 def train_sps(args: Namespace, compose: Compose) -> int:
     """Measure a model's steps per second against tokens in the step."""
+    from dllm_bench.runs.files import write_json
     from dllm_bench.training import step_profile
 
     job = step_profile.ProfileJob(args.batches, args.context, args.repeats)
@@ -356,7 +358,7 @@ def train_sps(args: Namespace, compose: Compose) -> int:
     measured = step_profile.run(job, config)
     folder = Path(paths_of(args, compose)["results"]) / "training" / "sps"
     out = args.out or folder / f"{args.model}-{measured['hardware']['name']}.json"
-    step_profile.write(out, measured)
+    write_json(out, measured)
     pairs = zip(measured["tokens"], measured["steps_per_s"], strict=True)
     echo(f"{tokens:6} tokens  {rate:10.1f} steps/s" for tokens, rate in pairs)
     use = f"decoder/length=hardware_aware decoder.length.profile.source={out}"

@@ -8,10 +8,11 @@ unbiased estimator. The statistics are SciPy's, imported on first use. Speed liv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import fmean
+from typing import Any
 
 from dllm_bench.core.request import DllmBenchError
 
@@ -82,33 +83,30 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 
 def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean; one sample says nothing beyond its own value."""
-    import numpy as np
-    from scipy import stats
-
     if len(values) < 2:
         return values[0], values[0]
-    result = stats.bootstrap(
-        (np.asarray(values, dtype=float),),
-        np.mean,
-        n_resamples=RESAMPLES,
-        batch=256,
-        confidence_level=LEVEL,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    return _resampled([values], lambda drawn, axis: drawn.mean(axis), seed)
 
 
 def bootstrap_ratio(
     tops: Sequence[float], bottoms: Sequence[float], seed: int = 0
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of sum(tops) / sum(bottoms); samples are drawn as pairs."""
+    return _resampled(
+        [tops, bottoms], lambda top, bottom, axis: top.sum(axis) / bottom.sum(axis), seed
+    )
+
+
+def _resampled(
+    columns: Sequence[Sequence[float]], statistic: Callable[..., Any], seed: int
+) -> tuple[float, float]:
+    """Percentile interval of a statistic of columns, whose rows are drawn together."""
     import numpy as np
     from scipy import stats
 
     result = stats.bootstrap(
-        (np.asarray(tops, dtype=float), np.asarray(bottoms, dtype=float)),
-        lambda top, bottom, axis: top.sum(axis) / bottom.sum(axis),
+        [np.asarray(column, dtype=float) for column in columns],
+        statistic,
         paired=True,
         vectorized=True,
         n_resamples=RESAMPLES,

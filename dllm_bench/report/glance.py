@@ -43,7 +43,7 @@ def rows(store: Store, columns: Row, row_of: Callable[[Entry], Row]) -> list[Row
             sealed[name] = {"mark": mark, "row": list(row)}
         listed.append(sealed[name]["row"])
     if sealed != known:
-        with suppress(OSError, DllmBenchError):
+        with suppress(DllmBenchError):
             write_atomic(path, json.dumps({"made_by": made_by, "sealed": sealed}) + "\n")
     return listed
 

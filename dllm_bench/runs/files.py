@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +34,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        forbidden = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
-        mend = "make it writable, or name another paths.results," if forbidden else "make room"
+        mend = "make room"
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            mend = "make it writable, or name another place (paths.results, --out),"
         raise DllmBenchError(
             f"{path} could not be written ({error.strerror}); what is finished is kept: {mend} and "
             "give the same command again."
@@ -62,6 +63,13 @@ def write_atomic(path: Path, text: str) -> None:
                 temporary.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
+
+
+def write_json(path: Path, plain: Mapping[str, Any]) -> None:
+    """Write plain data for people and programs, whole or not at all, in a folder made for it."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(plain, indent=1) + "\n")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -80,7 +80,8 @@ def run(
 ) -> RunRecord:
     """The record of `spec`, made by as many processes as its hardware says, or by a server."""
     if is_served(spec.model):
-        return served.run(spec, store=store, logger=logger, progress=progress, parts=parts)
+        work = served.ServedWork
+        return run_here(spec, store=store, logger=logger, progress=progress, parts=parts, work=work)
     if not needs_several(spec.hardware) or store.record(spec) is not None:
         return run_here(spec, store=store, logger=logger, progress=progress, parts=parts)
     layout, replicas = layout_of(spec.hardware), int(spec.hardware.get("replicas", 1))

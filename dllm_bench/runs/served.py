@@ -17,31 +17,13 @@ from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.facts import UNTOLD
 from dllm_bench.runs import provenance, runner
-from dllm_bench.runs.loggers import NoLogger
-from dllm_bench.runs.parts import REAL, Parts
-from dllm_bench.runs.progress import Observer, Silent
-from dllm_bench.runs.record import RunRecord, SampleRecord, Served, Session
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import Store
+from dllm_bench.runs.record import SampleRecord, Served, Session
 from dllm_bench.serving.client import Asked, Client
 from dllm_bench.serving.engine import begin_otherwise, prompt_of
 
 SEEDS = 2**31  # servers read a seed into 32 or 64 bits
 COUNTED = ("committed", "emitted")  # facts that are the server's count of new tokens
 UNSTATED = "a served engine (model.engine does not say which)"
-
-
-def run(
-    spec: RunSpec,
-    *,
-    store: Store,
-    logger: Observer | None = None,
-    progress: Observer | None = None,
-    parts: Parts = REAL,
-) -> RunRecord:
-    """The record of `spec`, whose model is served."""
-    observers = {"logger": logger or NoLogger(), "progress": progress or Silent()}
-    return runner.run(spec, store=store, parts=parts, work=ServedWork, **observers)
 
 
 @dataclass

@@ -9,11 +9,9 @@ are left out.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,12 +19,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.protocols import Denoiser, KVCache, Plan
-from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Kind
 from dllm_bench.decoding.length.profile import StepProfile
 from dllm_bench.decoding.speculative import check_target
 from dllm_bench.runs import inputs, provenance
-from dllm_bench.runs.files import write_atomic
 
 
 @dataclass(frozen=True)
@@ -111,14 +107,3 @@ def run(job: ProfileJob, config: Mapping[str, Any]) -> dict[str, Any]:
         "machine": provenance.machine(str(model.denoiser.device)),
         "torch": torch.__version__,
     }
-
-
-def write(path: Path, measured: Mapping[str, Any]) -> None:
-    """Store what was measured."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(measured, indent=1) + "\n")
-    except OSError as error:
-        raise DllmBenchError(
-            f"The profile cannot be written to {path} ({error.strerror}); choose another --out."
-        ) from error

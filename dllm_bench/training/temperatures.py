@@ -8,16 +8,13 @@ drafter beside one target.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import Observed
-from dllm_bench.runs.files import write_atomic
 from dllm_bench.runs.spec import Role, RunSpec, digest, split
 from dllm_bench.runs.store import Entry, read_record, read_samples
 from dllm_bench.serving.drafts import Drafts
@@ -115,15 +112,3 @@ def lines(fitted: Mapping[str, Any]) -> Iterator[str]:
             f"position {found['position']}  T {temperature:.3f}  ECE {found['ece']:.4f} -> "
             f"{found['ece_scaled']:.4f}  ({found['rounds']} drafts)"
         )
-
-
-def write(path: Path, fitted: Mapping[str, Any]) -> None:
-    """Store what was fitted."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(fitted, indent=1) + "\n")
-    except OSError as error:
-        raise DllmBenchError(
-            f"The temperatures cannot be written to {path} ({error.strerror}); choose another "
-            "--out."
-        ) from error

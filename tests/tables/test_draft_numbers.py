@@ -19,6 +19,7 @@ from dllm_bench.decoding.draft.none import NoDraft
 from dllm_bench.decoding.length.threshold import Threshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics.definitions import DEFINITIONS, FAMILIES, definition, measure
+from dllm_bench.metrics.facts import Facts
 from dllm_bench.runs.record import RunRecord, SampleRecord
 from dllm_bench.runs.runner import run
 from dllm_bench.runs.spec import RunSpec
@@ -86,17 +87,21 @@ def cell_of(record: RunRecord, name: str) -> tuple[float | None, Any]:
     return build.measure(PlannedCell(cell, PlannedRun((), State.SEALED, record=record)))
 
 
+def to_the_microsecond(facts: Facts) -> Facts:
+    """Facts of a sample with their seconds as exact as a record has them."""
+    seconds = {name: value for name, value in vars(facts).items() if isinstance(value, float)}
+    return replace(facts, **{name: round(value, 6) for name, value in seconds.items()})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cell_is_its_definition_over_the_stored_samples(
     name: str, made: tuple[RunRecord, list[SampleRecord]]
 ) -> None:
     record, samples = made
-    wanted = measure(name, [sample.facts() for sample in samples])
+    wanted = measure(name, [to_the_microsecond(sample.facts()) for sample in samples])
     assert wanted is not None
     measured, interval = cell_of(record, name)
-    in_ms = definition(name).unit == "ms"  # up to three times a sample, over its rounds
-    rounding = 1.5e-3 if in_ms else 1e-6 * SAMPLES  # seconds are stored to the microsecond
-    assert measured == pytest.approx(wanted, rel=1e-3, abs=rounding)
+    assert measured == pytest.approx(wanted, rel=1e-9)
     if definition(name).unit == "share" and "calibration" not in name:
         low, high = interval
         assert low <= wanted <= high
