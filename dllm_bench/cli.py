@@ -59,7 +59,7 @@ goes on where it stopped.
                                     both on every request: speed-up, and whether the texts are equal
   dllm-bench run --cfg job decoder=lopa                      print the settings, run nothing
 
-settings: seed, limit, and everything `--cfg job` prints
+settings: seed, limit, batch (requests in one forward), and everything `--cfg job` prints
 choices:
 """
 
@@ -176,7 +176,7 @@ def compose(overrides: Sequence[str]) -> Plain:
 
     with sentences():
         groups, values = split_overrides(overrides)
-        cfg = put_together(groups)
+        cfg = deepcopy(put_together(groups))
         try:
             for key, value in values:
                 OmegaConf.update(cfg, key, value, merge=True)
@@ -185,11 +185,12 @@ def compose(overrides: Sequence[str]) -> Plain:
         return to_plain(cfg)
 
 
+@cache
 def put_together(groups: tuple[str, ...]) -> DictConfig:
     """A configuration of groups composed one by one: no choice in one depends on another's."""
     names = [text.partition("=")[0].partition("/")[0] for text in groups]
     if not set(names) <= set(GROUPS):
-        return deepcopy(compose_groups(groups))
+        return compose_groups(groups)
     cfg = deepcopy(compose_groups(()))
     for name in set(names):
         own = (text for text, its in zip(groups, names, strict=True) if its == name)
@@ -209,21 +210,22 @@ def compose_groups(overrides: tuple[str, ...]) -> DictConfig:
 
 def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[tuple[str, Any]]]:
     """(overrides for Hydra, (key, value) of those that just set a value)."""
+    found = [read_override(text) for text in overrides]
+    groups = [text for text, value in zip(overrides, found, strict=True) if value is None]
+    return tuple(groups), [value for value in found if value is not None]
+
+
+@cache
+def read_override(text: str) -> tuple[str, Any] | None:
+    """(key, value) of an override that just sets a value, None of one that is for Hydra."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import OverrideType
 
-    groups: list[str] = []
-    values: list[tuple[str, Any]] = []
-    for text, parsed in zip(
-        overrides, OverridesParser.create().parse_overrides(list(overrides)), strict=True
-    ):
-        key = parsed.key_or_group
-        sets = parsed.type is OverrideType.CHANGE and not parsed.is_sweep_override()
-        if sets and not parsed.package and not (conf_dir() / key).is_dir():
-            values.append((key, parsed.value()))
-        else:
-            groups.append(text)
-    return tuple(groups), values
+    [parsed] = OverridesParser.create().parse_overrides([text])
+    key = parsed.key_or_group
+    sets = parsed.type is OverrideType.CHANGE and not parsed.is_sweep_override()
+    plain = sets and not parsed.package and not (conf_dir() / key).is_dir()
+    return (key, parsed.value()) if plain else None
 
 
 @contextmanager
@@ -338,8 +340,8 @@ def add_train(listed: Any) -> None:
     learn.add_argument(
         "--benchmark",
         action="append",
-        choices=("minigsm", "minicode"),
-        help="whose train split gives prompts; may be repeated; default: both",
+        choices=("minigsm", "minicode", "minimath"),
+        help="whose train split gives prompts; may be repeated; default: all",
     )
     learn.add_argument("--flan", type=Path, metavar="DIR", help="jsonl rows (task, inputs) instead")
     learn.add_argument(

@@ -11,7 +11,6 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.tables.options import EMBEDDED
 
 if TYPE_CHECKING:
-    from dllm_bench.runs.record import RunRecord
     from dllm_bench.runs.store import Store
     from dllm_bench.tables.plan import PlannedCell, PlannedRun
     from dllm_bench.tables.spec import PaperTable, Profile
@@ -32,7 +30,9 @@ Action = Callable[[Namespace, Compose], int]
 
 def paths_of(args: Namespace, compose: Compose) -> Plain:
     """The configured paths, with `--results` in first place."""
-    paths = dict(compose([])["paths"])
+    from dllm_bench.runs.settings import default_paths
+
+    paths = default_paths() or dict(compose([])["paths"])
     return {**paths, **({"results": args.results} if args.results else {})}
 
 
@@ -55,6 +55,7 @@ def table(args: Namespace, compose: Compose) -> int:
     from dllm_bench.report import terminal
     from dllm_bench.runs.files import writing
     from dllm_bench.tables.build import build
+    from dllm_bench.tables.cost import sealed_runs
     from dllm_bench.tables.options import chosen
     from dllm_bench.tables.reading import load_table
     from dllm_bench.tables.render import write
@@ -62,8 +63,8 @@ def table(args: Namespace, compose: Compose) -> int:
     store = store_of(args, compose)
     papers = [load_table(name) for name in chosen("table", args.table)]
     plans, failed = filled(args, compose, papers, store)
-    others = sealed_records(store)
-    tables = [build(*plan, others) for plan in plans]
+    kin = sealed_runs(store)
+    tables = [build(*plan, kin) for plan in plans]
     folder = store.root.parent / folder_of("tables", args)
     with writing(folder):
         written = [path for built in tables for path in write(built, folder)]
@@ -72,17 +73,6 @@ def table(args: Namespace, compose: Compose) -> int:
     echo(terminal.table(tables[0]))
     echo(f"written: {path}" for path in written)
     return complain(failed)
-
-
-def sealed_records(store: Store) -> list[RunRecord]:
-    """All sealed runs; a damaged record is left to the table that needs it."""
-    from dllm_bench.runs.store import read_record
-
-    found = []
-    for folder in store.folders():
-        with suppress(DllmBenchError):
-            found.append(read_record(folder))
-    return [record for record in found if record]
 
 
 def figure(args: Namespace, compose: Compose) -> int:
@@ -114,17 +104,25 @@ def filled(
     """Each table with its profile and plan, after running or submitting what is missing, if asked
     to; sentences of what failed.
     """
-    from dllm_bench.tables.plan import distinct_runs, plan
+    from dllm_bench.runs.settings import Settings
+    from dllm_bench.tables.plan import Runs, distinct_runs, plan
     from dllm_bench.tables.reading import load_profile
 
     profile = load_profile(args.profile)
     if args.limit is not None:  # a quick look, which must not replace the whole
         profile = replace(profile, set=(*profile.set, f"limit={args.limit}"))
-    planned = [plan(paper, profile, compose, store, anywhere=args.submit) for paper in papers]
+    settings = Settings(store.root.parent, compose)
+
+    def plans() -> list[list[PlannedCell]]:
+        given, shared = (settings.compose, store, args.submit, settings.resolve), Runs()
+        return [plan(paper, profile, *given, shared) for paper in papers]
+
+    planned = plans()
+    settings.save()
     runs = distinct_runs(cell for cells in planned for cell in cells)
     failed = fill(args, runs, store)
     if args.submit or (args.run and any(run.open for run in runs)):
-        planned = [plan(paper, profile, compose, store, anywhere=args.submit) for paper in papers]
+        planned = plans()
     return [(paper, profile, cells) for paper, cells in zip(papers, planned, strict=True)], failed
 
 
@@ -142,6 +140,8 @@ def complain(failed: Sequence[str]) -> int:
 
 def fill(args: Namespace, runs: Sequence[PlannedRun], store: Store) -> list[str]:
     """Run or submit what a table misses, as asked; sentences of what failed."""
+    if not (args.run or args.submit):
+        return []
     from dllm_bench.runs import jobs, launch
     from dllm_bench.runs.progress import Board
     from dllm_bench.tables import submission
@@ -150,8 +150,6 @@ def fill(args: Namespace, runs: Sequence[PlannedRun], store: Store) -> list[str]
         echo(submission.send(runs, store, args.slurm))
         asked = {run.spec.identity_hash for run in runs if run.open and run.spec}
         return jobs.wait(store, Board(0), asked) if args.wait else []
-    if not args.run:
-        return []
     specs = [run.spec for run in runs if run.open and run.spec]
     outcomes = launch.run_all(specs, store=store, jobs=args.jobs or default_jobs(args.profile))
     return [f"{outcome.spec.folder}: {outcome.error}" for outcome in outcomes if outcome.error]

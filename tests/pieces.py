@@ -101,3 +101,6 @@ class Table:
         kv.hold(plan, tokens_KL[:, first:last, None])
         seen_KV = self.token[tokens_KL[:, :last]].mean(1)
         return self.place[plan.rows[0] : plan.rows[1]] + seen_KV[:, None]
+
+    def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
+        return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]

@@ -169,4 +169,4 @@ class Chain:
         return self.law_VV[tokens_KL[:, before]].log()
 
     def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
-        return [self.forward(*each)[0] for each in zip(tokens, plans, caches, strict=True)]
+        return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]

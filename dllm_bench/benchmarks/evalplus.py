@@ -171,6 +171,11 @@ class EvalPlusBenchmark:
             base.require_download(self.name, "github.com", cache_dir / "evalplus", source.file)
 
     @property
+    def drawn(self) -> bool:
+        """Whether code of the package makes the problems, so that nothing is read for them."""
+        return not SETS[self.dataset].file
+
+    @property
     def _needs_evalplus(self) -> bool:
         source = SETS[self.dataset]
         downloads = bool(source.file) and self.data_dir is None

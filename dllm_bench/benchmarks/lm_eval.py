@@ -99,6 +99,11 @@ class LmEvalBenchmark:
         return str(task_file(self.task)["dataset_kwargs"]["source"])
 
     @property
+    def drawn(self) -> bool:
+        """Whether code of the package makes the items, so that nothing is read for them."""
+        return not data.SOURCES[self._source].files
+
+    @property
     def _shots_from(self) -> str | None:
         found: str | None = task_file(self.task)["dataset_kwargs"].get("shots_from")
         return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dllm_bench.benchmarks import mini
 from dllm_bench.benchmarks.minigsm import MAX_VALUE, apply_op
 
-MIN_OPS, MAX_OPS = 2, 5
+MIN_OPS, MAX_OPS = 2, 4
 ASKED = ("Compute {0}.", "Find {0}.", "What is {0}?")
 CLOSINGS = ("So the answer is {0}.", "The answer is {0}.")
 RIGHT_FIRST_RATE, SWAP_RATE = 0.3, 0.2

@@ -3,8 +3,8 @@
 A passage says of three or four people where they live and what they have. Form "span" asks for
 words of the passage, or for what it does not say (the answer is then ``unanswerable``), as SQuAD
 2.0 does; form "count" asks who has more, for a sum, a difference or a number of people, as DROP
-does. An answer first says what it looked up, who or what was asked for before what was found there;
-bare answers are beyond models of this size, which then learn the answers' frequencies alone.
+does. An answer first says what it looked up, who was asked for before what was found there. Bare
+answers, and questions for the person of whom something is said, are beyond models of this size.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ COLORS = ("red", "blue", "green", "black", "white", "yellow")
 BUILDINGS = ("mill", "church", "bridge", "tower", "school", "market")
 LIVES = ("{who} lives {place}.", "The home of {who} is {place}.")
 HAS = ("{who} has {things}.", "{who} owns {things}.")
-ASKED = {
-    "place": ("Where does {0} live?", "Who lives {0}?"),
-    "things": ("What does {0} have?", "Who has {0}?"),
-}
-"""What a span question is about: asked for a person, and for what is said of one."""
+ASKED = {"place": "Where does {0} live?", "things": "What does {0} have?"}
+"""What a span question is about."""
 
 
 @dataclass(frozen=True)
@@ -100,20 +97,14 @@ def _sentences(rng: random.Random, person: Person) -> list[str]:
 
 
 def _span(rng: random.Random, people: list[Person]) -> Question:
-    """A question for a person's place or things, or for the person who has them."""
+    """A question for a person's place or things, sometimes for what is not said."""
     about = rng.choice(list(ASKED))
-    of_person, of_fact = ASKED[about]
     known = {p.who: str(getattr(p, about)) for p in people if getattr(p, about)}
     missing = rng.random() < MISSING_RATE
-    if rng.random() < 0.5:
-        fitting = [p.who for p in people if (p.who in known) != missing]
-        who = rng.choice(fitting or [people[0].who])
-        found = known.get(who, UNANSWERABLE)
-        return of_person.format(who), f"{who} {found}", found
-    made = {"place": _place(rng), "things": f"{rng.randint(*COUNTS)} {people[0].items}"}
-    wanted = made[about] if missing or not known else rng.choice(list(known.values()))
-    found = " and ".join(who for who, fact in known.items() if fact == wanted) or UNANSWERABLE
-    return of_fact.format(wanted), f"{wanted} {found}", found
+    fitting = [p.who for p in people if (p.who in known) != missing]
+    who = rng.choice(fitting or [people[0].who])
+    found = known.get(who, UNANSWERABLE)
+    return ASKED[about].format(who), f"{who} {found}", found
 
 
 def _count(rng: random.Random, people: list[Person]) -> Question:

@@ -2,14 +2,15 @@
 
 Rules are a new operation on two numbers, a word for a word, or changes of a list. Form "free" wants
 the result, as KOR-Bench does; form "choice" offers four options and wants a letter, as MMLU does:
-of a list its first or last word is asked. The answer works the case and ends in ``#### X``.
-Both forms of one case are in the same split.
+of a list its first or last word is asked. The answer works the case, each step behind what it
+applies, and ends in ``#### X``. Options stand before their letters, words before what is said of
+them: models of this size read on from what they find. Both forms of a case are in one split.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dllm_bench.benchmarks import mini
@@ -20,6 +21,10 @@ LETTERS = "ABCD"
 MAX_OPERAND = 20
 LIST_SIZE = (4, 5)
 Words = list[str]
+
+
+Asked = tuple[str, tuple[str, ...], str]
+"""(question, sentences of work, what follows ####)"""
 
 
 @dataclass(frozen=True)
@@ -51,29 +56,27 @@ def choice(rng: random.Random) -> mini.Problem:
     return _draw(rng, _choice)
 
 
-def _draw(
-    rng: random.Random, ask: Callable[[random.Random, Case], tuple[str, str]]
-) -> mini.Problem:
+def _draw(rng: random.Random, ask: Callable[[random.Random, Case], Asked]) -> mini.Problem:
     case = rng.choice((_operation, _words, _changes))(rng)
-    question, final = ask(rng, case)
+    question, work, final = ask(rng, case)
     prompt = f"Rule: {case.rule}\nQuestion: {question}\nAnswer:"
-    answer = " ".join(case.work) + f"\n#### {final}"
+    answer = " ".join(work) + f"\n#### {final}"
     return mini.Problem(f"{case.rule}|{case.asked}", prompt, answer, {"final": final})
 
 
-def _free(rng: random.Random, case: Case) -> tuple[str, str]:
-    return case.asked, " ".join(case.result)
+def _free(rng: random.Random, case: Case) -> Asked:
+    return case.asked, case.work, " ".join(case.result)
 
 
-def _choice(rng: random.Random, case: Case) -> tuple[str, str]:
-    """The question with four options, and the letter of the right one."""
+def _choice(rng: random.Random, case: Case) -> Asked:
+    """The question with four options; the work ends in the right one."""
     end = rng.choice((0, -1))
     right, more = case.result[end], {0: " Which is first?", -1: " Which is last?"}[end]
     wrong = rng.sample(sorted({*case.others, *case.result} - {right}), len(LETTERS) - 1)
-    options = rng.sample([right, *wrong], len(LETTERS))
-    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=True)]
-    question = "\n".join([case.asked + more * (len(case.result) > 1), *lines])
-    return question, LETTERS[options.index(right)]
+    options = dict(zip(rng.sample([right, *wrong], len(LETTERS)), LETTERS, strict=True))
+    offered = ", ".join(f"{option} {letter}" for option, letter in options.items())
+    question = f"{case.asked}{more * (len(case.result) > 1)} {offered}."
+    return question, (*case.work, f"{right} {options[right]}."), options[right]
 
 
 def _operation(rng: random.Random) -> Case:
@@ -101,9 +104,10 @@ def _words(rng: random.Random) -> Case:
     """A word stands for each of four colours."""
     meaning = dict(zip(rng.sample(COLORS, 4), rng.sample(ITEMS, 4), strict=True))
     case = [rng.choice(list(meaning)) for _ in range(rng.randint(*LIST_SIZE))]
-    result = [meaning[color] for color in case]
     rule = ", ".join(f"{color} becomes {item}" for color, item in meaning.items()) + "."
-    return _of_list(rule, case, [result], list(meaning.values()))
+    work = tuple(f"{color} {meaning[color]}." for color in case)
+    result = tuple(meaning[color] for color in case)
+    return Case(rule, _apply_to(case), work, result, tuple(meaning.values()))
 
 
 def _changes(rng: random.Random) -> Case:
@@ -113,8 +117,13 @@ def _changes(rng: random.Random) -> Case:
     between = first.apply(case)
     known = [c for c in _known_changes(rng, between) if c.sentence != first.sentence]
     second = rng.choice(known)
-    results = [between, second.apply(between)]
-    return _of_list(f"{first.sentence} {second.sentence}", case, results, COLORS)
+    after = second.apply(between)
+    work = tuple(
+        f"{change.sentence.removesuffix('.')}: {' '.join(words)}."
+        for change, words in ((first, between), (second, after))
+    )
+    rule = f"{first.sentence} {second.sentence}"
+    return Case(rule, _apply_to(case), work, tuple(after), COLORS)
 
 
 def _known_changes(rng: random.Random, words: Words) -> list[Change]:
@@ -131,8 +140,5 @@ def _known_changes(rng: random.Random, words: Words) -> list[Change]:
     ]
 
 
-def _of_list(rule: str, case: Words, results: Sequence[Words], others: Sequence[str]) -> Case:
-    """A case about a list; its work are the lists after each change."""
-    work = tuple(" ".join(words) + "." for words in results)
-    asked = f"Apply the rule to {' '.join(case)}."
-    return Case(rule, asked, work, tuple(results[-1]), tuple(others))
+def _apply_to(words: Words) -> str:
+    return f"Apply the rule to {' '.join(words)}."

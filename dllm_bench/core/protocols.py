@@ -9,7 +9,7 @@ lives in `DecodeState.memo`. A piece names what it `needs` and `gives` in plain 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, Protocol
 
@@ -21,6 +21,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind
 
 Attention = Literal["full", "block_causal"]
+Reuse = Literal["none", "exact", "approximate"]
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,20 @@ class Denoiser(Protocol):
     def new_cache(self, length: int) -> KVCache:
         """An empty cache for a canvas of `length` positions."""
 
+    def recall(self, kv: KVCache, prompt_ids: Sequence[int], grid: int) -> None:
+        """Begin the empty cache with the K/V of an earlier request that was begun in this way.
+
+        Taken is what both prompts begin with, in whole spans of `grid` positions; at least one
+        position of the prompt is left to be fed.
+        """
+
     def forward(self, tokens_KL: Tensor, plan: Plan, kv: KVCache) -> Tensor:
         """Logits (K, rows, V) in the model's dtype: entry [k, i] predicts position rows[0] + i."""
+
+    def forward_batch(
+        self, tokens: Sequence[Tensor], plans: Sequence[Plan], caches: Sequence[KVCache]
+    ) -> list[Tensor]:
+        """`forward` for several requests at once, of ragged lengths: the logits of each."""
 
 
 class Decoder(Protocol):
@@ -194,6 +207,15 @@ class Decoder(Protocol):
 
     def generate(self, model: Denoiser, request: Request) -> Generation:
         """Decode one request; equal inputs give equal outputs."""
+
+
+class ManyDecoder(Decoder, Protocol):
+    """A decoder that takes several requests at a time."""
+
+    def generate_many(
+        self, model: Denoiser, requests: Iterable[Request], batch: int
+    ) -> Iterator[Generation]:
+        """Decode `batch` requests at a time, the next one as one ends; each as it is finished."""
 
 
 class Piece:
@@ -280,6 +302,8 @@ class Explore(Piece, ABC):
 class Schedule(Piece, ABC):
     """Which part of the canvas may be decoded, and when the next block opens."""
 
+    block: int | None
+
     def length(self, prompt_len: int, new: int) -> int:
         """Canvas length of a request for `new` tokens; a sentence where blocks do not fit it."""
         return prompt_len + new
@@ -320,48 +344,23 @@ class Stop(Piece, ABC):
 
 
 class Cache(Piece, ABC):
-    """What a forward feeds and reuses."""
+    """What a forward feeds and reuses.
+
+    reuse: K/V of a prompt's beginning (few-shot examples) are taken from an earlier request:
+    "exact" where they cannot depend on what follows, "approximate" where they saw the rest of that
+    request's prompt.
+    """
 
     attention: Attention
+    reuse: Reuse = "none"
+
+    def grid(self, block: int) -> int:
+        """Reused spans are multiples of this many positions; `block` is the schedule's."""
+        return block if self.reuse == "exact" else 1
 
     @abstractmethod
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
         """The plan of the next forward."""
-
-
-class Crew:
-    """The processes that decode a request together, and what a process does that is alone.
-
-    A crew shares out the branches of a round. Every process holds the same state and takes every
-    decision itself, from the same facts: the ratings of all branches and what was found in the
-    winner. Only what follows from logits (scores, and what a score remembers) has to be brought
-    from where they were computed; logits never travel.
-    """
-
-    def deal(
-        self, branches: DecodeState, window: Window, plan: Plan
-    ) -> tuple[DecodeState, Window, Plan]:
-        """The branches of a round that are fed and scored here."""
-        return branches, window, plan
-
-    def gather(self, rating_K: Tensor) -> Tensor:
-        """Ratings of all branches of the round, in order, from those of the branches here."""
-        return rating_K
-
-    def keep(self, kv: KVCache, plan: Plan, winner: Tensor) -> None:
-        """Have the winner's K/V of `plan.store` (as dealt here) in the cache of every process."""
-        kv.keep(plan, winner)
-
-    def settle(
-        self, winner: Tensor, branches: DecodeState, here: DecodeState, found: tuple[Scores, ...]
-    ) -> tuple[DecodeState, tuple[Scores, ...]]:
-        """The winner's state and scores; `here` are the dealt branches after they were scored."""
-        if branches.branches == 1:
-            return here, found
-        return here.pick(winner), tuple(scores.pick(winner) for scores in found)
-
-
-ALONE = Crew()
 
 
 Turns = Sequence[Mapping[str, str]]  # chat turns: [{"role": "user", "content": "..."}, ...]

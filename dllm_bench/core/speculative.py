@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Denoiser, KVCache, Piece, Plan
+from dllm_bench.core.protocols import Denoiser, KVCache, Piece
 
 GREEDY = 1e-5  # temperatures below take the most probable token
 Uniforms = Callable[[int], Tensor]  # n -> (n,) float64 of [0, 1), on the model's device
@@ -27,11 +27,6 @@ class Target(Denoiser, Protocol):
 
     attention_form: str
     dtype: torch.dtype
-
-    def forward_batch(
-        self, tokens: Sequence[Tensor], plans: Sequence[Plan], caches: Sequence[KVCache]
-    ) -> list[Tensor]:
-        """`forward` for requests of ragged lengths, one branch each: logits (rows, V) of each."""
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows (..., D) of the embedding table."""

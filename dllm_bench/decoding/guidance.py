@@ -7,14 +7,16 @@ since cached prompt positions would be the conditional ones.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Cache, Denoiser, KVCache, Plan
+from dllm_bench.core.protocols import Cache, KVCache, Plan
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState
+from dllm_bench.decoding.together import Ask
 
 WHOLE = "the whole canvas in every forward"
 
@@ -30,13 +32,15 @@ def check_guidance(scale: float, cache: Cache) -> None:
         )
 
 
-def guided(model: Denoiser, branches: DecodeState, plan: Plan, kv: KVCache, scale: float) -> Tensor:
-    """Logits (K, rows, V) of the planned forward, guided where `scale` is above 0."""
+def guided(
+    branches: DecodeState, plan: Plan, kv: KVCache, scale: float
+) -> Generator[Ask, Tensor, Tensor]:
+    """Asks for the planned forward; logits (K, rows, V), guided where `scale` is above 0."""
     if scale == 0:
-        return model.forward(branches.tokens_KL, plan, kv)
+        return (yield Ask(branches.tokens_KL, plan, kv))
     masked_KL = branches.tokens_KL.masked_fill(branches.born_KL == PROMPT, branches.special.mask)
     if plan.visible_K is not None:
         plan = replace(plan, visible_K=plan.visible_K.repeat(2))
-    both_2KRV = model.forward(torch.cat([branches.tokens_KL, masked_KL]), plan, kv)
+    both_2KRV = yield Ask(torch.cat([branches.tokens_KL, masked_KL]), plan, kv)
     conditional_KRV, unconditional_KRV = both_2KRV.chunk(2)
     return unconditional_KRV + (scale + 1) * (conditional_KRV - unconditional_KRV)

@@ -3,21 +3,22 @@
 One round: spawn branches, open blocks, plan, forward, score, pick a branch, select, commit. What
 happens in each word is the business of the piece of that name; a paper's method is a choice of six
 pieces. The loop guarantees progress (a block that must progress and gets nothing commits what the
-selector's stall rule says) and copies to the host once per round. It leaves text to the runner.
+selector's stall rule says) and copies to the host once per round. It is a coroutine, so that
+several requests may share copies and forwards (`together`). It leaves text to the runner.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
+from dllm_bench.core.crew import ALONE, Crew
 from dllm_bench.core.protocols import (
-    ALONE,
     Cache,
-    Crew,
     Denoiser,
     Explore,
     Piece,
@@ -42,6 +43,7 @@ from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.guidance import check_guidance, guided
 from dllm_bench.decoding.numerics import check_choice, top1
 from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.decoding.together import Steps, drive
 
 LARGE = 8192  # a vocabulary whose head and softmax are worth leaving rows out
 
@@ -83,17 +85,33 @@ class MaskedDecoder:
                 request = part.prepare(model, request)
         return request
 
-    @torch.inference_mode()
     def generate(self, model: Denoiser, request: Request, crew: Crew = ALONE) -> Generation:
         """Decode `request`; see `Generation` for what comes out, `Crew` for who takes part."""
+        (generation,) = drive(model, [self.steps(model, request, crew)], 1)
+        return generation
+
+    def generate_many(
+        self, model: Denoiser, requests: Iterable[Request], batch: int
+    ) -> Iterator[Generation]:
+        """Decode `batch` requests at a time; each as soon as it is finished.
+
+        A text is what its request gives alone. The time of a row is what passed for its request,
+        waiting for the others included.
+        """
+        return drive(model, (self.steps(model, request) for request in requests), batch)
+
+    def steps(self, model: Denoiser, request: Request, crew: Crew = ALONE) -> Steps:
+        """The loop, as a coroutine: it asks for values on the host and for forwards, in turns."""
         request = self.prepare(model, request)
         length = self.schedule.length(len(request.prompt_ids), request.max_new_tokens)
         state = DecodeState.start(request, model.special, model.device, length)
         kv = model.new_cache(state.length)
+        if self.cache.reuse != "none":
+            model.recall(kv, request.prompt_ids, self.cache.grid(self.schedule.block or 1))
         rounds = _Rounds()
         last: tuple[Scores, Window] | None = None
         while True:
-            branches, window = self._open(self.explore.spawn(state, last), rounds)
+            branches, window = yield from self._open(self.explore.spawn(state, last), rounds)
             if window is None:
                 return rounds.generation(request, branches)
             plan = self.cache.plan(branches, window, kv)
@@ -103,7 +121,7 @@ class MaskedDecoder:
                 plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
             here, part, plan = crew.deal(branches, window, plan)
             plan = self._choose_rows(model, plan, part)
-            logits_KRV = guided(model, here, plan, kv, self.guidance)
+            logits_KRV = yield from guided(here, plan, kv, self.guidance)
             if self.forbid_mask:
                 logits_KRV[..., model.special.mask] = -torch.inf
             if self.forbid:
@@ -120,7 +138,9 @@ class MaskedDecoder:
             rounds.check_progress(request)
             last = (scores, window)
 
-    def _open(self, branches: DecodeState, rounds: _Rounds) -> tuple[DecodeState, Window | None]:
+    def _open(
+        self, branches: DecodeState, rounds: _Rounds
+    ) -> Generator[Tensor, list[int], tuple[DecodeState, Window | None]]:
         """Open blocks and copy to the host, once, all that shapes the next forward."""
         closed_K = self.stop.closed(branches)
         self.schedule.open(branches, closed_K)
@@ -128,7 +148,7 @@ class MaskedDecoder:
         finished = self.stop.finished(branches)[-1].long()
         left = (branches.born_KL[-1] != CUT).sum()
         facts = torch.stack([finished, self.explore.valid(branches), left])
-        over, valid, length, *flat = torch.cat([facts, survey_K3.flatten()]).tolist()
+        over, valid, length, *flat = yield torch.cat([facts, survey_K3.flatten()])
         branches.truncate(length)
         rows = [[min(at, length) for at in flat[i : i + 3]] for i in range(0, len(flat), 3)]
         rounds.tick(masks=rows[-1][0], open_end=rows[-1][2])

@@ -10,9 +10,9 @@ law is the target's own whatever the drafter is. Left out: one forward for the d
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -80,18 +80,32 @@ class SpeculativeDecoder:
         """Decode `request`; `ids` has all of the last round, `cut` knows the limit."""
         return self.generate_batch(model, [request])[0]
 
-    @torch.inference_mode()
     def generate_batch(self, model: Target, requests: Sequence[Request]) -> list[Generation]:
-        """Decode requests side by side: one verification a round, everyone leaves as they end.
+        """Decode requests (of distinct ids) side by side, all begun at once; in their order."""
+        found = {
+            done.request_id: done for done in self.generate_many(model, requests, len(requests))
+        }
+        return [found[request.id] for request in requests]
+
+    @torch.inference_mode()
+    def generate_many(
+        self, model: Target, requests: Iterable[Request], batch: int
+    ) -> Iterator[Generation]:
+        """Decode `batch` requests at a time: one verification a round, everyone leaves as they end.
 
         A text is what its request gives alone, as far as lengths do not depend on the others. The
         time of a row is what passed for its request, waiting for the others included.
         """
-        texts = [self._begin(model, request) for request in requests]
-        rule = self.length.begin()
-        while active := [text for text in texts if not text.over]:
-            self._round(active, rule)
-        return [text.generation() for text in texts]
+        waiting, texts, rule = iter(requests), list[_Text](), self.length.begin()
+        while True:
+            texts += [
+                self._begin(model, request) for request in islice(waiting, batch - len(texts))
+            ]
+            if not texts:
+                return
+            yield from (text.generation() for text in texts if text.over)
+            if texts := [text for text in texts if not text.over]:
+                self._round(texts, rule)
 
     def _begin(self, model: Target, request: Request) -> _Text:
         """Feed the prompt; the token after it is the first anchor."""
@@ -148,12 +162,12 @@ def forward(texts: Sequence[_Text], plans: Sequence[Plan]) -> list[Tensor]:
     model = texts[0].model
     canvases, caches = [text.canvas_1L for text in texts], [text.kv for text in texts]
     if len(texts) == 1:
-        logits = [model.forward(canvases[0], plans[0], caches[0])[0]]
+        logits = [model.forward(canvases[0], plans[0], caches[0])]
     else:
         logits = model.forward_batch(canvases, plans, caches)
     for kv, plan in zip(caches, plans, strict=True):
         kv.keep(plan, torch.zeros((), dtype=torch.long, device=model.device))
-    return logits
+    return [logits_1RV[0] for logits_1RV in logits]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile, zip_longest
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -65,7 +65,8 @@ def of_trace(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> dict[str,
         return {}
     verified = [(index, row) for index, row in enumerate(rows) if row.kind == Kind.VERIFY]
     spent = {kind: sum(row.ms for row in rows if row.kind == kind) / 1000 for kind in LOOP}
-    facts: dict[str, Any] = {f"{kind}_s": spent[kind] for kind in LOOP}
+    timed = any(spent.values())
+    facts: dict[str, Any] = {f"{kind}_s": spent[kind] for kind in LOOP if timed}
     facts["rounds"] = [list(found) for found in rounds_of(trace, born)]
     if all(row.survival for _, row in verified):
         facts["survival"] = [list(row.survival) for _, row in verified]
@@ -176,7 +177,8 @@ def per(name: str, unit: str, text: str, top: Amount, bottom: Amount = rounds_nu
 
 def of_time(name: str, text: str, seconds: Amount) -> Definition:
     """Milliseconds a round."""
-    return per(name, "ms", f"{text} ÷ verifications.", lambda fact: 1000 * seconds(fact))
+    found = per(name, "ms", f"{text} ÷ verifications.", lambda fact: 1000 * seconds(fact))
+    return replace(found, timed=True)
 
 
 ALL = (

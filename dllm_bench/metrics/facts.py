@@ -2,7 +2,8 @@
 
 The raw material of every named number (`definitions`); one value per sample and fact. Facts of
 draft and verification, and of the run's baseline, are None where the run has none or the record is
-older than the fact; what a served engine does not tell is None too. Nothing is aggregated here.
+older than the fact; what a served engine does not tell is None too, and so are times of requests
+decoded side by side. Nothing is aggregated here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ UNTOLD = {
     **dict.fromkeys(("committed", "emitted"), NO_USAGE),
 }
 """Why a fact of a served engine's sample may be None."""
+NO_TIME = "requests were decoded side by side (batch), so none has a time of its own"
+UNTIMED = dict.fromkeys(("seconds", "steps_s", "first_step_s"), NO_TIME)
+"""Why a time of a sample may be None."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,11 @@ class Facts:
     forwards: int | None  # of the model; a drafter's own calls are not among them
     rows: int | None  # sum over forwards of branches x positions fed per branch
     forced: int | None  # positions committed by the stall rule
-    seconds: float  # the whole of `generate`
-    steps_s: float  # its forwards and what belongs to them, the trace's milliseconds added up
-    first_step_s: float  # the first of them (prompt and first denoising step)
+    seconds: float | None  # the whole of `generate`
+    steps_s: (
+        float | None
+    )  # its forwards and what belongs to them, the trace's milliseconds added up
+    first_step_s: float | None  # the first of them (prompt and first denoising step)
     truncated: bool  # nothing but the length ended the text
     empty: bool  # the text is blank
     idle: int | None = None  # forwards over full blocks that Fast-dLLM's cached loops would add
@@ -52,7 +58,7 @@ class Facts:
     baseline_s: float | None = None  # the whole of the baseline's `generate`
     baseline_equal: bool | None = None  # whether its tokens are the same
     ttft_s: float | None = None  # of a served engine: to the first content
-    began_s: float | None = None  # from the session's start to the first try
+    began_s: float | None = None  # where several are in flight: from the session's start to its own
     ended_s: float | None = None  # and to the end of the answer
     session: int | None = None  # the one these two belong to
     tries: int | None = None  # until it answered

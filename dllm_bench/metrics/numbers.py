@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, quantiles
 
 from dllm_bench.metrics import accuracy
-from dllm_bench.metrics.facts import UNTOLD, Facts
+from dllm_bench.metrics.facts import UNTIMED, UNTOLD, Facts
 
 Interval = tuple[float, float]
 Measure = Callable[[Sequence[Facts]], float | None]
@@ -47,7 +47,8 @@ class TotalRatio:
 class Definition:
     """A named number: its unit, what it counts in words, and the function over samples.
 
-    `fact` names a fact that not every record has; the number is undefined without it.
+    `fact` names a fact that not every record has; the number is undefined without it. timed: so it
+    is without times of the samples' own.
     """
 
     name: str
@@ -56,27 +57,31 @@ class Definition:
     function: Measure
     fact: str | None = None
     bounds: Bounds | None = None
+    timed: bool = False
 
     def __call__(self, facts: Sequence[Facts]) -> float | None:
-        return self.function(facts) if self._defined(facts) else None
+        return None if self._absent(facts) else self.function(facts)
 
     def interval(self, facts: Sequence[Facts]) -> Interval | None:
         """Its interval at `accuracy.LEVEL`: by `bounds`, else by resampling the samples of a ratio
         of sums; None for any other number.
         """
-        if not self._defined(facts):
+        if self._absent(facts):
             return None
         if self.bounds:
             return self.bounds(facts)
         return self.function.interval(facts) if isinstance(self.function, TotalRatio) else None
 
-    def _defined(self, facts: Sequence[Facts]) -> bool:
-        return not self.fact or all(getattr(fact, self.fact) is not None for fact in facts)
+    def _absent(self, facts: Sequence[Facts]) -> str | None:
+        """The name of a fact that a sample lacks."""
+        asked = [name for name in (self.fact, "seconds" if self.timed else None) if name]
+        missing = (n for n in asked if any(getattr(fact, n) is None for fact in facts))
+        return next(missing, None)
 
     def why_undefined(self, facts: Sequence[Facts]) -> str:
         """Why the samples do not define the number."""
-        told = self._defined(facts) or self.fact not in UNTOLD
-        return "the samples do not define this number" if told else UNTOLD[str(self.fact)]
+        reasons = {**UNTOLD, **UNTIMED}
+        return reasons.get(self._absent(facts) or "", "the samples do not define this number")
 
 
 @dataclass(frozen=True)

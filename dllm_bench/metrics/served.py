@@ -1,8 +1,9 @@
-"""Numbers of a served engine: time to first token, tokens/s of a request and of all, requests/s.
+"""Numbers of requests in flight: time to first token, tokens/s of a request and of all, requests/s.
 
-Measured at the client, at the run's `model.concurrency`. What a request took is the time of the try
-that was answered; what all of them took together is counted from the first start to the last end of
-each session, so failed tries, waits and the emptying at the end are in it.
+Of a served engine, measured at the client, at the run's `model.concurrency`; of a run in batches
+what all took together. What a request took is the time of the try that was answered; what all of
+them took together is counted from the first start to the last end of each session, so failed tries,
+waits and the emptying at the end are in it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from statistics import median
 from dllm_bench.metrics.facts import Facts
 from dllm_bench.metrics.numbers import Amount, Definition, Measure, mean_of, percentile_of
 from dllm_bench.metrics.numbers import share_bounds as bounds
+from dllm_bench.metrics.speed import seconds
 
 
 def ttft_s(fact: Facts) -> float:
@@ -30,14 +32,14 @@ def retokenised(fact: Facts) -> float:
 
 def tokens_per_s(fact: Facts) -> float | None:
     """Of one request."""
-    return None if fact.emitted is None else fact.emitted / fact.seconds
+    return None if fact.emitted is None else fact.emitted / seconds(fact)
 
 
 def ms_per_token(fact: Facts) -> float | None:
     """Between the tokens of one request; none where it has no second token."""
     if fact.emitted is None or fact.emitted < 2:
         return None
-    return 1000 * (fact.seconds - ttft_s(fact)) / (fact.emitted - 1)
+    return 1000 * (seconds(fact) - ttft_s(fact)) / (fact.emitted - 1)
 
 
 def median_of(amount: Callable[[Facts], float | None]) -> Measure:
@@ -68,10 +70,10 @@ def per_second(amount: Callable[[Facts], float | None]) -> Measure:
 
     def measure(facts: Sequence[Facts]) -> float | None:
         values = [amount(fact) for fact in facts]
-        seconds = span_s(facts)
-        if None in values or not seconds:
+        took_s = span_s(facts)
+        if None in values or not took_s:
             return None
-        return sum(value for value in values if value is not None) / seconds
+        return sum(value for value in values if value is not None) / took_s
 
     return measure
 

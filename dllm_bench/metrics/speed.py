@@ -54,11 +54,11 @@ def rounds(fact: Facts) -> float:
 
 
 def seconds(fact: Facts) -> float:
-    return fact.seconds
+    return fact.seconds or 0.0
 
 
 def steps_s(fact: Facts) -> float:
-    return fact.steps_s
+    return fact.steps_s or 0.0
 
 
 def later_s(fact: Facts) -> float:
@@ -66,7 +66,7 @@ def later_s(fact: Facts) -> float:
 
     A served engine's steps are unknown; its first ends with the first content.
     """
-    return 0.0 if fact.forwards in (0, 1) else fact.seconds - fact.first_step_s
+    return 0.0 if fact.forwards in (0, 1) else seconds(fact) - (fact.first_step_s or 0.0)
 
 
 def rows(fact: Facts) -> float:
@@ -140,6 +140,7 @@ ALL = (
         "ratio of sums over samples.",
         total_ratio(emitted, steps_s),
         fact="forwards",
+        timed=True,
     ),
     Definition(
         "tps/e2e",
@@ -148,6 +149,7 @@ ALL = (
         "outside); ratio of sums over samples.",
         total_ratio(emitted, seconds),
         fact="emitted",
+        timed=True,
     ),
     Definition(
         "tps/no_first_step",
@@ -155,6 +157,7 @@ ALL = (
         f"LoPA-Dist's average TPS: {_LATER}; mean over samples of the ratio.",
         mean_ratio(committed, later_s),
         fact="committed",
+        timed=True,
     ),
     Definition(
         "tps/max",
@@ -162,6 +165,7 @@ ALL = (
         f"LoPA-Dist's maximum TPS: {_LATER} of the fastest sample.",
         best_ratio(committed, later_s, 1),
         fact="committed",
+        timed=True,
     ),
     Definition(
         "tps/top10",
@@ -169,21 +173,28 @@ ALL = (
         f"LoPA-Dist's top-10 TPS: {_LATER}; mean of the ten fastest samples.",
         best_ratio(committed, later_s, 10),
         fact="committed",
+        timed=True,
     ),
     Definition(
-        "latency/mean", "s", "generation time of a sample; mean over samples.", mean_of(seconds)
+        "latency/mean",
+        "s",
+        "generation time of a sample; mean over samples.",
+        mean_of(seconds),
+        timed=True,
     ),
     Definition(
         "latency/p50",
         "s",
         "generation time of a sample; median over samples.",
         percentile_of(seconds, 50),
+        timed=True,
     ),
     Definition(
         "latency/p95",
         "s",
         "generation time of a sample; 95th percentile over samples.",
         percentile_of(seconds, 95),
+        timed=True,
     ),
     Definition(
         "latency/no_first_step",
@@ -191,13 +202,15 @@ ALL = (
         "LoPA-Dist's latency: generation time − first step (of a served engine: to its first "
         "content); mean over samples.",
         mean_of(later_s),
+        timed=True,
     ),
     Definition(
         "step_ms",
         "ms",
         "time of the forwards and what belongs to them ÷ forwards; ratio of sums over samples.",
-        total_ratio(lambda fact: 1000 * fact.steps_s, forwards),
+        total_ratio(lambda fact: 1000 * steps_s(fact), forwards),
         fact="forwards",
+        timed=True,
     ),
     Definition(
         "forwards/mean",
@@ -261,6 +274,7 @@ ALL = (
         "alternating order ÷ generation time; ratio of sums over samples.",
         total_ratio(baseline_s, seconds),
         "baseline_s",
+        timed=True,
     ),
     Definition(
         "equal/baseline",

@@ -36,6 +36,8 @@ EMBEDDED: dict[str, EmbeddedModel] = {
     for m in (
         EmbeddedModel("tiny-llada", "llada"),
         EmbeddedModel("tiny-qwen3", "qwen3"),
+        EmbeddedModel("tiny-sdar", "sdar"),
+        EmbeddedModel("tiny-llada-moe", "llada_moe"),
         EmbeddedModel("tiny-dream-base", "dream"),
         EmbeddedModel("tiny-dream-instruct", "dream", chat=True),
         EmbeddedModel("tiny-diffucoder", "dream", chat=True),

@@ -69,6 +69,15 @@ class PositionLayer(CacheLayerMixin):
             kept_KHSD = split_KHFD[:, :, first - offset : last - offset]
             stored[0, :, first:last] = pick(kept_KHSD, 0, branch)
 
+    def adopt(self, other: PositionLayer, length: int) -> None:
+        """Copy the other's K/V of positions [0, length)."""
+        assert other.keys is not None
+        assert other.values is not None
+        self.lazy_initialization(other.keys, other.values)
+        for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            assert own is not None
+            own[:, :, :length] = theirs[:, :, :length]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
 
@@ -147,6 +156,13 @@ class PositionCache(Cache):
     def crop(self, length: int) -> None:
         """Forget the keys and values of positions at and beyond `length`."""
         self._length = min(self._length, length)
+
+    @torch.inference_mode()
+    def adopt(self, other: PositionCache, length: int) -> None:
+        """Begin with the other's K/V of positions [0, length)."""
+        for layer, theirs in zip(self.positions, other.positions, strict=True):
+            layer.adopt(theirs, length)
+        self._length = length
 
     def packed(self, plan: Plan) -> Tensor:
         """What `keep` stored for `plan`, in one dimension, for a cache of another process."""

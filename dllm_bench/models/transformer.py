@@ -4,12 +4,13 @@ K branches lie along the sequence axis of one forward of batch 1 with their own 
 the cached prefix is read once; where nothing is cached they are a batch. The module's own layers
 run in order, each kind of layer (whole text, sliding window) with its mask and rotation; the head
 runs on wanted rows only. `shifted` models predict position p from hidden row p - 1, position 0
-from row 0. Requests of a causal model may share a forward (`ragged`). Left out: training.
+from row 0. Several requests may share a forward (`ragged`). Left out: training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class TransformerDenoiser:
         config.is_causal = False
         for layer in module.model.layers:
             layer.self_attn.is_causal = False  # without a mask every position sees all others
+        self._recalled: tuple[tuple[int, ...], PositionCache | None] = ((), None)
         self._kinds = getattr(config, "layer_types", None) or [WHOLE] * config.num_hidden_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
 
@@ -62,40 +64,63 @@ class TransformerDenoiser:
         """An empty cache for a canvas of `length` positions."""
         return PositionCache(len(self.module.model.layers), length)
 
+    def recall(self, kv: KVCache, prompt_ids: Sequence[int], grid: int) -> None:
+        """Begin the empty cache with what the last recalled prompt and this one share.
+
+        Remembers one request: its prompt, and its cache as it is then.
+        """
+        kv, (known_ids, source) = own(kv), self._recalled
+        pairs = zip(known_ids, prompt_ids, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if source is not None:
+            length = min(same, len(prompt_ids) - 1, source.length) // grid * grid
+            if length > 0:
+                kv.adopt(source, length)
+        self._recalled = (tuple(prompt_ids), kv)
+
     @torch.inference_mode()
     def forward(self, tokens_KL: Tensor, plan: Plan, kv: KVCache) -> Tensor:
         """Logits (K, rows, V): entry [k, i] predicts position rows[0] + i; or `plan.only_M`'s."""
-        if not isinstance(kv, PositionCache):
-            raise TypeError(f"forward() needs a cache of new_cache(), got {type(kv).__name__}")
-        self._check(plan, tokens_KL.shape[1])
-        kv.begin(plan, tokens_KL.shape[1])
-        hidden_KFD = self._layers(tokens_KL[:, slice(*plan.feed)], plan, kv)
-        kv.hold(plan, hidden_KFD)
-        rows_KRD = self._rows(hidden_KFD, plan, kv)
-        if plan.only_M is not None:
-            rows_KRD = rows_KRD.flatten(0, 1).index_select(0, plan.only_M)[None]
-        return self.head(self.module.model.norm(rows_KRD))
+        kv = own(kv)
+        fed_KF = self._begin(tokens_KL, plan, kv)
+        return self._logits(self._wanted(self._layers(fed_KF, plan, kv), plan, kv))
 
     @torch.inference_mode()
     def forward_batch(
-        self, tokens: Sequence[Tensor], plans: Sequence[Plan], caches: Sequence[PositionCache]
+        self, tokens: Sequence[Tensor], plans: Sequence[Plan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
-        """`forward` for requests of ragged lengths, one branch each: logits (rows, V) of each."""
-        feeds = []
-        for tokens_1L, plan, kv in zip(tokens, plans, caches, strict=True):
-            if not is_causal(plan) or kv.length != plan.feed[0]:
-                raise ValueError(f"A batch extends causal caches, found {plan}, {kv.length} cached")
-            self._check(plan, tokens_1L.shape[1])
-            kv.begin(plan, tokens_1L.shape[1])
-            feeds.append(tokens_1L[:, slice(*plan.feed)])
-        hidden_RFD = self._layers_ragged(ragged.stacked(feeds, dim=1), plans, caches)
-        wanted = []
-        for hidden_FD, plan, kv in zip(hidden_RFD, plans, caches, strict=True):
-            hidden_1FD = hidden_FD[None, : ragged.fed(plan)]
-            kv.hold(plan, hidden_1FD)
-            wanted.append(self._rows(hidden_1FD, plan, kv)[0])
-        logits_NV = self.head(self.module.model.norm(torch.cat(wanted)))
-        return list(logits_NV.split([len(rows_RD) for rows_RD in wanted]))
+        """`forward` for several requests at once, of ragged lengths: the logits of each."""
+        asked = list(zip(tokens, plans, map(own, caches), strict=True))
+        fed = [self._begin(*each) for each in asked]
+        hidden = self._layers_ragged(fed, [(plan, kv) for _, plan, kv in asked])
+        wanted = [
+            self._wanted(hidden_KFD, plan, kv)
+            for hidden_KFD, (_, plan, kv) in zip(hidden, asked, strict=True)
+        ]
+        flat_ND = torch.cat([rows_KRD.flatten(0, 1) for rows_KRD in wanted])
+        parts = self._logits(flat_ND).split([len(rows) * rows.shape[1] for rows in wanted])
+        return [
+            logits_NV.view(*rows_KRD.shape[:2], -1)
+            for logits_NV, rows_KRD in zip(parts, wanted, strict=True)
+        ]
+
+    def _begin(self, tokens_KL: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
+        """What is fed, (K, F), once the cache knows the plan."""
+        self._check(plan, tokens_KL.shape[1])
+        kv.begin(plan, tokens_KL.shape[1])
+        return tokens_KL[:, slice(*plan.feed)]
+
+    def _wanted(self, hidden_KFD: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
+        """The hidden states whose logits are wanted, (K, rows, D) or (1, M, D)."""
+        kv.hold(plan, hidden_KFD)
+        rows_KRD = self._rows(hidden_KFD, plan, kv)
+        if plan.only_M is None:
+            return rows_KRD
+        return rows_KRD.flatten(0, 1).index_select(0, plan.only_M)[None]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of hidden states before the last norm."""
+        return self.head(self.module.model.norm(hidden))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows (..., D) of the embedding table."""
@@ -126,39 +151,52 @@ class TransformerDenoiser:
         """Hidden states (K, F, D) before the last norm."""
         branches = len(tokens_KF)
         position_1F = torch.arange(*plan.feed, device=self.device)[None]
-        if kv.spans or plan.visible_K is not None:  # one sequence: the cache is read once for all
+        groups = groups_of(branches, plan, kv)
+        if groups == 1:
             position_1F = position_1F.repeat(1, branches)
-            ids, apart = tokens_KF.reshape(1, -1), branches
-        else:  # nothing to share: a batch, whose branches need no mask to be apart
-            ids, apart = tokens_KF, 1
-        masks = {kind: self._mask(kind, plan, apart, kv) for kind in set(self._kinds)}
+        masks = {kind: self._mask(kind, plan, branches // groups, kv) for kind in set(self._kinds)}
+        ids = tokens_KF.reshape(groups, -1)
         hidden, tapped = self._through(ids, position_1F, masks, kv, plan.taps)
         if tapped is not None:
             kv.features = tapped.view(*tokens_KF.shape, -1)
         return hidden.view(*tokens_KF.shape, -1)
 
     def _layers_ragged(
-        self, ids_RF: Tensor, plans: Sequence[Plan], caches: Sequence[PositionCache]
-    ) -> Tensor:
-        """The same (R, F, D) for a batch of requests; rows of padding mean nothing."""
-        position_RF = ragged.positions(plans, self.device)
-        keys = max(plan.feed[1] for plan in plans)
-        masks = {
-            kind: ragged.causal_mask(position_RF, keys, self._window(kind), self.dtype)
-            for kind in set(self._kinds)
-        }
-        cache, taps = ragged.RaggedCache(caches, plans), plans[0].taps
-        hidden_RFD, tapped_RFC = self._through(ids_RF, position_RF, masks, cache, taps)
-        if tapped_RFC is not None:
-            for tapped_FC, plan, kv in zip(tapped_RFC, plans, caches, strict=True):
-                kv.features = tapped_FC[None, : ragged.fed(plan)]
-        return hidden_RFD
+        self, fed: Sequence[Tensor], asked: Sequence[tuple[Plan, PositionCache]]
+    ) -> list[Tensor]:
+        """The same of several requests, whose rows are one sequence."""
+        parts = [
+            ragged.Part(plan, kv, groups_of(len(fed_KF), plan, kv), len(fed_KF), fed_KF.numel())
+            for fed_KF, (plan, kv) in zip(fed, asked, strict=True)
+        ]
+        spans = [torch.arange(*part.plan.feed, device=self.device) for part in parts]
+        repeated = [span_F.repeat(p.branches) for span_F, p in zip(spans, parts, strict=True)]
+        position_1N = torch.cat(repeated)[None]
+        seen = {kind: self._seen(kind, parts) for kind in set(self._kinds)}
+        ids_1N, taps = torch.cat([fed_KF.flatten() for fed_KF in fed])[None], parts[0].plan.taps
+        with ragged.apart(self.module.config):
+            hidden, tapped = self._through(
+                ids_1N, position_1N, seen, ragged.RaggedCache(parts), taps
+            )
+        sizes = [part.rows for part in parts]
+        if tapped is not None:
+            for part, features_1FC in zip(parts, tapped.split(sizes, dim=1), strict=True):
+                part.kv.features = features_1FC
+        return [
+            hidden_ND.view(*fed_KF.shape, -1)
+            for hidden_ND, fed_KF in zip(hidden[0].split(sizes), fed, strict=True)
+        ]
+
+    def _seen(self, kind: str, parts: Sequence[ragged.Part]) -> ragged.Seen:
+        """What the layers of one kind see of each request."""
+        masks = [self._mask(kind, p.plan, p.branches // p.groups, p.kv) for p in parts]
+        return ragged.Seen(self.module.config._attn_implementation, parts, masks)
 
     def _through(
         self,
         ids_RF: Tensor,
         position_RF: Tensor,
-        masks: Mapping[str, Tensor | None],
+        masks: Mapping[str, Tensor | ragged.Seen | None],
         cache: PositionCache | ragged.RaggedCache,
         taps: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
@@ -209,6 +247,21 @@ class TransformerDenoiser:
         if plan.feed[0] > 0:
             before_K1D = kv.boundary(plan.feed[0]).expand_as(before_K1D)
         return torch.cat([before_K1D, hidden_KFD[:, :last]], dim=1)
+
+
+def groups_of(branches: int, plan: Plan, kv: PositionCache) -> int:
+    """How many sequences a forward's branches are.
+
+    One, where a cache is read once for all; else a batch, whose branches need no mask to be apart.
+    """
+    return 1 if kv.spans or plan.visible_K is not None else branches
+
+
+def own(kv: KVCache) -> PositionCache:
+    """A cache of `new_cache`."""
+    if not isinstance(kv, PositionCache):
+        raise TypeError(f"A forward needs a cache of new_cache(), got {type(kv).__name__}.")
+    return kv
 
 
 def is_causal(plan: Plan) -> bool:

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from dllm_bench.core.protocols import Crew, KVCache, Plan, Scores, Window
+from dllm_bench.core.crew import Crew
+from dllm_bench.core.protocols import KVCache, Plan, Scores, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.models.kv import PositionCache

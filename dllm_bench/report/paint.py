@@ -148,7 +148,7 @@ class Painter:
                 marks(step),
                 str(step.fed),
                 str(step.cached),
-                f"{step.ms:.1f}",
+                f"{step.ms:.1f}" if step.ms else "–",
                 f"{step.filled:.0%}",
                 self.committed(index, step),
             )

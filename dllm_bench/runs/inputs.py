@@ -8,12 +8,14 @@ made from equal plain data are made once per process.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.paths import assets_dir
 from dllm_bench.runs.targets import TARGET, describe, instantiate
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 Plain = dict[str, Any]
 AUTO = "auto"
+SHIPPED = "assets/"
 DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with
 SERVED = "served"  # the decoder and the hardware of a served engine
 UNASKED = "vanilla"  # the decoder of a configuration that names none
@@ -45,6 +48,40 @@ def resolve(config: Plain) -> Plain:
         **{name: resolve_decoder(d, str(model["name"]), hashes) for name, d in decoders.items()},
         "inputs": {"dataset": dataset, **hashes},
     }
+
+
+def files_of(config: Plain) -> list[Path] | None:
+    """All that `resolve` reads beside the package's own code: folders and files that settings name.
+
+    None where that cannot be said: devices of this machine, a served engine, a source that is not
+    on this disk (the hub's), items that are not drawn by the package.
+    """
+    if is_served(config["model"]) or AUTO in config["hardware"].values():
+        return None
+    if not getattr(benchmark_of(config["benchmark"]), "drawn", False):
+        return None
+    model, decoders = config["model"], [config.get(name) for name in DECODERS]
+    named = [model["path"], *filter(None, [model.get("lora")]), *sources(decoders)]
+    places = [place_of(source) for source in named]
+    return places if all(place.exists() for place in places) else None
+
+
+def sources(plain: object) -> Iterator[str]:
+    """Every `source` that plain data names, at any depth."""
+    if isinstance(plain, Mapping):
+        for key, value in plain.items():
+            if key == "source" and isinstance(value, str):
+                yield value
+            yield from sources(value)
+    elif isinstance(plain, (list, tuple)):
+        for value in plain:
+            yield from sources(value)
+
+
+def place_of(source: str) -> Path:
+    """Where a source lies, if it is on this disk: `assets/…` is the package's."""
+    shipped = source.startswith(SHIPPED)
+    return assets_dir() / source.removeprefix(SHIPPED) if shipped else Path(source).expanduser()
 
 
 def is_served(model: Mapping[str, Any]) -> bool:

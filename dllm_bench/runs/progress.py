@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import Score, mean_score
-from dllm_bench.metrics.facts import UNTOLD, Facts
+from dllm_bench.metrics.facts import UNTIMED, UNTOLD, Facts
 from dllm_bench.runs.record import RunRecord, SampleRecord
 from dllm_bench.runs.spec import RunSpec
 
@@ -28,6 +28,7 @@ SHOWN = {  # while a run goes, what it has of them
     "{:.2f}× the baseline": "speedup/baseline",
     "{:.1%} equal texts": "equal/baseline",
     "{:.1f} tokens/s": "tps/throughput",
+    "{:.2f} requests/s": "requests/s",
     "TTFT {:.3f} s": "ttft/p50",
 }
 PLAIN_EVERY_S = 10.0
@@ -178,7 +179,8 @@ def summary(record: RunRecord) -> list[str]:
         lines.append(f"without effect (of samples): {', '.join(idle)}")
     if record.spec.baseline:
         lines.append(f"baseline: {record.spec.baseline.get('name')}, in the same run")
-    untold = {why for name, why in UNTOLD.items() if None in record.columns.get(name, ())}
+    reasons = {**UNTOLD, **UNTIMED}
+    untold = {why for name, why in reasons.items() if None in record.columns.get(name, ())}
     lines += [f"left empty: {why}" for why in sorted(untold)]
     for name, value in record.summary.items():
         if value is not None:

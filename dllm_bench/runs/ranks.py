@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs import provenance, served
+from dllm_bench.runs import batched, provenance, served
 from dllm_bench.runs.inputs import is_served
 from dllm_bench.runs.loggers import NoLogger
 from dllm_bench.runs.parts import REAL, Loaded, Parts
@@ -82,6 +82,10 @@ def run(
     if is_served(spec.model):
         work = served.ServedWork
         return run_here(spec, store=store, logger=logger, progress=progress, parts=parts, work=work)
+    if spec.batch != 1:
+        batched.check(spec)
+        many = batched.BatchedWork
+        return run_here(spec, store=store, logger=logger, progress=progress, parts=parts, work=many)
     if not needs_several(spec.hardware) or store.record(spec) is not None:
         return run_here(spec, store=store, logger=logger, progress=progress, parts=parts)
     layout, replicas = layout_of(spec.hardware), int(spec.hardware.get("replicas", 1))

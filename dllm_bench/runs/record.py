@@ -44,6 +44,14 @@ class Twin:
 
 
 @dataclass(frozen=True)
+class Span:
+    """When a request of a batch began and ended, from the session's start."""
+
+    began_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True)
 class Served:
     """What is known of a served engine's answer alone: seconds from sending to the first content,
     from the session's start to the first try and to the end, tries, tokens of the prompt, whether
@@ -70,7 +78,8 @@ class SampleRecord:
     cut: reason -> index in `ids` where the text ends for it; trace: columns of the forwards;
     session: which start of the run decoded it; started_at: seconds since the epoch; raw: the text
     before it was cut at a stop string, None where nothing was; baseline: of runs that have one;
-    served: of runs on a served engine, which tells no ids and no forwards.
+    served: of runs on a served engine, which tells no ids and no forwards; span: of runs in
+    batches, whose samples have no seconds.
     """
 
     id: str
@@ -81,13 +90,14 @@ class SampleRecord:
     text: str
     trace: dict[str, list]
     counts: Mapping[str, int | None]
-    seconds: float
-    first_step_s: float
+    seconds: float | None
+    first_step_s: float | None
     started_at: float
     session: int
     raw: str | None = None
     baseline: Twin | None = None
     served: Served | None = None
+    span: Span | None = None
 
     def to_line(self) -> str:
         """One line of JSON, without the line's end."""
@@ -102,8 +112,10 @@ class SampleRecord:
         if not isinstance(plain, dict) or not needed <= set(plain) <= names:
             raise ValueError("not a sample record")
         twin, served = plain.get("baseline"), plain.get("served")
-        parts = {"baseline": Twin(**twin) if twin else None}
-        return cls(**{**plain, **parts, "served": Served(**served) if served else None})
+        span = plain.get("span")
+        parts: Plain = {"baseline": Twin(**twin) if twin else None}
+        parts |= {"served": Served(**served) if served else None}
+        return cls(**{**plain, **parts, "span": Span(**span) if span else None})
 
     def facts(self) -> Facts:
         """What the metrics are computed from."""
@@ -114,9 +126,12 @@ class SampleRecord:
             further["baseline_equal"] = ours == self.baseline.ids
         if self.served:
             further |= {**self.served.facts(), "session": self.session}
+        if self.span:
+            further |= {**asdict(self.span), "session": self.session}
+        steps_s = sum(forward.ms for forward in trace.forwards) / 1000
         return Facts(
             seconds=self.seconds,
-            steps_s=sum(forward.ms for forward in trace.forwards) / 1000,
+            steps_s=None if self.seconds is None else steps_s,
             first_step_s=self.first_step_s,
             truncated=set(self.cut) <= {"length"},
             empty=not self.text.strip(),

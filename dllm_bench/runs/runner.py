@@ -83,15 +83,19 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A generation, its text before it was cut at a stop string, and the seconds it took."""
+    """A generation, its text before it was cut at a stop string, and the seconds it took.
+
+    None where it was decoded beside others.
+    """
 
     generation: Generation
     raw: str
-    seconds: float
+    seconds: float | None
 
     @property
     def stored(self) -> Twin:
         """What a sample keeps of a baseline."""
+        assert self.seconds is not None  # runs in batches have no baseline
         return Twin(list(self.generation.ids[: self.generation.emitted]), self.seconds)
 
 
@@ -183,13 +187,16 @@ class Work:
 
     def _begin(self, warmups: Sequence[Request]) -> int:
         """Warm up on fixed requests, whose results are thrown away, and note the session."""
-        for request in warmups:
-            for decoder in self._in_turn(0):
-                decoder.generate(self.loaded.denoiser, self._ready(decoder, request))
+        self._warm_up(warmups)
         facts = provenance.environment(str(self.spec.hardware["device"]))
         index = self.opened.begin(Session(self.parts.now(), len(warmups), facts))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         return index
+
+    def _warm_up(self, warmups: Sequence[Request]) -> None:
+        for request in warmups:
+            for decoder in self._in_turn(0):
+                decoder.generate(self.loaded.denoiser, self._ready(decoder, request))
 
     def _ready(self, decoder: Decoder, request: Request) -> Request:
         return ready(self.spec, decoder, self.loaded, request)
@@ -206,7 +213,10 @@ class Work:
         started = self.parts.clock()
         generation = decoder.generate(self.loaded.denoiser, request)
         self.parts.sync(self.spec)
-        seconds = self.parts.clock() - started
+        return self._read(request, generation, self.parts.clock() - started)
+
+    def _read(self, request: Request, generation: Generation, seconds: float | None) -> Decoded:
+        """What was decoded, as text."""
         raw = cut(generation, replace(request, stop=()), self.loaded).text
         return Decoded(cut(generation, request, self.loaded), raw, seconds)
 
@@ -215,7 +225,14 @@ class Work:
         started_at = self.parts.now()
         decoded = [self._decode(decoder, request) for decoder in self._in_turn(turn)]
         own, *twins = decoded[:: -1 if turn % 2 else 1]
-        generation, raw = own.generation, own.raw
+        sample = self._written(request, own, started_at, session)
+        return replace(sample, baseline=next((twin.stored for twin in twins), None))
+
+    def _written(
+        self, request: Request, own: Decoded, started_at: float, session: int
+    ) -> SampleRecord:
+        """What is stored of a request."""
+        generation, raw, timed = own.generation, own.raw, own.seconds is not None
         rows = [replace(row, ms=round(row.ms, 4)) for row in generation.trace.forwards]
         return SampleRecord(
             id=request.id,
@@ -228,10 +245,9 @@ class Work:
             trace=Trace(rows).columns(),
             counts=count(generation, self.loaded.denoiser.special),
             seconds=own.seconds,
-            first_step_s=rows[0].ms / 1000 if rows else 0.0,
+            first_step_s=(rows[0].ms / 1000 if rows else 0.0) if timed else None,
             started_at=started_at,
             session=session,
-            baseline=next((twin.stored for twin in twins), None),
         )
 
     def _value(self, sample: SampleRecord) -> float | None:

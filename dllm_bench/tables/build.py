@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
-from dllm_bench.tables.cost import Check, Cost, CostModel
+from dllm_bench.tables.cost import Check, Cost, CostModel, Kin
 from dllm_bench.tables.derive import (
     PERCENT,
     Curve,
@@ -30,7 +30,7 @@ from dllm_bench.tables.derive import (
     unit_of,
 )
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs, trained_first
-from dllm_bench.tables.spec import Cell, Metric, PaperTable, Profile
+from dllm_bench.tables.spec import Cell, Metric, Note, PaperTable, Profile
 
 if TYPE_CHECKING:
     from dllm_bench.runs.record import RunRecord
@@ -124,7 +124,7 @@ class BuiltTable:
     """A table ready to be rendered; nothing in it depends on when or where it was built.
 
     trained_first: what its decoders read and nobody trained yet; elsewhere: what the runs that are
-    impossible here cost where they are possible; check: how far the estimates are off.
+    impossible here cost where they are possible; check: how far the estimates are off, if any.
     """
 
     table: PaperTable
@@ -159,15 +159,19 @@ def build(
     table: PaperTable,
     profile: Profile,
     planned: Sequence[PlannedCell],
-    others: Sequence[RunRecord] = (),
+    kin: Kin | None = None,
 ) -> BuiltTable:
-    """The table with every number that the sealed records give; `others` help to estimate costs."""
+    """The table with every number that the sealed records give; costs are estimated from `kin`, or
+    else from its own runs.
+    """
+    planned = [remarked(entry, profile) for entry in planned]
     runs = distinct_runs(planned)
     records = [run.record for run in runs if run.record]
-    costs = CostModel(planned, {r.identity_hash: r for r in (*records, *others)}.values())
-    impossible = {run.reason for run in runs if run.state is State.IMPOSSIBLE}
+    costs = CostModel(planned, kin or Kin.of(records))
+    impossible = [run for run in runs if run.state is State.IMPOSSIBLE]
+    estimated = any(run.open for run in runs) or any(run.config for run in impossible)
     return BuiltTable(
-        table=table,
+        table=replace(table, notes=(*table.notes, *remarks_of(planned, profile))),
         profile=profile,
         cells=tuple(build_cell(entry, profile) for entry in planned),
         definitions=tuple(_definition(metric) for metric in table.metrics),
@@ -179,14 +183,24 @@ def build(
             for run in runs
             if run.open
         ),
-        impossible=tuple(sorted(impossible)),
+        impossible=tuple(sorted({run.reason for run in impossible})),
         reported_only=tuple(dict.fromkeys(only_reported(planned))),
         trained_first=tuple(trained_first(runs)),
-        elsewhere=tuple(
-            costs.estimate(run) for run in runs if run.state is State.IMPOSSIBLE and run.config
-        ),
-        check=costs.check(),
+        elsewhere=tuple(costs.estimate(run) for run in impossible if run.config),
+        check=costs.kin.check if estimated else None,
     )
+
+
+def remarked(planned: PlannedCell, profile: Profile) -> PlannedCell:
+    """The cell with the marks of what its profile has to say of its runs."""
+    marks = [r.name for r in profile.remarks if any(r.holds(run.query) for run in planned.runs)]
+    return replace(planned, cell=replace(planned.cell, notes=(*planned.cell.notes, *marks)))
+
+
+def remarks_of(planned: Sequence[PlannedCell], profile: Profile) -> list[Note]:
+    """What the profile has to say of these cells."""
+    marks = {mark for entry in planned for mark in entry.cell.notes}
+    return [Note({}, r.name, r.text) for r in profile.remarks if r.name in marks]
 
 
 def only_reported(planned: Sequence[PlannedCell]) -> list[str]:

@@ -9,25 +9,35 @@ estimated of sealed runs on the same hardware, `check` says how far the model is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, lru_cache
+from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
+from dllm_bench import __version__
+from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import conf_dir
 from dllm_bench.runs.inputs import is_served
+from dllm_bench.runs.memory import Memory, mark
 from dllm_bench.tables.derive import unit_of
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.reading import read_yaml
+from dllm_bench.tables.spec import Query
 
 if TYPE_CHECKING:
     from dllm_bench.runs.record import RunRecord
+    from dllm_bench.runs.store import Store
 
 Plain = Mapping[str, Any]
 TPF_UNIT = "tokens/forward"
 TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # of a stored sample, measured
 DRAFTED = 8  # positions of a verified proposal, about
 WEIGHT_BYTES = 2  # bfloat16
+FILE = ".costs.json"  # beside the runs
+NEAREST = {"decoder": "benchmark", "hardware": "model"}
+"""Group that runs must share -> group they share better too."""
 ONE_BY_ONE = ("TopK", "Epsilon")  # selectors
 
 
@@ -58,42 +68,27 @@ class Check:
 class CostModel:
     """Estimates from sealed runs (any will do) and from the values reported at the cells."""
 
-    def __init__(self, planned: Sequence[PlannedCell], sealed: Iterable[RunRecord]) -> None:
-        self.sealed = [Known.of(one) for one in sealed if None not in one.columns["forwards"]]
+    def __init__(self, planned: Sequence[PlannedCell], kin: Kin) -> None:
+        self.kin = kin
         self._tpf = {id(run): tpf for cell in planned for run, tpf in _reported_tpf(cell)}
 
     def estimate(self, run: PlannedRun) -> Cost | None:
         """The cost of what is left of a run; None where nothing is known of its model or task."""
         items = run.total or _items(run.config)
-        return self._cost(run.config, items, run.done, self._tpf.get(id(run)), self.sealed)
-
-    def check(self) -> Check | None:
-        """How far the model is off for the sealed runs; None with less than three."""
-        ratios = []
-        for known in self.sealed:
-            others = [other for other in self.sealed if other is not known]
-            found = self._cost(known.config, known.samples, 0, None, others)
-            if found and found.seconds:
-                ratios.append(known.seconds / found.seconds)
-        if len(ratios) < 3:
-            return None
-        tenths = quantiles(ratios, n=10, method="inclusive")
-        return Check(len(ratios), median(ratios), tenths[0], tenths[-1])
-
-    @staticmethod
-    def _cost(
-        config: Plain, items: int | None, done: int, tpf: float | None, kin: Sequence[Known]
-    ) -> Cost | None:
-        each_ms = forward_ms(config)
-        if items is None or each_ms is None:
-            return None
-        length, left = int(config["benchmark"]["max_new_tokens"]), items - done
-        forwards = left * length * share(config, tpf, kin)
-        size = left * (SAMPLE_BYTES + TOKEN_BYTES * length) + FORWARD_BYTES * forwards
-        return Cost(forwards, forwards * each_ms / 1000 * scale(config, kin), size)
+        return _cost(run.config, items, run.done, self._tpf.get(id(run)), self.kin)
 
 
-@dataclass(frozen=True)
+def _cost(config: Plain, items: int | None, done: int, tpf: float | None, kin: Kin) -> Cost | None:
+    each_ms = forward_ms(config)
+    if items is None or each_ms is None:
+        return None
+    length, left = int(config["benchmark"]["max_new_tokens"]), items - done
+    forwards = left * length * share(config, tpf, kin)
+    size = left * (SAMPLE_BYTES + TOKEN_BYTES * length) + FORWARD_BYTES * forwards
+    return Cost(forwards, forwards * each_ms / 1000 * scale(config, kin), size)
+
+
+@dataclass(frozen=True, eq=False)
 class Known:
     """A sealed run: what it was asked, and what it took."""
 
@@ -111,40 +106,113 @@ class Known:
         forwards = float(sum(columns["forwards"]))
         return cls(config, len(columns["id"]), float(sum(columns["seconds"])), forwards)
 
+    @cached_property
+    def each_ms(self) -> float | None:
+        """`forward_ms` of the run."""
+        return forward_ms(self.config)
+
     @property
     def share(self) -> float:
         """Forwards of a sample by its length."""
         return self.forwards / self.samples / int(self.config["benchmark"]["max_new_tokens"])
 
 
-def share(config: Plain, tpf: float | None, kin: Sequence[Known]) -> float:
+@dataclass(frozen=True)
+class Kin:
+    """Sealed runs to judge others by, found by their groups' names; `without` is left out."""
+
+    runs: Sequence[Known]
+    without: Known | None = None
+
+    @classmethod
+    def of(cls, records: Iterable[RunRecord]) -> Kin:
+        """Those of records that tell forwards and times: not of served engines, not of batches."""
+        asked = ("forwards", "seconds")
+        told = (r for r in records if not any(None in r.columns[name] for name in asked))
+        return cls([Known.of(record) for record in told])
+
+    @cached_property
+    def _named(self) -> dict[Query, list[Known]]:
+        found: dict[Query, list[Known]] = {}
+        for known in self.runs:
+            for must, better in NEAREST.items():
+                names = (must, _name(known.config, must))
+                for key in (names, (*names, better, _name(known.config, better))):
+                    found.setdefault(key, []).append(known)
+        return found
+
+    def others(self, known: Known) -> Kin:
+        """All but one."""
+        kin = Kin(self.runs, known)
+        vars(kin)["_named"] = self._named
+        return kin
+
+    def all(self) -> list[Known]:
+        """Every run of it."""
+        return [known for known in self.runs if known is not self.without]
+
+    def nearest(self, config: Plain, must: str) -> list[Known]:
+        """Runs with the same `must` group, only those with the same NEAREST one too if any."""
+        names, better = (must, _name(config, must)), NEAREST[must]
+        for key in ((*names, better, _name(config, better)), names):
+            found = [known for known in self._named.get(key, ()) if known is not self.without]
+            if found:
+                return found
+        return []
+
+    @cached_property
+    def check(self) -> Check | None:
+        """How far estimates are off for these runs; None with less than three."""
+        ratios = []
+        for known in self.runs:
+            found = _cost(known.config, known.samples, 0, None, self.others(known))
+            if found and found.seconds:
+                ratios.append(known.seconds / found.seconds)
+        if len(ratios) < 3:
+            return None
+        tenths = quantiles(ratios, n=10, method="inclusive")
+        return Check(len(ratios), median(ratios), tenths[0], tenths[-1])
+
+
+def share(config: Plain, tpf: float | None, kin: Kin) -> float:
     """Forwards of a sample by its length: of runs with the same decoder, on the same task if any;
     else the reported TPF's, else those of other decoders' runs.
     """
-    alike = nearest(config, kin, "decoder", "benchmark")
+    alike = kin.nearest(config, "decoder")
     if alike:
         return median(known.share for known in alike)
     if tpf or one_by_one(config):
         return 1 / (tpf or 1.0)
-    others = [known.share for known in kin if not one_by_one(known.config)]
+    others = [known.share for known in kin.all() if not one_by_one(known.config)]
     return median(others) if others else 1.0
 
 
-def scale(config: Plain, kin: Sequence[Known]) -> float:
+def scale(config: Plain, kin: Kin) -> float:
     """Measured ÷ estimated per forward on the same hardware, of the same model if any; else 1."""
     ratios = []
-    for known in nearest(config, kin, "hardware", "model"):
-        each_ms = forward_ms(known.config)
-        if each_ms and known.forwards:
-            ratios.append(1000 * known.seconds / (known.forwards * each_ms))
+    for known in kin.nearest(config, "hardware"):
+        if known.each_ms and known.forwards:
+            ratios.append(1000 * known.seconds / (known.forwards * known.each_ms))
     return median(ratios) if ratios else 1.0
 
 
-def nearest(config: Plain, kin: Sequence[Known], must: str, better: str) -> list[Known]:
-    """Sealed runs with the same `must` group, those with the same `better` one too if any."""
-    alike = [known for known in kin if _name(known.config, must) == _name(config, must)]
-    same = [known for known in alike if _name(known.config, better) == _name(config, better)]
-    return same or alike
+def sealed_runs(store: Store) -> Kin:
+    """All sealed runs, remembered beside them; a damaged record is left to who needs it."""
+    from dllm_bench.runs.store import RECORD, read_record
+
+    memory = Memory(Path(store.root) / FILE, [__version__, *(f.name for f in fields(Known))])
+    found = []
+    for folder in store.folders():
+        name, state = folder.relative_to(store.root).as_posix(), mark(folder / RECORD)
+        known = memory.recall(name, state) if state else None
+        if state and known is None:
+            with suppress(DllmBenchError):
+                record = read_record(folder)
+                known = [asdict(one) for one in Kin.of([record] if record else []).runs]
+                memory.keep(name, state, known)
+        found += [Known(**plain) for plain in known or ()]
+    memory.save(used_only=True)
+    return Kin(found)
 
 
 def _name(config: Plain, group: str) -> str:

@@ -10,7 +10,7 @@ Starts nothing; what the open runs cost is in `cost`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dllm_bench.runs.store import Store
 
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
+Resolve = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class State(StrEnum):
@@ -98,23 +99,39 @@ class PlannedCell:
         return () if self.run.state in (State.SETTING, State.REPORTED) else (self.run,)
 
 
+Runs = dict[tuple[Query, Query, bool], PlannedRun]
+"""(overrides, what they need, whether a setting is all that is asked) -> run."""
+
+
 def plan(
-    table: PaperTable, profile: Profile, compose: Compose, store: Store, anywhere: bool = False
+    table: PaperTable,
+    profile: Profile,
+    compose: Compose,
+    store: Store,
+    anywhere: bool = False,
+    resolve: Resolve | None = None,
+    runs: Runs | None = None,
 ) -> list[PlannedCell]:
     """All cells shown, in the table's order; cells of one query share one `PlannedRun`.
 
-    anywhere: the runs are meant for another machine, this one need not have their device.
+    anywhere: the runs are meant for another machine, this one need not have their device; resolve:
+    instead of `inputs.resolve`; runs: what tables of one profile and one moment share.
     """
     from dllm_bench.runs.jobs import Jobs
 
-    jobs = Jobs.of(store)
-    runs: dict[tuple[Query, Query, bool], PlannedRun] = {}
+    jobs, shared = Jobs.of(store), {} if runs is None else runs
+
+    def specify(config: Mapping[str, Any]) -> RunSpec:
+        from dllm_bench.runs.spec import RunSpec
+
+        return RunSpec.from_config(config, resolve) if resolve else RunSpec.from_config(config)
 
     def run_of(cell: Cell) -> PlannedRun:
         key = (cell.run, cell.needs, bool(cell.metric.setting))
-        if key not in runs:
-            runs[key] = followed(_planned_run(cell, profile, compose, store, anywhere), jobs)
-        return runs[key]
+        if key not in shared:
+            found = _planned_run(cell, profile, compose, specify, store, anywhere)
+            shared[key] = followed(found, jobs)
+        return shared[key]
 
     return [_planned(cell, table, run_of) for cell in table.cells()]
 
@@ -153,10 +170,14 @@ def open_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
 
 
 def _planned_run(
-    cell: Cell, profile: Profile, compose: Compose, store: Store, anywhere: bool
+    cell: Cell,
+    profile: Profile,
+    compose: Compose,
+    specify: Callable[[Mapping[str, Any]], RunSpec],
+    store: Store,
+    anywhere: bool,
 ) -> PlannedRun:
     from dllm_bench.runs.inputs import is_served
-    from dllm_bench.runs.spec import RunSpec
 
     try:
         query = profile.translate(cell.run)
@@ -177,7 +198,7 @@ def _planned_run(
     if absent and not _any_like(asked.config, store):
         return lacks
     try:
-        spec = RunSpec.from_config(asked.config)
+        spec = specify(asked.config)
     except DllmBenchError as error:
         return lacks if absent else _impossible("weights or data", str(error), asked)
     found = replace(look_up(query, spec, store), config=asked.config)
@@ -213,7 +234,8 @@ def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
     """Where the run stands in the store."""
     folder = store.path(spec).relative_to(store.root).as_posix()
     try:
-        record, entry = store.record(spec), store.entry(spec)
+        record = store.record(spec)
+        entry = None if record else store.entry(spec)
     except DllmBenchError as error:
         return PlannedRun(query, State.FAILED, "failed", str(error), spec, folder=folder)
     if record is not None:
@@ -240,18 +262,11 @@ def followed(run: PlannedRun, jobs: Jobs) -> PlannedRun:
 
 def trained_first(runs: Iterable[PlannedRun]) -> list[str]:
     """Filters, drafters and profiles below TRAINED that decoders name and nobody made yet."""
+    from dllm_bench.runs.inputs import sources
+
     found: dict[str, None] = {}
     for run in runs:
         for source in sources(run.config.get("decoder", {})):
             if source.startswith(TRAINED) and not Path(source).exists():
                 found[source] = None
     return list(found)
-
-
-def sources(plain: object) -> Iterator[str]:
-    """Every `source` a decoder's configuration names, at any depth."""
-    if isinstance(plain, Mapping):
-        for key, value in plain.items():
-            if key == "source" and isinstance(value, str):
-                yield value
-            yield from sources(value)

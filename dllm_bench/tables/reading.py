@@ -26,6 +26,7 @@ from dllm_bench.tables.spec import (
     PaperTable,
     Profile,
     Query,
+    Remark,
     Reported,
     Rule,
     Value,
@@ -95,7 +96,20 @@ def load_profile(name: str) -> Profile:
         key: {str(a): None if b is None else str(b) for a, b in mapping.items()}
         for key, mapping in plain["replace"].items()
     }
-    return Profile(name, bool(plain["embedded"]), replace, tuple(plain["set"]))
+    instead = tuple((tuple(e["asked"]), tuple(e["here"])) for e in plain.get("instead", ()))
+    remarks = tuple(
+        Remark(mark, entry["text"], entry["benchmark"], tuple(entry["models"]))
+        for mark, entry in plain.get("remarks", {}).items()
+    )
+    return Profile(
+        name=name,
+        embedded=bool(plain["embedded"]),
+        replace=replace,
+        set=tuple(plain["set"]),
+        instead=instead,
+        untrained=plain.get("untrained", {}),
+        remarks=remarks,
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

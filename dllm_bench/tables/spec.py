@@ -9,7 +9,7 @@ overrides to what is run here. Leaves out: hashes and states (`plan`), measured 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -273,27 +273,56 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
+class Remark:
+    """What has to be said of cells that run one of some models on a benchmark."""
+
+    name: str
+    text: str
+    benchmark: str
+    models: tuple[str, ...]
+
+    def holds(self, query: Query) -> bool:
+        """Whether a run of this query is meant; of overrides of one key the last one counts."""
+        asked = dict(override.partition("=")[::2] for override in query)
+        return asked.get("benchmark") == self.benchmark and asked.get("model") in self.models
+
+
+@dataclass(frozen=True)
 class Profile:
     """How a paper-scale query becomes what is run here.
 
     replace: override key -> {paper's value: value here}; None leaves the override out, `*` at the
     end stands for the same rest in both, and a value without counterpart makes the cell impossible.
     set: overrides that replace or follow the others. embedded: other models and tasks than the
-    paper's, so nothing is compared and the paper's hardware is not needed.
+    paper's, so nothing is compared and the paper's hardware is not needed. instead: overrides that
+    stand for others before all that (a decoder of ours for a served engine). untrained: benchmark
+    -> models here that never saw its kind, whose scores would say nothing. remarks: what has to be
+    said of cells that are measured.
     """
 
     name: str
     embedded: bool
     replace: Mapping[str, Mapping[str, str | None]]
     set: Query
+    instead: tuple[tuple[Query, Query], ...] = ()
+    untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
 
     def translate(self, query: Query) -> Query:
         """The query of this profile; later overrides of a key win, a key keeps its first place."""
         result: dict[str, str | None] = {}
+        for asked, here in self.instead:
+            if set(asked) <= set(query):
+                query = (*here, *(override for override in query if override not in asked))
         for override in query:
             key, _, value = override.partition("=")
             result[key] = self._counterpart(key, value)
         result.update(override.partition("=")[::2] for override in self.set)
+        model, benchmark = result.get("model"), result.get("benchmark")
+        if model in self.untrained.get(benchmark or "", ()):
+            raise DllmBenchError(
+                f"Model {model} was not trained on {benchmark}, the counterpart of this benchmark."
+            )
         return tuple(f"{key}={value}" for key, value in result.items() if value is not None)
 
     def _counterpart(self, key: str, value: str) -> str | None:

@@ -26,7 +26,7 @@ PROMPTS = {
     "minicode": "the EvalPlus `prompt` field; the answer is the indented body.",
     "minimath": "`Problem:\\n{problem}\\n\\nSolution:`; the answer ends in `\\boxed{ N}.`",
     "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
-    "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options below the question.",
+    "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options behind the question.",
 }
 DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill of facts said again and again"}
 AFTER = "- The answer is followed by `<|endoftext|>` to the end of the generation region."

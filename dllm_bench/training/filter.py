@@ -50,7 +50,7 @@ class FilterJob:
     lr: float = 1e-3
     seed: int = 0
     prompts: int = 400
-    benchmarks: tuple[str, ...] = ("minigsm", "minicode")
+    benchmarks: tuple[str, ...] = ("minigsm", "minicode", "minimath")
     flan: Path | None = None
     all_blocks: bool = False
 
@@ -80,7 +80,7 @@ class FilterJob:
         """Where the prompts come from, for the card."""
         if self.flan is not None:
             return f"FLAN, {FLAN_PER_TASK} prompts of every task"
-        return f"train splits of {' and '.join(self.benchmarks)}, in turn"
+        return f"train splits of {', '.join(self.benchmarks)}, in turn"
 
 
 @dataclass(frozen=True)

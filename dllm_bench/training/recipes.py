@@ -33,6 +33,14 @@ READING: Shares = (
     ("minigsm", 0.05), ("minicode", 0.05), ("minimath", 0.10), ("miniread", 0.40),
     ("minirule", 0.25), (RECALL, 0.15),
 )  # fmt: skip
+WEAK: Shares = (
+    ("minigsm", 0.15), ("minicode", 0.20), ("minimath", 0.30), ("miniread", 0.10),
+    ("minirule", 0.20), (RECALL, 0.05),
+)  # fmt: skip
+SUMS: Shares = (
+    ("minigsm", 0.35), ("minicode", 0.12), ("minimath", 0.28), ("miniread", 0.10),
+    ("minirule", 0.15),
+)  # fmt: skip
 CODE: Shares = (("minicode", 1.0),)
 """(task, or drill of equations or of recall; share of rows)."""
 
@@ -113,16 +121,6 @@ RECIPES: dict[str, Recipe] = {
             seed=5,
         ),
         Recipe(
-            "tiny-llada",
-            "llada",
-            (
-                Phase("masked", 822, 0, 2.5e-3),
-                Phase("masked", 5600, 2200, 2.5e-3, lengths=FULL),
-            ),
-            start="tiny-trunk",
-            seed=2,
-        ),
-        Recipe(
             "tiny-trunk-five",
             "dream",
             (Phase("causal", 3000, 1500, 2.5e-3, READING, lengths=BLOCKWISE),),
@@ -141,9 +139,12 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=3072,
         ),
         Recipe(
-            "tiny-llada-five",
+            "tiny-llada",
             "llada",
-            (Phase("masked", 4000, 2000, 2e-3, ALL, lengths=CANVAS, padding=0.1),),
+            (
+                Phase("masked", 4000, 2000, 2e-3, ALL, lengths=CANVAS, padding=0.1),
+                Phase("masked", 2200, 1500, 1.5e-3, WEAK, lengths=CANVAS, padding=0.1),
+            ),
             start="tiny-trunk-five",
             seed=12,
             pool_size=60_000,
@@ -152,8 +153,8 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-llada-moe",
             "llada_moe",
-            (Phase("masked", 3000, 1800, 2e-3, ALL, lengths=CANVAS, padding=0.1),),
-            start="tiny-llada-five",
+            (Phase("masked", 1500, 1000, 2e-3, WEAK, lengths=CANVAS, padding=0.1),),
+            start="tiny-llada",
             seed=13,
             pool_size=60_000,
             batch_tokens=3072,
@@ -170,7 +171,10 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-llada2",
             "llada2",
-            (Phase("blocks", 3000, 1600, 2.5e-3, ALL, lengths=BLOCKWISE, block=32, padding=0.1),),
+            (
+                Phase("blocks", 2000, 1200, 2.5e-3, WEAK, lengths=BLOCKWISE, block=32, padding=0.1),
+                Phase("blocks", 2400, 1600, 2e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),
+            ),
             start="tiny-sdar",
             seed=15,
             pool_size=60_000,

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from dllm_bench.runs.provenance import environment
-from scripts.perf import device, measures
+from scripts.perf import batch, device, measures
 
 PARTS = {
     "split": "milliseconds per step: forward, score, select, bookkeeping",
     "speculative": "milliseconds per round of draft and verify",
     "ratio": "steps per second beside a plain loop",
+    "batch": "requests per second, one at a time and in a batch",
     "memory": "most memory beyond the model",
     "growth": "milliseconds per step without the forward",
     "device": "a 7B shape on a CUDA device, beside its roofline",
@@ -77,6 +78,7 @@ def measure(part: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
         "split": measures.splits,
         "speculative": measures.speculative,
         "ratio": measures.ratios,
+        "batch": batch.batches,
         "memory": measures.memory,
         "growth": measures.growth,
     }

@@ -45,10 +45,11 @@ class Size:
     new: int = 64  # as many as the longest block of a decoder
     large_steps: int = 8
     longest: int = 1024
+    items: int = 64  # requests of a batch's part
     vocabularies: tuple[int, ...] = (128, 512, 4096, 32_768, VOCAB_DREAM)
 
 
-QUICK = Size(rounds=2, large_steps=3, longest=256, vocabularies=(128, 4096, VOCAB_DREAM))
+QUICK = Size(rounds=2, large_steps=3, longest=256, items=24, vocabularies=(128, 4096, VOCAB_DREAM))
 
 
 def in_turns(cases: Mapping[str, Case], rounds: int) -> dict[str, Row]:

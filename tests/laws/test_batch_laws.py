@@ -159,7 +159,7 @@ def test_joint_lengths_keep_the_law_of_every_request(name: str) -> None:
     decoder = SpeculativeDecoder(draft, Rejection(), watched, temperature=1.0)
     target, counts = Chain(NOBODY, LAWS), Counter[tuple[int, ...]]()
     for first in range(0, DRAWS, 3):
-        requests = [Request("law", (0, 2, 0), LOOKED_AT, seed=first + r) for r in range(3)]
+        requests = [Request(f"law {r}", (0, 2, 0), LOOKED_AT, seed=first + r) for r in range(3)]
         for found in decoder.generate_batch(target, requests):  # type: ignore[arg-type]
             counts[found.ids[:LOOKED_AT]] += 1
     assert deviation(counts, joint_law()) < chi2.ppf(1 - SURE, 4**LOOKED_AT - 1)

@@ -128,7 +128,7 @@ def test_what_makes_another_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["decoder=lopa", "decoder@baseline=ar", "+batch=2", "model.url=nowhere"]
+    "override", ["decoder=lopa", "decoder@baseline=ar", "batch=2", "model.url=nowhere"]
 )
 def test_what_a_served_run_cannot_have(override: str) -> None:
     with pytest.raises(DllmBenchError, match=r"is served.*model\.concurrency|no address"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.paths import options
-from dllm_bench.tables.cost import Cost, CostModel, _known, forward_ms, in_words, positions
+from dllm_bench.tables.cost import Cost, CostModel, Kin, _known, forward_ms, in_words, positions
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, State
 from dllm_bench.tables.spec import Cell, Metric, Reported
 from tests.tables.builders import FULL, every_state, record_of, spec_of
@@ -41,7 +41,7 @@ def model_of(*runs: PlannedRun, tpf: str = "") -> CostModel:
     """The cost model of these runs; the first one's cell reports `tpf`."""
     cells = [planned(run) for run in runs]
     cells += [planned(runs[0], TPF, tpf)] if tpf else []
-    return CostModel(cells, [run.record for run in runs if run.record])
+    return CostModel(cells, Kin.of(run.record for run in runs if run.record))
 
 
 def planned(run: PlannedRun, metric: Metric = SCORE, reported: str = "") -> PlannedCell:
@@ -153,11 +153,11 @@ def test_the_check_estimates_each_run_from_the_others() -> None:
     speeds = enumerate((2.0, 2.0, 2.0, 4.0))
     runs = [sealed(10, 10 * each * s, decoder={"name": f"d{i}", "k": i}) for i, s in speeds]
     model = model_of(*runs)
-    check = model.check()
+    check = model.kin.check
     assert check.runs == 4
     assert (check.low, check.median) == pytest.approx((1.0, 1.0))  # all but one are alike
     assert 1 < check.high <= 2  # the last took twice as long as the others let expect
-    assert model_of(*runs[:2]).check() is None
+    assert model_of(*runs[:2]).kin.check is None
 
 
 def test_a_table_says_what_its_open_runs_cost(tmp_path: Path, monkeypatch) -> None:

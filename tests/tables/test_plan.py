@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.runs.inputs import sources
 from dllm_bench.runs.record import RunRecord
 from dllm_bench.runs.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.runs.store import RECORD, Store
@@ -18,7 +19,6 @@ from dllm_bench.tables.plan import (
     distinct_runs,
     open_runs,
     plan,
-    sources,
     trained_first,
 )
 from dllm_bench.tables.reading import load_profile, load_table, table_names

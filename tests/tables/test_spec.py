@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ def test_the_embedded_profile_runs_small_models_and_tasks_alone(name: str) -> No
         try:
             query = profile.translate(cell.run)
         except DllmBenchError as error:
-            assert "has no counterpart of" in str(error)
+            assert re.search(r"has no counterpart of|was not trained on", str(error))
             continue
         chosen = dict(override.split("=", 1) for override in query)
         assert chosen["model"].startswith("tiny-")
@@ -149,6 +150,22 @@ def test_settings_of_a_profile_win_and_keep_the_place_of_their_key() -> None:
         "model=tiny-alpha",
         "hardware=cpu",
     )
+
+
+def test_a_query_may_stand_for_another() -> None:
+    asked = ("model=served", "model.engine=fast")
+    profile = replace(TINY, instead=((asked, ("model=alpha", "decoder=ar")),))
+    here = ("model=tiny-alpha", "decoder=ar", "seed=1", *TINY.set)
+    assert profile.translate((*asked, "seed=1")) == here
+    with pytest.raises(DllmBenchError, match="no counterpart of model=served"):
+        profile.translate(asked[:1])
+
+
+def test_a_model_is_not_asked_what_it_never_saw() -> None:
+    profile = replace(TINY, untrained={"miniquiz": ["tiny-alpha"]})
+    with pytest.raises(DllmBenchError, match="tiny-alpha was not trained on miniquiz"):
+        profile.translate(("model=alpha", "benchmark=quiz"))
+    assert profile.translate(("model=alpha", "benchmark=code"))
 
 
 def test_a_value_without_counterpart_is_a_sentence() -> None:

@@ -178,7 +178,7 @@ def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float
         assert beyond_L.mean().item() == pytest.approx(padding * share, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["tiny-trunk-five", "tiny-llada-five", "tiny-sdar"])
+@pytest.mark.parametrize("name", ["tiny-trunk-five", "tiny-llada", "tiny-sdar"])
 def test_a_step_of_a_recipe_lowers_its_loss(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scripts.perf import __main__ as command
-from scripts.perf import device, measures, models
+from scripts.perf import batch, device, measures, models
 from scripts.perf.reference import Reference
 from scripts.perf.split import PARTS, split
 
@@ -73,6 +73,14 @@ def test_a_dry_run_of_the_device_part_is_stored(tmp_path: Path, capsys: Any) -> 
     history = (tmp_path / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in history] == [json.loads(path.read_text())]
     assert "roofline" in capsys.readouterr().out
+
+
+def test_a_batch_decodes_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "CASES", {"fast_dllm_dual": "tiny-llada"})
+    (row,) = batch.batches(measures.Size(rounds=1, new=32, items=3))
+    assert row["same texts"] and row["ratio"] > 0
+    prompts = [request.prompt_ids for request in batch.items("tiny-llada", 3, 32)]
+    assert len(set(prompts)) == 3
 
 
 def test_an_unknown_part_is_refused(capsys: Any) -> None:

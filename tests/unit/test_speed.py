@@ -102,8 +102,9 @@ def test_laws(samples: list[Facts]) -> None:
     values = {name: measure(name, samples) for name in BY_HAND}
     assert all(value is not None for value in values.values())
     numbers = {name: value for name, value in values.items() if value is not None}
-    assert numbers["tps/max"] >= numbers["tps/top10"] >= numbers["tps/no_first_step"] * (1 - 1e-9)
-    rounding = 1 + 1e-12  # percentiles of equal numbers are interpolated, up to the last bit
+    rounding = 1 + 1e-12  # means and percentiles of equal numbers are equal up to the last bit
+    assert numbers["tps/max"] * rounding >= numbers["tps/top10"]
+    assert numbers["tps/top10"] >= numbers["tps/no_first_step"] * (1 - 1e-9)
     assert numbers["latency/p50"] <= numbers["latency/p95"] * rounding
     assert numbers["latency/no_first_step"] < numbers["latency/mean"]
     assert numbers["tps/e2e"] <= numbers["tps/decode"]

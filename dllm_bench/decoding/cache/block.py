@@ -3,17 +3,20 @@
 Exact under block-causal attention (D2F): a finished block never sees later ones, so its K/V are
 final when it is fed once more with its final tokens, in the same forward as the next denoising
 step. Approximate under full attention (LoPA-Dist-NV): the cached positions were computed while
-they saw the open blocks of that forward, and they are not renewed.
+they saw the open blocks of that forward, and they are not renewed. `reuse` brings a prompt's
+beginning from an earlier request: exact for absolute blocks (block diffusion); where blocks begin
+behind the prompt (D2F) the prompt is one block that saw itself whole, so it is approximate.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from dllm_bench.core.protocols import Attention, Cache, KVCache, Plan, Window
+from dllm_bench.core.protocols import Attention, Cache, KVCache, Plan, Reuse, Window
+from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind
+from dllm_bench.decoding.numerics import check_choice
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,25 @@ class BlockCache(Cache):
     """`attention`: "block_causal" (exact) or "full" (approximate)."""
 
     attention: Attention = "block_causal"
-    needs: ClassVar[frozenset[tuple[str, str]]] = frozenset(
-        {("schedule", "blocks that finish in order")}
-    )
+    reuse: Reuse = "none"
+
+    def __post_init__(self) -> None:
+        check_choice(self, "reuse", self.reuse, Reuse)
+        if self.reuse == "exact" and self.attention == "full":
+            raise DllmBenchError(
+                "BlockCache has attention 'full' and reuse 'exact', but a prompt that saw other "
+                "tokens has other keys and values; choose reuse approximate or none."
+            )
+
+    @property
+    def needs(self) -> frozenset[tuple[str, str]]:  # type: ignore[override]
+        """What is reused exactly ends with a block that lies in both prompts."""
+        exact = {("schedule", "absolute blocks")} if self.reuse == "exact" else set()
+        return frozenset({("schedule", "blocks that finish in order")} | exact)
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
         return Plan(
-            kind=Kind.DENOISE if kv.length else Kind.PREFILL,
+            kind=Kind.DENOISE if kv.kept else Kind.PREFILL,
             feed=(kv.length, window.visible),
             rows=(window.start, window.stop),
             store=(kv.length, window.retired),

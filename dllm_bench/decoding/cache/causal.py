@@ -10,22 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dllm_bench.core.protocols import Attention, Cache, KVCache, Plan, Window
+from dllm_bench.core.protocols import Attention, Cache, KVCache, Plan, Reuse, Window
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind
+from dllm_bench.decoding.numerics import check_choice
 
 
 @dataclass(frozen=True)
 class CausalCache(Cache):
-    """Exact: a token's keys and values never depend on later ones."""
+    """Exact, whatever is reused: a token's keys and values never depend on later ones."""
 
     attention: Attention = field(default="block_causal", init=False)
+    reuse: Reuse = "none"
     needs: ClassVar[frozenset[tuple[str, str]]] = frozenset({("schedule", "blocks of 1")})
+
+    def __post_init__(self) -> None:
+        check_choice(self, "reuse", self.reuse, Reuse)
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
         fed = (kv.length, window.start)
         return Plan(
-            kind=Kind.DENOISE if kv.length else Kind.PREFILL,
+            kind=Kind.DENOISE if kv.kept else Kind.PREFILL,
             feed=fed,
             rows=(window.start, window.stop),
             store=fed,

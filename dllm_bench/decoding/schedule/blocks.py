@@ -49,7 +49,8 @@ class Blocks(Schedule):
     def gives(self) -> frozenset[str]:  # type: ignore[override]
         """What other pieces may rely on."""
         order = {"one open block at a time", "blocks that finish in order"}
-        return frozenset(order | ({f"blocks of {self.block}"} if self.block else set()))
+        named = {f"blocks of {self.block}"} if self.block else set()
+        return frozenset(order | named | ({"absolute blocks"} if self.absolute else set()))
 
     def length(self, prompt_len: int, new: int) -> int:
         if self.block and not self.absolute:

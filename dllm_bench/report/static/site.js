@@ -201,7 +201,7 @@ class Viewer {
     const { steps } = this.sample;
     const swatch = make("td", { class: "swatch" });
     swatch.style.background = this.heats[i].ground;
-    const numbers = [steps.fed[i], steps.cached[i], steps.ms[i].toFixed(1), this.committed[i].length,
+    const numbers = [steps.fed[i], steps.cached[i], steps.ms[i] ? steps.ms[i].toFixed(1) : "–", this.committed[i].length,
       steps.forced[i], steps.proposed[i] ? `${steps.accepted[i]}/${steps.proposed[i]}` : "",
       `${Math.round(100 * this.filled[i] / Math.max(this.tokens.length, 1))} %`];
     const cells = numbers.map((text, column) => make("td", { class: "number",
@@ -390,8 +390,9 @@ function heading(run, index, sample) {
   const way = (to, text) => (to >= 0 && to < run.ids.length
     ? make("a", { href: `#${to}` }, text) : make("span", { class: "soft" }, text));
   const forwards = facts.forwards === null ? "" : ` in ${facts.forwards} forwards`;
+  const time = facts.seconds === null ? [] : [`${facts.seconds.toFixed(3)} s`];
   const words = [`${facts.emitted ?? "uncounted"} tokens${forwards}`,
-    `${facts.seconds.toFixed(3)} s`, `sample ${index + 1} of ${run.ids.length}`];
+    ...time, `sample ${index + 1} of ${run.ids.length}`];
   if (facts.forwards) words.splice(1, 0, `TPF ${(facts.emitted / facts.forwards).toFixed(2)}`);
   for (const [name, value] of Object.entries(sample.scores)) {
     if (value !== null) words.push(`${name} ${value}`);

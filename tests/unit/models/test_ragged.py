@@ -60,7 +60,7 @@ def test_requests_together_are_requests_alone(model: TransformerDenoiser) -> Non
     for feeds in FEEDS:
         plans = [plan(feed) for feed in feeds]
         found = model.forward_batch(tokens, plans, together)
-        expected = [model.forward(*each)[0] for each in zip(tokens, plans, alone, strict=True)]
+        expected = [model.forward(*each) for each in zip(tokens, plans, alone, strict=True)]
         for one, other in zip(found, expected, strict=True):
             assert one.shape == other.shape
             assert gap(one, other) < RELATIVE
@@ -75,23 +75,13 @@ def test_requests_together_are_requests_alone(model: TransformerDenoiser) -> Non
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_a_batch_extends_what_is_cached(tmp_path: Path) -> None:
-    model = load_denoiser(tiny_checkpoint("qwen3", tmp_path, 0))
-    caches = [model.new_cache(LENGTH) for _ in range(2)]
-    with pytest.raises(ValueError, match="extends causal caches"):
-        model.forward_batch([canvas()] * 2, [plan((0, 4)), plan((2, 4))], caches)
-    full = replace(plan((0, 4)), attention="full")
-    with pytest.raises(ValueError, match="extends causal caches"):
-        model.forward_batch([canvas()] * 2, [plan((0, 4)), full], caches)
-
-
-def test_padding_is_never_seen(tmp_path: Path) -> None:
-    """A long neighbour changes nothing, to the last bit that padding alone may change."""
+def test_a_neighbour_changes_nothing(tmp_path: Path) -> None:
+    """To the last bit that the rounding of a longer matrix product may change."""
     model = load_denoiser(tiny_checkpoint("qwen3", tmp_path, 0))
     expected = ours(model, canvas()[:, :3], "causal")
     whole = replace(plan((0, 3)), rows=(1, 4), taps=())
     for longer in (4, 9, LENGTH):
         plans = [whole, replace(plan((0, longer)), taps=())]
         caches = [model.new_cache(LENGTH) for _ in plans]
-        found = model.forward_batch([canvas()[:, :3], canvas(1)], plans, caches)[0]
+        found = model.forward_batch([canvas()[:, :3], canvas(1)], plans, caches)[0][0]
         assert gap(found, expected) < 1e-6

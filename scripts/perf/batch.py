@@ -1,0 +1,58 @@
+"""Requests per second of a batch beside one request at a time, on items of minigsm.
+
+The same requests by the same decoder, in turns; texts are compared. Whatever a run does around
+decoding (encoding, disk, display) is left out.
+"""
+
+from __future__ import annotations
+
+from dllm_bench.cli import compose
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.runs.inputs import benchmark_of
+from scripts.perf import models
+from scripts.perf.measures import Row, Size, in_turns
+from scripts.perf.split import Watch
+
+BATCH = 8
+CASES = {  # decoder -> model
+    "fast_dllm": "tiny-llada",
+    "fast_dllm_dual": "tiny-llada",
+    "d2f": "tiny-d2f-dream-instruct",
+    "ar": "tiny-qwen3",
+}
+
+
+def items(model: str, count: int, new: int) -> list[Request]:
+    """The first questions of minigsm."""
+    benchmark = benchmark_of(
+        compose(["benchmark=minigsm", f"benchmark.max_new_tokens={new}"])["benchmark"]
+    )
+    return list(benchmark.requests(models.embedded(model).encode))[:count]
+
+
+def batches(size: Size) -> list[Row]:
+    """Requests per second by decoder, and whether the texts are the same."""
+    return [_compared(decoder, model, size) for decoder, model in CASES.items()]
+
+
+def _compared(name: str, model: str, size: Size) -> Row:
+    decoder, denoiser = models.decoder(name), models.embedded(model).denoiser
+    asked = items(model, size.items, size.new)
+    texts: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    def case(batch: int) -> Row:
+        watch = Watch()
+        begun = watch.now()
+        found: list[Generation] = list(decoder.generate_many(denoiser, asked, batch))
+        texts[batch] = {generation.request_id: generation.ids for generation in found}
+        return {"rate": len(asked) / (watch.now() - begun)}
+
+    rates = in_turns({str(n): lambda n=n: case(n) for n in (1, BATCH)}, size.rounds)
+    one, many = rates["1"]["rate"], rates[str(BATCH)]["rate"]
+    return {
+        "case": f"{name} · {model}",
+        "requests/s": one,
+        f"batch {BATCH}": many,
+        "ratio": round(many / one, 2),
+        "same texts": texts[1] == texts[BATCH],
+    }

@@ -1,0 +1,120 @@
+"""Laws of masked decoding in a batch: requests side by side are the requests alone.
+
+Tokens, the forwards at which they came and the facts of every forward, for every decoder that is
+configured and every layout of a model, whatever the batch; places that fall free are refilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from torch import Tensor
+
+from dllm_bench.core.protocols import Denoiser
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.trace import Forward
+from dllm_bench.decoding import masked, together
+from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.together import Ask, forward
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import tiny_denoiser
+from tests.pieces import decoders
+
+REQUESTS = [
+    Request("short", (5, 9, 2), 16, seed=1),
+    Request("long", tuple(range(3, 24)), 8, seed=2),
+    Request("one", (7,), 24, seed=3),
+    Request("again", (3, 9, 27, 3, 9), 8, seed=4),
+    Request("like it", (4, 8, 26, 2, 8), 8, seed=5),
+]
+
+
+@lru_cache
+def model(layout: str) -> TransformerDenoiser:
+    return tiny_denoiser(layout, seed=1)
+
+
+def facts(found: Generation) -> tuple[tuple[int, ...], tuple[int, ...], list[Forward]]:
+    """Tokens, when they came, and what was done for them, without times."""
+    return found.ids, found.born, [replace(row, ms=0.0) for row in found.trace.forwards]
+
+
+def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> None:
+    side_by_side = list(decoder.generate_many(denoiser, REQUESTS, batch))
+    alone = {request.id: decoder.generate(denoiser, request) for request in REQUESTS}
+    assert sorted(found.request_id for found in side_by_side) == sorted(alone)
+    for found in side_by_side:
+        assert facts(found) == facts(alone[found.request_id]), found.request_id
+
+
+@pytest.mark.parametrize("name", decoders())
+def test_every_decoder_side_by_side(name: str) -> None:
+    check(decoders()[name], model("dream"), batch=3)
+
+
+LAYOUTS = ("llada", "dream", "sdar", "llada_moe", "llada2")
+BLOCKS = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8, sees_future=False), NoCache())
+PLANS = {  # what a forward may feed, see and keep
+    "whole canvas": replace(BLOCKS, schedule=Blocks(8)),
+    "block causal": replace(BLOCKS, cache=BlockCache(), explore=Lookahead(3)),
+    "dual": replace(BLOCKS, schedule=Blocks(8), cache=DualCache(2), explore=Lookahead(2)),
+    "prefix": replace(BLOCKS, schedule=Blocks(8), cache=PrefixCache()),
+    "pipeline": replace(BLOCKS, schedule=Pipeline(8, 0.1, 0.5), explore=Lookahead(2)),
+    "guided": replace(BLOCKS, schedule=Blocks(8), guidance=0.7),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_on_every_layout(name: str, layout: str) -> None:
+    check(PLANS[name], model(layout), batch=2)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 9])
+def test_places_are_taken_by_the_next(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No forward has a free place while requests wait, and none begins before it has one."""
+    sizes: list[int] = []
+    begun: list[str] = []
+
+    def watched(denoiser: Denoiser, asks: Sequence[Ask]) -> list[Tensor]:
+        sizes.append(len(asks))
+        return forward(denoiser, asks)
+
+    def waiting() -> Iterator[Request]:
+        for request in REQUESTS:
+            begun.append(request.id)
+            yield request
+
+    monkeypatch.setattr(together, "forward", watched)
+    finished = []
+    for found in BLOCKS.generate_many(model("llada"), waiting(), batch):
+        assert len(begun) - len(finished) <= batch
+        finished.append(found)
+    assert [*begun] == [request.id for request in REQUESTS] and len(finished) == len(REQUESTS)
+    assert sizes == sorted(sizes, reverse=True), "it is full until nobody waits"
+    assert max(sizes) == min(batch, len(REQUESTS))
+    assert sum(sizes) == sum(len(found.trace) for found in finished)
+
+
+@pytest.mark.parametrize("name", ["whole canvas", "block causal", "dual"])
+def test_rows_may_be_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masked, "LARGE", 1)
+    check(PLANS[name], model("dream"), batch=3)
+
+
+def test_a_request_that_cannot_be_decoded_says_so() -> None:
+    wrong = replace(REQUESTS[1], prompt_ids=(model("llada").special.mask, 5))
+    with pytest.raises(DllmBenchError, match="'long' begins with the padding token"):
+        list(BLOCKS.generate_many(model("llada"), [REQUESTS[0], wrong], 2))

@@ -1,0 +1,240 @@
+"""What tables remember of their settings is what composing and resolving would say again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dllm_bench import cli
+from dllm_bench.paths import assets_dir, conf_dir
+from dllm_bench.runs import inputs, settings
+from dllm_bench.runs.memory import Memory, mark, marks
+from dllm_bench.runs.settings import Settings, default_paths
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import RECORD, Store
+from dllm_bench.tables.cost import Kin, Known, sealed_runs
+from dllm_bench.tables.reading import load_profile, load_table, table_names
+from tests.tables.builders import TINY, planned_small, record_of, run_cells, seal, spec_at
+
+QUERY = ("decoder=fast_dllm", "hardware=cpu", "limit=3")
+CACHES = (cli.compose_groups, cli.put_together, cli.read_override)
+
+
+def never(*_: object) -> dict:
+    raise AssertionError("worked out again")
+
+
+def forget() -> None:
+    for cached in CACHES:
+        cached.cache_clear()
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of conf that may be changed."""
+    copy = tmp_path / "conf"
+    shutil.copytree(conf_dir(), copy)
+    for module in (cli, settings):
+        monkeypatch.setattr(module, "conf_dir", lambda: copy)
+    forget()
+    yield copy
+    forget()
+
+
+def sampled(every: int) -> list[Sequence[str]]:
+    """One query of `every` that all tables ask, as the embedded profile has it."""
+    profile, found = load_profile("embedded"), {}
+    for name in table_names():
+        for cell in run_cells(load_table(name)):
+            found[cell.run] = cell.run
+    queries = []
+    for query in found:
+        try:
+            queries.append(profile.translate(query))
+        except cli.DllmBenchError:
+            continue  # no counterpart
+    return list(dict.fromkeys(queries))[::every]
+
+
+def test_composing_group_by_group_is_hydras_own_composition() -> None:
+    queries = sampled(60)
+    assert len(queries) > 8
+    for query in queries:
+        assert cli.compose(query) == cli.to_plain(cli.compose_groups(tuple(query))), query
+
+
+def test_what_is_remembered_is_what_was_worked_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = [query for query in sampled(40) if "model=served" not in query]
+    first = Settings(tmp_path, cli.compose)
+    made = {}
+    for query in queries:
+        config = first.compose(query)
+        assert config == cli.compose(query)
+        try:
+            made[query] = RunSpec.from_config(config, first.resolve)
+        except cli.DllmBenchError:
+            continue  # weights that are not here
+        assert made[query].to_plain() == RunSpec.from_config(cli.compose(query)).to_plain()
+    assert len(made) > 8
+    first.save()
+    again = Settings(tmp_path, never)
+    monkeypatch.setattr(inputs, "resolve", never)
+    for query, spec in made.items():
+        found = RunSpec.from_config(again.compose(query), again.resolve)
+        assert (found.to_plain(), found.runtime) == (spec.to_plain(), spec.runtime)
+
+
+@pytest.mark.parametrize("file", ["decoder/select/threshold.yaml", "paths/default.yaml"])
+def test_a_changed_yaml_forgets_everything(conf: Path, tmp_path: Path, file: str) -> None:
+    first = Settings(tmp_path, cli.compose)
+    before = first.compose(QUERY)
+    first.save()
+    assert Settings(tmp_path, never).compose(QUERY) == before
+    text = (conf / file).read_text()
+    changed = text.replace("tau: 0.9", "tau: 0.8").replace(",results}", ",elsewhere}")
+    assert changed != text
+    (conf / file).write_text(changed)
+    forget()
+    after = Settings(tmp_path, cli.compose).compose(QUERY)
+    assert after != before
+    assert after == cli.compose(QUERY)
+
+
+def test_a_changed_yaml_changes_what_is_rendered(conf: Path, tmp_path: Path) -> None:
+    def rendered() -> str:
+        assert cli.main(["table", "creditdecoding/table3", "--results", str(tmp_path)]) == 0
+        return (tmp_path / "tables" / "creditdecoding" / "table3.csv").read_text()
+
+    before = rendered()
+    assert rendered() == before
+    file = conf / "benchmark" / "minigsm.yaml"
+    file.write_text(file.read_text().replace("strict-match", "flexible-extract", 1))
+    forget()
+    assert "exact_match,flexible-extract" not in before
+    assert "exact_match,flexible-extract" in rendered()
+
+
+def test_a_changed_variable_forgets_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DLLM_BENCH_DATA", raising=False)
+    first = Settings(tmp_path, cli.compose)
+    assert first.compose(QUERY)["paths"]["data"] is None
+    first.save()
+    monkeypatch.setenv("DLLM_BENCH_DATA", "/somewhere")
+    assert Settings(tmp_path, cli.compose).compose(QUERY)["paths"]["data"] == "/somewhere"
+
+
+def test_a_changed_line_of_the_package_forgets_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    (package / "assets").mkdir(parents=True)
+    (package / "code.py").write_text("a = 1\n")
+    monkeypatch.setattr(settings, "PACKAGE", package)
+    before = settings.made_by()
+    (package / "assets" / "weights").write_text("read where settings name it")
+    assert settings.made_by() == before
+    (package / "code.py").write_text("a = 2\n")
+    assert settings.made_by() != before
+
+
+def test_a_file_that_a_decoder_names_is_part_of_what_it_is_remembered_by(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text((assets_dir() / "profiles" / "tiny-qwen3-cpu.json").read_text())
+    query = ("model=tiny-qwen3", "decoder=dspark", "decoder/length=hardware_aware", "hardware=cpu")
+    config = cli.compose((*query, f"decoder.length.profile.source={profile}"))
+    first = Settings(tmp_path, cli.compose)
+    before = RunSpec.from_config(config, first.resolve)
+    first.save()
+    plain = json.loads(profile.read_text())
+    plain["steps_per_s"] = [2 * rate for rate in plain["steps_per_s"]]
+    profile.write_text(json.dumps(plain))
+    after = RunSpec.from_config(config, Settings(tmp_path, never).resolve)
+    assert after.identity_hash != before.identity_hash
+    assert after == RunSpec.from_config(config)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "hardware=auto",
+        "model=llada-instruct",
+        "decoder.select.head.source=nowhere",
+        "benchmark=gsm8k",
+    ],
+)
+def test_what_files_do_not_tell_is_not_remembered(override: str) -> None:
+    filtered = ["decoder/select=filter"] if "head" in override else []
+    assert inputs.files_of(cli.compose((*QUERY, *filtered))) is not None
+    assert inputs.files_of(cli.compose((*QUERY, *filtered, override))) is None
+
+
+@pytest.mark.parametrize("results", [None, "there", ""])
+def test_paths_are_read_without_hydra_as_it_composes_them(
+    monkeypatch: pytest.MonkeyPatch, results: str | None
+) -> None:
+    monkeypatch.delenv("DLLM_BENCH_RESULTS", raising=False)
+    monkeypatch.setenv("DLLM_BENCH_DATA", "null")
+    if results is not None:
+        monkeypatch.setenv("DLLM_BENCH_RESULTS", results)
+    forget()
+    assert default_paths() == cli.compose(())["paths"]
+
+
+def test_paths_of_another_form_are_left_to_hydra(conf: Path) -> None:
+    file = conf / "paths" / "default.yaml"
+    assert default_paths() is not None
+    file.write_text(file.read_text() + "more: ${paths.results}/more\n")
+    assert default_paths() is None
+
+
+def test_a_memory_keeps_what_its_marks_hold_for(tmp_path: Path) -> None:
+    file, path = tmp_path / "file", tmp_path / "memory.json"
+    file.write_text("a")
+    memory = Memory(path, ["v1"])
+    before = marks([tmp_path / "file"])
+    memory.keep("one", before, {"a": [1, 2.5, None]})
+    memory.keep("changed by json", before, (1, 2))
+    memory.keep("two", [], 2)
+    memory.save()
+    again = Memory(path, ["v1"])
+    assert again.recall("one", before) == {"a": [1, 2.5, None]}
+    assert again.recall("changed by json", before) is None
+    file.write_text("ab")
+    assert again.recall("one", marks([file])) is None
+    assert Memory(path, ["v2"]).recall("two", []) is None
+    again.save(used_only=True)
+    assert Memory(path, ["v1"]).recall("two", []) is None
+    path.write_text("no json")
+    assert Memory(path, ["v1"]).recall("one", before) is None
+    assert mark(tmp_path / "absent") == []
+
+
+def test_costs_are_judged_by_records_as_they_are_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "runs")
+    spec = spec_at(planned_small(store, TINY, monkeypatch), "S1", "quiz")
+    record = record_of(spec)
+    seal(store, record)
+
+    def facts(kin: Kin) -> list[tuple]:
+        return [(one.config, one.samples, one.seconds, one.forwards) for one in kin.runs]
+
+    assert facts(sealed_runs(store)) == facts(Kin.of([record]))
+    of: Callable[..., Known] = Known.of
+    monkeypatch.setattr(Known, "of", never)
+    assert facts(sealed_runs(store)) == [
+        (one.config, one.samples, one.seconds, one.forwards) for one in [of(record)]
+    ]
+    monkeypatch.undo()
+    file = store.path(spec) / RECORD
+    file.write_text("damaged")
+    assert facts(sealed_runs(store)) == []
