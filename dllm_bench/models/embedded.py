@@ -36,6 +36,7 @@ EMBEDDED: dict[str, EmbeddedModel] = {
     for m in (
         EmbeddedModel("tiny-llada", "llada"),
         EmbeddedModel("tiny-qwen3", "qwen3"),
+        EmbeddedModel("tiny-llada2", "llada2"),
         EmbeddedModel("tiny-sdar", "sdar"),
         EmbeddedModel("tiny-llada-moe", "llada_moe"),
         EmbeddedModel("tiny-dream-base", "dream"),
