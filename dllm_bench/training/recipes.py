@@ -174,6 +174,7 @@ RECIPES: dict[str, Recipe] = {
             (
                 Phase("blocks", 2000, 1200, 2.5e-3, WEAK, lengths=BLOCKWISE, block=32, padding=0.1),
                 Phase("blocks", 2400, 1600, 2e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),
+                Phase("blocks", 2400, 1600, 2e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),
             ),
             start="tiny-sdar",
             seed=15,

@@ -54,7 +54,7 @@ CHOICES = [f"{group}={name}" for group in groups() for name in options(group)]
 
 def test_the_root_is_a_table_of_contents() -> None:
     root = yaml.safe_load((conf_dir() / "run.yaml").read_text())
-    assert set(root) == {"defaults", "seed", "limit", "hydra"}
+    assert set(root) == {"defaults", "seed", "limit", "batch", "hydra"}
 
 
 @pytest.mark.parametrize("choice", CHOICES)

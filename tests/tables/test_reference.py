@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
+from math import exp
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,6 +25,7 @@ from dllm_bench.metrics.facts import from_columns
 from dllm_bench.runs.record import RunRecord
 from dllm_bench.runs.store import RECORD, Store, read_record
 from dllm_bench.tables.build import BuiltTable, build
+from dllm_bench.tables.derive import has_curve
 from dllm_bench.tables.plan import PlannedCell, State, distinct_runs, plan
 from dllm_bench.tables.reading import load_profile, load_table, table_names
 from dllm_bench.tables.render import render
@@ -68,6 +70,16 @@ def again(metric: Metric, columns: Mapping[str, list]) -> float:
     return 100 * fmean(items)
 
 
+def under(xs: list[float], scores: list[float]) -> float:
+    """The area under a curve of scores, weighted by the best of all (d3LLM's AUP)."""
+    points = sorted(zip(xs, scores, strict=False))
+    points = [(x, y) for x, y in points if y >= points[0][1] - 5 - 1e-9]
+    weighted = [y * min(1.0, exp(-3 * (1 - y / max(scores)))) for _, y in points]
+    steps = [after - before for (before, _), (after, _) in pairwise(points)]
+    means = [(before + after) / 2 for before, after in pairwise(weighted)]
+    return points[0][0] * points[0][1] + sum(a * b for a, b in zip(steps, means, strict=True))
+
+
 def recomputed(planned: PlannedCell) -> float:
     """The number of a cell, by the formula of its yaml."""
     metric = planned.cell.metric
@@ -76,6 +88,8 @@ def recomputed(planned: PlannedCell) -> float:
         assert record
         return again(metric, record.columns)
     values = [recomputed(part) for part in planned.parts]
+    if has_curve(planned):
+        return under(values[: len(planned.cell.curve)], values[len(planned.cell.curve) :])
     if metric.minus:
         return values[0] - values[1]
     if metric.over:
