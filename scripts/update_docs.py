@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/update_docs.py [RESULTS_OF_THE_CARDS]
 
-The README quotes one section of the rendered Table 4 and where it was measured; a card quotes the
+The README quotes one section of the committed Table 4 and where it was measured; a card quotes the
 sealed runs of its model found in the given results directory (cards are left alone without one).
 """
 
@@ -17,7 +17,7 @@ from dllm_bench.runs.store import State, Store, read_record
 from dllm_bench.training.card import measured
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "results" / "tables" / "lopa" / "table4.md"
+TABLE = ROOT / "results" / "reference" / "tables" / "lopa" / "table4.md"
 MODEL, SECTION = "## D2F-Dream-Instruct", "### GSM8K 4-shot"
 BEGIN, END = "<!-- table4:begin -->", "<!-- table4:end -->"
 
