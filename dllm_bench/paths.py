@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+ASSETS = "assets/"
 
 
 def conf_dir() -> Path:
@@ -20,6 +21,12 @@ def conf_dir() -> Path:
 def assets_dir() -> Path:
     """Embedded weights, tokenizer and task data."""
     return PACKAGE / "assets"
+
+
+def place_of(source: str) -> Path:
+    """Where a source lies, if it is on this disk: `assets/…` is the package's."""
+    shipped = source.startswith(ASSETS)
+    return assets_dir() / source.removeprefix(ASSETS) if shipped else Path(source).expanduser()
 
 
 def options(group: str) -> list[str]:

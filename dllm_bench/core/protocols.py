@@ -183,8 +183,9 @@ class Denoiser(Protocol):
     def new_cache(self, length: int) -> KVCache:
         """An empty cache for a canvas of `length` positions."""
 
-    def recall(self, kv: KVCache, prompt_ids: Sequence[int], grid: int) -> None:
-        """Begin the empty cache with the K/V of an earlier request that was begun in this way.
+    def recall(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: Decoder) -> None:
+        """Begin the empty cache with the K/V of the request that was begun so before, if by an
+        equal decoder: another one's attention gives other K/V.
 
         Taken is what both prompts begin with, in whole spans of `grid` positions; at least one
         position of the prompt is left to be fed.

@@ -107,7 +107,8 @@ class MaskedDecoder:
         state = DecodeState.start(request, model.special, model.device, length)
         kv = model.new_cache(state.length)
         if self.cache.reuse != "none":
-            model.recall(kv, request.prompt_ids, self.cache.grid(self.schedule.block or 1))
+            grid = self.cache.grid(self.schedule.block or 1)
+            model.recall(kv, request.prompt_ids, grid, by=self)
         rounds = _Rounds()
         last: tuple[Scores, Window] | None = None
         while True:

@@ -40,9 +40,7 @@ class Facts:
     rows: int | None  # sum over forwards of branches x positions fed per branch
     forced: int | None  # positions committed by the stall rule
     seconds: float | None  # the whole of `generate`
-    steps_s: (
-        float | None
-    )  # its forwards and what belongs to them, the trace's milliseconds added up
+    steps_s: float | None  # its forwards and their rounds, the trace's milliseconds added up
     first_step_s: float | None  # the first of them (prompt and first denoising step)
     truncated: bool  # nothing but the length ended the text
     empty: bool  # the text is blank

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import KVCache, Plan
+from dllm_bench.core.protocols import Decoder, KVCache, Plan
 from dllm_bench.core.request import DllmBenchError, SpecialTokens
 from dllm_bench.models import ragged
 from dllm_bench.models.kv import PositionCache
@@ -56,7 +56,7 @@ class TransformerDenoiser:
         config.is_causal = False
         for layer in module.model.layers:
             layer.self_attn.is_causal = False  # without a mask every position sees all others
-        self._recalled: tuple[tuple[int, ...], PositionCache | None] = ((), None)
+        self._recalled: tuple[Decoder, tuple[int, ...], PositionCache] | None = None
         self._kinds = getattr(config, "layer_types", None) or [WHOLE] * config.num_hidden_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
 
@@ -64,19 +64,20 @@ class TransformerDenoiser:
         """An empty cache for a canvas of `length` positions."""
         return PositionCache(len(self.module.model.layers), length)
 
-    def recall(self, kv: KVCache, prompt_ids: Sequence[int], grid: int) -> None:
+    def recall(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: Decoder) -> None:
         """Begin the empty cache with what the last recalled prompt and this one share.
 
-        Remembers one request: its prompt, and its cache as it is then.
+        Remembers one request: its decoder, its prompt, and its cache as it is then.
         """
-        kv, (known_ids, source) = own(kv), self._recalled
-        pairs = zip(known_ids, prompt_ids, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if source is not None:
+        kv, last = own(kv), self._recalled
+        if last and last[0] == by:
+            _, known_ids, source = last
+            pairs = zip(known_ids, prompt_ids, strict=False)
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             length = min(same, len(prompt_ids) - 1, source.length) // grid * grid
             if length > 0:
                 kv.adopt(source, length)
-        self._recalled = (tuple(prompt_ids), kv)
+        self._recalled = (by, tuple(prompt_ids), kv)
 
     @torch.inference_mode()
     def forward(self, tokens_KL: Tensor, plan: Plan, kv: KVCache) -> Tensor:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.paths import assets_dir
+from dllm_bench.paths import place_of
 from dllm_bench.runs.targets import TARGET, describe, instantiate
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Plain = dict[str, Any]
 AUTO = "auto"
-SHIPPED = "assets/"
 DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with
 SERVED = "served"  # the decoder and the hardware of a served engine
 UNASKED = "vanilla"  # the decoder of a configuration that names none
@@ -76,12 +75,6 @@ def sources(plain: object) -> Iterator[str]:
     elif isinstance(plain, (list, tuple)):
         for value in plain:
             yield from sources(value)
-
-
-def place_of(source: str) -> Path:
-    """Where a source lies, if it is on this disk: `assets/…` is the package's."""
-    shipped = source.startswith(SHIPPED)
-    return assets_dir() / source.removeprefix(SHIPPED) if shipped else Path(source).expanduser()
 
 
 def is_served(model: Mapping[str, Any]) -> bool:

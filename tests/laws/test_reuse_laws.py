@@ -77,3 +77,13 @@ def test_full_attention_is_never_exact() -> None:
         BlockCache("full", reuse="exact")
     with pytest.raises(DllmBenchError, match="reuse 'all'; choose among"):
         BlockCache(reuse="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("first", [4, 8])
+def test_nothing_is_taken_from_another_decoder(first: int) -> None:
+    """Keys and values of one model under blocks of another length are others."""
+    model = tiny_denoiser("sdar", seed=1)
+    request, blocks = REQUESTS[1], {4: 8, 8: 4}
+    list(decoder(BlockCache(reuse="exact"), first).generate_many(model, [request], 1))
+    found = decoder(BlockCache(reuse="exact"), blocks[first]).generate(model, request)
+    assert found.trace.forwards[0].cached == 0

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.paths import assets_dir
+from dllm_bench.paths import place_of
 
-ASSETS = "assets/"
 Value = TypeVar("Value")
 
 
 def read(source: str, make: Callable[[Any], Value], what: str, command: str) -> Value:
     """What `make` finds in the json at `source`; a sentence where it finds nothing."""
-    shipped = source.startswith(ASSETS)
-    path = assets_dir() / source.removeprefix(ASSETS) if shipped else Path(source).expanduser()
     try:
-        return make(json.loads(path.read_text(encoding="utf-8")))
+        return make(json.loads(place_of(source).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DllmBenchError(
             f"{source!r} holds no {what} ({type(error).__name__}); make one with "
