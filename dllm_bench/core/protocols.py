@@ -16,6 +16,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from dllm_bench.core.blocks import BlockGrid, Progress
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind
@@ -31,8 +32,8 @@ class Window:
     [start, stop) begins with a block, the last block may be cut short; [0, retired) is final in
     every branch; the model sees [0, visible) of the longest branch and [0, visible_K[k]) of branch
     k. Blocks are counted from `origin`, what lies before it is one block. eligible_KW: still masked
-    and open for decoding; must_KN: blocks that have to make progress; masks: how many positions are
-    eligible in all branches, where the host knows.
+    and open for decoding; must_KN: blocks that have to make progress while they have a mask (None:
+    all); masks: how many positions are eligible in all branches, where the host knows.
     """
 
     start: int
@@ -42,17 +43,17 @@ class Window:
     block: int
     origin: int
     eligible_KW: Tensor
-    must_KN: Tensor
+    must_KN: Tensor | None = None
     visible_K: Tensor | None = None
     masks: int | None = None
 
     def take(self, index: Tensor) -> Window:
         """The window of the branches `index` (int64), in that order."""
-        visible_K = self.visible_K
+        visible_K, must_KN = self.visible_K, self.must_KN
         return replace(
             self,
             eligible_KW=self.eligible_KW.index_select(0, index),
-            must_KN=self.must_KN.index_select(0, index),
+            must_KN=None if must_KN is None else must_KN.index_select(0, index),
             visible_K=None if visible_K is None else visible_K.index_select(0, index),
             masks=None,
         )
@@ -71,16 +72,19 @@ class Window:
         short = -self.width % self.block
         if short:
             values_KW = torch.nn.functional.pad(values_KW, (0, short), value=fill)
-        return values_KW.unflatten(1, (-1, self.block))
+        return values_KW.reshape(len(values_KW), -1, self.block)
 
     def flat(self, values_KNB: Tensor) -> Tensor:
         """(K, N, B) -> (K, W), the inverse of `blocks`."""
-        return values_KNB.flatten(1)[:, : self.width]
+        values_KX = values_KNB.reshape(len(values_KNB), -1)
+        return values_KX[:, : self.width] if values_KX.shape[1] > self.width else values_KX
 
-    def stalled(self, where_KW: Tensor) -> Tensor:
-        """(K, W) True over blocks that must progress and have nothing chosen in `where`."""
-        stalled_KN1 = (self.must_KN & ~self.blocks(where_KW).any(-1))[..., None]
-        return self.flat(stalled_KN1.expand(-1, -1, self.block))
+    def rescued(self, where_KW: Tensor, rescue_KW: Tensor) -> Tensor:
+        """(K, W) what of `rescue` lies in blocks that must progress and have nothing in `where`."""
+        stalled_KN1 = ~self.blocks(where_KW).any(-1, keepdim=True)
+        if self.must_KN is not None:
+            stalled_KN1 &= self.must_KN[..., None]
+        return self.flat(self.blocks(rescue_KW) & stalled_KN1)
 
     def of(self, canvas_KL: Tensor) -> Tensor:
         """The window's columns of a canvas-wide tensor."""
@@ -275,8 +279,9 @@ class Select(Piece, ABC):
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         """(where_KW, ids_KW) for blocks that must progress and got nothing: the surest position."""
         confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
-        best_KN1 = window.blocks(confidence_KW, -torch.inf).argmax(-1, keepdim=True)
-        where_KNB = torch.zeros_like(window.blocks(window.eligible_KW)).scatter_(2, best_KN1, True)
+        confidence_KNB = window.blocks(confidence_KW, -torch.inf)
+        best_KN1 = confidence_KNB.argmax(-1, keepdim=True)
+        where_KNB = torch.zeros_like(confidence_KNB, dtype=torch.bool).scatter_(2, best_KN1, True)
         return window.flat(where_KNB) & window.eligible_KW, scores.ids_KW
 
 
@@ -287,9 +292,10 @@ class Explore(Piece, ABC):
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
         """K branches of a K = 1 state, the unchanged state (base) last; `last` is None at start."""
 
-    def valid(self, branches: DecodeState) -> Tensor:
-        """0-d int64: how many of the branches before the base are worth a forward; they lead."""
-        return branches.tokens_KL.new_tensor(branches.branches - 1)
+    def valid(self, branches: DecodeState) -> Tensor | None:
+        """0-d int64: how many of the branches before the base are worth a forward; they lead.
+        None: all."""
+        return None
 
     @abstractmethod
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
@@ -301,26 +307,26 @@ class Explore(Piece, ABC):
 
 
 class Schedule(Piece, ABC):
-    """Which part of the canvas may be decoded, and when the next block opens."""
+    """Which blocks of the canvas are open: those that lead, up to a number that never falls."""
 
     block: int | None
+    sees_future = True  # the model sees masks behind the open blocks
 
     def length(self, prompt_len: int, new: int) -> int:
         """Canvas length of a request for `new` tokens; a sentence where blocks do not fit it."""
         return prompt_len + new
 
     @abstractmethod
-    def open(self, branches: DecodeState, closed_K: Tensor) -> None:
-        """Open what is due, branch by branch, in `branches.memo`; closed branches open nothing."""
+    def grid(self, prompt_len: int, length: int) -> BlockGrid:
+        """Where the blocks lie on a canvas of `length` positions."""
 
     @abstractmethod
-    def survey(self, branches: DecodeState, closed_K: Tensor) -> Tensor:
-        """int64 (K, 3), on the device: masks left in open blocks, and the absolute positions where
-        the finished leading blocks end and where the open blocks end."""
+    def opened(self, branch: Progress) -> int:
+        """How many leading blocks are open in this round; a closed branch begins none."""
 
-    @abstractmethod
-    def window(self, branches: DecodeState, survey_K3: Tensor, rows: list[list[int]]) -> Window:
-        """The window of these branches; `rows` is `survey_K3` on the host."""
+    def pushes(self, branch: Progress, n: int) -> bool:
+        """Whether the open block `n` commits something in every forward."""
+        return True
 
 
 class Stop(Piece, ABC):
@@ -328,13 +334,13 @@ class Stop(Piece, ABC):
 
     reads_ahead: ClassVar[bool] = False  # `shorten` wants candidates beyond the window too
 
-    def closed(self, branches: DecodeState) -> Tensor:
-        """bool (K,): open no further block."""
-        return torch.zeros(branches.branches, dtype=torch.bool, device=branches.tokens_KL.device)
+    def closed(self, branches: DecodeState) -> Tensor | None:
+        """bool (K,): open no further block. None: this rule never says so."""
+        return None
 
-    def finished(self, state: DecodeState) -> Tensor:
-        """bool (K,): nothing more to decode, although masks are left."""
-        return torch.zeros(state.branches, dtype=torch.bool, device=state.tokens_KL.device)
+    def finished(self, state: DecodeState) -> Tensor | None:
+        """bool (K,): nothing more to decode, although masks are left. None: never."""
+        return None
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
         """New canvas length, 0-d int64 (end-of-text prediction); None: this rule never cuts.

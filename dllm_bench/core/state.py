@@ -80,15 +80,18 @@ class DecodeState:
         """True at positions that are still to be decoded."""
         return self.born_KL == MASKED
 
-    def commit(self, where_KL: Tensor, ids_KL: Tensor) -> None:
+    def commit(self, where_KW: Tensor, ids_KW: Tensor, start: int = 0) -> None:
         """Write `ids` where `where` is true and stamp them with the current forward counter.
 
-        Positions already decoded are left alone (no decoder here remasks); a mask id written by a
-        decoder that does not forbid it leaves the position masked.
+        Both are about the W positions from `start` on. Written in place, which nobody else sees:
+        branches never share memory. Positions already decoded are left alone (no decoder here
+        remasks); a mask id written by a decoder that does not forbid it leaves the position masked.
         """
-        where_KL = where_KL & self.masked_KL & (ids_KL != self.special.mask)
-        self.tokens_KL = torch.where(where_KL, ids_KL, self.tokens_KL)
-        self.born_KL = self.born_KL.masked_fill(where_KL, self.forwards)
+        span = slice(start, start + where_KW.shape[1])
+        tokens_KW, born_KW = self.tokens_KL[:, span], self.born_KL[:, span]
+        where_KW = where_KW & (born_KW == MASKED) & (ids_KW != self.special.mask)
+        tokens_KW.copy_(torch.where(where_KW, ids_KW, tokens_KW))
+        born_KW.masked_fill_(where_KW, self.forwards)
 
     def cut(self, length: Tensor) -> None:
         """Give up all positions from `length` (0-d int64) on, without a host copy.
@@ -100,6 +103,8 @@ class DecodeState:
 
     def truncate(self, length: int) -> None:
         """Shorten the canvas to `length` positions (end-of-text prediction)."""
+        if length == self.length:
+            return
         self.tokens_KL = self.tokens_KL[:, :length]
         self.born_KL = self.born_KL[:, :length]
 

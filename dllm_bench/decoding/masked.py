@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ from dllm_bench.core.trace import Forward, Trace
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.guidance import check_guidance, guided
 from dllm_bench.decoding.numerics import check_choice, top1
+from dllm_bench.decoding.schedule.window import Frontier, masks_per_block
 from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.decoding.together import Steps, drive
 
@@ -109,10 +111,11 @@ class MaskedDecoder:
         if self.cache.reuse != "none":
             grid = self.cache.grid(self.schedule.block or 1)
             model.recall(kv, request.prompt_ids, grid, by=self)
-        rounds = _Rounds()
+        rounds, frontier = _Rounds(), Frontier(self.schedule, state.prompt_len)
         last: tuple[Scores, Window] | None = None
         while True:
-            branches, window = yield from self._open(self.explore.spawn(state, last), rounds)
+            branches = self.explore.spawn(state, last)
+            branches, window = yield from self._open(branches, frontier, rounds)
             if window is None:
                 return rounds.generation(request, branches)
             plan = self.cache.plan(branches, window, kv)
@@ -124,54 +127,70 @@ class MaskedDecoder:
             plan = self._choose_rows(model, plan, part)
             logits_KRV = yield from guided(here, plan, kv, self.guidance)
             if self.forbid_mask:
-                logits_KRV[..., model.special.mask] = -torch.inf
+                logits_KRV.select(-1, model.special.mask).fill_(-torch.inf)
             if self.forbid:
                 logits_KRV[..., model.special.named(self.forbid)] = -torch.inf
             scores = self._score(logits_KRV, here, part, plan.only_M)
-            ahead = self._ahead(logits_KRV[:, window.width :])
+            ahead = self._ahead(logits_KRV, window)
             winner = self.explore.pick(crew.gather(self.explore.rate(scores, part, here)))
             crew.keep(kv, plan, winner)
             state, (scores, *ahead) = crew.settle(winner, branches, here, (scores, *ahead))
             if branches.branches > 1:
                 window = window.pick(winner)
-            rounds.note(winner, forced=self._commit(state, scores, window))
-            self._shorten(state, window, scores, *ahead)
+            rounds.outcome = winner, self._commit(state, scores, window)
+            rounds.cut = self._shorten(state, window, scores, *ahead)
             rounds.check_progress(request)
             last = (scores, window)
 
     def _open(
-        self, branches: DecodeState, rounds: _Rounds
+        self, branches: DecodeState, frontier: Frontier, rounds: _Rounds
     ) -> Generator[Tensor, list[int], tuple[DecodeState, Window | None]]:
-        """Open blocks and copy to the host, once, all that shapes the next forward."""
-        closed_K = self.stop.closed(branches)
-        self.schedule.open(branches, closed_K)
-        survey_K3 = self.schedule.survey(branches, closed_K)
-        finished = self.stop.finished(branches)[-1].long()
-        left = (branches.born_KL[-1] != CUT).sum()
-        facts = torch.stack([finished, self.explore.valid(branches), left])
-        over, valid, length, *flat = yield torch.cat([facts, survey_K3.flatten()])
+        """Copy to the host, once, all that shapes the next forward, and open blocks."""
+        masked_KL = branches.masked_KL
+        told = yield from self._survey(branches, masked_KL, frontier.window, rounds)
+        length = told.get("length", [branches.length])[0]
         branches.truncate(length)
-        rows = [[min(at, length) for at in flat[i : i + 3]] for i in range(0, len(flat), 3)]
-        rounds.tick(masks=rows[-1][0], open_end=rows[-1][2])
-        if over or rows[-1][0] == 0:
+        closed = told.get("closed", [False] * branches.branches)
+        progress = frontier.progress(length, rounds.winner, told["masks"], closed)
+        opened = list(map(self.schedule.opened, progress))
+        left = progress[-1].open_masks(opened[-1])
+        rounds.tick(masks=left, open_end=progress[-1].grid.start(opened[-1]))
+        if left == 0 or told.get("finished", [False])[-1]:
             return branches, None
+        valid = told.get("valid", [branches.branches - 1])[0]
         if valid < branches.branches - 1:
             kept = [*range(valid), branches.branches - 1]
-            index = torch.tensor(kept, device=branches.tokens_KL.device)
-            branches, survey_K3 = branches.take(index), survey_K3.index_select(0, index)
-            rows = [rows[i] for i in kept]
-        return branches, self.schedule.window(branches, survey_K3, rows)
+            index = torch.tensor(kept, device=masked_KL.device)
+            branches, masked_KL = branches.take(index), masked_KL.index_select(0, index)
+            progress, opened = [progress[k] for k in kept], [opened[k] for k in kept]
+        return branches, frontier.move(progress, opened, masked_KL)
+
+    def _survey(
+        self, branches: DecodeState, masked_KL: Tensor, window: Window | None, rounds: _Rounds
+    ) -> Generator[Tensor, list[int], dict[str, list[int]]]:
+        """What the host has to know, by name; what no piece has anything to say of is left out."""
+        found = {
+            "masks": masks_per_block(masked_KL, window),
+            "closed": self.stop.closed(branches),
+            "finished": self.stop.finished(branches),
+            "valid": self.explore.valid(branches),
+            "length": (branches.born_KL[-1] != CUT).sum() if rounds.cut else None,
+            **rounds.asked(),
+        }
+        asked = {name: part.reshape(-1) for name, part in found.items() if part is not None}
+        values = iter((yield torch.cat(list(asked.values()))))
+        told = {name: list(islice(values, len(part))) for name, part in asked.items()}
+        rounds.learn(told)
+        return told
 
     def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor:
         """Write what the selector chose; returns how many positions the stall rule added (0-d)."""
         where_KW = self.select(scores, window, state) & window.eligible_KW
         rescue_KW, ids_KW = self.select.on_stall(scores, window, state)
-        forced_KW = rescue_KW & window.stalled(where_KW)
-        ids_KL = state.tokens_KL.clone()
-        window.of(ids_KL).copy_(torch.where(forced_KW, ids_KW, scores.ids_KW))
-        where_KL = torch.zeros_like(ids_KL, dtype=torch.bool)
-        window.of(where_KL).copy_(where_KW | forced_KW)
-        state.commit(where_KL, ids_KL)
+        forced_KW = window.rescued(where_KW, rescue_KW)
+        if ids_KW is not scores.ids_KW:
+            ids_KW = torch.where(forced_KW, ids_KW, scores.ids_KW)
+        state.commit(where_KW | forced_KW, ids_KW, window.start)
         state.forwards += 1
         return forced_KW.sum()
 
@@ -201,22 +220,24 @@ class MaskedDecoder:
     ) -> Scores:
         """Scores of the window; 0 at positions whose logits were not asked for."""
         if only_M is None:
-            return self.score(logits_KRV[:, : window.width], branches, window)
+            if logits_KRV.shape[1] > window.width:
+                logits_KRV = logits_KRV[:, : window.width]
+            return self.score(logits_KRV, branches, window)
         scores = self.score(logits_KRV, branches, window)
         shape = window.eligible_KW.shape
         three = (scores.ids_KW, scores.probability_KW, scores.confidence_KW)
         spread = (v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]) for v in three)
         return Scores(*(values.view(shape) for values in spread))
 
-    def _ahead(self, logits_KAV: Tensor) -> list[Scores]:
+    def _ahead(self, logits_KRV: Tensor, window: Window) -> list[Scores]:
         """Candidates behind the window, where the stop rule reads them."""
         if not self.stop.reads_ahead:
             return []
-        ids_KA, probability_KA = top1(logits_KAV)
+        ids_KA, probability_KA = top1(logits_KRV[:, window.width :])
         return [Scores(ids_KA, probability_KA, probability_KA)]
 
-    def _shorten(self, state: DecodeState, window: Window, *found: Scores) -> None:
-        """Cut the canvas where the stop rule predicts the end of the text."""
+    def _shorten(self, state: DecodeState, window: Window, *found: Scores) -> bool:
+        """Cut the canvas where the stop rule predicts the end of the text; whether it predicts."""
         scores = found[0]
         if len(found) > 1:
             ids_1A = torch.cat([part.ids_KW for part in found], 1)
@@ -225,17 +246,38 @@ class MaskedDecoder:
         length = self.stop.shorten(state, scores, window)
         if length is not None:
             state.cut(length)
+        return length is not None
 
 
 @dataclass
 class _Rounds:
-    """Facts of the rounds of one request, kept on the device until the end."""
+    """Facts of the rounds of one request; a round's outcome comes with the next host copy."""
 
     ticks: list[float] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
-    facts: list[Tensor] = field(default_factory=list)
+    winners: list[int] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
+    outcome: tuple[Tensor, Tensor] | None = None
+    cut: bool = False
     masks: int = 0
     open_end: int = 0
+
+    @property
+    def winner(self) -> int:
+        """The branch that went on from the last round."""
+        return self.winners[-1] if self.winners else 0
+
+    def asked(self) -> dict[str, Tensor]:
+        """Winner and number of forced positions of the last round, on the device."""
+        if self.outcome is None:
+            return {}
+        winner, forced = self.outcome
+        return {"winner": winner, "forced": forced}
+
+    def learn(self, told: dict[str, list[int]]) -> None:
+        """The same on the host."""
+        self.winners += told.get("winner", [])
+        self.forced += told.get("forced", [])
 
     def tick(self, masks: int, open_end: int) -> None:
         """Called right after the host copy of a round, when the device has caught up."""
@@ -247,10 +289,6 @@ class _Rounds:
         fed = plan.feed[1] - plan.feed[0]
         self.forwards.append(Forward(plan.kind, branches, fed, cached, masks=self.masks))
 
-    def note(self, winner: Tensor, forced: Tensor) -> None:
-        """The round's outcome, two 0-d tensors."""
-        self.facts.append(torch.stack([winner, forced]))
-
     def check_progress(self, request: Request) -> None:
         """A round commits at least one token, unless the model's candidate is the mask itself."""
         if len(self.forwards) > 2 * request.max_new_tokens:
@@ -261,13 +299,12 @@ class _Rounds:
 
     def trace(self) -> Trace:
         """Round i lasts from its own host copy to the next one."""
-        pairs = torch.stack(self.facts).tolist() if self.facts else []
         spans = zip(self.ticks, self.ticks[1:], strict=False)
-        rows = zip(self.forwards, pairs, spans, strict=True)
+        rows = zip(self.forwards, self.winners, self.forced, spans, strict=True)
         return Trace(
             [
                 replace(forward, ms=1000 * (after - before), winner=winner, forced=forced)
-                for forward, (winner, forced), (before, after) in rows
+                for forward, winner, forced, (before, after) in rows
             ]
         )
 

@@ -111,10 +111,10 @@ class StopListener(Stop):
 
     reads_ahead = True
 
-    def closed(self, branches: DecodeState) -> Tensor:
+    def closed(self, branches: DecodeState) -> Tensor | None:
         return self.inner.closed(branches)
 
-    def finished(self, state: DecodeState) -> Tensor:
+    def finished(self, state: DecodeState) -> Tensor | None:
         return self.inner.finished(state)
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:

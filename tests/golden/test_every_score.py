@@ -17,7 +17,7 @@ from dllm_bench.core.protocols import Score
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.decoding.schedule.window import Frontier
 from tests.golden.test_forward import forward
 from tests.helpers import golden_dir, load_denoiser
 from tests.pieces import pieces
@@ -51,8 +51,9 @@ def test_candidates_are_the_recorded_argmax(name: str) -> None:
             Request("x", tuple(prompt), run["gen_length"]),
         )
         state = DecodeState.start(request, model.special)
-        rows = schedule.survey(state, Filled().closed(state))
-        window = schedule.window(state, rows, rows.tolist())
+        frontier = Frontier(schedule, state.prompt_len)
+        branches = frontier.progress(state.length, winner=0, masks=[], closed=[False])
+        window = frontier.move(branches, [schedule.opened(branches[0])], state.masked_KL)
         logits_KLV = forward(model, state.tokens_KL)
         scores = score(window.of(logits_KLV), state, window)
         step = run["steps"][0]

@@ -79,20 +79,16 @@ class Lookahead(Explore):
         k = min(self.lookaheads, window.width)
         best_k = stable_top(confidence_1W, k)[0]
         branches = state.fork(k + 1)
-        where_KL = torch.zeros_like(branches.tokens_KL, dtype=torch.bool)
-        where_KL[torch.arange(k, device=best_k.device), best_k + window.start] = True
-        ids_KL = state.tokens_KL.clone()
-        ids_KL[:, window.start : window.stop] = scores.ids_KW
-        branches.commit(where_KL, ids_KL)
+        where_KW = torch.zeros(k + 1, window.width, dtype=torch.bool, device=best_k.device)
+        where_KW[:k].scatter_(1, best_k[:, None], True)
+        branches.commit(where_KW, scores.ids_KW, window.start)
         creation_K = torch.cat([confidence_1W[0, best_k], confidence_1W.new_ones(1)])
         branches.memo[CREATION] = creation_K
         branches.memo[VALID] = open_1W.sum().clamp(max=k).expand(k + 1)
         return branches
 
-    def valid(self, branches: DecodeState) -> Tensor:
-        if branches.branches == 1:
-            return super().valid(branches)
-        return branches.memo[VALID][0]
+    def valid(self, branches: DecodeState) -> Tensor | None:
+        return branches.memo[VALID][0] if branches.branches > 1 else None
 
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
         confidence_K = self._of_branch(self._confidence(scores), window.eligible_KW)

@@ -12,19 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from dllm_bench.core.protocols import Schedule, Window
+from dllm_bench.core.blocks import BlockGrid, Progress
+from dllm_bench.core.protocols import Schedule
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.schedule.canvas import (
-    check_divides,
-    decoded_per_block,
-    leading,
-    masks_per_block,
-    open_window,
-    survey,
-)
+from dllm_bench.decoding.schedule.window import check_divides
 
 
 @dataclass(frozen=True)
@@ -58,25 +49,12 @@ class Blocks(Schedule):
         short = -(prompt_len + new) % self.block if self.whole and self.block else 0
         return prompt_len + new + short
 
-    def _frame(self, branches: DecodeState) -> tuple[int, int]:
-        """Origin and size of the blocks."""
-        origin = 0 if self.absolute else branches.prompt_len
-        return origin, self.block or branches.length - branches.prompt_len
+    def grid(self, prompt_len: int, length: int) -> BlockGrid:
+        origin = 0 if self.absolute else prompt_len
+        return BlockGrid(origin, self.block or max(length - prompt_len, 1), prompt_len, length)
 
-    def open(self, branches: DecodeState, closed_K: Tensor) -> None:
-        """Nothing to remember: the open block follows from the tokens."""
-
-    def survey(self, branches: DecodeState, closed_K: Tensor) -> Tensor:
+    def opened(self, branch: Progress) -> int:
         """A closed branch goes on with a block that is begun, not with a fresh one."""
-        origin, block = self._frame(branches)
-        masks_KN = masks_per_block(branches, origin, block)
-        blocks = masks_KN.shape[1]
-        done_K = leading(masks_KN == 0)
-        current_K1 = done_K.clamp(max=blocks - 1)[:, None]
-        begun_K = decoded_per_block(branches, origin, block).gather(1, current_K1)[:, 0] > 0
-        more_K = (done_K < blocks) & (begun_K | ~closed_K)
-        return survey(masks_KN, done_K, done_K + more_K, origin, block)
-
-    def window(self, branches: DecodeState, survey_K3: Tensor, rows: list[list[int]]) -> Window:
-        origin, block = self._frame(branches)
-        return open_window(branches, survey_K3, rows, origin, block, self.sees_future)
+        done = branch.done
+        more = done < branch.grid.blocks and (branch.begun(done) or not branch.closed)
+        return done + more

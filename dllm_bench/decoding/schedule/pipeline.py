@@ -9,23 +9,12 @@ fed to the model. A closed branch (EOS found) opens nothing more but finishes wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from dllm_bench.core.protocols import Schedule, Window
+from dllm_bench.core.blocks import BlockGrid, Progress
+from dllm_bench.core.protocols import Schedule
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.schedule.canvas import (
-    check_divides,
-    leading,
-    masks_per_block,
-    open_window,
-    survey,
-)
-
-OPENED = "pipeline.opened"
+from dllm_bench.decoding.schedule.window import check_divides
 
 
 @dataclass(frozen=True)
@@ -35,6 +24,7 @@ class Pipeline(Schedule):
     block: int
     tau_add: float
     tau_act: float
+    sees_future = False
 
     def __post_init__(self) -> None:
         if not (0 <= self.tau_add <= 1 and 0 <= self.tau_act <= 1):
@@ -53,33 +43,18 @@ class Pipeline(Schedule):
         check_divides(self.block, new)
         return super().length(prompt_len, new)
 
-    def _decoded(self, branches: DecodeState) -> Tensor:
-        """Positions of every block that are not masked, int64 (K, N)."""
-        return self.block - masks_per_block(branches, branches.prompt_len, self.block)
+    def grid(self, prompt_len: int, length: int) -> BlockGrid:
+        return BlockGrid(prompt_len, self.block, prompt_len, length)
 
-    def _due(self, tau: float) -> int:
-        """Decoded positions from which a block counts as decoded to the share `tau`."""
-        return math.ceil(tau * self.block - 1e-9)
+    def opened(self, branch: Progress) -> int:
+        last = branch.opened - 1
+        full = branch.opened >= branch.grid.blocks
+        due = last < 0 or self._reaches(branch, last, self.tau_add)
+        return branch.opened + (due and not full and not branch.closed)
 
-    def open(self, branches: DecodeState, closed_K: Tensor) -> None:
-        decoded_KN = self._decoded(branches)
-        opened_K = branches.memo.get(OPENED, torch.zeros_like(decoded_KN[:, 0]))
-        last_K = decoded_KN.gather(1, (opened_K - 1).clamp(min=0)[:, None])[:, 0]
-        ready_K = (opened_K == 0) | (last_K >= self._due(self.tau_add))
-        room_K = opened_K < decoded_KN.shape[1]
-        branches.memo[OPENED] = opened_K + (ready_K & room_K & ~closed_K)
+    def pushes(self, branch: Progress, n: int) -> bool:
+        return n == 0 or self._reaches(branch, n - 1, self.tau_act)
 
-    def survey(self, branches: DecodeState, closed_K: Tensor) -> Tensor:
-        masks_KN = masks_per_block(branches, branches.prompt_len, self.block)
-        done_K = leading(masks_KN == 0)
-        return survey(masks_KN, done_K, branches.memo[OPENED], branches.prompt_len, self.block)
-
-    def window(self, branches: DecodeState, survey_K3: Tensor, rows: list[list[int]]) -> Window:
-        prompt = branches.prompt_len
-        window = open_window(branches, survey_K3, rows, prompt, self.block, sees_future=False)
-        decoded_KN = self._decoded(branches)
-        pushed_KN = torch.ones_like(decoded_KN, dtype=torch.bool)
-        pushed_KN[:, 1:] = decoded_KN[:, :-1] >= self._due(self.tau_act)
-        first = (window.start - prompt) // self.block
-        last = first + window.must_KN.shape[1]
-        return replace(window, must_KN=window.must_KN & pushed_KN[:, first:last])
+    def _reaches(self, branch: Progress, n: int, share: float) -> bool:
+        """Whether block `n` is decoded to a share of its positions."""
+        return self.block - branch.left(n) >= math.ceil(share * self.block - 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -26,13 +27,19 @@ class AnyOf(Stop):
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
 
-    def closed(self, branches: DecodeState) -> Tensor:
-        return reduce(torch.logical_or, (rule.closed(branches) for rule in self.rules))
+    def closed(self, branches: DecodeState) -> Tensor | None:
+        return any_of(rule.closed(branches) for rule in self.rules)
 
-    def finished(self, state: DecodeState) -> Tensor:
-        return reduce(torch.logical_or, (rule.finished(state) for rule in self.rules))
+    def finished(self, state: DecodeState) -> Tensor | None:
+        return any_of(rule.finished(state) for rule in self.rules)
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
         cuts = [rule.shorten(state, seen, window) for rule in self.rules]
         lengths = [length for length in cuts if length is not None]
         return torch.stack(lengths).min() if lengths else None
+
+
+def any_of(said: Iterable[Tensor | None]) -> Tensor | None:
+    """True where one of the rules says so; None where none of them ever does."""
+    known = [flags for flags in said if flags is not None]
+    return reduce(torch.logical_or, known) if known else None

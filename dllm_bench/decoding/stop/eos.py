@@ -44,9 +44,9 @@ class Eos(Stop):
     def closed(self, branches: DecodeState) -> Tensor:
         return self._ends(branches).any(dim=1)
 
-    def finished(self, state: DecodeState) -> Tensor:
+    def finished(self, state: DecodeState) -> Tensor | None:
         if self.scope == "block":
-            return super().finished(state)
+            return None
         ended_KG = self._ends(state).long().cummax(dim=1).values.bool()
         before_KG = state.masked_KL[:, state.prompt_len :] & ~ended_KG
         return ended_KG[:, -1] & ~before_KG.any(dim=1)
