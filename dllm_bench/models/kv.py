@@ -1,10 +1,11 @@
 """Keys and values of one request, addressed by absolute position.
 
 Static buffers (kv_heads x L x head_dim per layer) behind transformers' `Cache` interface. A forward
-reads them beside its own fresh K/V, which are held until `keep` stores the winner's. For models
-with shifted logits the cache also remembers the hidden state that predicts the position after a
-kept span, because the row before the next window is then no longer fed.
-Cached keys carry their rotation. Not here: joining cached and fresh keys without a copy.
+that goes on where the cache ends writes its K/V behind what is cached and attends to one view of
+both, so nothing is joined; where it feeds in the middle of what is cached, its fresh K/V are read
+beside the spans around. `keep` makes the winner's K/V valid. For models with shifted logits the
+cache also remembers the hidden state that predicts the position after a kept span, because the row
+before the next window is then no longer fed. Cached keys carry their rotation.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ class PositionLayer(CacheLayerMixin):
         self.length = length
         self.spans: tuple[Span, ...] = ()
         self.holding = False
+        self.appends = self.in_place = False
         self.fresh: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Room for every position of the canvas, of one branch."""
-        self.keys, self.values = (
-            states.new_zeros(1, states.shape[1], self.length, states.shape[3])
-            for states in (key_states, value_states)
-        )
+        self.keys, self.values = (buffer(s, self.length) for s in (key_states, value_states))
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object
     ) -> tuple[Tensor, Tensor]:
         """The keys and values to attend to: visible cached spans, then the fresh ones."""
+        if self.appends:
+            return self._append(key_states, value_states)
         if self.holding:
             self.fresh = (key_states, value_states)
         if not self.spans:
@@ -54,8 +55,30 @@ class PositionLayer(CacheLayerMixin):
         cached = [stored[:, :, start:stop] for start, stop in self.spans]
         return torch.cat([*cached, fresh], dim=2)
 
+    def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Cached and fresh K/V as views of the buffers; branches stand there one after another."""
+        start, count = self.spans[0][1], key_states.shape[2]
+        self._grow(start + count)
+        assert self.keys is not None
+        assert self.values is not None
+        both = self.keys[:, :, : start + count], self.values[:, :, : start + count]
+        self.fresh = both[0][:, :, start:], both[1][:, :, start:]
+        self.fresh[0].copy_(key_states)
+        self.fresh[1].copy_(value_states)
+        self.in_place = True
+        return both
+
+    def _grow(self, length: int) -> None:
+        """Room for the branches of a forward behind what is cached."""
+        assert self.keys is not None
+        assert self.values is not None
+        if length > self.keys.shape[2]:
+            self.keys, self.values = (buffer(s, length, s) for s in (self.keys, self.values))
+
     def store(self, plan: Plan, branches: int, branch: Tensor) -> None:
-        """Copy the branch's fresh K/V of `plan.store` into the buffers."""
+        """Copy the branch's fresh K/V of `plan.store` into the buffers, unless they lie there."""
+        if self.in_place and branches == 1:
+            return
         assert self.fresh is not None
         if not self.is_initialized:
             self.lazy_initialization(*self.fresh)
@@ -116,9 +139,10 @@ class PositionCache(Cache):
         around = ((0, start), (stop, min(self._length, canvas)))
         self.spans = tuple(span for span in around if span[0] < span[1])
         self._held = self.features = None
+        appends = self.spans == ((0, start),) and self._length <= start
         for layer in self.positions:
-            layer.spans, layer.fresh = self.spans, None
-            layer.holding = plan.store[0] < plan.store[1]
+            layer.spans, layer.fresh, layer.in_place = self.spans, None, False
+            layer.appends, layer.holding = appends, plan.store[0] < plan.store[1]
 
     def update(
         self,
@@ -199,6 +223,17 @@ class PositionCache(Cache):
                 f"that feeds the position before its window or keeps K/V up to it."
             )
         return self._boundary[position]
+
+
+def buffer(like: Tensor, length: int, begin: Tensor | None = None) -> Tensor:
+    """Room for `length` positions, which may be written to in inference mode and outside of it."""
+    with torch.inference_mode(False):
+        room = torch.zeros(
+            1, like.shape[1], length, like.shape[3], dtype=like.dtype, device=like.device
+        )
+    if begin is not None:
+        room[:, :, : begin.shape[2]] = begin
+    return room
 
 
 def pick(values: Tensor, dim: int, branch: Tensor) -> Tensor:
