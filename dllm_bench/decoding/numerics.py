@@ -17,12 +17,14 @@ from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding import fused
 
 Precision = Literal["float32", "bfloat16", "float64", "model"]  # model: the dtype logits come in
 # logits read at a time on a CPU: 1 MiB of float32, half of a usual second-level cache
 CACHED = 2**18
 GROUP = 512  # logits whose maximum is found together
 NOTHING = -104.0  # exp of it is 0 in float32
+Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 def check_choice(owner: object, name: str, value: str, choices: object) -> None:
@@ -64,42 +66,55 @@ def look(
     ids_KW: Tensor | None = None,
 ) -> Seen:
     """Read the logits once, so many rows at a time on the CPU that all fits into its cache."""
-    shape, rows_NV = logits_KWV.shape[:-1], logits_KWV.reshape(-1, logits_KWV.shape[-1])
-    share = CACHED // rows_NV.shape[1] if rows_NV.device.type == "cpu" else len(rows_NV)
-    chunks = rows_NV.split(max(1, share))
-    asked = [None] * len(chunks) if ids_KW is None else ids_KW.reshape(-1).split(max(1, share))
-    found = [_look(*part, precision, entropy) for part in zip(chunks, asked, strict=True)]
-    ids, probabilities, entropies = zip(*found, strict=True)
-    known = [entropy_N for entropy_N in entropies if entropy_N is not None]
-    return Seen(
-        torch.cat(ids).view(shape),
-        torch.cat(probabilities).view(shape),
-        torch.cat(known).view(shape) if known else None,
+    shape, rows_NV = logits_KWV.shape[:-1], logits_KWV.flatten(0, -2)
+    dtype = rows_NV.dtype if precision == "model" else getattr(torch, precision)
+    entropy = entropy and dtype.itemsize >= torch.float32.itemsize
+    best_N, own_N, sum_N, weighted_N = statistics(rows_NV, dtype, entropy)
+    log_N = sum_N.log()
+    if ids_KW is None:
+        ids_KW, chosen_N = own_N.view(shape), best_N
+    else:
+        chosen_N = rows_NV.gather(-1, ids_KW.reshape(-1, 1))[:, 0].to(dtype).to(best_N.dtype)
+    probability_N = torch.exp(chosen_N - (log_N + best_N)).to(dtype)
+    entropy_N = None if weighted_N is None else (weighted_N / sum_N - log_N).view(shape)
+    return Seen(ids_KW, probability_N.view(shape), entropy_N)
+
+
+def statistics(logits_NV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:
+    """Of every row, rounded to `dtype`: maximum, its index (the first of equal ones), sum of
+    exp(x - max) and, where `entropy` asks, of exp(x - max) (x - max). float32, or float64.
+    """
+    if dtype in fused.DTYPES and fused.available(logits_NV):
+        widens = torch.promote_types(logits_NV.dtype, dtype) == dtype
+        return fused.row_statistics(logits_NV if widens else logits_NV.to(dtype), entropy)
+    share = max(1, CACHED // logits_NV.shape[1])
+    if logits_NV.device.type != "cpu" or len(logits_NV) <= share:
+        return _passes(at_least_float32(logits_NV.to(dtype)), entropy)
+    wide = torch.promote_types(dtype, torch.float32)
+    room = logits_NV.new_empty(2, share, logits_NV.shape[1], dtype=wide)
+    found = [
+        _passes(at_least_float32(part_NV.to(dtype)), entropy, room[:, : len(part_NV)])
+        for part_NV in logits_NV.split(share)
+    ]
+    best, index, total, weighted = zip(*found, strict=True)
+    return (
+        torch.cat(best),
+        torch.cat(index),
+        torch.cat(total),
+        torch.cat(weighted) if entropy else None,
     )
 
 
-def _look(
-    logits_NV: Tensor, ids_N: Tensor | None, precision: Precision, entropy: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """ids, probability and negative entropy of a few rows."""
-    logits_NV = rounded(logits_NV, precision)
-    dtype, logits_NV = logits_NV.dtype, at_least_float32(logits_NV)
-    best_N, own_N = largest(logits_NV)
-    below_NV = logits_NV - best_N[:, None]
-    weighted_N = None
-    if entropy and dtype == logits_NV.dtype:
-        below_NV.clamp_(min=NOTHING)  # a token at -inf has no part: 0, not 0 times infinity
-        mass_NV = below_NV.exp()
-        sum_N, weighted_N = mass_NV.sum(-1), torch.linalg.vecdot(mass_NV, below_NV)
-    else:
-        sum_N = below_NV.exp_().sum(-1)
-    log_N = sum_N.log()
-    if ids_N is None:
-        ids_N, chosen_N = own_N, best_N
-    else:
-        chosen_N = logits_NV.gather(-1, ids_N[:, None])[:, 0]
-    probability_N = torch.exp(chosen_N - (log_N + best_N)).to(dtype)
-    return ids_N, probability_N, None if weighted_N is None else weighted_N / sum_N - log_N
+def _passes(logits_NV: Tensor, entropy: bool, room: Tensor | None = None) -> Statistics:
+    """`statistics` of a few rows; `room` (2, N, V) is for what is computed on the way."""
+    below_NV, mass_NV = (None, None) if room is None else room
+    best_N, index_N = largest(logits_NV)
+    below_NV = torch.sub(logits_NV, best_N[:, None], out=below_NV)
+    if not entropy:
+        return best_N, index_N, below_NV.exp_().sum(-1), None
+    below_NV.clamp_(min=NOTHING)  # a token at -inf has no part: 0, not 0 times infinity
+    mass_NV = torch.exp(below_NV, out=mass_NV)
+    return best_N, index_N, mass_NV.sum(-1), below_NV.mul_(mass_NV).sum(-1)
 
 
 def largest(values_NV: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,13 +127,16 @@ def largest(values_NV: Tensor) -> tuple[Tensor, Tensor]:
     if values_NV.device.type != "cpu" or whole < 4 * GROUP:
         found = values_NV.max(dim=-1)
         return found.values, found.indices
-    group_NG = values_NV[:, :whole].unflatten(-1, (-1, GROUP)).amax(-1)
+    group_NG = values_NV[:, :whole].view(len(values_NV), -1, GROUP).amax(-1)
+    at_B = torch.arange(GROUP)
     if whole < length:
         group_NG = torch.cat([group_NG, values_NV[:, whole:].amax(-1, keepdim=True)], -1)
     best_N, group_N = group_NG.max(dim=-1)
-    first_N1 = group_N[:, None] * GROUP
-    at_NB = (first_N1 + torch.arange(GROUP)).clamp(max=length - 1)
-    return best_N, first_N1[:, 0] + values_NV.gather(-1, at_NB).argmax(-1)
+    first_N = group_N * GROUP
+    at_NB = first_N[:, None] + at_B
+    if whole < length:
+        at_NB.clamp_(max=length - 1)
+    return best_N, first_N + values_NV.gather(-1, at_NB).argmax(-1)
 
 
 def top1(logits_KWV: Tensor, precision: Precision = "float32") -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ from dllm_bench import DECODING_VERSION, __version__
 from dllm_bench.paths import PACKAGE
 
 PACKAGES = (
-    "torch", "transformers", "tokenizers", "safetensors", "peft", "lm-eval", "evalplus", "datasets",
-    "numpy", "scipy", "hydra-core", "wandb", "submitit",
+    "torch", "triton", "transformers", "tokenizers", "safetensors", "peft", "lm-eval", "evalplus",
+    "datasets", "numpy", "scipy", "hydra-core", "wandb", "submitit",
 )  # fmt: skip
 CODE = ("dllm_bench", "conf", "pyproject.toml", "constraints.txt")
 DIFF_CHARS = 4000

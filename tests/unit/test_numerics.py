@@ -6,10 +6,14 @@ lengths that fill no group; what the pass is compared with is written down in fl
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from dllm_bench.decoding import numerics
+from dllm_bench.decoding import fused, numerics
 from dllm_bench.decoding.numerics import GROUP, largest, look, margin
 
 LENGTHS = (7, 4 * GROUP - 1, 4 * GROUP, 9 * GROUP + 5, 2**17 + 1)
@@ -83,3 +87,22 @@ def test_margin_is_the_difference_of_the_two_surest(length: int) -> None:
     best_KW2 = logits_KWV.double().softmax(-1).topk(2).values
     expected_KW = best_KW2[..., 0] - best_KW2[..., 1]
     assert torch.allclose(margin(logits_KWV).double(), expected_KW, rtol=1e-5, atol=1e-6)
+
+
+def test_it_takes_what_lies_on_a_device_in_a_short_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "triton_starts", lambda: True)
+    assert not fused.available(torch.zeros(2, 8))
+    taken: list[Any] = [SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in fused.DTYPES]
+    assert all(map(fused.available, taken))
+    other: Any = SimpleNamespace(is_cuda=True, dtype=torch.float64)
+    assert not fused.available(other)
+
+
+def test_without_triton_it_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    logits: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
+    fused.triton_starts.cache_clear()
+    with pytest.warns(UserWarning, match="several passes") as warned:
+        assert not fused.available(logits) and not fused.available(logits)
+    assert len(warned) == 1
+    fused.triton_starts.cache_clear()

@@ -15,18 +15,18 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import stable_top
 
 COUNTS_STEPS = frozenset({("schedule", "one open block at a time")})
-MEMO = "steps.block_total_forward"
+MEMO = "steps.total_entered"
 
 
 def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
     """Forwards made in the open block before this one, and its masks at entry, each (K,)."""
-    masks_K = window.eligible_KW.sum(1)
-    now_K3 = masks_K.new_tensor([window.start, 0, state.forwards]).repeat(len(masks_K), 1)
-    now_K3[:, 1] = masks_K
-    memo_K3 = state.memo.get(MEMO, now_K3)
-    memo_K3 = torch.where(memo_K3[:, :1] == window.start, memo_K3, now_K3)
-    state.memo[MEMO] = memo_K3
-    _, total_K, entered_K = memo_K3.unbind(1)
+    key = f"{MEMO}@{window.start}"
+    if key not in state.memo:
+        for old in [name for name in state.memo if name.startswith(MEMO)]:
+            del state.memo[old]
+        masks_K = window.eligible_KW.sum(1)
+        state.memo[key] = torch.stack([masks_K, torch.full_like(masks_K, state.forwards)], 1)
+    total_K, entered_K = state.memo[key].unbind(1)
     return state.forwards - entered_K, total_K
 
 

@@ -47,6 +47,6 @@ class Eos(Stop):
     def finished(self, state: DecodeState) -> Tensor | None:
         if self.scope == "block":
             return None
-        ended_KG = self._ends(state).long().cummax(dim=1).values.bool()
-        before_KG = state.masked_KL[:, state.prompt_len :] & ~ended_KG
-        return ended_KG[:, -1] & ~before_KG.any(dim=1)
+        found_KG, masked_KG = self._ends(state), state.masked_KL[:, state.prompt_len :]
+        first_end_K, first_mask_K = found_KG.int().argmax(1), masked_KG.int().argmax(1)
+        return found_KG.any(1) & ((first_end_K < first_mask_K) | ~masked_KG.any(1))
