@@ -8,7 +8,7 @@ it is follows from `inputs.resolve_served`; speaking HTTP is `serving/client`'s.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -74,23 +74,30 @@ class ServedWork(runner.Work):
     def _samples(
         self, missing: Sequence[tuple[int, Request]], session: int
     ) -> Iterator[SampleRecord]:
-        """Samples as they are finished; after a failure those in flight still come."""
-        failed: BaseException | None = None
+        """Samples as they are finished; after a failure nothing more is asked, and those in flight
+        still come.
+        """
+        failures: list[Exception] = []
+
+        def ask(turn: int, request: Request) -> SampleRecord | None:
+            if failures:
+                return None
+            try:
+                return self._sample(request, turn, session)
+            except Exception as error:
+                failures.append(error)  # in the thread that would ask the next one otherwise
+                return None
+
         with ThreadPoolExecutor(self.client.engine.concurrency) as pool:
-            asked = [pool.submit(self._sample, r, turn, session) for turn, r in missing]
+            asked = [pool.submit(ask, *one) for one in missing]
             try:
                 for done in as_completed(asked):
-                    if done.cancelled():
-                        continue
-                    if error := done.exception():
-                        failed = failed or error
-                        cancel(asked)
-                    else:
-                        yield done.result()
+                    if sample := done.result():
+                        yield sample
             finally:
-                cancel(asked)
-        if failed:
-            raise failed
+                pool.shutdown(cancel_futures=True)
+        if failures:
+            raise failures[0]
 
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
         """Ask one request and write down what came."""
@@ -129,12 +136,6 @@ class ServedWork(runner.Work):
             retokenised=retokenised,
             finish=answer.finish,
         )
-
-
-def cancel(futures: Sequence[Future[Any]]) -> None:
-    """Take back what has not begun."""
-    for future in futures:
-        future.cancel()
 
 
 def ends(finish: str, is_cut: bool) -> dict[str, int]:

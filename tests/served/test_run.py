@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dllm_bench.metrics.facts import NO_TRACE, NO_USAGE, Facts
 from dllm_bench.paths import assets_dir
 from dllm_bench.report import site_run, site_samples
 from dllm_bench.report.site_texts import Texts
-from dllm_bench.runs import inputs, launch
+from dllm_bench.runs import inputs, launch, served
 from dllm_bench.runs.ranks import run
 from dllm_bench.runs.record import RunRecord, SampleRecord
 from dllm_bench.runs.spec import RunSpec
@@ -182,27 +183,36 @@ def test_a_broken_off_run_goes_on_and_asks_only_what_is_missing(
     assert KEY[:6] not in str(failed.value)
 
 
-def test_after_a_failure_what_is_in_flight_is_kept(tmp_path: Path) -> None:
-    """One of two requests is refused at once, the other answered later."""
-    refused = threading.Event()
+def test_after_a_failure_what_is_in_flight_is_kept_and_no_more_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two requests in flight one is refused; the other is answered when the run knows it."""
+    both, known = threading.Barrier(2, timeout=20), threading.Event()
     count = iter(range(100))
 
     def answer(asked: Asked) -> Reply:
         turn = next(count)
+        if turn in (WARMUPS, WARMUPS + 1):
+            both.wait()
         if turn == WARMUPS:
-            refused.set()
             return Reply(status=500)
         if turn == WARMUPS + 1:
-            refused.wait(20)
+            known.wait(20)
         return said("#### 1", new=3, chat=False)
 
+    def first_known(asked: list[Future[Any]]) -> Iterator[Future[Any]]:
+        for done in as_completed(asked):
+            known.set()
+            yield done
+
+    monkeypatch.setattr(served, "as_completed", first_known)
     store = Store(tmp_path)
     with Server(answer) as server:
         spec = spec_of("model.concurrency=2", f"model.url={server.url}", "limit=9")
         outcome = launch.Job(spec, store)()
     assert "answered 500" in outcome.error
-    assert len(texts_of(store, spec)) >= 1
-    assert len(server.asked) <= WARMUPS + 4  # nobody went on asking
+    assert known.is_set() and len(texts_of(store, spec)) == 1
+    assert len(server.asked) == WARMUPS + 2
 
 
 def test_a_run_is_of_one_server(tmp_path: Path) -> None:
