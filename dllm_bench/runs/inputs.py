@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,13 +32,26 @@ UNASKED = "vanilla"  # the decoder of a configuration that names none
 OF_THE_MACHINE = ("dtype", "attention", "device", "quantization", "compile")
 
 
+class AbsentError(DllmBenchError):
+    """Weights or data that are not on this machine; any other refusal is of the settings."""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """What is refused within is refused for want of weights or data."""
+    try:
+        yield
+    except DllmBenchError as error:
+        raise AbsentError(str(error)) from error
+
+
 def resolve(config: Plain) -> Plain:
     """The configuration with hardware and decoder spelled out, and "inputs" hashed."""
     if is_served(config["model"]):
         return resolve_served(config)
     hardware = resolve_hardware(config["hardware"])
     model = resolve_model(config["model"], hardware)
-    dataset = benchmark_of(config["benchmark"]).dataset_hash()
+    dataset = dataset_hash(config["benchmark"])
     hashes = model_hashes(model)
     decoders = {name: config[name] for name in DECODERS if config.get(name)}
     return {
@@ -67,14 +81,19 @@ def files_of(config: Plain) -> list[Path] | None:
 
 def sources(plain: object) -> Iterator[str]:
     """Every `source` that plain data names, at any depth."""
+    return (part["source"] for part in sourced(plain))
+
+
+def sourced(plain: object) -> Iterator[Mapping[str, Any]]:
+    """Every part of plain data that names a `source`, at any depth."""
     if isinstance(plain, Mapping):
-        for key, value in plain.items():
-            if key == "source" and isinstance(value, str):
-                yield value
-            yield from sources(value)
+        if isinstance(plain.get("source"), str):
+            yield plain
+        for value in plain.values():
+            yield from sourced(value)
     elif isinstance(plain, (list, tuple)):
         for value in plain:
-            yield from sources(value)
+            yield from sourced(value)
 
 
 def is_served(model: Mapping[str, Any]) -> bool:
@@ -102,13 +121,19 @@ def resolve_served(config: Plain) -> Plain:
         **config,
         "hardware": {"name": SERVED, "device": SERVED},
         "decoder": {"name": SERVED},
-        "inputs": {"dataset": benchmark_of(config["benchmark"]).dataset_hash(), **counted_by},
+        "inputs": {"dataset": dataset_hash(config["benchmark"]), **counted_by},
     }
 
 
 def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, str]) -> Plain:
     """A decoder with its defaults spelled out; its name, if it has one, is kept."""
-    made = instantiate({key: value for key, value in plain.items() if key != "name"})
+    try:
+        made = instantiate({key: value for key, value in plain.items() if key != "name"})
+    except DllmBenchError:
+        with reading():
+            for part in sourced(plain):
+                instantiate(part)
+        raise
     check_filters(made, model, hashes["weights"])
     named = {"name": plain["name"]} if "name" in plain else {}
     return {**describe(made), **named}
@@ -153,6 +178,13 @@ def benchmark_of(plain: Mapping[str, Any]) -> Benchmark:
     return _benchmark(json.dumps(plain, sort_keys=True))
 
 
+def dataset_hash(plain: Mapping[str, Any]) -> str:
+    """Hash of the items of the benchmark that a configuration group describes."""
+    benchmark = benchmark_of(plain)
+    with reading():
+        return benchmark.dataset_hash()
+
+
 @lru_cache(maxsize=8)
 def _benchmark(text: str) -> Benchmark:
     benchmark: Benchmark = instantiate(json.loads(text))
@@ -193,7 +225,8 @@ def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
     from dllm_bench.models import loading
 
     model = model_spec(plain)
-    hashes = {"weights": loading.content_hash(model)}
+    with reading():
+        hashes = {"weights": loading.content_hash(model)}
     if not loading.COMMIT.fullmatch(model.revision or ""):
         hashes["tokenizer"] = tokenizer_hash(model.path, model.revision)
     return hashes
@@ -204,4 +237,5 @@ def tokenizer_hash(source: str, revision: str | None = None) -> str:
     from dllm_bench.models import checkpoint, loading
     from dllm_bench.models.text import tokenizer_files
 
-    return checkpoint.content_hash(tokenizer_files(loading.locate(source, revision)))
+    with reading():
+        return checkpoint.content_hash(tokenizer_files(loading.locate(source, revision)))

@@ -200,7 +200,7 @@ def _planned_run(
     try:
         spec = specify(asked.config)
     except DllmBenchError as error:
-        return lacks if absent else _impossible("weights or data", str(error), asked)
+        return lacks if absent else _refused(error, asked)
     found = replace(look_up(query, spec, store), config=asked.config)
     return lacks if absent and found.open else found
 
@@ -216,6 +216,15 @@ def _any_like(config: Mapping[str, Any], store: Store) -> bool:
 def _impossible(what: str, why: str, asked: PlannedRun) -> PlannedRun:
     short = f"needs: {what}"
     return replace(asked, state=State.IMPOSSIBLE, short=short, reason=f"{short}. {why}")
+
+
+def _refused(error: DllmBenchError, asked: PlannedRun) -> PlannedRun:
+    """A run that has no spec: something is not here, or the settings do not fit each other."""
+    from dllm_bench.runs.inputs import AbsentError
+
+    if isinstance(error, AbsentError):
+        return _impossible("weights or data", str(error), asked)
+    return replace(asked, state=State.IMPOSSIBLE, short="refused", reason=f"refused: {error}")
 
 
 def missing_device(hardware: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs.inputs import sources
+from dllm_bench.runs.inputs import AbsentError, sources
 from dllm_bench.runs.record import RunRecord
 from dllm_bench.runs.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.runs.store import RECORD, Store
@@ -92,15 +92,21 @@ def test_what_the_machine_lacks_says_what_it_needs(tmp_path, monkeypatch) -> Non
     assert all(run.spec is None and not run.open for run in runs)
 
 
-def test_absent_weights_or_data_make_a_cell_impossible(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (AbsentError("The weights of alpha are not here."), "needs: weights or data"),
+        (DllmBenchError("The filter was trained for beta."), "refused"),
+    ],
+)
+def test_a_run_that_cannot_be_specified_says_why(error, short, tmp_path, monkeypatch) -> None:
     def refuse(config: object) -> RunSpec:
-        raise DllmBenchError("The weights of alpha are not here; put them there.")
+        raise error
 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(refuse))
     run = plan(small_table(), FULL, compose, Store(tmp_path))[0].run
-    assert run.state is State.IMPOSSIBLE
-    assert run.short == "needs: weights or data"
-    assert "The weights of alpha are not here" in run.reason
+    assert (run.state, run.short) == (State.IMPOSSIBLE, short)
+    assert run.reason.startswith(short) and run.reason.endswith(str(error))
 
 
 def test_an_absent_device_makes_a_cell_impossible(tmp_path, monkeypatch) -> None:

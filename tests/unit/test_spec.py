@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from dllm_bench.cli import compose
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.select.filter import Filter
@@ -161,6 +162,34 @@ def test_a_filter_of_another_model_is_refused(tmp_path: Path) -> None:
             DllmBenchError, match=r"trained for the weights of tiny-llada.*other-model"
         ):
             inputs.check_filters(made, "other-model", "x" * 64)
+
+
+SELECT, LENGTH, DRAFT = "decoder.select.first", "decoder.length", "decoder.draft.drafter"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "absent"),
+    [
+        (["model.path=assets/nope"], True),
+        (["benchmark=gsm8k", "paths.data=nope"], True),
+        (["decoder=learn2pd", f"{SELECT}.head.source=nope"], True),
+        (["decoder=dspark", "model=tiny-qwen3", f"{DRAFT}.source=owner/nope"], True),
+        (
+            ["decoder=dspark", "decoder/length=hardware_aware", f"{LENGTH}.profile.source=nope"],
+            True,
+        ),
+        (["decoder=learn2pd", "model=tiny-dream-instruct"], False),
+        (["decoder=learn2pd", "decoder.schedule.block=16"], False),
+        (["decoder=fast_dllm", "decoder/cache=causal"], False),
+        (["decoder=fast_dllm", "+colour=1"], False),
+    ],
+)
+def test_what_is_not_here_is_told_from_what_does_not_fit(
+    overrides: list[str], absent: bool
+) -> None:
+    with pytest.raises(DllmBenchError) as refused:
+        RunSpec.from_config(compose(["benchmark=minigsm", "hardware=cpu", *overrides]))
+    assert isinstance(refused.value, inputs.AbsentError) == absent
 
 
 @pytest.mark.parametrize(
