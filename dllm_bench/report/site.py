@@ -21,10 +21,11 @@ from dllm_bench.paths import PACKAGE
 from dllm_bench.report import site_board, site_compare, site_run, site_samples, site_tables
 from dllm_bench.report.site_texts import Texts
 from dllm_bench.runs.record import RunRecord
+from dllm_bench.runs.settings import Settings
 from dllm_bench.runs.store import RECORD, Entry, Store, read_record, read_samples
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.options import names
-from dllm_bench.tables.plan import plan
+from dllm_bench.tables.plan import Runs, plan
 from dllm_bench.tables.reading import load_profile, load_table
 from dllm_bench.tables.render import render
 from dllm_bench.tables.render_html import STYLE
@@ -117,16 +118,19 @@ class Site:
 
     def _tables(self, paged: set[str]) -> Iterator[tuple[str, BuiltTable]]:
         """The tables as (address, table), each written in all its forms."""
-        profile = load_profile(self.profile)
+        profile, runs = load_profile(self.profile), Runs()
+        settings = Settings(self.store.root.parent, self.compose)
         for name in self.track(names("table"), "tables"):
             table = load_table(name)
-            built = build(table, profile, plan(table, profile, self.compose, self.store))
+            given = (settings.compose, self.store, False, settings.resolve, runs)
+            built = build(table, profile, plan(table, profile, *given))
             stem = site_tables.table_stem(built)
             for form, text in render(built).items():
                 if form in site_tables.DOWNLOADS:
                     self._write(f"{stem}.{form}", text)
             self._write(f"{stem}.html", site_tables.table_page(built, paged))
             yield f"{stem}.html", built
+        settings.save()
 
     def _figures(self, paged: set[str]) -> Iterator[tuple[str, str]]:
         """The drawn figures as (address, title), with copies of their files."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -344,6 +345,20 @@ def test_only_what_is_new_is_made_again(
     assert made(builders.make(root, out)) == 1
     monkeypatch.setattr(site_module, "code_version", lambda: "another")
     assert made(builders.make(root, out)) == sealed
+
+
+def test_what_was_composed_for_a_table_is_not_composed_again(
+    root: Path, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compose(overrides: Sequence[str]) -> Mapping[str, Any]:
+        raise AssertionError(f"composed again: {overrides}")
+
+    monkeypatch.setattr(builders.builders, "compose", compose)
+    builders.make(root, tmp_path / "again")
+    pages = [path.relative_to(site) for path in site.glob("tables/**/*.html")]
+    assert pages
+    for page in pages:
+        assert (tmp_path / "again" / page).read_bytes() == (site / page).read_bytes()
 
 
 def test_runs_left_out_have_no_page_and_no_links(
