@@ -20,7 +20,7 @@ def conf_dir() -> Path:
 
 def assets_dir() -> Path:
     """Embedded weights, tokenizer and task data."""
-    return PACKAGE / "assets"
+    return PACKAGE / ASSETS
 
 
 def place_of(source: str) -> Path:

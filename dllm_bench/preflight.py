@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.paths import PACKAGE, assets_dir
+from dllm_bench.paths import ASSETS, PACKAGE, place_of
 
-ASSETS = "assets/"
 DEVICES = ("cpu", "cuda", "auto")
 HUB = "huggingface.co"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -86,7 +85,7 @@ def check_model(model: Mapping[str, Any]) -> None:
         shipped = source.removeprefix(ASSETS)
         if Path(source).expanduser().is_dir():
             continue
-        if shipped != source and not any((assets_dir() / shipped).glob("*.safetensors")):
+        if shipped != source and not any(place_of(source).glob("*.safetensors")):
             raise DllmBenchError(
                 f"Model {name!r} needs {source}, which this installation does not have; make it "
                 f"with `dllm-bench train embedded {shipped}`."

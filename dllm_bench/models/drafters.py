@@ -22,11 +22,11 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.speculative import Target
 from dllm_bench.models import checkpoint
 from dllm_bench.models.drafter_facts import NetFacts, architecture, read_facts
-from dllm_bench.models.embedded import assets_root
 from dllm_bench.models.layout import Published, value
 from dllm_bench.models.native import Qwen3
-from dllm_bench.models.sources import ASSETS, content_hash, locate
+from dllm_bench.models.sources import content_hash, locate
 from dllm_bench.models.spec import ModelSpec
+from dllm_bench.paths import ASSETS, place_of
 
 if TYPE_CHECKING:
     from dllm_bench.models.drafter_nets import BlockNet, ChainNet, DraftNetwork
@@ -50,7 +50,7 @@ class Stored:
     sha256: str = ""
 
     def __post_init__(self) -> None:
-        if self.source.startswith(SHIPPED) and not (assets_root() / self._inside).is_dir():
+        if self.source.startswith(SHIPPED) and not place_of(self.source).is_dir():
             raise DllmBenchError(
                 f"The package ships no drafter {self.source!r}; name a folder or a hub id with "
                 "decoder.draft.drafter.source, of a drafter that was trained beside this target."
@@ -62,10 +62,6 @@ class Stored:
                 f"have {found[:10]}…; name the one that was meant, or leave sha256 out."
             )
         object.__setattr__(self, "sha256", found)
-
-    @property
-    def _inside(self) -> str:
-        return self.source.removeprefix(ASSETS)
 
     @property
     def published(self) -> Published:

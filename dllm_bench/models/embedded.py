@@ -9,9 +9,10 @@ any text encodes and decodes without loss. Loading weights into modules is left 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dllm_bench.paths import assets_dir
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -28,7 +29,7 @@ class EmbeddedModel:
 
     @property
     def folder(self) -> Path:
-        return assets_root() / self.name
+        return assets_dir() / self.name
 
 
 EMBEDDED: dict[str, EmbeddedModel] = {
@@ -89,11 +90,6 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 """User turn = exactly the plain prompt; the assistant turn = the gold continuation and EOS."""
-
-
-def assets_root() -> Path:
-    """The folder of shipped assets, wherever the package is installed."""
-    return Path(str(resources.files("dllm_bench"))) / "assets"
 
 
 def first_pieces() -> list[str]:

@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.models.embedded import assets_root
+from dllm_bench.paths import ASSETS, place_of
 
 WEIGHTS = "filter.safetensors"
 HEADER = "filter"  # key of the facts in the file's header, JSON
-SHIPPED = "assets/filters/"
+SHIPPED = ASSETS + "filters/"
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -117,16 +117,11 @@ def apply(layers: Layers, activation: str, values: Tensor) -> Tensor:
 
 def locate(source: str) -> Path:
     """The safetensors file of a source, or a sentence that says how to get it."""
-    if source.startswith(SHIPPED):
-        path = assets_root() / source.removeprefix("assets/")
-    else:
-        path = Path(source).expanduser()
+    path = place_of(source)
     file = path / WEIGHTS if path.is_dir() else path
     if file.is_file():
         return file
-    shipped = sorted(
-        SHIPPED + path.parent.name for path in assets_root().glob(f"filters/*/{WEIGHTS}")
-    )
+    shipped = sorted(SHIPPED + path.parent.name for path in place_of(SHIPPED).glob(f"*/{WEIGHTS}"))
     raise DllmBenchError(
         f"There is no filter {source!r}; choose one of {', '.join(shipped) or 'none'}, or train "
         "one with `dllm-bench train filter MODEL` and name its folder."

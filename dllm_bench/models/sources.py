@@ -13,10 +13,9 @@ from pathlib import Path
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models import checkpoint, lora
-from dllm_bench.models.embedded import assets_root
 from dllm_bench.models.spec import ModelSpec
+from dllm_bench.paths import ASSETS, assets_dir, place_of
 
-ASSETS = "assets/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")  # no code, no pickles
@@ -24,18 +23,15 @@ FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")  # no code,
 
 def locate(source: str, revision: str | None = None) -> Path:
     """The folder of a source, or a sentence that says how to get it."""
-    if source.startswith(ASSETS):
-        folder = assets_root() / source.removeprefix(ASSETS)
-        if not folder.is_dir():
-            shipped = sorted(path.name for path in assets_root().glob("*/")) or ["none"]
-            raise DllmBenchError(
-                f"The package ships no model {source!r}; choose one of {', '.join(shipped)}, or "
-                f"train it with: dllm-bench train embedded {folder.name}"
-            )
-        return folder
-    folder = Path(source).expanduser()
+    folder = place_of(source)
     if folder.is_dir():
         return folder
+    if source.startswith(ASSETS):
+        shipped = sorted(path.name for path in assets_dir().glob("*/")) or ["none"]
+        raise DllmBenchError(
+            f"The package ships no model {source!r}; choose one of {', '.join(shipped)}, or "
+            f"train it with: dllm-bench train embedded {folder.name}"
+        )
     if is_hub(source):
         return _cached_snapshot(source, revision)
     raise DllmBenchError(
@@ -46,7 +42,7 @@ def locate(source: str, revision: str | None = None) -> Path:
 
 def is_hub(source: str) -> bool:
     """Whether a source is a repository of the hub."""
-    known = source.startswith(ASSETS) or Path(source).expanduser().is_dir()
+    known = source.startswith(ASSETS) or place_of(source).is_dir()
     return not known and HUB_ID.fullmatch(source) is not None
 
 

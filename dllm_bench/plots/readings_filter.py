@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from hashlib import sha256
-from pathlib import Path
 
-from dllm_bench.paths import PACKAGE
+from dllm_bench.paths import place_of
 from dllm_bench.plots.readings import Read, Run, Settings
 
 CURVE, WEIGHTS = "curve.jsonl", "filter.safetensors"
-SHIPPED = "assets/"
 
 
 def filter_loss(run: Run, settings: Settings) -> Iterator[Read]:
@@ -19,8 +17,7 @@ def filter_loss(run: Run, settings: Settings) -> Iterator[Read]:
     where the weights there are not those of the run.
     """
     head = run.record.spec.decoder["select"]["first"]["head"]
-    source = str(head["source"])
-    folder = PACKAGE / source if source.startswith(SHIPPED) else Path(source).expanduser()
+    folder = place_of(str(head["source"]))
     if not (folder / CURVE).exists():
         return
     if sha256((folder / WEIGHTS).read_bytes()).hexdigest() != head.get("sha256"):
