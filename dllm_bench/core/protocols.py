@@ -1,9 +1,8 @@
 """Contracts of the parts a decoder is made of, for every piece the four works need.
 
 Shapes: K branches, W window positions, N = ceil(W / B) blocks of B, L canvas positions, V
-vocabulary. Pieces are frozen dataclasses without state: what a method must remember
-lives in `DecodeState.memo`. A piece names what it `needs` and `gives` in plain words;
-`MaskedDecoder` matches them once. What one piece costs or returns is said here, nowhere else.
+vocabulary. Pieces are frozen dataclasses without state: what a method must remember lives in
+`DecodeState.memo`. What a piece `needs` and `gives` in plain words `MaskedDecoder` matches once.
 """
 
 from __future__ import annotations
@@ -293,8 +292,7 @@ class Explore(Piece, ABC):
         """K branches of a K = 1 state, the unchanged state (base) last; `last` is None at start."""
 
     def valid(self, branches: DecodeState) -> Tensor | None:
-        """0-d int64: how many of the branches before the base are worth a forward; they lead.
-        None: all."""
+        """How many of the branches before the base are worth a forward, 0-d int64; None: all."""
         return None
 
     @abstractmethod
@@ -329,18 +327,22 @@ class Schedule(Piece, ABC):
         return True
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What a stop rule says of branches, bool (K,) each; None where it never says so."""
+
+    closed_K: Tensor | None = None
+    finished_K: Tensor | None = None
+
+
 class Stop(Piece, ABC):
     """When a branch opens no more blocks, and when a request is finished."""
 
     reads_ahead: ClassVar[bool] = False  # `shorten` wants candidates beyond the window too
 
-    def closed(self, branches: DecodeState) -> Tensor | None:
-        """bool (K,): open no further block. None: this rule never says so."""
-        return None
-
-    def finished(self, state: DecodeState) -> Tensor | None:
-        """bool (K,): nothing more to decode, although masks are left. None: never."""
-        return None
+    def ended(self, branches: DecodeState) -> Ended:
+        """Which branches open no further block, and which are finished although masks are left."""
+        return Ended()
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
         """New canvas length, 0-d int64 (end-of-text prediction); None: this rule never cuts.

@@ -132,7 +132,7 @@ class MaskedDecoder:
                 logits_KRV[..., model.special.named(self.forbid)] = -torch.inf
             scores = self._score(logits_KRV, here, part, plan.only_M)
             ahead = self._ahead(logits_KRV, window)
-            winner = self.explore.pick(crew.gather(self.explore.rate(scores, part, here)))
+            winner = self._vote(branches, crew, scores, part, here)
             crew.keep(kv, plan, winner)
             state, (scores, *ahead) = crew.settle(winner, branches, here, (scores, *ahead))
             if branches.branches > 1:
@@ -169,10 +169,11 @@ class MaskedDecoder:
         self, branches: DecodeState, masked_KL: Tensor, window: Window | None, rounds: _Rounds
     ) -> Generator[Tensor, list[int], dict[str, list[int]]]:
         """What the host has to know, by name; what no piece has anything to say of is left out."""
+        ended = self.stop.ended(branches)
         found = {
             "masks": masks_per_block(masked_KL, window),
-            "closed": self.stop.closed(branches),
-            "finished": self.stop.finished(branches),
+            "closed": ended.closed_K,
+            "finished": ended.finished_K,
             "valid": self.explore.valid(branches),
             "length": (branches.born_KL[-1] != CUT).sum() if rounds.cut else None,
             **rounds.asked(),
@@ -182,6 +183,14 @@ class MaskedDecoder:
         told = {name: list(islice(values, len(part))) for name, part in asked.items()}
         rounds.learn(told)
         return told
+
+    def _vote(
+        self, branches: DecodeState, crew: Crew, scores: Scores, part: Window, here: DecodeState
+    ) -> Tensor:
+        """Index of the branch that goes on, 0-d; `here` and `part` are the branches dealt here."""
+        if branches.branches == 1:
+            return torch.zeros((), dtype=torch.long, device=branches.tokens_KL.device)
+        return self.explore.pick(crew.gather(self.explore.rate(scores, part, here)))
 
     def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor:
         """Write what the selector chose; returns how many positions the stall rule added (0-d)."""

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.core.protocols import Score, Scores, Stop, Window
+from dllm_bench.core.protocols import Ended, Score, Scores, Stop, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -111,11 +111,8 @@ class StopListener(Stop):
 
     reads_ahead = True
 
-    def closed(self, branches: DecodeState) -> Tensor | None:
-        return self.inner.closed(branches)
-
-    def finished(self, state: DecodeState) -> Tensor | None:
-        return self.inner.finished(state)
+    def ended(self, branches: DecodeState) -> Ended:
+        return self.inner.ended(branches)
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
         columns, places = self.notes.span(window.start, seen.ids_KW.shape[1])

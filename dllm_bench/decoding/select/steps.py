@@ -33,6 +33,8 @@ def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
 def surest(scores: Scores, window: Window, count_K: Tensor) -> Tensor:
     """The `count` eligible positions of largest confidence, ties to the lower position, (K, W)."""
     eligible_KW = window.eligible_KW
+    if eligible_KW.shape[1] == 1:
+        return eligible_KW & (count_K > 0)[:, None]
     confidence_KW = scores.confidence_KW.masked_fill(~eligible_KW, -torch.inf)
     order_KW = stable_top(confidence_KW, eligible_KW.shape[1])
     chosen_KW = torch.arange(eligible_KW.shape[1], device=count_K.device) < count_K[:, None]

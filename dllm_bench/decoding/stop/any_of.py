@@ -9,7 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Scores, Stop, Window
+from dllm_bench.core.protocols import Ended, Scores, Stop, Window
 from dllm_bench.core.state import DecodeState
 
 
@@ -27,11 +27,11 @@ class AnyOf(Stop):
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
 
-    def closed(self, branches: DecodeState) -> Tensor | None:
-        return any_of(rule.closed(branches) for rule in self.rules)
-
-    def finished(self, state: DecodeState) -> Tensor | None:
-        return any_of(rule.finished(state) for rule in self.rules)
+    def ended(self, branches: DecodeState) -> Ended:
+        said = [rule.ended(branches) for rule in self.rules]
+        return Ended(
+            any_of(each.closed_K for each in said), any_of(each.finished_K for each in said)
+        )
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
         cuts = [rule.shorten(state, seen, window) for rule in self.rules]

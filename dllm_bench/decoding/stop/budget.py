@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from dllm_bench.core.protocols import Stop
+from dllm_bench.core.protocols import Ended, Stop
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 
@@ -25,6 +24,7 @@ class Budget(Stop):
         if self.forwards < 1:
             raise DllmBenchError(f"Budget forwards is {self.forwards}; give 1 or more.")
 
-    def finished(self, state: DecodeState) -> Tensor:
-        spent = state.forwards >= self.forwards
-        return torch.full((state.branches,), spent, device=state.tokens_KL.device)
+    def ended(self, branches: DecodeState) -> Ended:
+        spent = branches.forwards >= self.forwards
+        device = branches.tokens_KL.device
+        return Ended(finished_K=torch.full((branches.branches,), spent, device=device))

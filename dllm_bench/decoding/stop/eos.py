@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import Stop
+from dllm_bench.core.protocols import Ended, Stop
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 
@@ -41,12 +41,12 @@ class Eos(Stop):
             found_KG = found_KG | (generated_KG == end)
         return found_KG
 
-    def closed(self, branches: DecodeState) -> Tensor:
-        return self._ends(branches).any(dim=1)
-
-    def finished(self, state: DecodeState) -> Tensor | None:
+    def ended(self, branches: DecodeState) -> Ended:
+        found_KG = self._ends(branches)
+        closed_K = found_KG.any(dim=1)
         if self.scope == "block":
-            return None
-        found_KG, masked_KG = self._ends(state), state.masked_KL[:, state.prompt_len :]
+            return Ended(closed_K)
+        masked_KG = branches.masked_KL[:, branches.prompt_len :]
         first_end_K, first_mask_K = found_KG.int().argmax(1), masked_KG.int().argmax(1)
-        return found_KG.any(1) & ((first_end_K < first_mask_K) | ~masked_KG.any(1))
+        decoded_K = (first_end_K < first_mask_K) | ~masked_KG.any(1)
+        return Ended(closed_K, closed_K & decoded_K)
