@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dllm_bench.runs.provenance import environment
-from scripts.perf import batch, device, measures
+from scripts.perf import batch, device, kernel, measures
 
 PARTS = {
     "split": "milliseconds per step: forward, score, select, bookkeeping",
@@ -27,6 +27,7 @@ PARTS = {
     "batch": "requests per second, one at a time and in a batch",
     "memory": "most memory beyond the model",
     "growth": "milliseconds per step without the forward",
+    "kernel": "one read of the logits on a CUDA device, beside torch's passes",
     "device": "a 7B shape on a CUDA device, beside its roofline",
 }
 
@@ -38,7 +39,9 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds and cases: a minute")
     parser.add_argument("--parts", default="all", help=f"of {', '.join(PARTS)}, by commas")
-    parser.add_argument("--dry", action="store_true", help="device: a small shape on the CPU")
+    parser.add_argument(
+        "--dry", action="store_true", help="device, kernel: something small on the CPU"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("results/perf"), help="folder of the JSON")
     asked = parser.parse_args(argv)
@@ -74,6 +77,8 @@ def measure(part: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
     size = measures.QUICK if asked.quick else measures.Size()
     if part == "device":
         return device.rounds(asked.dry, asked.quick)
+    if part == "kernel":
+        return kernel.reads(asked.dry)
     functions = {
         "split": measures.splits,
         "speculative": measures.speculative,

@@ -140,10 +140,7 @@ def roofline_ms(chosen: Bench, kind: str, k: int, window: int, ceilings: dict[st
 def measured_ceilings(chosen: Bench, kind: str) -> dict[str, float]:
     """Bytes read and written per second by a large copy, operations per second of products."""
     cuda = chosen.device == "cuda"
-    elements, side = (2**31, 8192) if cuda else (2**22, 256)
-    source = torch.zeros(elements, dtype=torch.int8, device=chosen.device)
-    target = torch.empty_like(source)
-    copies_s = seconds(lambda: target.copy_(source), cuda)
+    side = 8192 if cuda else 256
     a = torch.ones(side, side, dtype=chosen.dtype, device=chosen.device)
     operations = 2 * side**3
     plain = operations / seconds(lambda: a @ a, cuda)
@@ -156,10 +153,18 @@ def measured_ceilings(chosen: Bench, kind: str) -> dict[str, float]:
         )
         of_layers = operations / product_s
     return {
-        "ceiling bytes/s": 2 * elements / copies_s,
+        "ceiling bytes/s": copied_per_s(chosen.device),
         "ceiling FLOP/s": plain,
         "ceiling FLOP/s of layers": of_layers,
     }
+
+
+def copied_per_s(device: str) -> float:
+    """Bytes read and written per second by a large copy."""
+    cuda = device == "cuda"
+    source = torch.zeros(2**31 if cuda else 2**22, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / seconds(lambda: target.copy_(source), cuda)
 
 
 def seconds(work: Callable[[], object], cuda: bool, repeats: int = 10) -> float:

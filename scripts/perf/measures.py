@@ -71,7 +71,9 @@ def _median(rows: list[Mapping[str, float]], key: str) -> float:
 
 
 def splits(size: Size) -> list[Row]:
-    """Every decoder there is on an embedded model, and three on its layers with a large head."""
+    """Every decoder there is on an embedded model; three with a large vocabulary, on the embedded
+    models' layers and on those of the smallest published model that has it.
+    """
     cases = {}
     for name in options("decoder"):
         decoder = models.decoder(name)
@@ -79,13 +81,15 @@ def splits(size: Size) -> list[Row]:
             found, asked = _that_bears(decoder, size.new)
             model = models.embedded(found).denoiser
             cases[f"{name} · {found}"] = _split_case(decoder, model, asked)
-    large = models.random_model(VOCAB_DREAM, models.EMBEDDED)
-    wide = models.request(48, size.new, VOCAB_DREAM)
-    for name in ("fast_dllm", "d2f", "lopa"):
-        decoder = models.decoder(name)
-        assert isinstance(decoder, MaskedDecoder)
-        short = replace(decoder, stop=Budget(size.large_steps))
-        cases[f"{name} · random · {VOCAB_DREAM}"] = _split_case(short, large, wide)
+    asked = models.request(48, size.new, VOCAB_DREAM)
+    for shape in (models.EMBEDDED, models.QWEN_05B):
+        large = models.random_model(VOCAB_DREAM, shape)
+        for name in ("fast_dllm", "d2f", "lopa"):
+            decoder = models.decoder(name)
+            assert isinstance(decoder, MaskedDecoder)
+            short = replace(decoder, stop=Budget(size.large_steps))
+            label = f"{name} · random, width {shape['width']} · {VOCAB_DREAM}"
+            cases[label] = _split_case(short, large, asked)
     rows = in_turns(cases, size.rounds)
     return [
         {"case": name, **row, "all but the forward, %": _share(row)} for name, row in rows.items()

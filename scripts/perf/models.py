@@ -23,6 +23,7 @@ from dllm_bench.runs.inputs import model_spec
 from dllm_bench.runs.targets import instantiate
 
 EMBEDDED = {"width": 128, "layers": 4, "heads": 4, "mlp": 384}  # what the embedded models have
+QWEN_05B = {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "mlp": 4864}  # Qwen2.5-0.5B
 DREAM_7B = {"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944}
 
 

@@ -75,6 +75,14 @@ def test_a_dry_run_of_the_device_part_is_stored(tmp_path: Path, capsys: Any) -> 
     assert "roofline" in capsys.readouterr().out
 
 
+def test_a_dry_run_of_the_kernel_part_reads_the_same(tmp_path: Path) -> None:
+    command.main(["--dry", "--parts", "kernel", "--out", str(tmp_path)])
+    (path,) = tmp_path.glob("2*.json")
+    (row,) = json.loads(path.read_text())["parts"]["kernel"]
+    assert row["same ids"] and row["rows"] == 2
+    assert row["of bandwidth, %"] > 0
+
+
 def test_a_batch_decodes_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "CASES", {"fast_dllm_dual": "tiny-llada"})
     (row,) = batch.batches(measures.Size(rounds=1, new=32, items=3))
