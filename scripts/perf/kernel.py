@@ -2,8 +2,8 @@
 
 bfloat16 logits of 152,064 tokens, with entropy, as a score of a 7B model asks. Several tensors take
 turns, more than the second-level cache holds, so that they are read from memory. The floor is their
-bytes over the bandwidth of a large copy in the same call. `--dry` reads a few rows on the CPU, where
-both are torch's passes.
+bytes over the bandwidth of a large copy in the same call. `--dry` reads a few rows on the CPU,
+where both are torch's passes.
 """
 
 from __future__ import annotations
