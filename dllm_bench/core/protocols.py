@@ -71,11 +71,11 @@ class Window:
         short = -self.width % self.block
         if short:
             values_KW = torch.nn.functional.pad(values_KW, (0, short), value=fill)
-        return values_KW.reshape(len(values_KW), -1, self.block)
+        return values_KW.reshape(values_KW.shape[0], -1, self.block)
 
     def flat(self, values_KNB: Tensor) -> Tensor:
         """(K, N, B) -> (K, W), the inverse of `blocks`."""
-        values_KX = values_KNB.reshape(len(values_KNB), -1)
+        values_KX = values_KNB.reshape(values_KNB.shape[0], -1)
         return values_KX[:, : self.width] if values_KX.shape[1] > self.width else values_KX
 
     def rescued(self, where_KW: Tensor, rescue_KW: Tensor) -> Tensor:

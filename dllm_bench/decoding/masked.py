@@ -180,7 +180,7 @@ class MaskedDecoder:
         }
         asked = {name: part.reshape(-1) for name, part in found.items() if part is not None}
         values = iter((yield torch.cat(list(asked.values()))))
-        told = {name: list(islice(values, len(part))) for name, part in asked.items()}
+        told = {name: list(islice(values, part.shape[0])) for name, part in asked.items()}
         rounds.learn(told)
         return told
 

@@ -24,7 +24,7 @@ Precision = Literal["float32", "bfloat16", "float64", "model"]  # model: the dty
 # logits read at a time on a CPU: 1 MiB of float32, half of a usual second-level cache
 CACHED = 2**18
 GROUP = 512  # logits whose maximum is found together
-NOTHING = -104.0  # exp of it is 0 in float32
+LOWEST, LEAST = -87.0, 2e-38  # exp(-87) < 2e-38; CPUs are slow with results much less than that
 Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
@@ -89,7 +89,7 @@ def statistics(logits_NV: Tensor, dtype: torch.dtype, entropy: bool) -> Statisti
         widens = torch.promote_types(logits_NV.dtype, dtype) == dtype
         return fused.row_statistics(logits_NV if widens else logits_NV.to(dtype), entropy)
     share = max(1, CACHED // logits_NV.shape[1])
-    if logits_NV.device.type != "cpu" or len(logits_NV) <= share:
+    if logits_NV.device.type != "cpu" or logits_NV.shape[0] <= share:
         return _passes(at_least_float32(logits_NV.to(dtype)), entropy)
     wide = torch.promote_types(dtype, torch.float32)
     room = logits_NV.new_empty(2, share, logits_NV.shape[1], dtype=wide)
@@ -113,8 +113,9 @@ def _passes(logits_NV: Tensor, entropy: bool, room: Tensor | None = None) -> Sta
     below_NV = torch.sub(logits_NV, best_N[:, None], out=below_NV)
     if not entropy:
         return best_N, index_N, below_NV.exp_().sum(-1), None
-    below_NV.clamp_(min=NOTHING)  # a token at -inf has no part: 0, not 0 times infinity
+    below_NV.clamp_(min=LOWEST)
     mass_NV = torch.exp(below_NV, out=mass_NV)
+    torch.threshold_(mass_NV, LEAST, 0.0)  # a token at -inf has no part: 0, not 0 times infinity
     return best_N, index_N, mass_NV.sum(-1), below_NV.mul_(mass_NV).sum(-1)
 
 

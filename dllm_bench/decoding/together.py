@@ -71,4 +71,4 @@ def on_host(surveys: Sequence[Tensor]) -> list[list[int]]:
     if len(surveys) == 1:
         return [surveys[0].tolist()]
     values = iter(torch.cat(list(surveys)).tolist())
-    return [list(islice(values, len(survey))) for survey in surveys]
+    return [list(islice(values, survey.shape[0])) for survey in surveys]
