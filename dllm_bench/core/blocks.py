@@ -66,7 +66,8 @@ class Progress:
     @cached_property
     def done(self) -> int:
         """Leading blocks without a mask."""
-        n, blocks = self.first, self.grid.blocks
+        blocks = self.grid.blocks
+        n = min(self.first, blocks)
         while n < blocks and self.left(n) == 0:
             n += 1
         return n

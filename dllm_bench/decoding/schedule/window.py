@@ -61,7 +61,7 @@ class Frontier:
         """The window of the branches that go on, with `opened` leading blocks open."""
         grid = branches[-1].grid
         ends = [grid.start(n) for n in opened]
-        start, stop = branches[-1].grid.start(branches[-1].done), max(ends)
+        start, stop = grid.start(branches[-1].done), max(ends)
         eligible_KW, end_K = masked_KL[:, start:stop], None
         if min(ends) < stop:
             end_K = torch.tensor(ends, device=masked_KL.device)

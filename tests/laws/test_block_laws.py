@@ -1,0 +1,149 @@
+"""Laws of blocks: what the host concludes of a canvas is what stands there.
+
+A round tells the host the masks of its window's blocks alone. Here every round of many decoders is
+compared with a count over the whole canvas: before the window, in it, behind it, in every branch,
+in canvases that are cut, with blocks that overlap the prompt or are cut short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import pytest
+from torch import Tensor
+
+from dllm_bench.core.blocks import BlockGrid, Progress
+from dllm_bench.core.protocols import Ended, Explore, Schedule, Scores, Select, Stop, Window
+from dllm_bench.core.request import Request
+from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.stop.eos import Eos
+from dllm_bench.decoding.stop.filled import Filled
+from tests.pieces import Table
+
+REQUEST = Request("blocks", tuple(range(3, 14)), 32)
+
+
+@dataclass
+class Canvas:
+    """The canvas of the round that is opened, and the branches already asked about."""
+
+    born_KL: Tensor | None = None
+    asked: int = 0
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Shows(Stop):
+    """Does what `inner` does and shows the canvas of every round; cuts it at `length`."""
+
+    inner: Stop
+    canvas: Canvas = field(compare=False)
+    length: int | None = None
+
+    def ended(self, branches: DecodeState) -> Ended:
+        self.canvas.born_KL, self.canvas.asked = branches.born_KL.clone(), 0
+        self.canvas.rounds += 1
+        return self.inner.ended(branches)
+
+    def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
+        cut = self.length is not None and state.forwards >= 2
+        return state.tokens_KL.new_tensor(self.length) if cut else None
+
+
+@dataclass(frozen=True)
+class Counts(Schedule):
+    """Does what `inner` does and counts again what it is told."""
+
+    inner: Schedule
+    canvas: Canvas = field(compare=False)
+
+    @property
+    def block(self) -> int | None:  # type: ignore[override]
+        return self.inner.block
+
+    @property
+    def sees_future(self) -> bool:  # type: ignore[override]
+        return self.inner.sees_future
+
+    def length(self, prompt_len: int, new: int) -> int:
+        return self.inner.length(prompt_len, new)
+
+    def grid(self, prompt_len: int, length: int) -> BlockGrid:
+        return self.inner.grid(prompt_len, length)
+
+    def pushes(self, branch: Progress, n: int) -> bool:
+        return self.inner.pushes(branch, n)
+
+    def opened(self, branch: Progress) -> int:
+        assert self.canvas.born_KL is not None
+        born_L, grid = self.canvas.born_KL[self.canvas.asked], branch.grid
+        self.canvas.asked += 1
+        spans = [born_L[grid.start(n) : grid.start(n + 1)] for n in range(grid.blocks)]
+        left = [int((span == MASKED).sum()) for span in spans]
+        assert [branch.left(n) for n in range(grid.blocks)] == left
+        assert [branch.begun(n) for n in range(grid.blocks)] == [
+            bool((span > MASKED).any()) for span in spans
+        ]
+        assert branch.done == next((n for n, masks in enumerate(left) if masks), grid.blocks)
+        opened = self.inner.opened(branch)
+        assert branch.opened <= opened or opened >= grid.blocks
+        assert branch.open_masks(opened) == sum(left[:opened])
+        return opened
+
+
+SCHEDULES = (
+    Blocks(8),
+    Blocks(None),
+    Blocks(1, False),
+    Blocks(8, False, absolute=True),
+    Blocks(8, False, absolute=True, whole=True),
+    Pipeline(8, 0.3, 0.6),
+)
+SELECTS = (Threshold(0.4), Threshold(1.5))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
+@pytest.mark.parametrize("length", [None, 11 + 19, 11], ids=["whole", "cut", "all cut"])
+def test_the_host_knows_the_canvas(
+    schedule: Schedule, explore: Explore, length: int | None
+) -> None:
+    stops = (Filled(), Eos("block"), Eos("token"))
+    for stop, select in product(stops, SELECTS):
+        check(schedule, explore, select, stop, length)
+
+
+def check(
+    schedule: Schedule, explore: Explore, select: Select, stop: Stop, length: int | None
+) -> None:
+    """Decode with both watching; what is decoded is what is decoded unwatched."""
+    canvas = Canvas()
+    watched = MaskedDecoder(
+        Confidence(),
+        select,
+        Counts(schedule, canvas),
+        NoCache(),
+        explore=explore,
+        stop=Shows(stop, canvas, length),
+    )
+    generation = watched.generate(Table(), REQUEST)
+    assert canvas.rounds == len(generation.trace) + 1
+    alone = replace(watched, schedule=schedule).generate(Table(), REQUEST)
+    assert alone.ids == generation.ids and alone.born == generation.born
+
+
+def test_a_grid_holds_every_position_once() -> None:
+    for origin, block, length in product((0, 5), (1, 4, 7), (6, 12, 13)):
+        grid = BlockGrid(origin, block, 5, length)
+        edges = [grid.start(n) for n in range(grid.blocks + 1)]
+        assert edges[0] == origin and edges[-1] == length and edges == sorted(set(edges))
+        assert sum(grid.room(n) for n in range(grid.blocks)) == length - 5
