@@ -2,7 +2,8 @@
 
 Maximum, its index, sum of exp(x - max) and sum of exp(x - max) (x - max). torch's own passes make a
 float32 copy of the logits and go over it several times; `kernels` reads them as they are, once.
-Triton comes with CUDA builds of torch; `available` says no where it is absent or cannot start.
+Triton comes with CUDA builds of torch; where it is absent, cannot start or computes something else
+than torch does, `available` says no.
 """
 
 from __future__ import annotations
@@ -20,19 +21,26 @@ WARPS = 8  # of 32 threads with 32 logits each: 64 registers on an H200, nothing
 
 def available(logits: Tensor) -> bool:
     """Whether `row_statistics` can take these logits: where they lie, their dtype, Triton."""
-    return logits.is_cuda and logits.dtype in DTYPES and triton_starts()
+    return logits.is_cuda and logits.dtype in DTYPES and works()
 
 
 @cache
-def triton_starts() -> bool:
-    """Whether Triton is there and finds the driver and a C compiler for its launcher."""
+def works(device: str = "cuda") -> bool:
+    """Whether the kernels run on the device and find what torch finds, tried once on two rows."""
     try:
-        import triton
-
-        return triton.runtime.driver.active.utils is not None
+        probe_NV = torch.linspace(-9, 9, 2 * (SPAN + 5), device=device).view(2, -1)
+        best_N, index_N, sum_N, weighted_N = row_statistics(probe_NV, entropy=True)
+        below_NV = probe_NV - best_N[:, None]
+        mass_NV = below_NV.exp()
+        assert weighted_N is not None  # asked for
+        torch.testing.assert_close(index_N, probe_NV.argmax(-1))
+        torch.testing.assert_close(best_N, probe_NV.amax(-1), rtol=0, atol=0)
+        torch.testing.assert_close(sum_N, mass_NV.sum(-1))
+        torch.testing.assert_close(weighted_N, (mass_NV * below_NV).sum(-1))
     except Exception as error:
         warnings.warn(f"Logits are read in several passes: Triton fails ({error}).", stacklevel=3)
         return False
+    return True
 
 
 def row_statistics(

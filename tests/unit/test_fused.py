@@ -103,8 +103,9 @@ OTHERS: dict[str, Callable[[], Tensor]] = {  # what no softmax is defined for
 INTERPRET = """
 import sys, torch
 import dllm_bench.decoding.numerics
-from dllm_bench.decoding.fused import row_statistics
+from dllm_bench.decoding.fused import row_statistics, works
 late = "triton" not in sys.modules
+assert works("cpu")
 asked = torch.load(sys.argv[1])
 found = {key: row_statistics(logits, entropy=key[1]) for key, logits in asked.items()}
 torch.save((late, found), sys.argv[2])

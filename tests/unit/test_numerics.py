@@ -90,7 +90,7 @@ def test_margin_is_the_difference_of_the_two_surest(length: int) -> None:
 
 
 def test_it_takes_what_lies_on_a_device_in_a_short_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "triton_starts", lambda: True)
+    monkeypatch.setattr(fused, "works", lambda: True)
     assert not fused.available(torch.zeros(2, 8))
     taken: list[Any] = [SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in fused.DTYPES]
     assert all(map(fused.available, taken))
@@ -101,8 +101,26 @@ def test_it_takes_what_lies_on_a_device_in_a_short_dtype(monkeypatch: pytest.Mon
 def test_without_triton_it_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     logits: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
-    fused.triton_starts.cache_clear()
+    fused.works.cache_clear()
     with pytest.warns(UserWarning, match="several passes") as warned:
         assert not fused.available(logits) and not fused.available(logits)
     assert len(warned) == 1
-    fused.triton_starts.cache_clear()
+    fused.works.cache_clear()
+
+
+def test_a_kernel_that_finds_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def passes(logits_NV: torch.Tensor, entropy: bool) -> numerics.Statistics:
+        return numerics.statistics(logits_NV, torch.float32, entropy)
+
+    def one_off(logits_NV: torch.Tensor, entropy: bool) -> numerics.Statistics:
+        best_N, index_N, sum_N, weighted_N = passes(logits_NV, entropy)
+        return best_N, index_N + 1, sum_N, weighted_N
+
+    fused.works.cache_clear()
+    monkeypatch.setattr(fused, "row_statistics", passes)
+    assert fused.works("cpu")
+    fused.works.cache_clear()
+    monkeypatch.setattr(fused, "row_statistics", one_off)
+    with pytest.warns(UserWarning, match="several passes"):
+        assert not fused.works("cpu")
+    fused.works.cache_clear()
