@@ -1,10 +1,11 @@
 """A run that decodes several requests at a time (`batch=8`): the same samples in less time.
 
-Up to `spec.batch` requests share a forward; as one ends, the next takes its place, and its sample
-is stored in the order of ends. Who was beside whom changes no text (but drafts that are sampled and
-cut to lengths the batch decides), so an interrupted run goes on with what is missing. No request
-has a time of its own: its times are empty, and what counts is requests and tokens per second of
-all. How requests share a forward is `decoding/together`'s business.
+Up to `spec.batch` requests share a forward, in each of the processes that share the run; as one
+ends, the next takes its place, and its sample is stored in the order of ends. Who was beside whom
+changes no text (but drafts that are sampled and cut to lengths the batch decides), so an
+interrupted run goes on with what is missing. No request has a time of its own: its times are empty,
+and what counts is requests and tokens per second of all. How requests share a forward is
+`decoding/together`'s business.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dllm_bench.runs import runner
 from dllm_bench.runs.record import SampleRecord, Span
 from dllm_bench.runs.spec import RunSpec
 
-SEVERAL = ("branch_parallel", "tensor_parallel", "replicas")  # processes that decode one run
+TEAMS = ("branch_parallel", "tensor_parallel")  # processes that decode one request
 
 
 def check(spec: RunSpec) -> None:
@@ -32,10 +33,11 @@ def check(spec: RunSpec) -> None:
             f"batch={spec.batch} decodes requests side by side, and a baseline is compared request "
             "by request under the clock; leave out decoder@baseline, or batch."
         )
-    if any(int(spec.hardware.get(name, 1)) > 1 for name in SEVERAL):
+    if any(int(spec.hardware.get(name, 1)) > 1 for name in TEAMS):
         raise DllmBenchError(
             f"batch={spec.batch} is decoded by one process, and hardware={spec.hardware['name']} "
-            "asks for several; choose hardware with one process, or batch=1."
+            "asks for several that decode a request together; choose hardware without them "
+            "(replicas have a batch each), or batch=1."
         )
     mode = spec.model.get("compile", "none")
     if mode != "none":
@@ -69,7 +71,8 @@ class BatchedWork(runner.Work):
     ) -> Iterator[SampleRecord]:
         """Samples as they are finished."""
         going: dict[str, tuple[Request, float, float]] = {}
-        clock, zero = self.parts.clock, self.parts.clock()
+        clock = self.parts.clock
+        zero = clock() if self.opened.zero_s is None else self.opened.zero_s
 
         def waiting() -> Iterator[Request]:
             for _, request in missing:

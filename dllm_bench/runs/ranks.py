@@ -30,7 +30,7 @@ from dllm_bench.runs.loggers import NoLogger
 from dllm_bench.runs.parts import REAL, Loaded, Parts
 from dllm_bench.runs.progress import Observer, Running, Silent, Together
 from dllm_bench.runs.record import RunRecord, SampleRecord, Session
-from dllm_bench.runs.runner import WARMUPS, decode_share
+from dllm_bench.runs.runner import WARMUPS, Work, decode_share
 from dllm_bench.runs.runner import run as run_here
 from dllm_bench.runs.spec import RunSpec
 from dllm_bench.runs.store import Store
@@ -79,15 +79,11 @@ def run(
     parts: Parts = REAL,
 ) -> RunRecord:
     """The record of `spec`, made by as many processes as its hardware says, or by a server."""
-    if is_served(spec.model):
-        work = served.ServedWork
-        return run_here(spec, store=store, logger=logger, progress=progress, parts=parts, work=work)
-    if spec.batch != 1:
+    work, here = work_of(spec), not needs_several(spec.hardware)
+    if work is batched.BatchedWork:
         batched.check(spec)
-        many = batched.BatchedWork
-        return run_here(spec, store=store, logger=logger, progress=progress, parts=parts, work=many)
-    if not needs_several(spec.hardware) or store.record(spec) is not None:
-        return run_here(spec, store=store, logger=logger, progress=progress, parts=parts)
+    if here or store.record(spec) is not None:
+        return run_here(spec, store=store, logger=logger, progress=progress, parts=parts, work=work)
     layout, replicas = layout_of(spec.hardware), int(spec.hardware.get("replicas", 1))
     check(spec, parts, layout, replicas)
     observer = Together([logger or NoLogger(), progress or Silent()])
@@ -109,6 +105,13 @@ def run(
     assert record is not None  # the first process said that it is sealed
     observer.finish(record)
     return record
+
+
+def work_of(spec: RunSpec) -> type[Work]:
+    """One request at a time, several, or a server's."""
+    if is_served(spec.model):
+        return served.ServedWork
+    return batched.BatchedWork if spec.batch != 1 else Work
 
 
 def check(spec: RunSpec, parts: Parts, layout: Layout, replicas: int) -> None:
@@ -150,7 +153,8 @@ def _make(
             facts = provenance.environment(str(spec.hardware["device"]))
             index = opened.begin(Session(parts.now(), WARMUPS, facts))
             opened.note(f"session {index}: {replicas} processes share the requests")
-            members.start([replace(place, session=index) for place in places])
+            zero_s = parts.clock()
+            members.start([replace(place, session=index, zero_s=zero_s) for place in places])
             members.listen(relay, "decoded", times=replicas)
         members.members[0].pipe.send("seal")
         members.listen(relay, "sealed")
@@ -169,6 +173,7 @@ class Place:
     replicas: int
     folder: Path  # where the processes of a team meet
     session: int = 0
+    zero_s: float = 0.0  # what the clock said when it began
 
     @property
     def index(self) -> int:
@@ -189,13 +194,13 @@ class Place:
         parts = self.parts if team is None else led(self.parts, spec, team)
         report = _Report(pipe)
         if self.replicas > 1:
-            share = self.store.share(spec, self.team, self.replicas, self.session)
-            decode_share(spec, share, observer=report, parts=parts)
+            share = self.store.share(spec, self.team, self.replicas, self.session, self.zero_s)
+            decode_share(spec, share, observer=report, parts=parts, work=work_of(spec))
             pipe.send(("decoded",))
             if self.index == 0:
                 pipe.recv()  # the others are done too
         if self.index == 0:
-            run_here(spec, store=self.store, progress=report, parts=parts)
+            run_here(spec, store=self.store, progress=report, parts=parts, work=work_of(spec))
             pipe.send(("sealed",))
         if team is not None:
             team.leave()

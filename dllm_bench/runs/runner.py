@@ -60,10 +60,17 @@ def run(
             observer.close()
 
 
-def decode_share(spec: RunSpec, share: Share, *, observer: Observer, parts: Parts = REAL) -> None:
+def decode_share(
+    spec: RunSpec,
+    share: Share,
+    *,
+    observer: Observer,
+    parts: Parts = REAL,
+    work: type[Work] | None = None,
+) -> None:
     """Decode a process's share of the requests of `spec`; whoever started the shares seals."""
     with share:
-        Work(spec, parts, *_made(spec, parts), share, observer).decode()
+        (work or Work)(spec, parts, *_made(spec, parts), share, observer).decode()
 
 
 def _made(spec: RunSpec, parts: Parts) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:

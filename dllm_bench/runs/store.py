@@ -111,9 +111,9 @@ class Store:
         """The run's folder, locked for writing; closes with the `with` block."""
         return OpenRun.start(self.path(spec), spec, total)
 
-    def share(self, spec: RunSpec, index: int, of: int, session: int) -> Share:
+    def share(self, spec: RunSpec, index: int, of: int, session: int, zero_s: float = 0) -> Share:
         """A share of the requests of a run whose folder another process holds open."""
-        return Share.join(self.path(spec), spec, index, of, session)
+        return Share.join(self.path(spec), spec, index, of, session, zero_s)
 
 
 def read_record(folder: Path) -> RunRecord | None:
@@ -193,7 +193,9 @@ def _parse(found: list[bytes]) -> tuple[dict[str, SampleRecord], list[bytes]]:
 
 @dataclass
 class OpenRun:
-    """A locked run folder. `record` is set when another process sealed it meanwhile."""
+    """A locked run folder. `record` is set when another process sealed it meanwhile; `zero_s` is
+    what the clock said when the session began, where several processes share it.
+    """
 
     folder: Path
     spec: RunSpec
@@ -202,6 +204,7 @@ class OpenRun:
     record: RunRecord | None = None
     samples: dict[str, SampleRecord] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
+    zero_s: float | None = None
     _writer: Appender | None = None
 
     @classmethod
@@ -364,9 +367,12 @@ class Share(OpenRun):
     session: int = 0
 
     @classmethod
-    def join(cls, folder: Path, spec: RunSpec, index: int, of: int, session: int) -> Share:
+    def join(
+        cls, folder: Path, spec: RunSpec, index: int, of: int, session: int, zero_s: float
+    ) -> Share:
         """Read what is finished, whoever finished it."""
-        share = cls(folder, spec, Lock(folder / LOCK), None, index=index, of=of, session=session)
+        lock = Lock(folder / LOCK)
+        share = cls(folder, spec, lock, None, index=index, of=of, session=session, zero_s=zero_s)
         share.samples = read_samples(folder)
         return share
 

@@ -118,7 +118,7 @@ def test_what_has_no_batches_is_refused() -> None:
     cpu = fakes.spec(2).hardware
     assert "batch is 0" in refused(batch=0)
     assert "baseline" in refused(batch=2, baseline={"_target_": "elsewhere"})
-    for several in ("replicas", "branch_parallel", "tensor_parallel"):
+    for several in ("branch_parallel", "tensor_parallel"):
         assert "asks for several" in refused(batch=2, hardware={**cpu, several: 2})
     approximate = {**fakes.spec(2).decoder, "cache": {"reuse": "approximate"}}
     assert "follow from the request before" in refused(batch=2, decoder=approximate)
