@@ -44,7 +44,7 @@ def rounded(logits_KWV: Tensor, precision: Precision) -> Tensor:
 
 def at_least_float32(values: Tensor) -> Tensor:
     """float64 stays, what is shorter than float32 becomes float32."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    return values if values.dtype.itemsize >= torch.float32.itemsize else values.float()
 
 
 @dataclass(frozen=True)
