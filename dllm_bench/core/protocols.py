@@ -2,7 +2,7 @@
 
 Shapes: K branches, W window positions, N = ceil(W / B) blocks of B, L canvas positions, V
 vocabulary. Pieces are frozen dataclasses without state: what a method must remember lives in
-`DecodeState.memo`. What a piece `needs` and `gives` in plain words `MaskedDecoder` matches once.
+`DecodeState.memo`. `MaskedDecoder` matches once what pieces need and give.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ class Plan:
     block_causal: a position sees earlier blocks and its own block of `block` positions, counted
     from `origin`; what lies before `origin` is one block. Blocks of 1 from origin 0 are causal
     attention.
-    `forward` is the index of the planned forward in its request, `clock` what a cache that renews
-    its K/V by a clock of its own read when it planned. `taps` are layers whose outputs are wanted
-    beside the logits, for a drafter. `only_M` asks a model that `picks_rows` for these rows alone,
-    as places in (K, rows) laid flat: logits are then (1, M, V).
+    `forward` is the planned forward's index in its request, `clock` what a cache with a clock of
+    its own read. `taps` are layers whose outputs are wanted beside the logits, for a drafter.
+    `only_M` asks a model that `picks_rows` for these rows alone, as places in (K, rows) laid flat:
+    logits are then (1, M, V).
     """
 
     kind: Kind
@@ -188,10 +188,8 @@ class Denoiser(Protocol):
 
     def recall(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: Decoder) -> None:
         """Begin the empty cache with the K/V of the request that was begun so before, if by an
-        equal decoder: another one's attention gives other K/V.
-
-        Taken is what both prompts begin with, in whole spans of `grid` positions; at least one
-        position of the prompt is left to be fed.
+        equal decoder (another one's attention gives others): of what both prompts begin with, in
+        whole spans of `grid` positions; at least one position of the prompt is left to be fed.
         """
 
     def forward(self, tokens_KL: Tensor, plan: Plan, kv: KVCache) -> Tensor:
@@ -270,6 +268,8 @@ class Score(Piece, ABC):
 
 class Select(Piece, ABC):
     """Scores of the winning branch (K = 1) -> positions to commit."""
+
+    never_stalls = False  # every call chooses something while a mask is left: no `on_stall` then
 
     @abstractmethod
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

@@ -112,6 +112,7 @@ class MaskedDecoder:
             grid = self.cache.grid(self.schedule.block or 1)
             model.recall(kv, request.prompt_ids, grid, by=self)
         rounds, frontier = _Rounds(), Frontier(self.schedule, state.prompt_len)
+        alone = torch.zeros((), dtype=torch.long, device=model.device)  # the only branch's index
         last: tuple[Scores, Window] | None = None
         while True:
             branches = self.explore.spawn(state, last)
@@ -132,12 +133,13 @@ class MaskedDecoder:
                 logits_KRV[..., model.special.named(self.forbid)] = -torch.inf
             scores = self._score(logits_KRV, here, part, plan.only_M)
             ahead = self._ahead(logits_KRV, window)
-            winner = self._vote(branches, crew, scores, part, here)
+            winner, several = alone, branches.branches > 1
+            if several:
+                winner = self.explore.pick(crew.gather(self.explore.rate(scores, part, here)))
             crew.keep(kv, plan, winner)
             state, (scores, *ahead) = crew.settle(winner, branches, here, (scores, *ahead))
-            if branches.branches > 1:
-                window = window.pick(winner)
-            rounds.outcome = winner, self._commit(state, scores, window)
+            window = window.pick(winner) if several else window
+            rounds.outcome = winner if several else None, self._commit(state, scores, window)
             rounds.cut = self._shorten(state, window, scores, *ahead)
             rounds.check_progress(request)
             last = (scores, window)
@@ -184,17 +186,15 @@ class MaskedDecoder:
         rounds.learn(told)
         return told
 
-    def _vote(
-        self, branches: DecodeState, crew: Crew, scores: Scores, part: Window, here: DecodeState
-    ) -> Tensor:
-        """Index of the branch that goes on, 0-d; `here` and `part` are the branches dealt here."""
-        if branches.branches == 1:
-            return torch.zeros((), dtype=torch.long, device=branches.tokens_KL.device)
-        return self.explore.pick(crew.gather(self.explore.rate(scores, part, here)))
-
-    def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor:
-        """Write what the selector chose; returns how many positions the stall rule added (0-d)."""
+    def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor | None:
+        """Write what the selector chose; returns how many positions the stall rule added (0-d),
+        None where it is not asked.
+        """
         where_KW = self.select(scores, window, state) & window.eligible_KW
+        if self.select.never_stalls and self.forbid_mask:
+            state.commit(where_KW, scores.ids_KW, window.start)
+            state.forwards += 1
+            return None
         rescue_KW, ids_KW = self.select.on_stall(scores, window, state)
         forced_KW = window.rescued(where_KW, rescue_KW)
         if ids_KW is not scores.ids_KW:
@@ -266,7 +266,7 @@ class _Rounds:
     forwards: list[Forward] = field(default_factory=list)
     winners: list[int] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
-    outcome: tuple[Tensor, Tensor] | None = None
+    outcome: tuple[Tensor | None, Tensor | None] | None = None
     cut: bool = False
     masks: int = 0
     open_end: int = 0
@@ -276,17 +276,16 @@ class _Rounds:
         """The branch that went on from the last round."""
         return self.winners[-1] if self.winners else 0
 
-    def asked(self) -> dict[str, Tensor]:
-        """Winner and number of forced positions of the last round, on the device."""
-        if self.outcome is None:
-            return {}
-        winner, forced = self.outcome
+    def asked(self) -> dict[str, Tensor | None]:
+        """Winner and number of forced positions of the last round, on the device; None for 0."""
+        winner, forced = self.outcome or (None, None)
         return {"winner": winner, "forced": forced}
 
     def learn(self, told: dict[str, list[int]]) -> None:
-        """The same on the host."""
-        self.winners += told.get("winner", [])
-        self.forced += told.get("forced", [])
+        """The same on the host, once there was a round."""
+        if self.outcome is not None:
+            self.winners += told.get("winner", [0])
+            self.forced += told.get("forced", [0])
 
     def tick(self, masks: int, open_end: int) -> None:
         """Called right after the host copy of a round, when the device has caught up."""

@@ -92,6 +92,10 @@ class TimedSelect(Select):
     inner: Select
     watch: Watch = field(compare=False)
 
+    @property
+    def never_stalls(self) -> bool:  # type: ignore[override]
+        return self.inner.never_stalls
+
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         with self.watch.on("select"):
             return self.inner(scores, window, state)

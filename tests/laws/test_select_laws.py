@@ -5,11 +5,12 @@ On tiny random models where the whole decoder matters, on random scores where th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import pytest
 import torch
+from torch import Tensor
 
 from dllm_bench.core.protocols import Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
@@ -28,7 +29,9 @@ from dllm_bench.decoding.select.origin import Origin
 from dllm_bench.decoding.select.ration import Ration
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.decoding.select.union import Union
 from tests.helpers import ROLES, tiny_denoiser
+from tests.pieces import Table
 
 REQUEST = Request("laws", tuple(range(3, 20)), 32)
 OFF = 1.0  # no probability is above it
@@ -172,3 +175,45 @@ def test_more_steps_than_can_be_useful_are_refused(model) -> None:
     with pytest.raises(DllmBenchError, match="65 steps for 32 positions.*set steps to 32"):
         generate(WHOLE, Epsilon(65, idle=True), model)
     assert len(generate(WHOLE, Epsilon(64, idle=True), model).trace) == 64
+
+
+@dataclass(frozen=True)
+class AskedAnyway(Select):
+    """Does what `inner` does, and is asked for its stall rule in every forward."""
+
+    inner: Select
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        return self.inner(scores, window, state)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        return self.inner.on_stall(scores, window, state)
+
+
+STEADY = [
+    *(TopK(steps) for steps in (None, 1, 3, 8, 20)),
+    Union(Threshold(OFF + 1), TopK()),
+    Union(TopK(5), Threshold(0.3)),
+]
+
+
+@pytest.mark.parametrize("select", STEADY, ids=str)
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(2)], ids=["greedy", "lookahead"])
+@pytest.mark.parametrize(
+    "schedule",
+    [Blocks(8), Blocks(1, False), Blocks(8, False, absolute=True), Blocks(None)],
+    ids=str,
+)
+def test_who_never_stalls_has_no_need_of_the_rule(select, explore, schedule) -> None:
+    assert select.never_stalls
+    decoder = replace(WHOLE, select=select, explore=explore, schedule=schedule)
+    spared = decoder.generate(Table(), REQUEST)
+    asked = replace(decoder, select=AskedAnyway(select)).generate(Table(), REQUEST)
+    assert (spared.ids, spared.born) == (asked.ids, asked.born)
+    assert all(forward.forced == 0 for forward in asked.trace.forwards)
+    assert all(per_forward(spared))
+
+
+def test_others_are_asked() -> None:
+    others = (Threshold(OFF), Epsilon(4), Ration(TopK(), 4), Union(Threshold(OFF), Epsilon(4)))
+    assert not any(select.never_stalls for select in others)

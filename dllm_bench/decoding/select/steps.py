@@ -30,12 +30,17 @@ def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
     return state.forwards - entered_K, total_K
 
 
-def surest(scores: Scores, window: Window, count_K: Tensor) -> Tensor:
-    """The `count` eligible positions of largest confidence, ties to the lower position, (K, W)."""
+def surest(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:
+    """The `count` eligible positions of largest confidence (None: one), ties to the lower position,
+    (K, W).
+    """
     eligible_KW = window.eligible_KW
-    if eligible_KW.shape[1] == 1:
-        return eligible_KW & (count_K > 0)[:, None]
+    if count_K is None and window.width == 1:
+        return eligible_KW
     confidence_KW = scores.confidence_KW.masked_fill(~eligible_KW, -torch.inf)
-    order_KW = stable_top(confidence_KW, eligible_KW.shape[1])
+    if count_K is None:
+        best_K1 = stable_top(confidence_KW, 1)
+        return torch.zeros_like(eligible_KW).scatter_(1, best_K1, True) & eligible_KW
+    order_KW = stable_top(confidence_KW, window.width)
     chosen_KW = torch.arange(eligible_KW.shape[1], device=count_K.device) < count_K[:, None]
     return torch.zeros_like(eligible_KW).scatter_(1, order_KW, chosen_KW) & eligible_KW

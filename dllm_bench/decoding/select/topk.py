@@ -22,6 +22,7 @@ class TopK(Select):
     """`steps` forwards per block (None: as many as the block has positions)."""
 
     steps: int | None = None
+    never_stalls = True
     needs: ClassVar[frozenset[tuple[str, str]]] = COUNTS_STEPS
 
     def __post_init__(self) -> None:
@@ -29,6 +30,7 @@ class TopK(Select):
             raise DllmBenchError(f"TopK steps is {self.steps}; give at least 1 step per block.")
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        if self.steps is None:
+            return surest(scores, window)
         step_K, total_K = step_in_block(state, window)
-        steps = self.steps or window.block
-        return surest(scores, window, total_K // steps + (step_K < total_K % steps))
+        return surest(scores, window, total_K // self.steps + (step_K < total_K % self.steps))

@@ -20,6 +20,11 @@ class Union(Select):
     first: Select
     second: Select
 
+    @property
+    def never_stalls(self) -> bool:  # type: ignore[override]
+        """Where one of the two never does."""
+        return self.first.never_stalls or self.second.never_stalls
+
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         return self.first(scores, window, state) | self.second(scores, window, state)
 

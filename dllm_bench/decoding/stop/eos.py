@@ -47,6 +47,5 @@ class Eos(Stop):
         if self.scope == "block":
             return Ended(closed_K)
         masked_KG = branches.masked_KL[:, branches.prompt_len :]
-        first_end_K, first_mask_K = found_KG.int().argmax(1), masked_KG.int().argmax(1)
-        decoded_K = (first_end_K < first_mask_K) | ~masked_KG.any(1)
-        return Ended(closed_K, closed_K & decoded_K)
+        first_K1 = (found_KG | masked_KG).int().argmax(1, keepdim=True)
+        return Ended(closed_K, found_KG.gather(1, first_K1)[:, 0])
