@@ -39,7 +39,7 @@ class DraftNetwork(nn.Module):
 
     def new_cache(self, length: int) -> PositionCache:
         """An empty cache for a canvas of `length` positions."""
-        return PositionCache(len(self.layers), length)
+        return PositionCache(len(self.layers), length, shifted=False)
 
     def embed(self, ids: Tensor, target: Target) -> Tensor:
         """Embeddings, the checkpoint's own or the target's."""

@@ -112,12 +112,16 @@ class PositionLayer(CacheLayerMixin):
 
 
 class PositionCache(Cache):
-    """One `PositionLayer` per layer; implements `core.protocols.KVCache`."""
+    """One `PositionLayer` per layer; implements `core.protocols.KVCache`.
 
-    def __init__(self, layers: int, length: int) -> None:
+    shifted: the row before a window predicts its first position and is remembered.
+    """
+
+    def __init__(self, layers: int, length: int, shifted: bool = True) -> None:
         self.positions = [PositionLayer(length) for _ in range(layers)]
         super().__init__(layers=list(self.positions))
         self.spans: tuple[Span, ...] = ()
+        self.shifted = shifted
         self._length = 0
         self.kept: Plan | None = None
         self.features: Tensor | None = None
@@ -159,7 +163,6 @@ class PositionCache(Cache):
         if plan.store[0] < plan.store[1]:
             self._held = (plan, hidden_KFD)
 
-    @torch.inference_mode()
     def keep(self, plan: Plan, branch: Tensor) -> None:
         """Store the last forward's K/V of `branch` (0-d int64) for the positions `plan.store`."""
         first, last = plan.store
@@ -173,7 +176,8 @@ class PositionCache(Cache):
         for layer in self.positions:
             layer.store(plan, len(hidden_KFD), branch)
             layer.fresh = None
-        self._keep_boundary(plan, pick(hidden_KFD, 0, branch))
+        if self.shifted:
+            self._keep_boundary(plan, pick(hidden_KFD, 0, branch))
         self._length = max(self._length, last)
         self.kept, self._held = plan, None
 

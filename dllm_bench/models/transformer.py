@@ -62,7 +62,7 @@ class TransformerDenoiser:
 
     def new_cache(self, length: int) -> PositionCache:
         """An empty cache for a canvas of `length` positions."""
-        return PositionCache(len(self.module.model.layers), length)
+        return PositionCache(len(self.module.model.layers), length, self.shifted)
 
     def recall(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: Decoder) -> None:
         """Begin the empty cache with what the last recalled prompt and this one share.
