@@ -32,7 +32,8 @@ class Window:
     every branch; the model sees [0, visible) of the longest branch and [0, visible_K[k]) of branch
     k. Blocks are counted from `origin`, what lies before it is one block. eligible_KW: still masked
     and open for decoding; must_KN: blocks that have to make progress while they have a mask (None:
-    all); masks: how many positions are eligible in all branches, where the host knows.
+    all); masks: how many positions are eligible in all branches, where the host knows; rows_M: the
+    places in (K, W), laid flat, whose logits a score is given as (1, M, V); None: all.
     """
 
     start: int
@@ -45,6 +46,7 @@ class Window:
     must_KN: Tensor | None = None
     visible_K: Tensor | None = None
     masks: int | None = None
+    rows_M: Tensor | None = None
 
     def take(self, index: Tensor) -> Window:
         """The window of the branches `index` (int64), in that order."""
@@ -174,10 +176,7 @@ class KVCache(Protocol):
 
 
 class Denoiser(Protocol):
-    """A model seen as a function from tokens to logits aligned with positions.
-
-    The adapter hides logit shift, mask form, position ids and where the branches lie.
-    """
+    """A model as a function from tokens to logits aligned with positions, whatever its own form."""
 
     special: SpecialTokens
     device: torch.device
@@ -258,7 +257,8 @@ class Score(Piece, ABC):
     """logits -> candidate ids and confidences for every window position (committed ones too)."""
 
     gives: ClassVar[frozenset[str]] = frozenset({"raw confidence"})
-    row_by_row: ClassVar[bool] = False  # a row's scores follow from its own logits, nothing else
+    row_by_row: ClassVar[bool] = False  # a row's scores follow from its own logits and its place
+    dear = False  # rows nobody reads are worth leaving out, however small the vocabulary
 
     @abstractmethod
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -345,9 +345,8 @@ class Stop(Piece, ABC):
         return Ended()
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
-        """New canvas length, 0-d int64 (end-of-text prediction); None: this rule never cuts.
-
-        Asked after a commit; `seen` (1, A) begins with the window and goes as far as was fed.
+        """New canvas length, 0-d int64; None: this rule never cuts. Asked after a commit; `seen`
+        (1, A) begins with the window and goes as far as was fed.
         """
         return None
 

@@ -206,11 +206,11 @@ class MaskedDecoder:
     def _choose_rows(self, model: Denoiser, plan: Plan, window: Window) -> Plan:
         """The plan with the rows worth their logits, where only scores of masked positions count.
 
-        All rows where gathering some costs more than a small vocabulary's head.
+        All rows where gathering some costs more than a small vocabulary's head and softmax.
         """
         if window.masks is None or not getattr(model, "picks_rows", False):
             return plan
-        if model.vocab_size < LARGE or not self._reads_masked_alone:
+        if not (self._reads_masked_alone and (self.score.dear or model.vocab_size >= LARGE)):
             return plan
         open_X = window.eligible_KW.flatten().byte()
         only_M = open_X.sort(descending=True, stable=True).indices[: window.masks]
@@ -232,7 +232,7 @@ class MaskedDecoder:
             if logits_KRV.shape[1] > window.width:
                 logits_KRV = logits_KRV[:, : window.width]
             return self.score(logits_KRV, branches, window)
-        scores = self.score(logits_KRV, branches, window)
+        scores = self.score(logits_KRV, branches, replace(window, rows_M=only_M))
         shape = window.eligible_KW.shape
         three = (scores.ids_KW, scores.probability_KW, scores.confidence_KW)
         spread = (v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]) for v in three)

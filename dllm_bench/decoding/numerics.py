@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dllm_bench.core.protocols import Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding import fused
@@ -183,20 +184,29 @@ def generator(state: DecodeState, use: str = "") -> torch.Generator:
     return torch.Generator(state.tokens_KL.device).manual_seed(seed)
 
 
-def draw(logits_KWV: Tensor, temperature: float, numbers: torch.Generator) -> Tensor:
+def draw(
+    logits_KWV: Tensor, temperature: float, numbers: torch.Generator, window: Window
+) -> Tensor:
     """Tokens (K, W) drawn from softmax(logits / temperature): argmax of l - T ln(-ln U)."""
-    return shaken(logits_KWV, temperature, numbers).argmax(dim=-1)
+    return shaken(logits_KWV, temperature, numbers, window).argmax(dim=-1)
 
 
-def shaken(values_KX: Tensor, temperature: float, numbers: torch.Generator) -> Tensor:
+def shaken(
+    values_KX: Tensor, temperature: float, numbers: torch.Generator, window: Window
+) -> Tensor:
     """values + T * Gumbel noise: the n largest are n draws from softmax(values / T), none twice.
 
-    All branches share U, so what the base draws does not depend on how many stand beside it. U is
-    of the values' precision, float32 at least: 24 bits, which cuts Gumbel noise at 16.6.
+    A place of the window has its U, whichever rows are given; all branches share it, so what the
+    base draws does not depend on how many stand beside it. U is of the values' precision, float32
+    at least: 24 bits, which cuts Gumbel noise at 16.6.
     """
     values_KX = at_least_float32(values_KX)
-    uniform_X = torch.empty(values_KX.shape[1:], dtype=values_KX.dtype, device=numbers.device)
-    uniform_X.uniform_(generator=numbers).clamp_(min=torch.finfo(uniform_X.dtype).tiny)
+    shape = (window.width, *values_KX.shape[2:])
+    uniform_X = torch.empty(shape, dtype=values_KX.dtype, device=numbers.device)
+    uniform_X.uniform_(generator=numbers)
+    if window.rows_M is not None:
+        uniform_X = uniform_X.index_select(0, window.rows_M % window.width)
+    uniform_X.clamp_(min=torch.finfo(uniform_X.dtype).tiny)
     return values_KX - temperature * torch.log(-torch.log(uniform_X))
 
 
@@ -211,7 +221,7 @@ def keep_top_p(logits_KWV: Tensor, top_p: float) -> Tensor:
     least_KW1 = sorted_KWV.gather(-1, count_KW1 - 1)
     above_KWV, at_KWV = logits_KWV > least_KW1, logits_KWV == least_KW1
     room_KW1 = count_KW1 - above_KWV.sum(dim=-1, keepdim=True)
-    kept_KWV = above_KWV | (at_KWV & (at_KWV.cumsum(dim=-1) <= room_KW1))
+    kept_KWV = above_KWV | (at_KWV & (at_KWV.cumsum(dim=-1, dtype=torch.int32) <= room_KW1))
     return logits_KWV.masked_fill(~kept_KWV, -torch.inf)
 
 

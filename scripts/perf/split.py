@@ -77,6 +77,10 @@ class TimedScore(Score):
         return self.inner.gives
 
     @property
+    def dear(self) -> bool:  # type: ignore[override]
+        return self.inner.dear
+
+    @property
     def row_by_row(self) -> bool:  # type: ignore[override]
         return self.inner.row_by_row
 

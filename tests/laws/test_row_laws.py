@@ -1,8 +1,8 @@
 """Rows without a use are left out of the head, and nothing changes by it.
 
 Where scores of masked positions are all that is read, a large vocabulary's logits are computed for
-those positions alone. Every decoder there is decodes the same either way; what reads more (filters,
-credit, random draws, an end predicted ahead) gets all rows.
+those positions alone, where draws are dear any vocabulary's. Every decoder there is decodes the
+same either way; what reads more (filters, credit, an end predicted ahead) gets all rows.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_decoded_positions_cost_no_row_unless_they_are_read() -> None:
         decoder.generate(model, REQUEST)
         if any(some < rows for some, rows in model.asked):
             fewer.add(name)
-    assert {"vanilla", "fast_dllm", "d2f", "lopa", "dream"} <= fewer
+    assert {"vanilla", "fast_dllm", "d2f", "lopa", "dream", "diffucoder"} <= fewer
     assert not fewer & {"credit", "learn2pd", "learn2pd_eotp", "credit_lopa"}
 
 

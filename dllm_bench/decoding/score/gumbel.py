@@ -9,7 +9,7 @@ Temperature 0 is the inner score. Each forward has its own random numbers, from 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -29,6 +29,7 @@ class Gumbel(Score):
     inner: Ranked = field(default_factory=Confidence)
     temperature: float = 0.0
     precision: Noise = "float32"
+    row_by_row: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_sampler(self, self.inner, self.temperature)
@@ -38,5 +39,5 @@ class Gumbel(Score):
         if self.temperature == 0:
             return self.inner(logits_KWV, state, window)
         noisy_KWV = rounded(logits_KWV, self.precision)
-        ids_KW = draw(noisy_KWV, self.temperature, generator(state))
+        ids_KW = draw(noisy_KWV, self.temperature, generator(state), window)
         return self.inner.of(logits_KWV, ids_KW, state)

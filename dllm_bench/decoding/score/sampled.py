@@ -10,6 +10,7 @@ Each forward has its own random numbers, from the request's seed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,6 +30,7 @@ class Sampled(Score):
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int | None = None
+    row_by_row: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_sampler(self, self.inner, self.temperature)
@@ -38,11 +40,16 @@ class Sampled(Score):
                 "at most 1, and a number of tokens of 1 or more (null: all)."
             )
 
+    @property
+    def dear(self) -> bool:  # type: ignore[override]
+        """Sorting and noise cost more than gathering rows."""
+        return self.temperature > 0 or self.top_p < 1
+
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         logits_KWV = self._cut(logits_KWV)
         if self.temperature == 0:
             return self.inner(logits_KWV, state, window)
-        ids_KW = draw(logits_KWV, 1.0, generator(state))
+        ids_KW = draw(logits_KWV, 1.0, generator(state), window)
         return self.inner.of(logits_KWV, ids_KW, state)
 
     def _cut(self, logits_KWV: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class Epsilon(Select):
         masks_K = window.eligible_KW.sum(1)
         if self.alg_temp is not None:
             numbers = generator(state, "positions")
-            drawn_KW = shaken(scores.confidence_KW, self.alg_temp, numbers)
+            drawn_KW = shaken(scores.confidence_KW, self.alg_temp, numbers, window)
             scores = replace(scores, confidence_KW=drawn_KW)
         return surest(scores, window, (masks_K * self._share(step_K, window)).long())
 
