@@ -187,9 +187,9 @@ def test_a_table_survives_what_befalls_its_jobs(
             continue
         record = store.record(spec)
         assert record is not None
-        assert [s.samples for s in record.sessions] == [
-            len(keys) for keys in [*(keys[:-1] for keys in mine[:-1]), mine[-1]]
-        ]
+        ended = [len(keys) for keys in [*(keys[:-1] for keys in mine[:-1]), mine[-1]]]
+        # a busy machine may end a life while it warms up, before a session is begun
+        assert [s.samples for s in record.sessions if s.samples] == [n for n in ended if n]
         assert len(mine) > WAITS.get(fate, 0)
         alone = run(spec, store=Store(tmp_path / "alone"), parts=fakes.parts())
         assert fakes.timeless(record) == fakes.timeless(alone)
