@@ -176,7 +176,7 @@ class KVCache(Protocol):
 
 
 class Denoiser(Protocol):
-    """A model as a function from tokens to logits aligned with positions, whatever its own form."""
+    """Tokens to logits aligned with positions; logit shift, mask form, position ids are hidden."""
 
     special: SpecialTokens
     device: torch.device
@@ -258,7 +258,7 @@ class Score(Piece, ABC):
 
     gives: ClassVar[frozenset[str]] = frozenset({"raw confidence"})
     row_by_row: ClassVar[bool] = False  # a row's scores follow from its own logits and its place
-    dear = False  # rows nobody reads are worth leaving out, however small the vocabulary
+    costly = False  # rows nobody reads are worth leaving out, however small the vocabulary
 
     @abstractmethod
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:

@@ -190,18 +190,17 @@ class MaskedDecoder:
         """Write what the selector chose; returns how many positions the stall rule added (0-d),
         None where it is not asked.
         """
-        where_KW = self.select(scores, window, state) & window.eligible_KW
-        if self.select.never_stalls and self.forbid_mask:
-            state.commit(where_KW, scores.ids_KW, window.start)
-            state.forwards += 1
-            return None
-        rescue_KW, ids_KW = self.select.on_stall(scores, window, state)
-        forced_KW = window.rescued(where_KW, rescue_KW)
-        if ids_KW is not scores.ids_KW:
-            ids_KW = torch.where(forced_KW, ids_KW, scores.ids_KW)
-        state.commit(where_KW | forced_KW, ids_KW, window.start)
+        where_KW, ids_KW, forced = self.select(scores, window, state), scores.ids_KW, None
+        where_KW = where_KW & window.eligible_KW
+        if not (self.select.never_stalls and self.forbid_mask):
+            rescue_KW, rescue_ids_KW = self.select.on_stall(scores, window, state)
+            forced_KW = window.rescued(where_KW, rescue_KW)
+            if rescue_ids_KW is not ids_KW:
+                ids_KW = torch.where(forced_KW, rescue_ids_KW, ids_KW)
+            where_KW, forced = where_KW | forced_KW, forced_KW.sum()
+        state.commit(where_KW, ids_KW, window.start)
         state.forwards += 1
-        return forced_KW.sum()
+        return forced
 
     def _choose_rows(self, model: Denoiser, plan: Plan, window: Window) -> Plan:
         """The plan with the rows worth their logits, where only scores of masked positions count.
@@ -210,7 +209,7 @@ class MaskedDecoder:
         """
         if window.masks is None or not getattr(model, "picks_rows", False):
             return plan
-        if not (self._reads_masked_alone and (self.score.dear or model.vocab_size >= LARGE)):
+        if not (self._reads_masked_alone and (self.score.costly or model.vocab_size >= LARGE)):
             return plan
         open_X = window.eligible_KW.flatten().byte()
         only_M = open_X.sort(descending=True, stable=True).indices[: window.masks]

@@ -38,9 +38,15 @@ def check_choice(owner: object, name: str, value: str, choices: object) -> None:
         )
 
 
+def dtype_of(logits: Tensor, precision: Precision) -> torch.dtype:
+    """The dtype `precision` names."""
+    named: torch.dtype = logits.dtype if precision == "model" else getattr(torch, precision)
+    return named
+
+
 def rounded(logits_KWV: Tensor, precision: Precision) -> Tensor:
     """The logits in the dtype `precision` names."""
-    return logits_KWV if precision == "model" else logits_KWV.to(getattr(torch, precision))
+    return logits_KWV.to(dtype_of(logits_KWV, precision))
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -69,7 +75,7 @@ def look(
 ) -> Seen:
     """Read the logits once, so many rows at a time on the CPU that all fits into its cache."""
     shape, rows_NV = logits_KWV.shape[:-1], logits_KWV.flatten(0, -2)
-    dtype = rows_NV.dtype if precision == "model" else getattr(torch, precision)
+    dtype = dtype_of(rows_NV, precision)
     entropy = entropy and dtype.itemsize >= torch.float32.itemsize
     best_N, own_N, sum_N, weighted_N = statistics(rows_NV, dtype, entropy)
     log_N = sum_N.log()

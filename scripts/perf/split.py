@@ -77,8 +77,8 @@ class TimedScore(Score):
         return self.inner.gives
 
     @property
-    def dear(self) -> bool:  # type: ignore[override]
-        return self.inner.dear
+    def costly(self) -> bool:  # type: ignore[override]
+        return self.inner.costly
 
     @property
     def row_by_row(self) -> bool:  # type: ignore[override]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from torch import Tensor
 
 from dllm_bench.core.protocols import Cache, Plan, Scores, Select, Window
@@ -29,6 +30,7 @@ from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.models.kv import PositionCache
 from tests.helpers import tiny_denoiser
 from tests.pieces import Table
 
@@ -178,3 +180,23 @@ def test_numbers_that_mean_nothing_are_refused(kind) -> None:
         kind(clock="day")
     with pytest.raises(DllmBenchError, match="before -1"):
         VicinityCache(before=-1)
+
+
+def test_a_forward_behind_the_cache_reads_one_buffer_and_joins_nothing() -> None:
+    """K/V of a prefix, then of two branches behind it, of which the second is kept."""
+    cache, generator = PositionCache(1, length=8), torch.Generator().manual_seed(0)
+    hidden_KFD = torch.zeros(1, 4, 3)
+    known, fresh = (torch.randn(1, 2, 4, 5, generator=generator) for _ in "ab")
+    for plan, states, branches in (
+        (Plan(Kind.PREFILL, (0, 4), (3, 4), (0, 4)), known, 1),
+        (Plan(Kind.DENOISE, (4, 6), (4, 6), (4, 6)), fresh, 2),
+    ):
+        cache.begin(plan, 8)
+        keys, values = cache.update(states, -states, 0)
+        cache.hold(plan, hidden_KFD.view(branches, -1, 3))
+        cache.keep(plan, torch.tensor(branches - 1))
+    stored = cache.positions[0].keys
+    assert stored is not None
+    assert keys.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()
+    assert stored[:, :, :6].equal(torch.cat([known, fresh[:, :, 2:]], 2))
+    assert values.shape == keys.shape == (1, 2, 8, 5) and cache.length == 6

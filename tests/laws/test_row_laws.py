@@ -1,7 +1,7 @@
 """Rows without a use are left out of the head, and nothing changes by it.
 
 Where scores of masked positions are all that is read, a large vocabulary's logits are computed for
-those positions alone, where draws are dear any vocabulary's. Every decoder there is decodes the
+those positions alone, where draws are costly any vocabulary's. Every decoder there is decodes the
 same either way; what reads more (filters, credit, an end predicted ahead) gets all rows.
 """
 

@@ -28,10 +28,10 @@ def check_divides(block: int, new: int) -> None:
 
 
 def masks_per_block(masked_KL: Tensor, window: Window | None) -> Tensor:
-    """Masks left in the blocks of a window, int64 (K * N,); nothing without one."""
+    """Masks left in the blocks of a window, int64 (K, N); nothing without one."""
     if window is None:
         return masked_KL.new_empty(0, dtype=torch.long)
-    return window.blocks(window.of(masked_KL)).sum(-1).flatten()
+    return window.blocks(window.of(masked_KL)).sum(-1)
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Frontier:
     def progress(
         self, length: int, winner: int, masks: Sequence[int], closed: Sequence[int]
     ) -> list[Progress]:
-        """Every branch of the round that begins; `masks` are those of `masks_per_block`."""
+        """Every branch of the round that begins; `masks` are `masks_per_block`, laid flat."""
         grid = self.schedule.grid(self.prompt_len, length)
         first = 0 if self.window is None else (self.window.start - grid.origin) // grid.block
         blocks, opened = len(masks) // len(closed), self.opened[winner]

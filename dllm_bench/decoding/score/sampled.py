@@ -41,7 +41,7 @@ class Sampled(Score):
             )
 
     @property
-    def dear(self) -> bool:  # type: ignore[override]
+    def costly(self) -> bool:  # type: ignore[override]
         """Sorting and noise cost more than gathering rows."""
         return self.temperature > 0 or self.top_p < 1
 
