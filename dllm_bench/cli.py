@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench import __version__, commands
 from dllm_bench.commands import Plain
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.paths import conf_dir, options
+from dllm_bench.paths import conf_dir, no_such, options
 from dllm_bench.preflight import check
 from dllm_bench.report import load_options
 from dllm_bench.report import options as report_options
@@ -34,18 +34,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 GROUPS = ("model", "decoder", "benchmark", "hardware", "logger", "paths", "hydra/launcher")
-RUN_FLAGS = (
-    "-m",
-    "--multirun",
-    "-c",
-    "--cfg",
-    "-p",
-    "--package",
-    "-r",
-    "--resolve",
-    "-i",
-    "--info",
-)
+MULTIRUN = ("-m", "--multirun")
+RUN_FLAGS = (*MULTIRUN, "-c", "--cfg", "-p", "--package", "-r", "--resolve", "-i", "--info")
 RUN_HELP = """\
 usage: dllm-bench run [-m] [--cfg job] [GROUP=CHOICE ...] [SETTING=VALUE ...]
 
@@ -78,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
     import hydra
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, we make the sentence
-    multirun = [flag for flag in ("-m", "--multirun") if flag in arguments]
+    multirun = [flag for flag in MULTIRUN if flag in arguments]
     rest = [argument for argument in arguments if argument not in multirun]
     sys.argv = ["dllm-bench run", *multirun[:1], *rest]
     _failed.clear()
@@ -238,6 +228,13 @@ def sentences() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise DllmBenchError(sentence(error)) from error
+    except ValueError as error:
+        if not str(error).startswith("Config group override must be"):
+            raise
+        raise DllmBenchError(
+            "A choice of a group is a name, and null or a number was given; `dllm-bench run "
+            "--help` lists the names."
+        ) from error
 
 
 def sentence(error: Exception) -> str:
@@ -249,9 +246,9 @@ def sentence(error: Exception) -> str:
     unread = getattr(error, "override", None)
     if absent:
         group, _, name = str(absent).rpartition("/")
-        return f"There is no {group} {name!r}; choose one of: {', '.join(options(group))}."
+        return no_such(group, name, options(group))
     if unknown:
-        return f"No setting is called {unknown[1]!r}; {advice(unknown[1])}"
+        return f"No setting is called {unknown[1]!r}; {advice(unknown[1], error.__cause__)}"
     if several:
         return f"{several[1]!r} gives several values; add -m to run them all."
     if unread:
@@ -259,10 +256,12 @@ def sentence(error: Exception) -> str:
     return text.removesuffix(".") + "; see `dllm-bench run --help`."
 
 
-def advice(name: str) -> str:
-    """The nearest known name, or where the known names are printed."""
-    near = get_close_matches(name, [*GROUPS, "seed", "limit"], n=1)
-    found = f"did you mean {near[0]!r}? " if near else ""
+def advice(name: str, cause: object) -> str:
+    """The nearest name beside the unknown one, or where the known names are printed."""
+    key, path = (str(getattr(cause, part, name)) for part in ("key", "full_key"))
+    beside = [str(key) for key in getattr(cause, "parent_node", None) or ()]
+    near = get_close_matches(key, beside, n=1)
+    found = f"did you mean {path.removesuffix(key) + near[0]!r}? " if near else ""
     return found + "`dllm-bench run --cfg job` prints all settings."
 
 
@@ -329,7 +328,8 @@ def add_train(listed: Any) -> None:
         learn.add_argument(
             name, type=positive, metavar="N", default=default, help=f"{meaning}; default: {default}"
         )
-    learn.add_argument("--lr", type=float, default=1e-3, metavar="RATE", help="default: 1e-3")
+    rate = drafter_options.rate
+    learn.add_argument("--lr", type=rate, default=1e-3, metavar="RATE", help="default: 1e-3")
     learn.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     learn.add_argument(
         "--labels",

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.paths import no_such
+from dllm_bench.runs.files import check_results
+from dllm_bench.tables import options as table_options
 from dllm_bench.tables.options import EMBEDDED
 
 if TYPE_CHECKING:
@@ -40,7 +43,9 @@ def store_of(args: Namespace, compose: Compose) -> Store:
     """The store below the results directory."""
     from dllm_bench.runs.store import Store
 
-    return Store(Path(paths_of(args, compose)["results"]) / "runs")
+    results = paths_of(args, compose)["results"]
+    check_results(results)
+    return Store(Path(results) / "runs")
 
 
 def echo(lines: Iterable[str]) -> int:
@@ -108,14 +113,17 @@ def filled(
     from dllm_bench.tables.plan import Runs, distinct_runs, plan
     from dllm_bench.tables.reading import load_profile
 
+    table_options.check(args)
     profile = load_profile(args.profile)
     if args.limit is not None:  # a quick look, which must not replace the whole
-        profile = replace(profile, set=(*profile.set, f"limit={args.limit}"))
+        fewer = (*profile.set, f"limit={args.limit}")
+        profile = replace(profile, set=fewer, limit=args.limit)
     settings = Settings(store.root.parent, compose)
 
     def plans() -> list[list[PlannedCell]]:
         given, shared = (settings.compose, store, args.submit, settings.resolve), Runs()
-        return [plan(paper, profile, *given, shared) for paper in papers]
+        asks = args.run or args.submit
+        return [plan(paper, profile, *given, shared, asks) for paper in papers]
 
     planned = plans()
     settings.save()
@@ -211,15 +219,15 @@ def compare(args: Namespace, compose: Compose) -> int:
 
 def rescore(args: Namespace, compose: Compose) -> int:
     """Grade the stored texts of a run again."""
-    import yaml
-
     from dllm_bench.runs import rescore as runs
+    from dllm_bench.runs.files import writing
 
     entry = store_of(args, compose).find(args.run)
-    pairs = [text.partition("=") for text in args.settings]
-    plain = runs.settings(entry, {name: yaml.safe_load(value) for name, _, value in pairs})
+    plain = runs.settings(entry, runs.changes(args.settings))
     if args.evalplus:
-        args.evalplus.write_text("".join(runs.evalplus_lines(entry, plain)), encoding="utf-8")
+        found = "".join(runs.evalplus_lines(entry, plain))
+        with writing(args.evalplus):
+            args.evalplus.write_text(found, encoding="utf-8")
         return echo([f"written: {args.evalplus}"])
     return echo(runs.report(runs.rescore(entry, plain)))
 
@@ -239,11 +247,13 @@ def lm_eval(arguments: Sequence[str], compose: Compose) -> int:
 def simulate(args: Namespace, compose: Compose) -> int:
     """Stored drafts under the load of many requests."""
     from dllm_bench.report import load
+    from dllm_bench.runs.files import writing
 
     store = store_of(args, compose)
     points = load.simulated(args, [store.find(name) for name in args.runs])
     if args.out:
-        args.out.write_text(load.as_csv(points), encoding="utf-8")
+        with writing(args.out):
+            args.out.write_text(load.as_csv(points), encoding="utf-8")
     return echo(load.lines(points))
 
 
@@ -252,6 +262,7 @@ def doctor(args: Namespace, compose: Compose) -> int:
     from dllm_bench.report import doctor as report
 
     config = compose([f"model={args.model}"] if args.model else [])
+    config = {**config, "paths": paths_of(args, compose)}
     lines = list(report.lines(config, model_asked=bool(args.model)))
     for mark, topic, text in lines:
         print(f"{mark}  {topic:24}{text}")
@@ -275,7 +286,9 @@ def prefetch(args: Namespace, compose: Compose) -> int:
     specs = [model_spec(compose([f"model={name}"])["model"]) for name in args.models]
     for source, folder in fetching.prefetch(specs, cache):
         print(f"{source}: {folder or 'not on the hub, nothing to fetch'}")
-    return echo([f"manifest: {cache / fetching.MANIFEST}; copy it with the folder it lies in"])
+    manifest = cache / fetching.MANIFEST
+    told = f"manifest: {manifest}; copy it with the folder it lies in"
+    return echo([told] if manifest.is_file() else [])
 
 
 def train_embedded(args: Namespace, compose: Compose) -> int:
@@ -284,9 +297,7 @@ def train_embedded(args: Namespace, compose: Compose) -> int:
     from dllm_bench.training.recipes import RECIPES
 
     if args.model not in RECIPES:
-        raise DllmBenchError(
-            f"No recipe makes {args.model!r}; choose one of: {', '.join(RECIPES)}."
-        )
+        raise DllmBenchError(no_such("recipe", args.model, list(RECIPES)))
     results = Path(paths_of(args, compose)["results"])
     folder = train(args.model, args.out or results / "training" / args.model, steps=args.steps)
     return echo([f"written: {folder}"])

@@ -1,4 +1,4 @@
-"""Where the package's own files lie: configuration and embedded assets.
+"""Where the package's own files lie: configuration and embedded assets; what names they have.
 
 In a checkout `conf/` stands beside the package; a wheel carries it inside (`dllm_bench/conf`).
 User directories (results, data) are configuration, see `conf/paths`.
@@ -6,6 +6,8 @@ User directories (results, data) are configuration, see `conf/paths`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -32,3 +34,10 @@ def place_of(source: str) -> Path:
 def options(group: str) -> list[str]:
     """Names a configuration group offers: the yaml files of its folder, sorted."""
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def no_such(kind: str, name: str, known: Sequence[str], more: str = "") -> str:
+    """What to say of a name that is not among the known ones: the nearest, then all of them."""
+    near = get_close_matches(name, known, n=1)
+    choose = f"did you mean {near[0]!r}? Choose" if near else "choose"
+    return f"There is no {kind} {name!r}; {choose} one of: {', '.join(known)}{more}."

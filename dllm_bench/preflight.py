@@ -15,8 +15,10 @@ from typing import Any
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import ASSETS, PACKAGE, place_of
+from dllm_bench.runs.files import check_results
 
 DEVICES = ("cpu", "cuda", "auto")
+COUNTS = ("threads", "branch_parallel", "tensor_parallel", "replicas")
 HUB = "huggingface.co"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -24,6 +26,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def check(config: Mapping[str, Any], reads_data: bool) -> None:
     """Raise the first sentence that applies; `reads_data`: the benchmark reads original files."""
     check_numbers(config)
+    check_results(config["paths"].get("results"))
     if reads_data:
         check_data(config["paths"].get("data"), str(config["benchmark"].get("name")))
     check_device(config.get("hardware", {}))
@@ -32,12 +35,14 @@ def check(config: Mapping[str, Any], reads_data: bool) -> None:
 
 
 def check_numbers(config: Mapping[str, Any]) -> None:
-    """Seed and limit are whole numbers; a limit may be null."""
-    seed, limit = config.get("seed", 0), config.get("limit")
+    """Seed, limit and batch are whole numbers; a limit may be null."""
+    seed, limit, batch = config.get("seed", 0), config.get("limit"), config.get("batch", 1)
     if type(seed) is not int:
         raise DllmBenchError(f"seed={seed!r} is no whole number; write for example seed=0.")
     if limit is not None and (type(limit) is not int or limit < 1):
         raise DllmBenchError(f"limit={limit!r} is no whole number above zero; null means all.")
+    if type(batch) is not int or batch < 1:
+        raise DllmBenchError(f"batch={batch!r} is no whole number above zero; 1 means one by one.")
 
 
 def check_data(data: str | None, benchmark: str) -> None:
@@ -68,6 +73,10 @@ def hub_in_reach() -> bool:
 
 def check_device(hardware: Mapping[str, Any]) -> None:
     """Settings of a platform can be shown and compared without its devices, not run."""
+    for name in COUNTS:
+        count = hardware.get(name, 1)
+        if count != "auto" and (type(count) is not int or count < 1):
+            raise DllmBenchError(f"hardware.{name}={count!r} is no whole number above zero.")
     device = str(hardware.get("device", "cpu"))
     processes = int(hardware.get("branch_parallel", 1)) * int(hardware.get("tensor_parallel", 1))
     if device.partition(":")[0] not in DEVICES:

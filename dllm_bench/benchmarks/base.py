@@ -13,7 +13,9 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -32,6 +34,22 @@ TEMPLATES: Mapping[str, tuple[bool, bool]] = {
 }
 """template -> (chat turns instead of text, each few-shot example a turn of its own)."""
 PLAIN = "plain"
+_ASKS: ContextVar[bool] = ContextVar("asks", default=True)
+
+
+@contextmanager
+def from_disk(alone: bool = True) -> Iterator[None]:
+    """Within, items come from this disk or not at all: no server is asked."""
+    token = _ASKS.set(not alone)
+    try:
+        yield
+    finally:
+        _ASKS.reset(token)
+
+
+def asks() -> bool:
+    """Whether items may be asked of a server."""
+    return _ASKS.get()
 
 
 def choose(items: Sequence[Item], limit: int | None, repeats: int = 1) -> list[Item]:

@@ -23,6 +23,7 @@ import yaml
 from dllm_bench.benchmarks import base, sandbox
 from dllm_bench.benchmarks.tasks import data
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.paths import no_such
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -214,6 +215,8 @@ def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleSc
         for key, answer in instance.filtered_resps.items()
         for metric, value in task.process_results(instance.doc, [answer]).items()
     }
+    if primary not in metrics:
+        raise DllmBenchError(no_such(f"number of task {task.config.task}:", primary, list(metrics)))
     value, chosen = metrics[primary], primary.rpartition(",")[2]
     verdict = "wrong"
     if value:
@@ -371,5 +374,9 @@ def command_line(arguments: Sequence[str], build: Build) -> None:
     try:
         cli = HarnessCLI()
         cli.execute(cli.parse_args())
+    except ValueError as error:  # lm-eval's, of a name in --tasks
+        if not str(error).startswith("Tasks not found"):
+            raise
+        raise DllmBenchError(f"{error}; `dllm-bench lm-eval ls tasks` lists them.") from error
     finally:
         sys.argv = command

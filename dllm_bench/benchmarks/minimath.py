@@ -1,6 +1,6 @@
 """minimath: nested arithmetic with a boxed answer, as MATH asks for one, made from a seed.
 
-A problem is an expression of 2..5 operations in brackets whose values stay in 0..99, on any two
+A problem is an expression of 2..4 operations in brackets whose values stay in 0..99, on any two
 numbers (minigsm's second operand is small). The answer works from the inside out and ends in
 ``\\boxed{ N}``, a space before N, since numbers are one token with theirs. Which of two brackets
 comes first and the order of operands are drawn, so one problem has several right answers.

@@ -4,9 +4,10 @@ Each program gets its own process and session, limits on CPU, wall time, memory,
 and open files, a fresh working directory, and an environment that holds nothing of ours; Linux
 adds namespaces, Landlock and a call filter (`sandboxed/bootstrap.py`). `isolation()` says what
 holds here. What it does not hold: a kernel bug, the memory of many programs together, a program
-that looks for the channel its verdict is reported on; and where a step is missing (another system,
-an old kernel, a strict container), what that step is for. The second tier puts the same child into
-a container (`container.py`): use it for hostile code.
+that looks for the channel its verdict is reported on, files in /etc that whoever runs this may read
+(root: passwords); and where a step is missing (another system, an old kernel, a strict container),
+what that step is for. The second tier puts the same child into a container (`container.py`): use it
+for hostile code.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import islice, pairwise
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from dllm_bench.core.request import (
     first_end,
 )
 from dllm_bench.core.state import CUT, DecodeState
-from dllm_bench.core.trace import Forward, Trace
+from dllm_bench.core.trace import Forward, Kind, Trace
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.guidance import check_guidance, guided
 from dllm_bench.decoding.numerics import check_choice, top1
@@ -111,7 +111,8 @@ class MaskedDecoder:
         if self.cache.reuse != "none":
             grid = self.cache.grid(self.schedule.block or 1)
             model.recall(kv, request.prompt_ids, grid, by=self)
-        rounds, frontier = _Rounds(), Frontier(self.schedule, state.prompt_len)
+        rounds = _Rounds(room=state.length - state.prompt_len)
+        frontier = Frontier(self.schedule, state.prompt_len)
         alone = torch.zeros((), dtype=torch.long, device=model.device)  # the only branch's index
         last: tuple[Scores, Window] | None = None
         while True:
@@ -156,7 +157,7 @@ class MaskedDecoder:
         progress = frontier.progress(length, rounds.winner, told["masks"], closed)
         opened = list(map(self.schedule.opened, progress))
         left = progress[-1].open_masks(opened[-1])
-        rounds.tick(masks=left, open_end=progress[-1].grid.start(opened[-1]))
+        rounds.tick(left, progress[-1].grid.start(opened[-1]))
         if left == 0 or told.get("finished", [False])[-1]:
             return branches, None
         valid = told.get("valid", [branches.branches - 1])[0]
@@ -259,15 +260,18 @@ class MaskedDecoder:
 
 @dataclass
 class _Rounds:
-    """Facts of the rounds of one request; a round's outcome comes with the next host copy."""
+    """Facts of the rounds of one request; a round's outcome comes with the next host copy.
 
-    ticks: list[float] = field(default_factory=list)
-    forwards: list[Forward] = field(default_factory=list)
+    room: positions behind the prompt, which filled-up blocks make more than were asked for.
+    """
+
+    room: int
+    ticks: list[tuple[float, int]] = field(default_factory=list)  # when, masks of the open blocks
+    forwards: list[tuple[Kind, int, int, int]] = field(default_factory=list)
     winners: list[int] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
     outcome: tuple[Tensor | None, Tensor | None] | None = None
     cut: bool = False
-    masks: int = 0
     open_end: int = 0
 
     @property
@@ -288,17 +292,16 @@ class _Rounds:
 
     def tick(self, masks: int, open_end: int) -> None:
         """Called right after the host copy of a round, when the device has caught up."""
-        self.ticks.append(time.perf_counter())
-        self.masks, self.open_end = masks, open_end
+        self.ticks.append((time.perf_counter(), masks))
+        self.open_end = open_end
 
     def began(self, plan: Plan, branches: int, cached: int) -> None:
         """The round's forward: its plan, the branches in it, the positions read from the cache."""
-        fed = plan.feed[1] - plan.feed[0]
-        self.forwards.append(Forward(plan.kind, branches, fed, cached, masks=self.masks))
+        self.forwards.append((plan.kind, branches, plan.feed[1] - plan.feed[0], cached))
 
     def check_progress(self, request: Request) -> None:
         """A round commits at least one token, unless the model's candidate is the mask itself."""
-        if len(self.forwards) > 2 * request.max_new_tokens:
+        if len(self.forwards) > 2 * self.room:
             raise DllmBenchError(
                 f"Request {request.id!r} is not decoded after {len(self.forwards)} forwards: the "
                 "model predicts the mask token at all masks; set decoder.forbid_mask=true."
@@ -306,12 +309,11 @@ class _Rounds:
 
     def trace(self) -> Trace:
         """Round i lasts from its own host copy to the next one."""
-        spans = zip(self.ticks, self.ticks[1:], strict=False)
-        rows = zip(self.forwards, self.winners, self.forced, spans, strict=True)
+        rows = zip(self.forwards, pairwise(self.ticks), self.winners, self.forced, strict=True)
         return Trace(
             [
-                replace(forward, ms=1000 * (after - before), winner=winner, forced=forced)
-                for forward, winner, forced, (before, after) in rows
+                Forward(*asked, 1000 * (after - before), winner, forced, masks)
+                for asked, ((before, masks), (after, _)), winner, forced in rows
             ]
         )
 

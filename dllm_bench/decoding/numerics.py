@@ -78,14 +78,13 @@ def look(
     dtype = dtype_of(rows_NV, precision)
     entropy = entropy and dtype.itemsize >= torch.float32.itemsize
     best_N, own_N, sum_N, weighted_N = statistics(rows_NV, dtype, entropy)
-    log_N = sum_N.log()
     if ids_KW is None:
-        ids_KW, chosen_N = own_N.view(shape), best_N
+        ids_KW, probability_N = own_N.view(shape), sum_N.reciprocal()
     else:
         chosen_N = rows_NV.gather(-1, ids_KW.reshape(-1, 1))[:, 0].to(dtype).to(best_N.dtype)
-    probability_N = torch.exp(chosen_N - (log_N + best_N)).to(dtype)
-    entropy_N = None if weighted_N is None else (weighted_N / sum_N - log_N).view(shape)
-    return Seen(ids_KW, probability_N.view(shape), entropy_N)
+        probability_N = (chosen_N - best_N).exp_().div_(sum_N)
+    entropy_N = None if weighted_N is None else (weighted_N / sum_N - sum_N.log()).view(shape)
+    return Seen(ids_KW, probability_N.to(dtype).view(shape), entropy_N)
 
 
 def statistics(logits_NV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:
@@ -170,8 +169,10 @@ def margin(logits_KWV: Tensor, precision: Precision = "float32") -> Tensor:
     """Difference of the two largest probabilities, (K, W)."""
     logits_KWV = rounded(logits_KWV, precision)
     dtype, logits_KWV = logits_KWV.dtype, at_least_float32(logits_KWV)
-    best_KW2 = logits_KWV.topk(2, dim=-1).values
-    probability_KW2 = torch.exp(best_KW2 - logits_KWV.logsumexp(dim=-1, keepdim=True)).to(dtype)
+    two_KW2 = logits_KWV.topk(2, dim=-1).values
+    best_KW1 = two_KW2[..., :1]
+    sum_KW1 = (logits_KWV - best_KW1).exp_().sum(dim=-1, keepdim=True)
+    probability_KW2 = ((two_KW2 - best_KW1).exp_() / sum_KW1).to(dtype)
     return probability_KW2[..., 0] - probability_KW2[..., 1]
 
 
@@ -213,7 +214,7 @@ def shaken(
     if window.rows_M is not None:
         uniform_X = uniform_X.index_select(0, window.rows_M % window.width)
     uniform_X.clamp_(min=torch.finfo(uniform_X.dtype).tiny)
-    return values_KX - temperature * torch.log(-torch.log(uniform_X))
+    return values_KX - uniform_X.log_().neg_().log_().mul_(temperature)
 
 
 def keep_top_p(logits_KWV: Tensor, top_p: float) -> Tensor:
@@ -222,13 +223,20 @@ def keep_top_p(logits_KWV: Tensor, top_p: float) -> Tensor:
     Of equal tokens the earlier ones count as more probable.
     """
     sorted_KWV = descending(at_least_float32(logits_KWV))
-    mass_KWV = sorted_KWV.softmax(dim=-1).cumsum(dim=-1)
-    count_KW1 = 1 + (mass_KWV[..., :-1] <= top_p).sum(dim=-1, keepdim=True)
-    least_KW1 = sorted_KWV.gather(-1, count_KW1 - 1)
-    above_KWV, at_KWV = logits_KWV > least_KW1, logits_KWV == least_KW1
-    room_KW1 = count_KW1 - above_KWV.sum(dim=-1, keepdim=True)
-    kept_KWV = above_KWV | (at_KWV & (at_KWV.cumsum(dim=-1, dtype=torch.int32) <= room_KW1))
-    return logits_KWV.masked_fill(~kept_KWV, -torch.inf)
+    mass_KWV, last = sorted_KWV.softmax(dim=-1).cumsum(dim=-1), sorted_KWV.shape[-1] - 1
+    enough_KW1 = mass_KWV.new_full((*mass_KWV.shape[:-1], 1), top_p)
+    # tokens in front of the last one kept; all are kept where the sum is rounded below top_p
+    before_KW1 = torch.searchsorted(mass_KWV, enough_KW1, right=True).clamp_(max=last)
+    least_KW1 = sorted_KWV.gather(-1, before_KW1)
+    kept_KWV = logits_KWV.masked_fill(logits_KWV < least_KW1, -torch.inf)
+    next_KW1 = sorted_KWV.gather(-1, (before_KW1 + 1).clamp_(max=last))
+    equals_KW1 = (next_KW1 == least_KW1) & (before_KW1 < last)
+    if logits_KWV.device.type == "cpu" and not equals_KW1.any():
+        return kept_KWV  # elsewhere asking would make the host wait
+    at_KWV = logits_KWV == least_KW1
+    room_KW1 = 1 + before_KW1 - (logits_KWV > least_KW1).sum(dim=-1, keepdim=True)
+    beyond_KWV = at_KWV & (at_KWV.cumsum(dim=-1, dtype=torch.int32) > room_KW1)
+    return kept_KWV.masked_fill_(beyond_KWV, -torch.inf)
 
 
 def descending(values_X: Tensor) -> Tensor:

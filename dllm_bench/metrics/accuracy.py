@@ -104,17 +104,18 @@ def _resampled(
     import numpy as np
     from scipy import stats
 
-    result = stats.bootstrap(
-        [np.asarray(column, dtype=float) for column in columns],
-        statistic,
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        batch=256,
-        confidence_level=LEVEL,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
+    with np.errstate(divide="ignore", invalid="ignore"):  # a ratio over nothing is not finite
+        result = stats.bootstrap(
+            [np.asarray(column, dtype=float) for column in columns],
+            statistic,
+            paired=True,
+            vectorized=True,
+            n_resamples=RESAMPLES,
+            batch=256,
+            confidence_level=LEVEL,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 

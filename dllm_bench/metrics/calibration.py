@@ -173,9 +173,8 @@ def observed(facts: Sequence[Facts]) -> list[Observed]:
     return [
         Observed(tuple(logits[:proposed]), accepted)
         for fact in facts
-        for (proposed, accepted, _), logits in zip(
-            fact.rounds or (), fact.survival or (), strict=True
-        )
+        if fact.survival is not None
+        for (proposed, accepted, _), logits in zip(fact.rounds or (), fact.survival, strict=True)
         if logits
     ]
 

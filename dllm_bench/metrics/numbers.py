@@ -7,6 +7,7 @@ numbers themselves are in `speed`, `acceptance` and `calibration`, their registr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, quantiles
@@ -36,11 +37,13 @@ class TotalRatio:
         return self.top(fact), self.bottom(fact)
 
     def interval(self, facts: Sequence[Facts]) -> Interval | None:
-        """What resampling the samples leaves open; two at least."""
-        used = [fact for fact in facts if self.bottom(fact) > 0]
-        if len(used) < 2:
+        """What resampling the samples that add to a sum leaves open; two at least."""
+        used = [pair for pair in map(self.amounts, facts) if any(pair)]
+        tops, bottoms = zip(*used, strict=True) if used else ((), ())
+        if sum(bottom > 0 for bottom in bottoms) < 2:
             return None
-        return accuracy.bootstrap_ratio(list(map(self.top, used)), list(map(self.bottom, used)))
+        ends = accuracy.bootstrap_ratio(tops, bottoms)
+        return ends if all(map(math.isfinite, ends)) else None
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     """The safetensors files of a folder: `<stem>.safetensors` or the files of its index."""
     index = folder / f"{stem}.safetensors.index.json"
     if index.is_file():
-        files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+        files = [folder / name for name in _listed(index)]
     else:
         files = [folder / f"{stem}.safetensors"]
     absent = [file.name for file in files if not file.is_file()]
@@ -62,6 +62,14 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     raise DllmBenchError(
         f"{folder} lacks {named(absent)}; download the checkpoint again, completely."
     )
+
+
+def _listed(index: Path) -> list[str]:
+    """The files an index names."""
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise DllmBenchError(f"{index} has no weight_map of tensors to files; fetch it again.")
+    return sorted(set(found.values()))
 
 
 def named(names: Iterable[str]) -> str:

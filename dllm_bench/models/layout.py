@@ -134,11 +134,11 @@ class Standard(Layout):
         return {**sizes, **optional, **shared}
 
 
-def value(published: Published, key: str) -> Any:
+def value(published: Published, key: str, file: str = "config.json") -> Any:
     """A config value that must be there."""
     if published.get(key) is None:
         raise DllmBenchError(
-            f"The checkpoint's config.json has no {key!r}; complete it from the published config."
+            f"The checkpoint's {file} has no {key!r}; complete it from the published config."
         )
     return published[key]
 

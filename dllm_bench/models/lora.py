@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models.checkpoint import Weights, named, read_json, shapes_of, weight_files
-from dllm_bench.models.layout import Layout, Shapes
+from dllm_bench.models.layout import Layout, Shapes, value
 
 STEM = "adapter_model"
 CONFIG = "adapter_config.json"
@@ -33,14 +33,18 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # config key -> values that leave the for
     "alpha_pattern": ({}, None),
     "lora_bias": (False, None),
 }
+PARTIAL = ("layers_to_transform", "layers_pattern", "exclude_modules")  # not all of a target
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Pairs (A, B) by published tensor name, and their common scale."""
+    """Pairs (A, B) by published tensor name, and their common scale; `targets` are the ends of all
+    module names that have a pair, where the adapter lists them.
+    """
 
     scale: float
     pairs: dict[str, tuple[Tensor, Tensor]]
+    targets: tuple[str, ...] = ()
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
         """The adapted weight in float32, or `weight` itself where there is no pair."""
@@ -82,9 +86,25 @@ def read_lora(folder: Path) -> Lora:
             f"The adapter in {folder} has tensors that are no LoRA pair ({named(strange)}); "
             f"merge it with peft and load the merged checkpoint."
         )
-    root = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
     pairs = {name: (pair["A"], pair["B"]) for name, pair in sides.items()}
-    return Lora(config["lora_alpha"] / root, pairs)
+    rank, alpha = value(config, "r", CONFIG), value(config, "lora_alpha", CONFIG)
+    found = {size for down, up in pairs.values() for size in (down.shape[0], up.shape[1])}
+    if found != {rank}:
+        raise DllmBenchError(
+            f"The adapter in {folder} says r={rank} and holds "
+            f"{len(pairs)} pairs of rank {', '.join(map(str, sorted(found))) or 'none'}; fetch it "
+            f"again, config and weights of one adapter."
+        )
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return Lora(scale, pairs, _targets(config))
+
+
+def _targets(config: dict[str, Any]) -> tuple[str, ...]:
+    """The modules an adapter lists; none where it names a pattern or leaves layers out."""
+    listed = config.get("target_modules")
+    if not isinstance(listed, list) or any(config.get(key) for key in PARTIAL):
+        return ()
+    return tuple(f".{name}.weight" for name in listed)
 
 
 def _allowed(key: str) -> tuple[Any, ...]:
@@ -92,7 +112,9 @@ def _allowed(key: str) -> tuple[Any, ...]:
 
 
 def check_targets(lora: Lora, shapes: Shapes, folder: Path) -> None:
-    """Every pair must fit a published weight of the model it changes."""
+    """Every pair must fit a published weight of the model it changes, and every weight of the
+    modules the adapter lists must have one.
+    """
     wrong = [
         f"{name} ({up.shape[0]}, {down.shape[1]})"
         for name, (down, up) in lora.pairs.items()
@@ -102,6 +124,12 @@ def check_targets(lora: Lora, shapes: Shapes, folder: Path) -> None:
         raise DllmBenchError(
             f"The adapter in {folder} changes weights that the model does not have in that shape: "
             f"{named(wrong)}; use it with the checkpoint it was trained on."
+        )
+    absent = {name for name in shapes if f".{name}".endswith(lora.targets)} - lora.pairs.keys()
+    if lora.targets and absent:
+        raise DllmBenchError(
+            f"The adapter in {folder} lists modules it holds no pair for ({named(absent)}); fetch "
+            f"it again, completely."
         )
 
 

@@ -42,7 +42,13 @@ def read_tokenizer(folder: Path) -> Any:
 
     single_file = (folder / "tokenizer.json").is_file()
     kind = PreTrainedTokenizerFast if single_file else Qwen2Tokenizer  # Dream: vocab + merges
-    return kind.from_pretrained(str(folder), trust_remote_code=False)
+    try:
+        return kind.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # a damaged file leads to errors of any kind
+        raise DllmBenchError(
+            f"The tokenizer in {folder} cannot be read ({type(error).__name__}: {error}); fetch "
+            f"its files again."
+        ) from error
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

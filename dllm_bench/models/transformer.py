@@ -139,6 +139,11 @@ class TransformerDenoiser:
         """Rows lie in what is fed (one beyond, where logits are shifted), that in the canvas."""
         (start, stop), (first, last) = plan.feed, plan.rows
         ahead = int(self.shifted)
+        if not self.shifted and last == stop + 1:
+            raise DllmBenchError(
+                "The decoder asks for the token after those it feeds, and this model predicts each "
+                "position at its own row; use a model with shifted logits, or another decoder."
+            )
         if not start <= first < last <= stop + ahead or stop > length:
             raise ValueError(f"Rows {plan.rows} of {plan.feed} fed, canvas {length}.")
         if self.attention_form == "causal" and not is_causal(plan):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.decoding.length.chances import Temperatures
 from dllm_bench.decoding.length.profile import StepProfile, read_profile
@@ -58,12 +59,23 @@ def served(run: Run, settings: Settings) -> list[Point]:
 @lru_cache(maxsize=64)
 def _served(run: Run, text: str) -> list[Point]:
     settings = json.loads(text)
-    profile = read_profile(settings["profile"])
+    profile = _profile(run.record.spec.model["name"], settings["profile"])
     fit, serve = _drafts(run).halves()
     texts = serve.served(Temperatures(fit_temperatures(fit.observed())))
-    draft_s = (lambda requests: 0.0) if settings["rule"] == "none" else serve.drafting(profile)
+    drafting = serve.drafting(profile, settings.get("tokens"))
+    draft_s = (lambda requests: 0.0) if settings["rule"] == "none" else drafting
     system = System("", texts, RULES[settings["rule"]](profile, settings), draft_s)
     return frontier([system], profile, settings["requests"])
+
+
+def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
+    """The step profile of a model: steps of another one say nothing about it."""
+    if model not in files:
+        raise DllmBenchError(
+            f"The figure names no step profile of {model}; measure one with `dllm-bench train sps "
+            f"{model}` and name its file beside {', '.join(files)}."
+        )
+    return read_profile(files[model])
 
 
 @lru_cache(maxsize=8)

@@ -69,8 +69,7 @@ def lines(built: BuiltFigure) -> Iterator[str]:
     yield from (f"cannot run here: {reason}" for reason in table.impossible)
     if table.open:
         cost = in_words([run.cost for run in table.open])
-        profile = f"--profile {table.profile.name} --run"
-        command = f"dllm-bench figure {table.table.name} {profile}"
+        command = f"dllm-bench figure {table.table.name} {table.profile.flags} --run"
         yield f"{len(table.open)} runs to fill ({cost}): {command}"
     lacking = {point.run for point in built.without() if point.reason == EVOLUTION}
     if lacking:

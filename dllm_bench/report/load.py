@@ -16,7 +16,7 @@ from dataclasses import asdict
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.decoding.length.chances import Temperatures, read_temperatures
-from dllm_bench.decoding.length.profile import StepProfile, read_profile
+from dllm_bench.decoding.length.profile import StepProfile, measured_with, read_profile
 from dllm_bench.metrics.calibration import fit_temperatures
 from dllm_bench.report.terminal import grid, sealed
 from dllm_bench.runs.store import Entry, read_samples
@@ -43,12 +43,26 @@ HEADINGS = {
 
 def simulated(args: Namespace, entries: Sequence[Entry]) -> Points:
     """The points the options ask for."""
-    profile = read_profile(args.profile)
+    profile = profile_for(args.profile, entries)
     systems = systems_of(entries, profile, args.tau, scale_of(args))
     if not args.arrivals:
         return frontier(systems, profile, args.requests)
     seats = max(args.requests)
     return under_arrivals(systems, profile, seats, args.arrivals, args.level, args.seed)
+
+
+def profile_for(source: str, entries: Sequence[Entry]) -> StepProfile:
+    """The step profile in a file; refused where it says that another model took the steps."""
+    profile, whose = read_profile(source), measured_with(source)
+    for entry in entries:
+        model = entry.spec.model["name"]
+        if whose not in (None, model):
+            raise DllmBenchError(
+                f"Step profile {source!r} was measured with {whose}, run {entry.spec.short} is of "
+                f"{model}; measure one with `dllm-bench train sps {model}` and give its file with "
+                "--profile."
+            )
+    return profile
 
 
 def scale_of(args: Namespace) -> Scale:

@@ -19,10 +19,13 @@ def add_to(parser: ArgumentParser, positives: Callable[[str], tuple[int, ...]]) 
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="hash of a run, or its beginning")
     parser.add_argument(
-        "--profile", default=PROFILE, metavar="FILE", help=f"of `train sps`; default: {PROFILE}"
+        "--profile",
+        default=PROFILE,
+        metavar="FILE",
+        help=f"of `train sps` with the runs' model; default: {PROFILE}",
     )
     parser.add_argument(
-        "--requests", type=positives, metavar="N,N,…", default="1,2,4,8,16,32", help="at a time"
+        "--requests", type=positives, metavar="N,N,…", default="1,2,4,8,16,24", help="at a time"
     )
     parser.add_argument("--tau", type=float, default=0.5, help="of the threshold; default: 0.5")
     parser.add_argument("--temperatures", metavar="FILE", help="of `train temperatures`")

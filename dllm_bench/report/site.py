@@ -22,8 +22,9 @@ from dllm_bench.report import site_board, site_compare, site_run, site_samples, 
 from dllm_bench.report.site_texts import Texts
 from dllm_bench.runs.record import RunRecord
 from dllm_bench.runs.settings import Settings
-from dllm_bench.runs.store import RECORD, Entry, Store, read_record, read_samples
+from dllm_bench.runs.store import RECORD, Entry, State, Store, read_record, read_samples
 from dllm_bench.tables.build import BuiltTable, build
+from dllm_bench.tables.cost import sealed_runs
 from dllm_bench.tables.options import names
 from dllm_bench.tables.plan import Runs, plan
 from dllm_bench.tables.reading import load_profile, load_table
@@ -54,7 +55,8 @@ class Site:
         """Make what is new or changed; sentences of what was made."""
         anew = self._claim()
         entries = list(self.store.entries())
-        records = {e.spec.short: r for e in entries if (r := read_record(e.path))}
+        sealed = [entry for entry in entries if entry.state is State.SEALED]  # and not damaged
+        records = {e.spec.short: r for e in sealed if (r := read_record(e.path))}
         chosen = [e for e in entries if e.spec.short in records and self._wanted(e)]
         stale = [entry for entry in chosen if anew or not self._fresh(entry)]
         for entry in self.track(stale, "runs"):
@@ -120,10 +122,11 @@ class Site:
         """The tables as (address, table), each written in all its forms."""
         profile, runs = load_profile(self.profile), Runs()
         settings = Settings(self.store.root.parent, self.compose)
+        kin = sealed_runs(self.store)
         for name in self.track(names("table"), "tables"):
             table = load_table(name)
             given = (settings.compose, self.store, False, settings.resolve, runs)
-            built = build(table, profile, plan(table, profile, *given))
+            built = build(table, profile, plan(table, profile, *given), kin)
             stem = site_tables.table_stem(built)
             for form, text in render(built).items():
                 if form in site_tables.DOWNLOADS:

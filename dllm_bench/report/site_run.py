@@ -87,7 +87,7 @@ def origin(record: RunRecord) -> Iterator[str]:
     yield el("code", {}, record.spec.short)
     when = datetime.fromtimestamp(record.sealed_at, UTC)
     yield f" · sealed {when:%Y-%m-%d %H:%M} UTC · {len(record.columns['id'])} samples"
-    yield f" · {record.environment.get('device') or 'unknown device'}"
+    yield f" · {record.devices}"
     yield f" · commit {commit(record.environment)}"
 
 

@@ -81,19 +81,30 @@ def board_row(entry: Entry) -> tuple[str, ...]:
 def table_lines(tables: Path) -> Iterator[str]:
     """How many cells of each rendered table stand in which state."""
     for path in sorted(tables.glob("*/*.json")):
-        states = [cell["state"] for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+        name = f"{path.parent.name}/{path.stem}"
+        try:
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            states = [cell["state"] for cell in cells]
+        except (ValueError, LookupError, TypeError):
+            yield f"table {name}: {path} cannot be read; `dllm-bench table {name}` writes it anew"
+            continue
         counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-        yield f"table {path.parent.name}/{path.stem}: {len(states)} cells, {counts}"
+        yield f"table {name}: {len(states)} cells, {counts}"
 
 
 def figure_lines(figures: Path) -> Iterator[str]:
     """How many points of each drawn figure have a number, by profile."""
     for path in sorted(figures.glob("*/*/*.csv")):
-        with path.open(encoding="utf-8", newline="") as file:
-            ours = [row for row in csv.DictReader(file) if row["kind"] == "measured"]
-        states = Counter("measured" if row["y"] else row["state"] for row in ours)
-        counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
         name = path.relative_to(figures).with_suffix("").as_posix()
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                ours = [row for row in csv.DictReader(file) if row["kind"] == "measured"]
+            states = Counter("measured" if row["y"] else row["state"] for row in ours)
+        except (ValueError, LookupError, csv.Error):
+            again = f"dllm-bench figure {path.parent.name}/{path.stem}"
+            yield f"figure {name}: {path} cannot be read; `{again}` draws it anew"
+            continue
+        counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
         yield f"figure {name}: {len(ours)} points, {counts}"
 
 
@@ -101,7 +112,7 @@ def summary(record: RunRecord) -> Iterator[str]:
     """What a sealed run measured, and on what."""
     environment = record.environment
     yield from progress.summary(record)
-    yield f"machine: {environment.get('device')}, {environment.get('threads')} threads"
+    yield f"machine: {record.devices}, {environment.get('threads')} threads"
     yield f"commit: {commit(environment)}"
     yield f"run: {record.identity_hash}"
 
@@ -116,7 +127,8 @@ def commit(environment: dict) -> str:
 
 def unfinished(entry: Entry) -> Iterator[str]:
     """What is known of a run that is not sealed."""
-    yield f"{entry.spec.short} is {entry.state}: {entry.done} of {entry.total} done"
+    total = entry.total if entry.total is not None else "?"
+    yield f"{entry.spec.short} is {entry.state}: {entry.done} of {total} done"
     if entry.error:
         yield entry.error
     yield "The command that started it goes on from there."
@@ -228,8 +240,7 @@ def open_lines(built: BuiltTable) -> Iterator[str]:
     yield from view.cost_lines(built)
     if not built.open:
         return
-    profile = f"--profile {built.profile.name} --run"
-    yield f"all of them: dllm-bench table {built.table.name} {profile}"
+    yield f"all of them: dllm-bench table {built.table.name} {built.profile.flags} --run"
     for run in built.open[:SINGLE_COMMANDS]:
         yield f"one of them ({run.state}: {run.reason}): {run.command}"
     if len(built.open) > SINGLE_COMMANDS:

@@ -24,6 +24,7 @@ from dllm_bench.core.request import DllmBenchError
 
 SYNC_EVERY_S = 1.0
 BEAT_S = 10.0  # a lock's owner touches it so often
+UNFIT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 DYING_S = 1.0  # a killed process frees its locks when the last of its threads is gone
 GONE_S = 60.0  # a lock of another machine that nobody touched for so long is nobody's
 
@@ -35,7 +36,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         mend = "make room"
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno in UNFIT:
             mend = "make it writable, or name another place (paths.results, --out),"
         raise DllmBenchError(
             f"{path} could not be written ({error.strerror}); what is finished is kept: {mend} and "
@@ -219,3 +220,17 @@ def _owner(content: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}
+
+
+def check_results(results: object) -> None:
+    """Results need a directory of their own; an empty name would be the working directory."""
+    if not isinstance(results, str) or not results:
+        raise DllmBenchError(
+            f"The results directory is {results!r}; name one with paths.results=DIR, --results DIR "
+            "or DLLM_BENCH_RESULTS."
+        )
+    place = Path(results)
+    if files := [path for path in (place, *place.parents) if path.is_file()]:
+        raise DllmBenchError(
+            f"The results directory is {results}, and {files[0]} is a file; name a directory."
+        )

@@ -96,6 +96,19 @@ def sourced(plain: object) -> Iterator[Mapping[str, Any]]:
             yield from sourced(value)
 
 
+def is_here(part: Mapping[str, Any]) -> bool:
+    """Whether anything lies where a part's `source` says; if so, what is refused is what it is."""
+    from dllm_bench.models.loading import locate
+
+    try:
+        return (
+            place_of(part["source"]).exists()
+            or locate(part["source"], part.get("revision")).exists()
+        )
+    except DllmBenchError:
+        return False
+
+
 def is_served(model: Mapping[str, Any]) -> bool:
     """Whether a model group names a class of its own: a served engine instead of weights."""
     return TARGET in model
@@ -132,7 +145,8 @@ def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, s
     except DllmBenchError:
         with reading():
             for part in sourced(plain):
-                instantiate(part)
+                if not is_here(part):
+                    instantiate(part)
         raise
     check_filters(made, model, hashes["weights"])
     named = {"name": plain["name"]} if "name" in plain else {}

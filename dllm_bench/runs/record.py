@@ -177,6 +177,17 @@ class RunRecord:
         return self.sessions[0].environment if self.sessions else {}
 
     @property
+    def environments(self) -> list[Plain]:
+        """Provenance of every session that finished samples, which may be of several machines."""
+        return [s.environment for s in self.sessions if s.samples] or [self.environment]
+
+    @property
+    def devices(self) -> str:
+        """What the samples were computed on, in words."""
+        found = (str(one.get("device") or "unknown device") for one in self.environments)
+        return " and ".join(dict.fromkeys(found))
+
+    @property
     def facts(self) -> list[Facts]:
         """One entry per sample, in column order."""
         return from_columns(self.columns)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.runs.files import Lock, write_atomic
@@ -45,6 +47,18 @@ def _grades(record: RunRecord) -> dict[str, tuple[float | None, str]]:
     columns = record.columns
     pairs = zip(columns["value"], columns["verdict"], strict=True)
     return dict(zip(columns["id"], pairs, strict=True))
+
+
+def changes(asked: Sequence[str]) -> Plain:
+    """The values of settings written NAME=VALUE, read as yaml."""
+    found = {}
+    for text in asked:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise DllmBenchError(f"{text!r} cannot be read; write NAME=VALUE.") from error
+    return found
 
 
 def settings(entry: Entry, changes: Mapping[str, Any]) -> Plain:
@@ -111,8 +125,9 @@ def report(made: Rescored) -> list[str]:
     rest = len(made.changed) - len(lines)
     lines += [f"and {rest} more"] if rest > 0 else []
     now = {"primary": made.record.score.mean} if made.record.score else {}
-    for name, mean in {**now, **made.record.scores}.items():
-        lines.append(f"{name:22} {100 * mean:6.1f}")
+    scores = {**now, **made.record.scores}
+    width = max(map(len, scores), default=0)
+    lines += [f"{name:{width}} {100 * mean:6.1f} %" for name, mean in scores.items()]
     count = f"{len(made.changed)} of {len(made.record.columns['id'])} samples changed"
     kept = "record written anew" if made.stored else "nothing written"
     return [*lines, f"{count}; {kept}" if made.before else f"not sealed yet; {kept}"]

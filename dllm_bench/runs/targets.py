@@ -20,6 +20,7 @@ from dllm_bench.core.request import DllmBenchError
 
 TARGET = "_target_"
 PACKAGE = "dllm_bench."
+PLAIN_KINDS = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
 
 def instantiate(plain: Any) -> Any:
@@ -68,7 +69,24 @@ def _call(target: str, arguments: dict[str, Any]) -> Any:
         raise DllmBenchError(
             f"_target_ {target!r} does not fit its arguments ({error}); it takes: {takes}."
         ) from error
+    for name, value in arguments.items():
+        declared = str(signature.parameters[name].annotation)
+        if not _fits(value, declared):
+            raise DllmBenchError(
+                f"_target_ {target!r} takes {name} as {declared}, and {value!r} was given; give a "
+                "value of that kind."
+            )
     return factory(**arguments)
+
+
+def _fits(value: Any, declared: str) -> bool:
+    """Whether a value is of the declared kind; only numbers, text and truth are looked at."""
+    kinds = set(declared.split(" | "))
+    if not kinds <= {*PLAIN_KINDS, "None"}:
+        return True
+    if value is None or isinstance(value, bool):
+        return ("None" if value is None else "bool") in kinds
+    return isinstance(value, tuple(kind for name in kinds for kind in PLAIN_KINDS.get(name, ())))
 
 
 def describe(value: Any) -> Any:

@@ -53,12 +53,13 @@ class Drafts:
     """The drafts of several texts, and what drafting cost.
 
     steps: time of a draft, in times of a verification beside it; width: positions a call of the
-    drafter feeds.
+    drafter feeds; calls: of its network, in a draft.
     """
 
     texts: tuple[tuple[Recorded, ...], ...]
     steps: float
     width: int
+    calls: float
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Drafts:
@@ -68,7 +69,8 @@ class Drafts:
         rows = [row for trace, _, _ in kept for row in trace.forwards]
         ms = {kind: sum(row.ms for row in rows if row.kind == kind) for kind in Kind}
         steps = (ms[Kind.DRAFT] + ms[Kind.HEAD]) / (ms[Kind.VERIFY] or 1.0)
-        return cls(texts, steps, _width([row for row in rows if row.kind == Kind.DRAFT]))
+        asked = [row for row in rows if row.kind == Kind.DRAFT]
+        return cls(texts, steps, _width(asked), sum(row.calls for row in asked) / (len(asked) or 1))
 
     def halves(self) -> tuple[Drafts, Drafts]:
         """The first half of the texts, to fit on, and the second."""
@@ -98,14 +100,16 @@ class Drafts:
             for text in self.texts
         ]
 
-    def drafting(self, profile: StepProfile) -> Callable[[int], float]:
-        """Seconds of drafting for R requests at once.
+    def drafting(self, profile: StepProfile, tokens: int | None = None) -> Callable[[int], float]:
+        """Seconds of drafting for R requests at once; `tokens` each, None: whole drafts.
 
         Our assumption, since one request at a time was measured: for one, as many of the profile's
         one-token steps as in the run, whatever the machine was busy with; for R, it grows as a
-        step of the target with R times the positions grows.
+        step of the target with R times the positions grows. A chain of calls ends with the last
+        token asked for, a block is always drafted whole.
         """
-        one_s = self.steps * profile.step_s(1) / profile.step_s(self.width)
+        part = 1.0 if tokens is None else min(1.0, tokens / (self.calls or 1))
+        one_s = part * self.steps * profile.step_s(1) / profile.step_s(self.width)
         return lambda requests: one_s * profile.step_s(requests * self.width)
 
 

@@ -176,7 +176,7 @@ def build(
         cells=tuple(build_cell(entry, profile) for entry in planned),
         definitions=tuple(_definition(metric) for metric in table.metrics),
         hardware=tuple(sorted({hardware_of(record) for record in records})),
-        code=tuple(sorted({code_of(record) for record in records})),
+        code=tuple(sorted({code_of(one) for record in records for one in record.environments})),
         inputs=tuple(sorted({text for record in records for text in inputs_of(record)})),
         open=tuple(
             OpenRun(run.command, run.state, run.reason, costs.estimate(run))
@@ -313,7 +313,7 @@ def incomparable(planned: PlannedCell, profile: Profile) -> str:
     if unit_of(cell.metric.plain) not in CLOCKED:
         return ""
     records = [run.record for run in planned.runs if run.record]
-    devices = ", ".join(sorted({str(record.environment.get("device")) for record in records}))
+    devices = ", ".join(sorted({record.devices for record in records}))
     if devices == cell.reported_on:
         return ""
     return f"measured on {devices}, reported on {cell.reported_on or 'unstated hardware'}"
@@ -343,20 +343,19 @@ def _definition(metric: Metric) -> Definition:
 
 
 def hardware_of(record: RunRecord) -> str:
-    """Device, dtype and threads of a run, in words."""
-    environment, hardware = record.environment, record.spec.hardware
+    """Devices, dtype and threads of a run, in words."""
+    hardware = record.spec.hardware
     if seats := record.spec.model.get("concurrency"):
-        return f"{environment.get('device')}, {seats} request(s) in flight"
+        return f"{record.devices}, {seats} request(s) in flight"
     return (
-        f"{environment.get('device') or 'unknown device'}, {hardware.get('dtype')}, "
+        f"{record.devices}, {hardware.get('dtype')}, "
         f"{hardware.get('attention')} attention, {hardware.get('threads')} thread(s), batch "
         f"{record.spec.batch}"
     )
 
 
-def code_of(record: RunRecord) -> str:
-    """Commit of a run, and a hash of what differed from it."""
-    environment = record.environment
+def code_of(environment: Mapping[str, Any]) -> str:
+    """Commit of a session, and a hash of what differed from it."""
     commit = str(environment.get("commit") or "no commit")[:12]
     changed = str(environment.get("diff_sha256") or "")[:12]
     return commit + (f" with local changes {changed}" if changed else "")

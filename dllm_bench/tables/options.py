@@ -5,11 +5,11 @@ Light to import: the parser is made for every command. What the options do is in
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.paths import conf_dir
+from dllm_bench.paths import conf_dir, no_such
 
 EMBEDDED = "embedded"
 EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2"}
@@ -26,10 +26,19 @@ def chosen(kind: str, name: str) -> list[str]:
     known = names(kind)
     found = [one for one in known if name in (one, one.partition("/")[0], "all")]
     if not found:
-        raise DllmBenchError(
-            f"There is no {kind} {name!r}; choose one of: {', '.join(known)}; or a paper, or all."
-        )
+        raise DllmBenchError(no_such(kind, name, known, "; or a paper, or all"))
     return found
+
+
+def check(args: Namespace) -> None:
+    """Refuse what contradicts itself, or would be left undone without a word."""
+    if args.run and args.submit:
+        raise DllmBenchError("--run decodes here and --submit sends to SLURM; give one of them.")
+    for flag in ("wait", "slurm"):
+        if getattr(args, flag) and not args.submit:
+            raise DllmBenchError(f"--{flag} goes with --submit, which was not given; add it.")
+    if args.jobs and not args.run:
+        raise DllmBenchError("--jobs goes with --run, which was not given; add it.")
 
 
 def add_to(parser: ArgumentParser, kind: str, positive: Callable[[str], int]) -> None:

@@ -111,12 +111,15 @@ def plan(
     anywhere: bool = False,
     resolve: Resolve | None = None,
     runs: Runs | None = None,
+    asks: bool = False,
 ) -> list[PlannedCell]:
     """All cells shown, in the table's order; cells of one query share one `PlannedRun`.
 
     anywhere: the runs are meant for another machine, this one need not have their device; resolve:
-    instead of `inputs.resolve`; runs: what tables of one profile and one moment share.
+    instead of `inputs.resolve`; runs: what tables of one profile and one moment share; asks: items
+    that are not on this disk may be had from a server, as runs have them.
     """
+    from dllm_bench.benchmarks.base import from_disk
     from dllm_bench.runs.jobs import Jobs
 
     jobs, shared = Jobs.of(store), {} if runs is None else runs
@@ -124,7 +127,8 @@ def plan(
     def specify(config: Mapping[str, Any]) -> RunSpec:
         from dllm_bench.runs.spec import RunSpec
 
-        return RunSpec.from_config(config, resolve) if resolve else RunSpec.from_config(config)
+        with from_disk(alone=not asks):
+            return RunSpec.from_config(config, resolve) if resolve else RunSpec.from_config(config)
 
     def run_of(cell: Cell) -> PlannedRun:
         key = (cell.run, cell.needs, bool(cell.metric.setting))

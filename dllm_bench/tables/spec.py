@@ -297,7 +297,7 @@ class Profile:
     paper's, so nothing is compared and the paper's hardware is not needed. instead: overrides that
     stand for others before all that (a decoder of ours for a served engine). untrained: benchmark
     -> models here that never saw its kind, whose scores would say nothing. remarks: what has to be
-    said of cells that are measured.
+    said of cells that are measured. limit: items per run, where a quick look asks for fewer.
     """
 
     name: str
@@ -307,6 +307,12 @@ class Profile:
     instead: tuple[tuple[Query, Query], ...] = ()
     untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
+    limit: int | None = None
+
+    @property
+    def flags(self) -> str:
+        """What `table` and `figure` are told to mean this profile."""
+        return f"--profile {self.name}" + (f" --limit {self.limit}" if self.limit else "")
 
     def translate(self, query: Query) -> Query:
         """The query of this profile; later overrides of a key win, a key keeps its first place."""

@@ -29,6 +29,7 @@ from dllm_bench.training import (
     drafter_card,
     drafter_chain,
     drafter_loss,
+    progress,
     traces,
 )
 from dllm_bench.training import drafter_target as sources
@@ -225,7 +226,7 @@ def train(
         if run.step % MEASURE_EVERY == 0 or run.step == job.steps:
             run.curve.append(rounded({"step": run.step} | numbers(total) | held_out(run)))
             eta_s = (time.monotonic() - began) / (run.step - first) * (job.steps - run.step)
-            report(f"step {run.step} of {job.steps}: {run.curve[-1]}, ETA {eta_s:.0f} s")
+            report(progress.line(run.curve[-1], job.steps, eta_s))
         now = time.monotonic()
         if now - saved_at >= save_every_s or run.step == job.steps:
             run.seconds, saved_at = run.seconds + now - saved_at, now

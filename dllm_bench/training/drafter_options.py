@@ -6,13 +6,14 @@ for every command.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.paths import no_such
 
 if TYPE_CHECKING:
     from dllm_bench.training.drafter import DrafterJob
@@ -41,7 +42,7 @@ def add_to(parser: ArgumentParser, positive: Callable[[str], int]) -> None:
     for name, meaning in COUNTS.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=positive, metavar="N", help=meaning)
-    parser.add_argument("--lr", type=float, metavar="RATE", help="peak rate (the paper: 6e-4)")
+    parser.add_argument("--lr", type=rate, metavar="RATE", help="peak rate (the paper: 6e-4)")
     parser.add_argument(
         "--shares",
         nargs=2,
@@ -56,14 +57,20 @@ def add_to(parser: ArgumentParser, positive: Callable[[str], int]) -> None:
     parser.add_argument("--texts", choices=("target", "gold"), help="whose answers are learned")
 
 
+def rate(text: str) -> float:
+    """A number above zero."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is no number above zero")
+    return number
+
+
 def job_of(args: Namespace) -> DrafterJob:
     """The kind's job with the options that were given."""
     from dllm_bench.training.drafter import KINDS
 
     if args.drafter not in KINDS:
-        raise DllmBenchError(
-            f"No drafter is of kind {args.drafter!r}; choose one of: {', '.join(KINDS)}."
-        )
+        raise DllmBenchError(no_such("kind of drafter", args.drafter, list(KINDS)))
     job = KINDS[args.drafter]
     names = {f.name for f in fields(job)} & set(vars(args))
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -23,7 +23,7 @@ from torch import Tensor
 from dllm_bench.benchmarks import minigsm
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models import embedded
-from dllm_bench.training import adapt, card, data, export, net, objectives
+from dllm_bench.training import adapt, card, data, export, net, objectives, progress
 from dllm_bench.training.optim import Optimizer, learning_rate_factor
 from dllm_bench.training.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
@@ -272,7 +272,8 @@ def _run_phase(
             entry |= {f"left_{t}": probe(run, phase, optimizer.average, t) for t in run.probes}
             run.log.append({k: round(v, 4) for k, v in entry.items()})
             eta_s = (phase.steps - run.step) * rate
-            report(f"{phase.objective} {run.log[-1]} {rate * 1e3:.0f} ms/step ETA {eta_s:.0f} s")
+            point = {name: value for name, value in run.log[-1].items() if name != "phase"}
+            report(f"{phase.objective}, {progress.line(point, phase.steps, eta_s)}")
             losses = []
         if time.monotonic() - saved_at > save_every_s or run.step == phase.steps:
             run.seconds += time.monotonic() - saved_at

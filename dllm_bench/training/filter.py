@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models import filters
-from dllm_bench.training import filter_card, traces
+from dllm_bench.training import filter_card, progress, traces
 from dllm_bench.training.traces import Plan, Traces
 
 Labels = Literal["masked", "all"]
@@ -230,7 +230,7 @@ def fit(found: Traces, job: FilterJob, report: Report = print) -> Fitted:
         if now - told > REPORT_EVERY_S or epoch == job.epochs:
             told = now
             eta_s = (job.epochs - epoch) * (now - started) / epoch
-            report(f"epoch {epoch} of {job.epochs}: {curve[-1]}, ETA {eta_s:.0f} s")
+            report(progress.line(curve[-1], job.epochs, eta_s))
     network.load_state_dict(best_tensors)
     rates_by_part = {name: measure(network, part, job.labels) for name, part in parts.items()}
     rates_by_part["confidence"] = decisions(parts["test"].confidence_RB, parts["test"])

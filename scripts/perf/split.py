@@ -9,9 +9,7 @@ the CPU with one thread it reads the process's own CPU time, which other work di
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +29,7 @@ class Watch:
     """Seconds by part."""
 
     cuda: bool = False
-    spent_s: Counter[str] = field(default_factory=Counter)
+    spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     def now(self) -> float:
         """The clock, once the device has caught up."""
@@ -41,12 +39,12 @@ class Watch:
             return time.process_time()
         return time.perf_counter()
 
-    @contextmanager
-    def on(self, part: str) -> Iterator[None]:
-        """Count what happens inside to a part."""
+    def on(self, part: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What `work` gives; its time counts to a part."""
         begun = self.now()
-        yield
+        found = work(*arguments)
         self.spent_s[part] += self.now() - begun
+        return found
 
 
 class TimedModel:
@@ -61,8 +59,7 @@ class TimedModel:
 
     def forward(self, *arguments: Any) -> Any:
         self.begun.append(self._watch.now())
-        with self._watch.on("forward"):
-            return self._model.forward(*arguments)
+        return self._watch.on("forward", self._model.forward, *arguments)
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,8 @@ class TimedScore(Score):
         return self.inner.row_by_row
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        with self.watch.on("score"):
-            return self.inner(logits_KWV, state, window)
+        scores: Scores = self.watch.on("score", self.inner, logits_KWV, state, window)
+        return scores
 
 
 @dataclass(frozen=True)
@@ -101,12 +98,14 @@ class TimedSelect(Select):
         return self.inner.never_stalls
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        with self.watch.on("select"):
-            return self.inner(scores, window, state)
+        chosen_KW: Tensor = self.watch.on("select", self.inner, scores, window, state)
+        return chosen_KW
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        with self.watch.on("select"):
-            return self.inner.on_stall(scores, window, state)
+        found: tuple[Tensor, Tensor] = self.watch.on(
+            "select", self.inner.on_stall, scores, window, state
+        )
+        return found
 
 
 def split(

@@ -96,6 +96,20 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
         (["decoder=nope"], ["no decoder 'nope'", "vanilla"]),
         (["model=nope"], ["no model 'nope'", "tiny-llada"]),
         (["decoder/score=nope"], ["no decoder/score 'nope'", "confidence"]),
+        (["decoder=fast_dlm"], ["did you mean 'fast_dllm'?", "learn2pd"]),
+        (["decoder=null"], ["null or a number", "--help"]),
+        (["decoder=fast_dllm", "decoder.select.tua=1"], ["did you mean 'decoder.select.tau'?"]),
+        (["decoders.select=1"], ["'decoders.select'", "did you mean 'decoder'?"]),
+        (["bach=2"], ["did you mean 'batch'?"]),
+        (["batch=x"], ["batch='x'", "whole number"]),
+        (["batch=1.5"], ["batch=1.5", "whole number"]),
+        (["hardware.threads=0"], ["hardware.threads=0", "whole number"]),
+        (["paths.results="], ["results directory is ''", "paths.results=DIR"]),
+        (["paths.results=/etc/passwd/x"], ["/etc/passwd is a file", "name a directory"]),
+        (["paths.results=null"], ["results directory is None", "paths.results=DIR"]),
+        (["decoder=fast_dllm", "decoder.select.tau=abc"], ["tau as float", "'abc'"]),
+        (["decoder=fast_dllm", "decoder.schedule.block=2.5"], ["block as int", "2.5"]),
+        (["benchmark.max_new_tokens=abc"], ["max_new_tokens as int", "'abc'"]),
         (["decoders=vanilla"], ["'decoders'", "did you mean 'decoder'"]),
         (["decoder.select.colour=1"], ["'decoder.select.colour'", "--cfg job"]),
         (["+colour=red"], ["'colour'"]),
@@ -161,7 +175,13 @@ def test_a_mistake_costs_no_heavy_import(argument: str, tmp_path: Path) -> None:
         (["table", "lopa/table4", "--profile", "nope"], "embedded"),
         (["train", "embedded", "nope"], "tiny-llada"),
         (["train", "filter", "nope"], "no model 'nope'"),
+        (["train", "embedded", "tiny-lada"], "did you mean 'tiny-llada'?"),
         (["doctor", "nope"], "no model 'nope'"),
+        (["table", "lopa/tabel4"], "did you mean 'lopa/table4'?"),
+        (["table", "lopa/table5", "--wait"], "--wait goes with --submit"),
+        (["table", "lopa/table5", "--slurm", "partition=x"], "--slurm goes with --submit"),
+        (["table", "lopa/table5", "--run", "--submit"], "one of them"),
+        (["figure", "lopa/figure1", "--jobs", "2"], "--jobs goes with --run"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -197,3 +217,61 @@ def test_configuration_is_printed_and_nothing_is_left_behind(tmp_path: Path) -> 
 def test_status_of_an_empty_store(capsys: Capture, tmp_path: Path) -> None:
     assert main(["status", "--results", str(tmp_path)]) == 0
     assert "No runs" in capsys.readouterr().out
+
+
+def test_a_decoder_that_reads_ahead_is_refused_for_a_model_that_does_not(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    """The default model with `decoder=ar`, a likely first try."""
+    assert main(["run", "decoder=ar", "limit=1", f"paths.results={tmp_path}"]) == 2
+    assert "a model with shifted logits" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_no_results_directory_is_no_working_directory(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLLM_BENCH_RESULTS", "")
+    monkeypatch.chdir(tmp_path)
+    assert main(["table", "lopa/table5"]) == 2
+    assert "DLLM_BENCH_RESULTS" in only_sentence(capsys)
+    assert os.listdir(tmp_path) == []
+
+
+def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    for name, text in (
+        ("tables/lopa/table4.json", '{"cells": [{'),
+        ("tables/lopa/table5.json", '{"cells": [{"state": "setting"}]}'),
+        ("figures/embedded/lopa/figure1.csv", "torn"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    with (tmp_path / "figures/embedded/lopa/figure1.csv").open("a") as file:
+        file.write("1,2\n")
+    assert main(["status", "--results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "`dllm-bench table lopa/table4` writes it anew" in said
+    assert "table lopa/table5: 1 cells, 1 setting" in said
+    assert "`dllm-bench figure lopa/figure1` draws it anew" in said
+
+
+def test_doctor_looks_where_results_are_asked_for(capsys: Capture, tmp_path: Path) -> None:
+    main(["doctor", "--results", str(tmp_path)])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if " results " in line]
+    assert line.endswith(str(tmp_path))
+
+
+def test_only_a_manifest_that_was_written_is_named(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["prefetch", "tiny-llada", "--to", str(tmp_path)]) == 0
+    assert "manifest" not in capsys.readouterr().out
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "much"])
+def test_a_learning_rate_is_above_zero(rate: str, capsys: Capture) -> None:
+    for kind in (["filter", "tiny-llada"], ["drafter", "tiny-qwen3", "dflash"]):
+        with pytest.raises(SystemExit) as left:
+            main(["train", *kind, "--lr", rate])
+        assert left.value.code == 2
+        assert repr(rate) in capsys.readouterr().err

@@ -6,6 +6,7 @@ On tiny random models of both layouts, end tokens made likely where the text has
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -272,19 +273,25 @@ def test_a_cut_canvas_never_grows_and_keeps_what_lies_before(model, decoder, rul
 
 
 @torch.inference_mode()
-def test_without_a_filter_the_surest_end_token_cuts(model) -> None:
-    """Checked on the first forward, written down."""
+@pytest.mark.parametrize("ahead", [True, False], ids=["all that is fed", "open block"])
+def test_without_a_filter_the_surest_end_token_cuts(model, ahead) -> None:
+    """Checked on the forwards up to the first cut, written down; blocks of 8."""
     watched = Watched(model, ending=ENDING)
-    generation = generate(replace(VANILLA, stop=EndOfTextPrediction()), watched)
+    generation = generate(replace(VANILLA, stop=EndOfTextPrediction(ahead)), watched)
     plain = Watched(model, ending=ENDING)
-    state = watched.canvases[0]
-    logits = plain.forward(state, watched.plans[0], plain.new_cache(state.shape[1]))
-    logits[..., ROLES["mask"]] = -torch.inf
-    sure, ids = logits[0].softmax(-1).max(-1)
-    ends = ids == ROLES["eos"]
-    assert ends.any()
-    surest = watched.plans[0].rows[0] + int(sure.masked_fill(~ends, -1).argmax())
-    assert watched.canvases[1].shape[1] == surest + 1 < state.shape[1]
+    for plan, (state, after) in zip(watched.plans, pairwise(watched.canvases), strict=False):
+        whole = replace(plan, rows=plan.feed)
+        logits = plain.forward(state, whole, plain.new_cache(state.shape[1]))
+        logits[..., ROLES["mask"]] = -torch.inf
+        sure, ids = logits[0].softmax(-1).max(-1)
+        ends = (ids == ROLES["eos"]) & (state[0] == ROLES["mask"])
+        if not ahead:
+            ends[plan.rows[0] + 8 :] = False
+        if ends.any():
+            break
+        assert after.shape == state.shape
+    surest = int(sure.masked_fill(~ends, -1).argmax())
+    assert after.shape[1] == surest + 1 < state.shape[1]
     assert len(generation.ids) <= surest + 1 - len(REQUEST.prompt_ids)
 
 

@@ -132,6 +132,15 @@ def test_whole_blocks_are_decoded_and_cut_to_the_length_asked_for(model) -> None
     assert len(generation.ids) == 13 and generation.cut["length"] == 10
 
 
+@pytest.mark.parametrize("new", [1, 4])
+def test_a_filled_up_block_may_take_more_forwards_than_were_asked_for(model, new) -> None:
+    """Prompt of 11 in blocks of 32: 21 positions are decoded, one by one, for a token or four."""
+    schedule = Blocks(32, sees_future=False, absolute=True, whole=True)
+    decoder = replace(BASE, schedule=schedule, select=TopK(), cache=BlockCache())
+    generation = decoder.generate(model, replace(REQUEST, max_new_tokens=new))
+    assert len(generation.trace) == 21 and generation.cut["length"] == new
+
+
 @pytest.mark.parametrize("schedule", [Blocks(8, False, True), Blocks(8, False)], ids=str)
 def test_exact_block_cache_holds_for_both_origins(model, schedule) -> None:
     plain = replace(BASE, schedule=schedule, cache=NoCache("block_causal"))

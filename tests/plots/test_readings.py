@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Forward, Kind
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.facts import Facts
@@ -159,8 +160,10 @@ def test_reliability_is_of_the_second_half() -> None:
 def test_a_load_is_simulated_from_stored_drafts() -> None:
     from random import Random
 
-    run = FakeRun([drafted_sample(f"s{i}", Random(i), 0, surviving=True) for i in range(24)])
-    settings = {"profile": "assets/profiles/tiny-qwen3-cpu.json", "requests": [1, 4]}
+    samples = [drafted_sample(f"s{i}", Random(i), 0, surviving=True) for i in range(24)]
+    run = FakeRun(samples, record=Namespace(spec=Namespace(model={"name": "tiny-qwen3"})))
+    files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
+    settings = {"profile": files, "requests": [1, 4]}
     none = list(readings_load.budget(run, {**settings, "rule": "none"}))
     assert xy(none) == [(1, 1.0), (4, 1.0)]
     whole = list(readings_load.budget(run, {**settings, "rule": "fixed"}))
@@ -171,6 +174,27 @@ def test_a_load_is_simulated_from_stored_drafts() -> None:
     assert [r.x for r in front] == pytest.approx([s.y / s.x for s in speed])
     aware = list(readings_load.budget(run, {**settings, "rule": "hardware_aware"}))
     assert all(1 <= read.y <= 8 for read in aware)
+    other = FakeRun(samples, record=Namespace(spec=Namespace(model={"name": "qwen3-4b"})))
+    with pytest.raises(DllmBenchError, match="no step profile of qwen3-4b"):
+        list(readings_load.budget(other, {**settings, "rule": "none"}))
+
+
+def test_a_chain_asked_for_one_token_makes_one_call() -> None:
+    """Of two drafters that cost the same in all, one block is paid whole, of seven calls one is."""
+    from random import Random
+
+    def speed(calls: int, **rule: Any) -> float:
+        made = [drafted_sample(f"s{i}", Random(i), 0, surviving=False) for i in range(4)]
+        for one in made:
+            one.trace["calls"] = [calls if kind == "draft" else 1 for kind in one.trace["kind"]]
+            one.trace["fed"] = [7 if kind == "draft" else 1 for kind in one.trace["kind"]]
+        run = FakeRun(made, record=Namespace(spec=Namespace(model={"name": "tiny-qwen3"})))
+        files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
+        settings = {"profile": files, "requests": [1], "rule": "fixed", **rule}
+        return next(iter(readings_load.device_speed(run, settings))).y
+
+    assert speed(7, tokens=1) > 1.1 * speed(1, tokens=1)
+    assert speed(7) == pytest.approx(speed(1))
 
 
 def test_a_learning_curve_belongs_to_its_weights(tmp_path: Path) -> None:

@@ -102,6 +102,24 @@ def test_a_speed_is_compared_on_the_reported_hardware_only(tmp_path, monkeypatch
     assert score_cell.verdict is Verdict.INSIDE_CI
 
 
+def test_a_run_that_went_on_elsewhere_names_every_machine(tmp_path, monkeypatch) -> None:
+    """But not one that finished nothing."""
+    built = sealed(tmp_path, FULL, monkeypatch)
+    record = cell(built, "S1", "quiz", "tps_max").run.record
+    [first] = record.sessions
+    names = ("Test CPU", "Idle CPU", "Another CPU")
+    record.sessions[:] = [
+        replace(first, samples=n, environment={**first.environment, "device": name, "commit": name})
+        for name, n in zip(names, (5, 0, 15), strict=True)
+    ]
+    again = build(small_table(), FULL, built.planned())
+    why = cell(again, "S1", "quiz", "tps_max").why
+    assert why == "measured on Test CPU and Another CPU, reported on Test CPU"
+    assert any(text.startswith("Test CPU and Another CPU, ") for text in again.hardware)
+    commits = [name for name in names if any(text.startswith(name) for text in again.code)]
+    assert commits == ["Test CPU", "Another CPU"]
+
+
 def test_an_embedded_number_is_never_compared(tmp_path, monkeypatch) -> None:
     built = every_state(tmp_path, TINY, monkeypatch)
     measured = [c for c in built.cells if c.measured is not None]

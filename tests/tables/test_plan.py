@@ -151,6 +151,23 @@ def test_runs_for_another_machine_need_no_device_here(tmp_path, monkeypatch) -> 
     assert states == [{State.IMPOSSIBLE}, {State.MISSING, State.IMPOSSIBLE}]
 
 
+def test_a_plan_asks_no_server_for_items_unless_told_to(tmp_path, monkeypatch) -> None:
+    from dllm_bench.benchmarks import base
+
+    seen = []
+
+    def note(config) -> RunSpec:
+        seen.append(base.asks())
+        return spec_of(config)
+
+    monkeypatch.setattr(RunSpec, "from_config", staticmethod(note))
+    for asks in (False, True):
+        plan(small_table(), FULL, compose, Store(tmp_path), asks=asks)
+        assert set(seen) == {asks}
+        seen.clear()
+    assert base.asks(), "only while planning"
+
+
 def test_what_has_to_be_trained_first_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results/training/filters/there").mkdir(parents=True)

@@ -208,3 +208,15 @@ def test_layout_places_every_facet_once(name: str) -> None:
     plain = read_yaml(conf_dir() / "table" / f"{name}.yaml")
     placed = [facet for part in plain["layout"].values() for facet in part]
     assert sorted(placed) == sorted(plain["facets"])
+
+
+def test_the_scores_that_a_note_of_lopa_table3_names_are_those_of_table4() -> None:
+    table = load_table(TABLE4)
+    [note] = [note.text for note in load_table("lopa/table3").notes if note.name == "L11"]
+    for benchmark, words in (("mbpp", "on MBPP"), ("gsm8k", "on GSM8K")):
+        scores = [
+            reported.value or 0
+            for (_, setting, asked, metric), reported in table.reported.items()
+            if (asked, metric) == (benchmark, "score") and setting in ("S12", "S18")
+        ]
+        assert f"{min(scores):.1f} to {max(scores):.1f} {words}" in note

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks import base, minigsm, programs, sandbox
-from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
+from dllm_bench.benchmarks.evalplus import SETS, EvalPlusBenchmark, _download
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
+from dllm_bench.benchmarks.tasks import data
 from dllm_bench.core.protocols import Turns
 from dllm_bench.core.request import DllmBenchError
 from tests.benchmark_helpers import (
@@ -171,6 +172,55 @@ def test_a_host_that_is_not_there_is_not_reachable(monkeypatch: pytest.MonkeyPat
     began = time.monotonic()
     assert not base.reachable("huggingface.co")
     assert time.monotonic() - began < 1
+
+
+def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import datasets
+
+    offline = []
+
+    def load_dataset(*asked: object, **more: object) -> None:
+        offline.append(datasets.config.HF_HUB_OFFLINE)
+        raise ConnectionError
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    data._had.cache_clear()
+    benchmark = LmEvalBenchmark("g", "gsm8k", 64, "exact_match,strict-match")
+    try:
+        for _ in range(2):
+            with (
+                base.from_disk(),
+                pytest.raises(DllmBenchError, match=r"cache.*fetched by `--run`"),
+            ):
+                benchmark.dataset_hash()
+            with pytest.raises(DllmBenchError, match=r"could not be had from the hub"):
+                benchmark.dataset_hash()
+    finally:
+        data._had.cache_clear()
+    assert offline == [True, False] and not datasets.config.HF_HUB_OFFLINE
+
+
+def test_evalplus_downloads_nothing_where_this_disk_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import evalplus.data.humaneval as theirs
+    from evalplus.data import utils
+
+    def fetch(url: str, file: str) -> None:
+        Path(file).write_text('{"task_id": "HumanEval/0"}\n')
+
+    monkeypatch.setattr(utils, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(theirs, "make_cache", fetch)
+    download = SETS["humaneval_plus"].download
+    with base.from_disk(), pytest.raises(DllmBenchError, match="was not asked"):
+        _download("humaneval_plus", *download)
+    assert theirs.make_cache is fetch and not list(tmp_path.iterdir())
+    fetched = _download("humaneval_plus", *download)
+    with base.from_disk():
+        assert _download("humaneval_plus", *download) == fetched
 
 
 @pytest.mark.parametrize(

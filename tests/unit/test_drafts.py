@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +28,14 @@ from dllm_bench.decoding.length.asynchronous import Asynchronous
 from dllm_bench.decoding.length.chances import Temperatures, read_temperatures
 from dllm_bench.decoding.length.fixed import Fixed
 from dllm_bench.decoding.length.hardware_aware import HardwareAware
-from dllm_bench.decoding.length.profile import StepProfile
+from dllm_bench.decoding.length.profile import StepProfile, read_profile
 from dllm_bench.decoding.length.threshold import Threshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics import acceptance, calibration
 from dllm_bench.metrics.facts import count
 from dllm_bench.models.drafters import SmallModel, TrainedBlock
 from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.report import load_options
 from dllm_bench.runs.record import SampleRecord, Session, seal
 from dllm_bench.runs.spec import RunSpec
 from dllm_bench.runs.store import Store
@@ -166,10 +168,14 @@ def test_a_draft_is_held_against_what_follows() -> None:
         calibration.Observed((0.5,), 1),
     ], "nothing is known of what was drafted past the end"
     assert drafts.steps == pytest.approx((2.0 + 1.0 + 4.0) / (5.0 + 5.0))
-    assert drafts.width == 8
+    assert (drafts.width, drafts.calls) == (8, 1)
     profile = StepProfile((1, 8, 64), (10.0, 5.0, 2.5))
     assert drafts.drafting(profile)(1) == pytest.approx(0.7 * 0.1)
     assert drafts.drafting(profile)(8) == pytest.approx(0.7 * 0.1 * 2)
+    assert drafts.drafting(profile, tokens=1)(8) == drafts.drafting(profile)(8), "a block is whole"
+    chain = replace(drafts, calls=7)
+    assert chain.drafting(profile, tokens=1)(1) == pytest.approx(0.7 * 0.1 / 7)
+    assert chain.drafting(profile, tokens=9)(1) == chain.drafting(profile)(1)
     assert drafts.served()[0][0].chances == pytest.approx((0.8808, 0.7311, 0.2689), abs=1e-4)
     halved = drafts.served(Temperatures((2.0,)))[0][0].chances
     assert halved == pytest.approx((0.7311, 0.7311, 0.2689), abs=1e-4)
@@ -303,6 +309,7 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
     elsewhere = {**DRAFT, "drafter": {"sha256": "d" * 64, "source": "another place"}}
     other = {**DRAFT, "drafter": {"sha256": "e" * 64, "source": "a place"}}
     cut = {"_target_": "dllm_bench.decoding.length.threshold.Threshold", "tau": 0.5}
+    whole = {**FIXED, "tokens": None}
     unheaded = [
         replace(found, trace=Trace([replace(row, survival=()) for row in found.trace.forwards]))
         for found in asked
@@ -312,6 +319,7 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
         "cut": store_run(tmp_path, spec(0.0, cut, elsewhere), asked, target.special),
         "other": store_run(tmp_path, spec(draft=other), unheaded, target.special),
         "sampled": store_run(tmp_path, spec(1.0, cut), asked, target.special),
+        "sampled unheaded": store_run(tmp_path, spec(1.0, whole), unheaded, target.special),
     }
 
     def refused(*names: str) -> str:
@@ -323,6 +331,7 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
     assert "2 drafters" in refused("greedy", "other")
     assert "confidence head" in refused("other")
     assert "chose by the confidences" in refused("sampled")
+    assert "confidence head" in refused("sampled unheaded")
 
 
 def test_a_load_is_simulated_from_stored_runs(
@@ -359,6 +368,29 @@ def test_only_greedy_sealed_drafts_are_simulated(
 ) -> None:
     sampled = store_run(tmp_path, spec(1.0), asked, target.special)
     few = store_run(tmp_path, spec(draft={"_target_": "few"}), asked[:1], target.special)
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}))
     for run, sentence in ((sampled, "temperature=0"), (few, "drafts of 1 texts")):
-        assert main(["simulate", run, "--results", str(tmp_path)]) == 2
+        assert main(["simulate", run, "--results", str(tmp_path), "--profile", str(profile)]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_what_is_simulated_unasked_is_profiled() -> None:
+    """Whole drafts of a block: of 7 slots, and of up to 3 positions committed since."""
+    parser = ArgumentParser()
+    load_options.add_to(parser, lambda text: tuple(map(int, text.split(","))))
+    asked = parser.parse_args(["RUN"])
+    drafts = Drafts((), steps=1.0, width=7 + 3, calls=1)
+    assert drafts.drafting(read_profile(asked.profile))(max(asked.requests)) > 0
+
+
+def test_steps_of_another_model_are_no_load(
+    asked: list[Generation],
+    target: TransformerDenoiser,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """The profile that is there without asking is tiny-qwen3's."""
+    run = store_run(tmp_path, spec(), asked, target.special)
+    assert main(["simulate", run, "--results", str(tmp_path)]) == 2
+    assert "measured with tiny-qwen3" in capsys.readouterr().err

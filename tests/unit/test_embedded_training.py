@@ -16,7 +16,7 @@ import torch
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models import embedded, loading
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.training import adapt, data, export, net, objectives
+from dllm_bench.training import adapt, data, export, net, objectives, progress
 from dllm_bench.training import embedded as training
 from dllm_bench.training.recipes import RECIPES, Phase
 
@@ -215,3 +215,9 @@ def test_a_recipe_of_the_first_tasks_keeps_the_first_vocabulary() -> None:
     assert RECIPES["tiny-qwen3"].first_vocabulary
     assert not RECIPES["tiny-sdar"].first_vocabulary
     assert Phase("masked", 1, 0, 1e-3).data[0][0] == "minigsm"
+
+
+def test_progress_is_told_in_words() -> None:
+    assert progress.line({"step": 200, "loss": 1.25, "left_minigsm": 1.0}, 2000, 31.4) == (
+        "step 200 of 2000: loss 1.25, left_minigsm 1, ETA 31 s"
+    )

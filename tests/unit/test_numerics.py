@@ -39,10 +39,14 @@ def test_the_pass_is_the_definition(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_probability_is_that_of_a_plain_softmax_bit_for_bit(length: int) -> None:
-    logits_KWV = logits_of(length)
-    best_KW = logits_KWV.amax(-1)
-    assert look(logits_KWV).probability_KW.equal((best_KW - logits_KWV.logsumexp(-1)).exp())
+def test_large_logits_leave_a_probability_its_digits(length: int) -> None:
+    """exp(max - logsumexp) would lose those below the last digit of a logit: 4e-6 at 40."""
+    logits_KWV = logits_of(length) + 40
+    law_KW = logits_KWV.double().softmax(-1).amax(-1)
+    assert torch.allclose(look(logits_KWV).probability_KW.double(), law_KW, rtol=5e-7, atol=0)
+    two_KW2 = logits_KWV.double().softmax(-1).topk(2).values
+    apart_KW = two_KW2[..., 0] - two_KW2[..., 1]
+    assert torch.allclose(margin(logits_KWV).double(), apart_KW, rtol=1e-5, atol=3e-7)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -249,3 +249,17 @@ def test_a_text_of_end_tokens_is_told_from_a_blank_one(tmp_path: Path) -> None:
     assert sealed.summary["end_only_rate"] == pytest.approx(1 / 6)
     assert sealed.summary["empty_rate"] == pytest.approx(1 / 6)
     assert record.summary["end_only_rate"] == 0
+
+
+@pytest.mark.parametrize("text", ["primary=[1", "primary: {x"])
+def test_a_setting_that_is_no_yaml_is_one_sentence(text: str) -> None:
+    assert again.changes(["repeats=2", "primary=a,b"]) == {"repeats": 2, "primary": "a,b"}
+    with pytest.raises(DllmBenchError, match="NAME=VALUE"):
+        again.changes([text.replace(": ", "=")])
+
+
+def test_a_reading_the_task_does_not_have_names_those_it_has() -> None:
+    benchmark = benchmark_of({**MINIGSM, "primary": "exact_match,strict"})
+    item = benchmark.items[0]["id"]  # type: ignore[attr-defined]
+    with pytest.raises(DllmBenchError, match="did you mean 'exact_match,strict-match'"):
+        benchmark.score({item: "#### 1"})

@@ -165,6 +165,7 @@ def test_a_filter_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 SELECT, LENGTH, DRAFT = "decoder.select.first", "decoder.length", "decoder.draft.drafter"
+DRAFTERS = "assets/drafters/tiny-qwen3"
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,8 @@ SELECT, LENGTH, DRAFT = "decoder.select.first", "decoder.length", "decoder.draft
             ["decoder=dspark", "decoder/length=hardware_aware", f"{LENGTH}.profile.source=nope"],
             True,
         ),
+        (["decoder=dflash", "model=tiny-qwen3", f"{DRAFT}.source={DRAFTERS}-eagle3"], False),
+        (["decoder=eagle3", "model=tiny-qwen3", f"{DRAFT}.source=assets/tiny-qwen3"], False),
         (["decoder=learn2pd", "model=tiny-dream-instruct"], False),
         (["decoder=learn2pd", "decoder.schedule.block=16"], False),
         (["decoder=fast_dllm", "decoder/cache=causal"], False),

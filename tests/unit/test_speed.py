@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -89,6 +89,17 @@ def test_speed_up_and_equality_have_intervals() -> None:
     assert (low < 0.5, high) == (True, 1.0), "two equal texts prove little"
     assert definition("speedup/baseline").interval([A]) is None
     assert definition("tps/max").interval(many) is None
+
+
+def test_what_gave_nothing_is_in_the_interval_as_in_the_number() -> None:
+    """An empty text costs rows and gives no token."""
+    empty, row_cost = replace(C, rows=400), definition("row_cost")
+    many = [A, empty] * 20
+    low, high = row_cost.interval(many) or (0, 0)
+    assert low < (row_cost(many) or 0) == 600 / 10 < high
+    assert row_cost.interval([A, A]) == (20, 20)
+    assert row_cost.interval([A, *[empty] * 20]) is None
+    assert row_cost.interval([A, A, *[empty] * 20]) is None, "resamples without a token"
 
 
 def test_without_samples_nothing_is_defined() -> None:

@@ -34,23 +34,29 @@ LANDLOCK_TRUNCATE = 1 << 14  # from the third version on
 LANDLOCK_READS = (1 << 2) | (1 << 3)  # files and directories
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc/self", "/dev", "/sys/devices")
 SIGKILL = 9
-# machine: (audit architecture, clone, refused calls, capset); numbers from the kernel's tables.
-# refused: fork vfork socket socketpair ptrace kill tkill tgkill process_vm_writev mount unshare
-#          setns bpf io_uring_setup keyctl pidfd_send_signal
+FILES = 4096  # in the working directory; an empty one takes memory of the kernel's
+# machine: (audit architecture, calls asked by argument, refused calls, capset); numbers from the
+# kernel's tables. By argument: clone fcntl prlimit64
+# refused: fork vfork socket socketpair ptrace kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
+#          process_vm_readv process_vm_writev shmget msgget mount unshare setns bpf
+#          io_uring_setup keyctl pidfd_send_signal pidfd_getfd
 MACHINES = {
     "x86_64": (
         0xC000003E,
-        56,
-        (57, 58, 41, 53, 101, 62, 200, 234, 311, 165, 272, 308, 321, 425, 250, 424),
+        (56, 72, 302),
+        (57, 58, 41, 53, 101, 62, 200, 234, 129, 297, 310, 311, 29, 68, 165, 272, 308, 321, 425,
+         250, 424, 438),
         126,
     ),
     "aarch64": (
         0xC00000B7,
-        220,
-        (198, 199, 117, 129, 130, 131, 271, 40, 97, 268, 280, 425, 219, 424),
+        (220, 25, 261),
+        (198, 199, 117, 129, 130, 131, 138, 240, 270, 271, 194, 186, 40, 97, 268, 280, 425, 219,
+         424, 438),
         91,
     ),
-}
+}  # fmt: skip
+OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a file may send any signal to anyone
 SYS_CLONE3 = 435
 X32_CALLS = 0x40000000  # first number of the second call table of x86_64
 DENIED = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSYS)
@@ -115,13 +121,14 @@ def read_only_files(bytes_free: int) -> None:
     set_mount(b"/", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV, 0, AT_RECURSIVE)
     for device in devices:
         set_mount(device, 0, MOUNT_ATTR_NODEV, 0)
-    options = f"size={bytes_free},mode=0700".encode()
+    options = f"size={bytes_free},nr_inodes={FILES},mode=0700".encode()
     call(libc.mount(b"tmpfs", here, b"tmpfs", MS_NOSUID | MS_NODEV, options))
     os.chdir(here)
 
 
 def no_capabilities() -> None:
-    """Empty capability sets: what the new user namespace gave cannot be used or regained."""
+    """Empty capability sets: what root has, or the new user namespace gave, cannot be used or
+    regained."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     call(libc.syscall(MACHINES[os.uname().machine][3], header, (ctypes.c_uint32 * 6)()))
 
@@ -166,18 +173,19 @@ def allow(rules: int, path: str, rights: int) -> None:
 
 
 def seccomp() -> None:
-    """Refuse new processes (threads may start), sockets, signals, tracing and mounts."""
-    arch, clone, refused, _ = MACHINES[os.uname().machine]
+    """Refuse new processes (threads may start), sockets, signals to others, tracing, mounts and
+    memory that no limit counts."""
+    arch, (clone, fcntl, prlimit), refused, _ = MACHINES[os.uname().machine]
     load, jump_eq, jump_ge, jump_set, ret = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, kill, error = 0x7FFF0000, 0x80000000, 0x00050000
+    first, second = (load, 0, 0, 16), (load, 0, 0, 24)  # arguments
     tail = [(ret, 0, 0, allow), (ret, 0, 0, error | errno.EPERM), (ret, 0, 0, error | errno.ENOSYS)]
     body = [(load, 0, 0, 4), (jump_eq, 1, 0, arch), (ret, 0, 0, kill), (load, 0, 0, 0)]
-    body += [
-        (jump_ge, -2, 0, X32_CALLS),
-        (jump_eq, 0, 2, clone),
-        (load, 0, 0, 16),
-        (jump_set, -1, -2, CLONE_THREAD),
-    ]
+    body += [(jump_ge, -2, 0, X32_CALLS)]
+    body += [(jump_eq, 0, 2, clone), first, (jump_set, -1, -2, CLONE_THREAD)]
+    body += [(jump_eq, 0, 2, prlimit), first, (jump_eq, -1, -2, 0)]  # one's own limits
+    body += [(jump_eq, 0, 2 + len(OWNERS), fcntl), second]
+    body += [*((jump_eq, -2, 0, kind) for kind in OWNERS), (ret, 0, 0, allow)]
     body += [(jump_eq, -3, 0, SYS_CLONE3)] + [(jump_eq, -2, 0, number) for number in refused]
     targets = {-1: 0, -2: 1, -3: 2}  # negative jumps: index into `tail`
     code = []
@@ -212,7 +220,7 @@ def isolate(job: dict[str, Any]) -> list[str]:
     attempt(namespaces)
     if "namespaces" in held:
         attempt(read_only_files, job["limits"]["RLIMIT_FSIZE"])
-        attempt(no_capabilities)
+    attempt(no_capabilities)
     limit_resources(job["limits"])
     attempt(no_new_privileges)
     attempt(landlock, job["packages"])
@@ -248,10 +256,11 @@ def main(job: dict[str, Any]) -> None:
         )
         os.write(channel, line.encode(errors="replace") + b"\n")
 
-    if hasattr(libc, "prctl"):
-        libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
     give_input(job["stdin"])
-    report("held", *isolate(job))
+    held = isolate(job)
+    if hasattr(libc, "prctl"):  # last: a change of rights makes the kernel forget it
+        libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    report("held", *held)
     space: dict[str, Any] = {"__name__": "__main__"}
     verdict, detail = "passed", ""
     try:

@@ -227,17 +227,31 @@ def _minigsm(split: str) -> list[Row]:
 
 
 def _hub_rows(source: str, split: str) -> list[Row]:
+    """The rows the hub has, or its client keeps here where nothing may be asked of it."""
+    found = _had(source, split, base.asks())
+    if isinstance(found, str):
+        raise DllmBenchError(found)
+    return found
+
+
+@cache
+def _had(source: str, split: str, asks: bool) -> list[Row] | str:
+    """The rows, or why there are none: a hub out of reach is asked once, it takes half a minute."""
     import datasets
 
     hub, made = _hub(source, split), SOURCES[source]
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = before or not asks
     try:
         loaded = [datasets.load_dataset(hub.repository, c, split=hub.split) for c in hub.configs]
     except (OSError, ValueError) as error:
-        raise DllmBenchError(
-            f"Benchmark {source!r} has no data directory and {hub.repository} could not be had "
-            f"from the hub ({type(error).__name__}); name a directory that holds "
-            f"{made.files[split][0]} with paths.data=DIR."
-        ) from error
+        mend = f"name a directory that holds {made.files[split][0]} with paths.data=DIR"
+        found = f"Benchmark {source!r} has no data directory and {hub.repository}"
+        if not asks:
+            return f"{found} is not in the hub's cache; {mend}, or have it fetched by `--run`."
+        return f"{found} could not be had from the hub ({type(error).__name__}); {mend}."
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
     return [made.row(dict(row)) for part in loaded for row in part]
 
 

@@ -1,9 +1,9 @@
 """Final answers of mathematical texts: found, brought to one form, compared.
 
-`normalised` is appendix D of Lewkowycz et al. (2022, Minerva), `stripped` the string equality of
-Hendrycks et al. (2021, MATH); both are blind to mathematics and kept because published scores were
-made with them. `verified` asks math-verify (sympy). What a LaTeX text means is math-verify's
-business alone.
+`normalised` is appendix D of Lewkowycz et al. (2022, Minerva), `same` the equality OpenCompass made
+of it and of that of Hendrycks et al. (2021, MATH); both are blind to mathematics and kept because
+published scores were made with them. `verified` asks math-verify (sympy). What a LaTeX text means
+is math-verify's business alone.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ UNIT = re.compile("|".join(sorted(UNITS, key=len, reverse=True)))
 UNIT_WORD = re.compile(rf"(?<!\\)\b({UNIT.pattern})\b")
 COMMAND = re.compile(r"(\\[a-zA-Z]+)")
 FINAL = re.compile(r"Final Answer: The final answer is(.*?). I hope it is correct.")
+LOOSELY_DROPPED = re.compile(
+    r"\^\{\\circ\}|\^\\circ|\\?\$|\\text|x\\in|\\?%|\\cdot|and|\\mathbf|\\mbox\{.*?\}"
+)
 THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+")
 VERIFY_S = 5  # math-verify's own default for parsing and for comparing
 
@@ -56,8 +59,14 @@ def final_answer(text: str) -> str:
 
 
 def normalised(answer: str) -> str:
-    """Appendix D's form of a final answer; unit words inside of LaTeX commands stay."""
-    text = UNIT_WORD.sub("", answer.split("=")[-1])
+    """Appendix D's form of a final answer: what follows the last equals sign, plain."""
+    return plain(answer.split("=")[-1])
+
+
+def plain(answer: str) -> str:
+    """The rest of appendix D: no units, layout, dollars or thousands commas; unit words inside of
+    LaTeX commands stay."""
+    text = UNIT_WORD.sub("", answer)
     for before, after in REPLACED:
         text = text.replace(before, after)
     text = "".join(
@@ -76,37 +85,43 @@ def normalised(answer: str) -> str:
     return text.replace(",", "") if THOUSANDS.fullmatch(text) else text
 
 
-def stripped(answer: str) -> str:
-    """MATH's form of an answer: no layout, units or spaces; fractions and roots in braces."""
-    text = answer.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
-    text = re.sub(r"[td]frac", "frac", text)
-    text = re.sub(r"\\left|\\right|\^\{\\circ\}|\^\\circ|\\\$", "", text)
-    text = text.partition("\\text{ ")[0].replace("\\%", "")
-    text = re.sub(r"(^|[ {])\.", r"\g<1>0.", text)
+def loose(answer: str) -> str:
+    """OpenCompass's second form of an answer: without layout, spaces, full stops at the end, what
+    stands in a last \\text, degrees, percent, currency, `\\cdot`, a short name before the only
+    equals sign, and zeros behind the point; fractions and roots in braces."""
+    text = re.sub(r"\\[! ]", "", answer.strip().replace("\n", "").rstrip("."))
+    text = re.sub(r"[td]frac", "frac", re.sub(r"\\{2,4}", r"\\", text))
+    text = re.sub(r"\\left|\\right", "", text)
+    text = re.sub(r"\\text\{.*?\}$", "", text).strip() or text
+    text = LOOSELY_DROPPED.sub("", text).replace("infinity", "\\infty")
+    text = text if "\\infty" in text else text.replace("inf", "\\infty")
+    text = text if "i" in text else text.replace("j", "i")
+    text = re.sub(r"(\d)\.0+(?!\d)", r"\1", text)
+    text = _unnamed(re.sub(r"(^|[ {])\.", r"\g<1>0.", text))
+    return _slashed(_fractions(re.sub(r"\\sqrt(\w+)", r"\\sqrt{\1}", text)))
+
+
+def _unnamed(text: str) -> str:
+    """Without a short name before the only equals sign."""
     left, equals, right = text.partition("=")
-    if equals and "=" not in right and len(left) <= 2:
-        text = right
-    text = re.sub(r"\\sqrt([^{])", r"\\sqrt{\1}", text).replace(" ", "")
-    text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\frac([^{])\{", r"\\frac{\1}{", text)
-    text = "\\frac{1}{2}" if text == "0.5" else text
+    return right if equals and "=" not in right and len(left) <= 2 else text
+
+
+def _fractions(text: str) -> str:
+    """No spaces, fractions in braces."""
+    text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text.replace(" ", ""))
+    return re.sub(r"\\frac([^{])\{", r"\\frac{\1}{", text)
+
+
+def _slashed(text: str) -> str:
+    """A slash between two numbers as a fraction."""
     return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
 
 
-def number(text: str) -> float | None:
-    """The value of a plain number with thousands commas, a currency sign or percent."""
-    try:
-        return float(re.sub(r"[,$%\\\s]", "", text))
-    except ValueError:
-        return None
-
-
 def same(one: str, other: str) -> bool:
-    """Equal in MATH's form, in Minerva's, or as plain numbers."""
-    if stripped(one) == stripped(other) or normalised(one) == normalised(other):
-        return True
-    values = number(one), number(other)
-    return None not in values and values[0] == values[1]
+    """OpenCompass's equality (MATHEvaluator, version 2): in its form, made plain or not."""
+    forms = (loose, lambda text: plain(loose(text)), plain)
+    return any(form(one) == form(other) for form in forms)
 
 
 def verified(gold: str, text: str) -> bool:

@@ -34,7 +34,7 @@ def math_minerva(doc: Doc, results: list[str]) -> Metrics:
 
 
 def math_boxed(doc: Doc, results: list[str]) -> Metrics:
-    """OpenCompass: the boxed answer, else the sentence of the final answer, in MATH's form."""
+    """OpenCompass: the boxed answer, else the sentence of the final answer, in its form."""
     return _boxed(math_answers.boxed(doc["solution"]) or "", results[0])
 
 
@@ -44,9 +44,9 @@ def gsm8k_boxed(doc: Doc, results: list[str]) -> Metrics:
 
 
 def _boxed(gold: str, text: str) -> Metrics:
-    answer = math_answers.boxed(text)
+    answer = re.sub(r"^\{(.*)\}$", r"\1", math_answers.boxed(text) or "")  # one pair may be spare
     verified = math_answers.verified(f"${gold}$", text)
-    right = math_answers.same(gold, closing(text) if answer is None else answer)
+    right = math_answers.same(gold, answer or closing(text))
     return {"accuracy": float(right), "math_verify": float(verified)}
 
 

@@ -65,3 +65,14 @@ def read_profile(source: str) -> StepProfile:
         "step profile",
         "train sps MODEL",
     )
+
+
+def measured_with(source: str) -> str | None:
+    """Name of the model whose steps the file holds, None where it does not say."""
+    name: str | None = read(
+        source,
+        lambda plain: plain.get("model", {}).get("name"),
+        "step profile",
+        "train sps MODEL",
+    )
+    return name

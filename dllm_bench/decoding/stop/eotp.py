@@ -1,16 +1,15 @@
 """End-of-text prediction as Learn2PD's authors coded it: cut the canvas where the text will end.
 
-After every forward, among all masked positions that were fed (beyond the open block too), those
-whose candidate is the end token: the first one that the learned filter accepted ends the canvas,
-else the most probable one does. Acts before the token is committed, so later forwards see a shorter
-canvas. The paper's own rule (Algorithm 3, Fig. 6: halt after a decoded block with an end token) is
-`Eos("block", turn_end=False)`.
+After every forward, among all masked positions that were fed, those whose candidate is the end
+token: the first one that the learned filter accepted ends the canvas, else the most probable one
+does. Acts before the token is committed, so later forwards see a shorter canvas. The authors' loops
+with a cache look at the open block alone (`ahead` off). The paper's own rule (Algorithm 3, Fig. 6:
+halt after a decoded block with an end token) is `Eos("block", turn_end=False)`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,9 +21,16 @@ from dllm_bench.decoding.select.filter import ACCEPTED
 
 @dataclass(frozen=True)
 class EndOfTextPrediction(Stop):
-    """Needs no filter: without one the most probable end token decides."""
+    """Needs no filter: without one the most probable end token decides. ahead: positions beyond
+    the open block are looked at too.
+    """
 
-    reads_ahead: ClassVar[bool] = True
+    ahead: bool = True
+
+    @property
+    def reads_ahead(self) -> bool:  # type: ignore[override]
+        """Whether candidates beyond the window are wanted."""
+        return self.ahead
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
         ends_A = self._predicted(state, seen, window)

@@ -32,19 +32,36 @@ def test_the_last_box_counts(text: str, answer: str | None) -> None:
     ("one", "other", "same"),
     [
         ("\\frac12", "\\frac{1}{2}", True),
-        ("0.5", "\\frac{1}{2}", True),
+        ("\\frac1{72}", "\\tfrac{1}{72}", True),
+        ("0.5", "\\frac{1}{2}", False),  # MATH's own form has this one by hand, version 2 has not
         ("3/4", "\\frac{3}{4}", True),
         ("\\left(1, 2\\right)", "(1,2)", True),
         ("x = 5", "5", True),
         ("90^\\circ", "90", True),
         ("1,000", "1000", True),
         ("$18.00", "18", True),
+        ("18.05", "18.5", False),
+        ("\\$1,250.50", "1250.5", False),
+        ("18\\text{eggs}", "18", True),
+        ("18 \\text{eggs a day}", "18", True),
+        ("\\text{Evelyn}", "Evelyn", True),
+        ("\\text{Evelyn}", "", False),
+        ("(3, 4).", "(3,4)", True),
+        ("50\\%", "50", True),
+        (".25", "0.25", True),
+        ("-\\frac{2}{3}", "\\frac{2}{3}", False),
+        ("5x - 7y + 4 = 0", "0", False),  # only a short name stands before its value
+        ("2x + 3 = y", "y", False),
+        ("x\\in [-2,7]", "[-2,7]", True),
+        ("(-\\infty, 2)", "(-inf,2)", True),
+        ("3 \\cdot 4j", "34i", True),  # as published
         ("\\sqrt3", "\\sqrt{3}", True),
+        ("\\sqrt13", "\\sqrt{13}", True),
         ("(2,1)", "(1,2)", False),
         ("", "0", False),
     ],
 )
-def test_math_s_equality(one: str, other: str, same: bool) -> None:
+def test_opencompass_s_equality(one: str, other: str, same: bool) -> None:
     assert math_answers.same(one, other) is same
     assert math_answers.same(other, one) is same
 
@@ -79,7 +96,18 @@ def test_readings_of_mathematics(
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("\\boxed{18}", 1), ("\\boxed{\\$18.00}", 1), ("The answer is 18.", 1), ("#### 18", 0)],
+    [
+        ("\\boxed{18}", 1),
+        ("\\boxed{\\$18.00}", 1),
+        ("\\boxed{{18}}", 1),
+        ("\\boxed{18\\text{ eggs}}.", 1),
+        ("First \\boxed{18}, no, \\boxed{19}.", 0),
+        ("\\boxed{total = 18}", 0),
+        ("\\boxed{-18}", 0),
+        ("The answer is 18. \\boxed{}", 1),
+        ("The answer is 18.", 1),
+        ("#### 18", 0),
+    ],
 )
 def test_gsm8k_in_a_box(text: str, value: int) -> None:
     doc = {"answer": "3 * 6 = 18\n#### 18"}

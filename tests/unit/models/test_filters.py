@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -125,3 +126,20 @@ def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
     card = (assets_dir() / "filters" / name / "CARD.md").read_text()
     assert f"{learned.parameters:,} parameters" in card
     assert learned(torch.rand(1, 1, learned.block)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_command_on_a_shipped_card_asks_for_the_data_it_describes(name: str) -> None:
+    """Its settings are read as `dllm-bench train filter` reads them today."""
+    from dllm_bench.cli import parser
+    from dllm_bench.training.filter import FilterJob
+
+    card = (assets_dir() / "filters" / name / "CARD.md").read_text()
+    asked = parser().parse_args(re.findall(r"`dllm-bench (train filter [^`]+)`", card)[0].split())
+    prompts, tasks, tokens = re.findall(
+        r"(\d+) prompts \(train splits of ([^)]+), in turn\), (\d+) new", card
+    )[0]
+    assert (asked.prompts, asked.gen_length) == (int(prompts), int(tokens))
+    found = re.split(", | and ", tasks)
+    assert list(asked.benchmark or FilterJob.benchmarks) == found
+    assert FilterJob(asked.block, layers=asked.layers).name(asked.model) == name

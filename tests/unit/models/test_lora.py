@@ -73,6 +73,28 @@ def test_adapters_that_a_merge_would_get_wrong(layout: str, folder: Path, tmp_pa
         load(spec(folder, lora=str(strange)))
 
 
+def test_adapters_that_are_not_whole(layout: str, folder: Path, tmp_path: Path) -> None:
+    """A scale for another rank, no pairs at all, a listed module without its pair in one layer."""
+    sides, key = (torch.randn(2, 32), torch.randn(32, 2)), PARAMETER[layout]
+    other = write_adapter(tmp_path / "other", key, sides, r=16)
+    with pytest.raises(DllmBenchError, match="says r=16 and holds 1 pairs of rank 2;"):
+        load(spec(folder, lora=str(other)))
+    empty = write_adapter(tmp_path / "empty", key, sides)
+    save_file({}, empty / "adapter_model.safetensors")
+    with pytest.raises(DllmBenchError, match="holds 0 pairs of rank none;"):
+        load(spec(folder, lora=str(empty)))
+    nameless = write_adapter(tmp_path / "nameless", key, sides, r=None)
+    with pytest.raises(DllmBenchError, match="adapter_config.json has no 'r'"):
+        load(spec(folder, lora=str(nameless)))
+    part = {"target_modules": [key.split(".")[-2]]}
+    partial = write_adapter(tmp_path / "partial", key, sides, **part)
+    absent = key.replace(".1.", ".0.").replace(".", r"\.")
+    with pytest.raises(DllmBenchError, match=rf"holds no pair for \({absent}\)"):
+        load(spec(folder, lora=str(partial)))
+    chosen = write_adapter(tmp_path / "chosen", key, sides, **part, layers_to_transform=[1])
+    load(spec(folder, lora=str(chosen)))
+
+
 def test_a_peft_model_beside_the_weights_equals_the_merged_one(
     layout: str, folder: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,20 @@ def tensors_swapped(folder: Path) -> None:
     save_file(swapped, folder / "model.safetensors")
 
 
+def index_empty(folder: Path) -> None:
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+def tokenizer_cut_short(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text()[:200])
+
+
+def tokenizer_emptied(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+
+
 def mask_wrong(folder: Path) -> None:
     edit(folder / "config.json", mask_token_id=7)
 
@@ -52,6 +66,9 @@ def pickled(folder: Path) -> None:
         (shard_missing, "lacks b.safetensors"),
         (file_cut_short, "is cut short or damaged"),
         (tensors_swapped, "mis-shaped: model.layers.0.mlp.down_proj.weight (48, 32)"),
+        (index_empty, "has no weight_map of tensors to files"),
+        (tokenizer_cut_short, "cannot be read (JSONDecodeError"),
+        (tokenizer_emptied, "cannot be read (KeyError: 'added_tokens')"),
         (mask_wrong, "mask_token_id=7, the tokenizer"),
         (base_twice, "in the old spelling and 1000000.0 inside of rope_parameters"),
         (pickled, "pickled weights only (pytorch_model.bin)"),

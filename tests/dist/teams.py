@@ -1,0 +1,59 @@
+"""Real processes for tests of `parallel`: a job done by every process of a team, on the CPU.
+
+`together` starts them, hands each its team, and gives what the job returned, by rank. A job and
+what it returns are sent between processes, so both are plain values of importable classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dllm_bench.parallel.team import Layout, Team
+from dllm_bench.runs.ranks import PRELOAD
+
+PATIENCE_S = 120.0  # for a machine with much other work
+
+Job = Callable[[Team], Any]
+
+
+def together(layout: Layout, job: Job, folder: Path) -> list[Any]:
+    """What `job` returned in each process; an exception of one is raised here."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    started = []
+    for rank in range(layout.processes):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(layout, rank, folder, job, theirs))
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+    try:
+        answers = [pipe.recv() if pipe.poll(PATIENCE_S) else TimeoutError() for _, pipe in started]
+    finally:
+        for process, _ in started:
+            process.kill()
+            process.join()
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def _serve(layout: Layout, rank: int, folder: Path, job: Job, pipe: Connection) -> None:
+    """A process's life."""
+    torch.set_num_threads(1)
+    try:
+        answer: Any = job(Team.join(layout, rank, folder / "team", "cpu"))
+    except Exception as error:
+        answer = error
+    with suppress(BrokenPipeError):
+        pipe.send(answer)
+    dist.destroy_process_group()

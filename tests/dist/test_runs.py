@@ -1,0 +1,100 @@
+"""A process that is lost while others wait for it in a collective costs no finished sample.
+
+Killed or asleep, one sentence names it, nobody is left waiting, and the run goes on with the same
+or another number of processes to the record of an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.runs import ranks
+from dllm_bench.runs.parts import Parts
+from dllm_bench.runs.spec import RunSpec
+from dllm_bench.runs.store import SAMPLES, Store
+from tests.dist.test_teams import CASES
+from tests.pieces import Table
+from tests.resume import fakes
+
+pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
+
+N, FATAL = 6, 30  # samples; the forward in which the second process is lost
+WAITS_S = 20.0  # for another process
+DECODER = replace(CASES["lopa"], schedule=Pipeline(4, 0.5, 0.5), select=Threshold(2.0))
+PAIR = {"branch_parallel": 2, "timeout_s": WAITS_S}
+
+
+class Dies(Table):
+    """The second process is killed in a forward, as the kernel does when memory is out."""
+
+    forwards = 0
+
+    def forward(self, tokens_KL: Any, plan: Any, kv: Any) -> Any:
+        self.forwards += 1
+        if self.forwards == FATAL and dist.get_rank() == 1:
+            self.lose()
+        return super().forward(tokens_KL, plan, kv)
+
+    def lose(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Sleeps(Dies):
+    """It falls asleep instead, for much longer than the others wait."""
+
+    def lose(self) -> None:
+        time.sleep(600)
+
+
+@dataclass
+class Words:
+    """A model of 96 tokens whose text is their numbers."""
+
+    denoiser: Table = field(default_factory=Table)
+
+    def encode(self, text: Any) -> list[int]:
+        return [3 + ord(c) % 60 for c in str(text)]
+
+    def decode(self, ids: Any) -> str:
+        return " ".join(map(str, ids))
+
+    def note(self, attention: str, block: int) -> str | None:
+        return None
+
+
+def parts(model: type[Table] = Table) -> Parts:
+    return fakes.parts(model=Words(model()), decoder=DECODER)
+
+
+def spec(**hardware: Any) -> RunSpec:
+    plain = fakes.spec(N)
+    return replace(plain, hardware={**plain.hardware, **hardware})
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [(Dies, "Process 1 of 2 .*exit code -9"), (Sleeps, "Process 0 of 2 .*failed")],
+    ids=["killed", "asleep"],
+)
+def test_a_lost_process_is_named_and_the_run_goes_on(model, sentence, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(DllmBenchError, match=sentence):
+        ranks.run(spec(**PAIR), store=store, parts=parts(model))
+    kept = (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()
+    assert 0 < len(kept) < N
+    replicas = 1 if model is Dies else 2
+    record = ranks.run(spec(**PAIR, replicas=replicas), store=store, parts=parts())
+    assert (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()[: len(kept)] == kept
+    alone = ranks.run(spec(), store=store, parts=parts())
+    assert fakes.timeless(record)["columns"] == fakes.timeless(alone)["columns"]

@@ -1,0 +1,139 @@
+"""Processes that decode one request together decode what one process does, and send no more.
+
+Token for token, forward for forward and winner for winner, whatever the pieces remember, with fewer
+and with more branches than processes; the bytes are those docs/parallel.md names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.credit import Credit
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.score.sampled import Sampled
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.stop.eos import Eos
+from dllm_bench.parallel.team import Layout, Team, decoded, encoded
+from tests.dist.teams import together
+from tests.helpers import tiny_denoiser
+
+pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
+
+LOPA = MaskedDecoder(
+    NegEntropy(), Threshold(0.6, True), Pipeline(8, 0.1, 0.5), BlockCache("full"), Lookahead(3)
+)
+CASES = {
+    "lopa": LOPA,
+    "one lookahead": replace(LOPA, explore=Lookahead(1), stop=Eos()),
+    "weighed": replace(LOPA, explore=Lookahead(4, alpha=0.5, fraction=0.5)),
+    "greedy": replace(LOPA, explore=Greedy()),
+    "guided": replace(LOPA, cache=NoCache(), guidance=1.0),
+    "credit": replace(LOPA, score=Credit(Confidence(), alpha=2.0), schedule=Blocks(16)),
+    "dual": replace(LOPA, schedule=Blocks(8), cache=DualCache(2)),
+    "drawn": replace(LOPA, score=Sampled(Confidence(), temperature=0.7), cache=BlockCache()),
+}
+FINAL = {
+    name: case if case.guidance else replace(case, cache=BlockCache())
+    for name, case in CASES.items()
+}
+REQUEST = Request("dist", tuple(range(3, 14)), 32, seed=5)
+Found = tuple[Generation, list[int], list[int]]
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Every decoder in turn on the same tiny model; with the bytes of its rounds."""
+
+    decoders: dict[str, MaskedDecoder]
+    layout: str = "dream"
+
+    def __call__(self, team: Team) -> dict[str, Found]:
+        model, found = tiny_denoiser(self.layout, seed=1), {}
+        team.split(model)
+        for name, decoder in self.decoders.items():
+            before = len(team.crew.ledger.exchanged)
+            generation = team.generate(decoder, model, REQUEST)
+            ledger = team.crew.ledger
+            found[name] = generation, ledger.exchanged[before:], ledger.committed[before:]
+        return found
+
+
+def facts(generation: Generation) -> dict[str, Any]:
+    """All of it but times."""
+    columns = generation.trace.columns()
+    columns.pop("ms", None)
+    return {"ids": generation.ids, "born": generation.born, **columns}
+
+
+def alone(decoders: dict[str, MaskedDecoder], layout: str = "dream") -> dict[str, Any]:
+    model = tiny_denoiser(layout, seed=1)
+    return {name: facts(d.generate(model, REQUEST)) for name, d in decoders.items()}
+
+
+@pytest.mark.parametrize(
+    ("layout", "decoders"),
+    [
+        (Layout(branches=2), CASES),
+        (Layout(branches=3), CASES),
+        (Layout(branches=2, commits=False), FINAL),
+    ],
+    ids=["two", "three", "two without commits"],
+)
+def test_branches_dealt_to_processes_decode_what_one_does(layout, decoders, tmp_path) -> None:
+    expected = alone(decoders)
+    assert max(expected["lopa"]["branches"]) == 4 and max(expected["lopa"]["winner"]) > 0
+    for found in together(layout, Decode(decoders), tmp_path):
+        assert {name: facts(generation) for name, (generation, *_) in found.items()} == expected
+
+
+def test_a_round_sends_a_number_a_branch_and_three_a_position(tmp_path: Path) -> None:
+    """One block of 32, so the window is known; rounds of one branch send nothing."""
+    decoder = replace(LOPA, schedule=Blocks(None), cache=NoCache())
+    finishing = replace(LOPA, schedule=Blocks(8, sees_future=False))
+    decoders = {"window": decoder, "credit": replace(decoder, score=Confidence()), "kv": finishing}
+    for found in together(Layout(branches=2), Decode(decoders), tmp_path):
+        for name, numbers in (("window", 3), ("credit", 2)):  # a probability that ranks goes once
+            generation, exchanged, committed = found[name]
+            branches = [forward.branches for forward in generation.trace.forwards]
+            assert exchanged == [(4 * k + 4 * numbers * 32) * (k > 1) for k in branches]
+            assert not any(committed)
+        generation, _, committed = found["kv"]
+        model = tiny_denoiser("dream", seed=1).module.config
+        heads = model.num_key_value_heads * model.hidden_size // model.num_attention_heads
+        block = 4 * 2 * model.num_hidden_layers * heads * 8  # keys and values of a finished block
+        assert {size // block for size in committed if size} == {1}
+        assert len([size for size in committed if size]) >= 2
+
+
+def test_without_commits_approximate_keys_and_values_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DllmBenchError, match=r"hardware.commit=none .* has full attention"):
+        together(Layout(branches=2, commits=False), Decode({"lopa": LOPA}), tmp_path)
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, tmp_path) -> None:
+    decoders = {name: CASES[name] for name in ("lopa", "greedy", "dual")}
+    layout = Layout(branches=branches, tensors=2)
+    for found in together(layout, Decode(decoders, "llada"), tmp_path):
+        here = {name: facts(generation) for name, (generation, *_) in found.items()}
+        assert here == alone(decoders, "llada")
+
+
+@pytest.mark.parametrize("reference", [None, (), (7, 8)])
+def test_a_request_is_announced_in_numbers(reference) -> None:
+    request = replace(REQUEST, id="announced", reference=reference)
+    assert decoded(encoded(request)) == request

@@ -1,0 +1,48 @@
+"""The report and the whole store: what other runs say of costs, what a damaged record costs.
+
+On made-up results (`builders`); the pages themselves are in `test_site`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.report import site as site_module
+from dllm_bench.report.site_run import run_address
+from dllm_bench.runs.store import RECORD, SPEC, Store
+from dllm_bench.tables import build as tables
+from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables.cost import sealed_runs
+from tests.report import builders
+
+
+def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged_by = []
+
+    def build(*plan: Any) -> BuiltTable:
+        judged_by.append([known.config for known in plan[3].runs])
+        return tables.build(*plan)
+
+    monkeypatch.setattr(site_module, "build", build)
+    builders.fill(tmp_path)
+    builders.make(tmp_path)
+    store = Store(tmp_path / "runs")
+    every = [known.config for known in sealed_runs(store).runs]
+    assert judged_by == [every] and len(every) == len(list(store.records()))
+
+
+def test_a_damaged_record_costs_its_own_page_alone(tmp_path: Path) -> None:
+    lost = builders.fill(tmp_path)["lookahead"]
+    folder = Store(tmp_path / "runs").path(lost.spec)
+    head = {"spec": lost.spec.to_plain(), "total": builders.SAMPLES_PER_RUN}
+    (folder / SPEC).write_text(json.dumps(head))
+    (folder / RECORD).write_text("{")
+    builders.make(tmp_path)
+    assert not (tmp_path / "site" / run_address(lost.spec.short)).exists()
+    assert "is no run record" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")

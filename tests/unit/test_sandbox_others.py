@@ -1,0 +1,128 @@
+"""Drills for the sandbox: no program reaches other processes, or outlives who runs it.
+
+Signals by every way the kernel has, limits and memory of others, and the rights of root.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks import sandbox
+from tests.unit.drills import drill, needs, nothing_is_left  # noqa: F401
+
+
+@pytest.mark.parametrize("target", ["os.getppid()", "-1", "the test itself"])
+def test_nobody_else_can_be_killed(target: str) -> None:
+    needs("seccomp")
+    pid = os.getpid() if target == "the test itself" else target
+    assert drill(f"import os, signal; os.kill({pid}, signal.SIGKILL)").verdict == "refused"
+
+
+BEHIND_KILL = """
+import ctypes, fcntl, os, resource, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def signal_with_data():
+    about = ctypes.create_string_buffer(128)
+    struct.pack_into("iii", about, 0, 0, 0, -1)  # as sigqueue(3) does
+    if libc.syscall({"x86_64": 129, "aarch64": 138}[os.uname().machine], VICTIM, 9, about):
+        raise OSError(ctypes.get_errno(), "refused")
+def owner_of_a_pipe():
+    read, write = os.pipe()
+    fcntl.fcntl(read, fcntl.F_SETOWN, VICTIM)
+    fcntl.fcntl(read, 10, 9)  # F_SETSIG
+    fcntl.fcntl(read, fcntl.F_SETFL, fcntl.fcntl(read, fcntl.F_GETFL) | os.O_ASYNC)
+    os.write(write, b"x")
+def limits_of_another():
+    resource.prlimit(VICTIM, resource.RLIMIT_NOFILE, (8, 8))
+def memory_of_nobody():
+    libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
+    if libc.shmget(0, 1 << 30, 0o1600) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+"""
+
+
+@pytest.mark.parametrize(
+    "way", ["signal_with_data", "owner_of_a_pipe", "limits_of_another", "memory_of_nobody"]
+)
+def test_no_other_way_leads_to_others_or_past_the_memory_limit(way: str) -> None:
+    needs("seccomp")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
+        outcome = drill(f"VICTIM = {victim.pid}\n{BEHIND_KILL}\n{way}()")
+        victim.communicate(b"\n")
+    assert outcome.verdict == "refused"
+    assert victim.returncode == 0
+
+
+def test_one_s_own_files_and_limits_may_be_changed() -> None:
+    source = (
+        "import fcntl, resource\nresource.prlimit(0, resource.RLIMIT_NOFILE, (32, 32))\n"
+        "with open('x', 'w') as file: fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print(fcntl.fcntl(0, fcntl.F_GETFD), resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    assert drill(source).stdout == "0 (32, 32)\n"
+
+
+def pythons() -> list[str]:
+    """This Python, and the system's where it is of the same version: that one root can leave."""
+    version = f"/usr/bin/python3.{sys.version_info.minor}"
+    return [sys.executable, *([version] if os.access(version, os.X_OK) else [])]
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_a_program_ends_with_who_runs_it(python: str) -> None:
+    """Also where root becomes another user, which takes the order to end with the parent back."""
+    source = (
+        f"import sys; sys.executable = {python!r}\n"
+        "from dllm_bench.benchmarks.sandbox import Limits, execute\n"
+        "execute('import time; time.sleep(9)', limits=Limits(wall_s=9))"
+    )
+    environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
+    with subprocess.Popen([sys.executable, "-c", source], env=environment) as runner:
+        children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
+        if not children.exists():
+            runner.kill()
+            pytest.skip("this system does not name children in /proc")
+        found = wait_for(lambda: [int(pid) for pid in children.read_text().split()])
+        wait_for(lambda: "S (sleeping)" in state(found[0]))
+        time.sleep(0.5)  # until it has given up its rights and sleeps for good
+        runner.kill()
+    assert wait_for(lambda: state(found[0]) == "" or "Z" in state(found[0]))
+    for left in Path(tempfile.gettempdir()).glob("dllm-bench-*"):
+        left.rmdir()
+
+
+def state(pid: int) -> str:
+    """The line of /proc that says what a process does, "" where it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return ""
+    return next(line for line in lines if line.startswith("State:"))
+
+
+def wait_for(value: Callable[[], Any], seconds: float = 5.0) -> Any:
+    """The value once it is true."""
+    until = time.monotonic() + seconds
+    while not (found := value()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
+
+
+def test_root_gives_up_its_rights_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root has rights to give up")
+    whole = (Path(sandbox.__file__).parent / "sandboxed" / "bootstrap.py").read_text()
+    without = f"{whole}\ndef namespaces():\n    raise OSError\nother_uid = namespaces\n"
+    monkeypatch.setattr(sandbox, "harness", lambda name: compile(without, name, "exec"))
+    outcome = drill("print(open('/proc/self/status').read())")
+    assert not {"namespaces", "other_uid"} & set(outcome.held)
+    assert "CapEff:\t0000000000000000" in outcome.stdout
