@@ -256,7 +256,7 @@ ALL = (
 
 def family(name: str, text: str, asked: Callable[[Acceptance], Sequence[int]]) -> Family:
     """Rounds that accepted a token at a position ÷ rounds `asked` counts there, with Wilson's
-    interval over rounds.
+    interval over rounds, those of one sample being alike.
     """
 
     def share(k: int) -> TotalRatio:
@@ -269,9 +269,9 @@ def family(name: str, text: str, asked: Callable[[Acceptance], Sequence[int]]) -
 
     def bounds(k: int) -> Bounds:
         def wilson(facts: Sequence[Facts]) -> Interval | None:
-            amounts = [share(k).amounts(fact) for fact in facts]
-            happened, n = (int(sum(pair[i] for pair in amounts)) for i in (0, 1))
-            return accuracy.wilson(happened, n) if n else None
+            found = [share(k).amounts(fact) for fact in facts]
+            happened, asked_of = ([int(pair[i]) for pair in found] for i in (0, 1))
+            return accuracy.wilson_of_clusters(happened, asked_of) if any(asked_of) else None
 
         return wilson
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, sqrt
 from statistics import fmean
 from typing import Any
 
@@ -79,6 +79,27 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 
     interval = binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
     return float(interval.low), float(interval.high)
+
+
+def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
+    """Wilson interval of sum(happened) / sum(of), where one sample's events are alike.
+
+    Their number counts for as many independent ones as give the variance of the ratio over samples
+    (Kish's effective size; Franco et al. 2019, section 2.2), never for more than there are. `of`
+    must not be all 0.
+    """
+    from scipy.special import ndtri
+
+    pairs = [pair for pair in zip(happened, of, strict=True) if pair[1]]
+    n, samples = sum(of), len(pairs)
+    share = sum(happened) / n
+    spread = sum((top - share * bottom) ** 2 for top, bottom in pairs)
+    if samples > 1 and spread > 0:
+        alone, alike = share * (1 - share) / (n - 1), samples / (samples - 1) * spread / n**2
+        n = min(n, n * alone / alike)
+    z = float(ndtri((1 + LEVEL) / 2))
+    middle, width = share + z**2 / (2 * n), z * sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    return (middle - width) / (1 + z**2 / n), (middle + width) / (1 + z**2 / n)
 
 
 def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:

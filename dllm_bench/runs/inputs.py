@@ -149,6 +149,7 @@ def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, s
                     instantiate(part)
         raise
     check_filters(made, model, hashes["weights"])
+    check_profiles(plain, model)
     named = {"name": plain["name"]} if "name" in plain else {}
     return {**describe(made), **named}
 
@@ -163,6 +164,19 @@ def check_filters(made: Any, model: str, weights: str) -> None:
         check_filters(part, model, weights)
     for part in fields(made) if is_dataclass(made) else ():
         check_filters(getattr(made, part.name), model, weights)
+
+
+def check_profiles(plain: Mapping[str, Any], model: str) -> None:
+    """Refuse step times, at any depth of a decoder, that were measured with another model."""
+    from dllm_bench.decoding.length.profile import measured_with, read_profile
+
+    named = f"{read_profile.__module__}.{read_profile.__name__}"
+    for source in (part["source"] for part in sourced(plain) if part.get(TARGET) == named):
+        if (whose := measured_with(source)) not in (None, model):
+            raise DllmBenchError(
+                f"Step profile {source!r} was measured with {whose}, the run is of {model}; "
+                f"measure one with `dllm-bench train sps {model}` and name its file as the source."
+            )
 
 
 def resolve_hardware(plain: Mapping[str, Any]) -> Plain:

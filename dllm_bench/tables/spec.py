@@ -292,7 +292,8 @@ class Profile:
     """How a paper-scale query becomes what is run here.
 
     replace: override key -> {paper's value: value here}; None leaves the override out, `*` at the
-    end stands for the same rest in both, and a value without counterpart makes the cell impossible.
+    end stands for the same rest in both, where no exact value fits, and a value without counterpart
+    makes the cell impossible.
     set: overrides that replace or follow the others. embedded: other models and tasks than the
     paper's, so nothing is compared and the paper's hardware is not needed. instead: overrides that
     stand for others before all that (a decoder of ours for a served engine). untrained: benchmark
@@ -334,12 +335,12 @@ class Profile:
     def _counterpart(self, key: str, value: str) -> str | None:
         if key not in self.replace:
             return value
+        if value in self.replace[key]:
+            return self.replace[key][value]
         for asked, here in self.replace[key].items():
             if here and asked.endswith("*") and value.startswith(asked[:-1]):
                 return here.replace("*", value[len(asked) - 1 :])
-        if value not in self.replace[key]:
-            raise DllmBenchError(
-                f"Profile {self.name!r} has no counterpart of {key}={value}; add one to "
-                f"conf/profile/{self.name}.yaml or choose another profile."
-            )
-        return self.replace[key][value]
+        raise DllmBenchError(
+            f"Profile {self.name!r} has no counterpart of {key}={value}; add one to "
+            f"conf/profile/{self.name}.yaml or choose another profile."
+        )

@@ -21,7 +21,7 @@ MORE_DECIMALS = {  # of units whose numbers are small
     "tokens/forward": 2,
     "tokens/round": 2,
     "×": 2,
-    "s": 2,
+    "s": 3,  # a small model's
     "ms": 2,
     "share": 3,
 }
@@ -225,8 +225,8 @@ def own_notes(cell: BuiltCell, shown: Query) -> Query:
 
 
 def number(value: float, unit: str) -> str:
-    """A number in a measured unit."""
-    return f"{value:.{MORE_DECIMALS.get(unit, DECIMALS)}f}"
+    """A number in a measured unit; what is rounded to zero has no sign."""
+    return f"{value:z.{MORE_DECIMALS.get(unit, DECIMALS)}f}"
 
 
 def measured_text(cell: BuiltCell) -> str:

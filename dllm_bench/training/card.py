@@ -69,7 +69,7 @@ def _row(record: RunRecord) -> tuple[str, ...]:
 def _settings(decoder: Mapping[str, Any]) -> str:
     """The numbers that tell the runs of a card apart."""
     names = (("schedule", "block"), ("select", "tau"), ("explore", "k"))
-    found = ((name, decoder[slot].get(name)) for slot, name in names)
+    found = ((name, decoder.get(slot, {}).get(name)) for slot, name in names)
     return ", ".join(f"{name} {value}" for name, value in found if value is not None)
 
 

@@ -23,7 +23,7 @@ from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.reading import load_table
 from dllm_bench.tables.render import FORMS, render, write
 from dllm_bench.tables.render_tex import escape
-from dllm_bench.tables.view import SHOWN_HASH
+from dllm_bench.tables.view import SHOWN_HASH, number
 from tests.tables.builders import FULL, GOLDEN, TINY, derived, every_state, nothing_reported
 
 BUILT = {
@@ -292,3 +292,7 @@ def test_the_listing_of_tables_counts_every_cell_and_says_why_some_are_empty(
     assert "small/derived: 28 cells reported only: A served engine, not run here." in text
     assert "small/table1: 6 cells impossible: needs: NPU × 8. This machine" in text
     assert "small/derived: 2 runs to make, unknown" in text
+
+
+def test_a_number_rounded_to_zero_has_no_sign_and_short_times_have_digits() -> None:
+    assert [number(-0.04, "%"), number(-0.06, "%"), number(0.0112, "s")] == ["0.0", "-0.1", "0.011"]

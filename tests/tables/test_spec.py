@@ -13,6 +13,7 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.paths import conf_dir
 from dllm_bench.tables.reading import REPORTED, load_profile, load_table, read_yaml, table_names
+from dllm_bench.tables.spec import Profile
 from tests.tables.builders import TINY, own_table, run_cells, small_table
 
 TABLE4 = "lopa/table4"
@@ -166,6 +167,13 @@ def test_a_model_is_not_asked_what_it_never_saw() -> None:
     with pytest.raises(DllmBenchError, match="tiny-alpha was not trained on miniquiz"):
         profile.translate(("model=alpha", "benchmark=quiz"))
     assert profile.translate(("model=alpha", "benchmark=code"))
+
+
+def test_an_exact_counterpart_comes_before_a_pattern() -> None:
+    names = {"big-*": "small-*", "big-five": "small"}
+    profile = Profile("p", embedded=True, replace={"model": names}, set=())
+    assert profile.translate(("model=big-five",)) == ("model=small",)
+    assert profile.translate(("model=big-two",)) == ("model=small-two",)
 
 
 def test_a_value_without_counterpart_is_a_sentence() -> None:

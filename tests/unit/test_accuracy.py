@@ -9,7 +9,15 @@ from math import comb
 import pytest
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.metrics.accuracy import compare, mcnemar, mean_score, pass_at_k, repeated
+from dllm_bench.metrics.accuracy import (
+    compare,
+    mcnemar,
+    mean_score,
+    pass_at_k,
+    repeated,
+    wilson,
+    wilson_of_clusters,
+)
 
 
 def test_wilson_against_published_values() -> None:
@@ -26,6 +34,31 @@ def test_wilson_against_published_values() -> None:
         assert (score.mean, score.n, score.method) == (right / n, n, "wilson")
         assert score.low == pytest.approx(low, abs=5e-5)
         assert score.high == pytest.approx(high, abs=5e-5)
+
+
+def test_events_of_one_sample_alone_are_wilsons() -> None:
+    assert wilson_of_clusters([1] * 81 + [0] * 182, [1] * 263) == pytest.approx(wilson(81, 263))
+    assert wilson_of_clusters([3, 0], [3, 0]) == pytest.approx(wilson(3, 3)), "one sample"
+    assert wilson_of_clusters([4, 5], [4, 5]) == pytest.approx(wilson(9, 9)), "no spread"
+
+
+def test_events_that_are_alike_count_as_few() -> None:
+    """Each of 40 samples has 25 events, all of one kind: no more is known than from 40."""
+    low, high = wilson_of_clusters([25] * 30 + [0] * 10, [25] * 40)
+    assert (low, high) == pytest.approx(wilson(30, 40), abs=5e-3)
+
+
+def test_an_interval_of_clusters_holds_as_often_as_it_says() -> None:
+    """Shares of samples drawn from Beta(3, 1), 20 events each: 0.75 on average."""
+    chance, held = random.Random(5), {"clusters": 0, "rounds": 0}
+    for _ in range(400):
+        shares = [chance.betavariate(3, 1) for _ in range(40)]
+        right = [sum(chance.random() < share for _ in range(20)) for share in shares]
+        ends = {"clusters": wilson_of_clusters(right, [20] * 40), "rounds": wilson(sum(right), 800)}
+        for name, (low, high) in ends.items():
+            held[name] += low < 0.75 < high
+    assert 0.92 < held["clusters"] / 400 < 0.98
+    assert held["rounds"] / 400 < 0.8
 
 
 def test_fractional_scores_get_a_seeded_bootstrap() -> None:

@@ -164,6 +164,13 @@ def test_a_filter_of_another_model_is_refused(tmp_path: Path) -> None:
             inputs.check_filters(made, "other-model", "x" * 64)
 
 
+def test_step_times_of_another_model_are_refused() -> None:
+    plain = compose(["decoder=dspark", "decoder/length=hardware_aware"])["decoder"]
+    inputs.check_profiles(plain, "tiny-qwen3")
+    with pytest.raises(DllmBenchError, match=r"measured with tiny-qwen3, the run is of qwen3-4b"):
+        inputs.check_profiles(plain, "qwen3-4b")
+
+
 SELECT, LENGTH, DRAFT = "decoder.select.first", "decoder.length", "decoder.draft.drafter"
 DRAFTERS = "assets/drafters/tiny-qwen3"
 
