@@ -91,7 +91,7 @@ def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[floa
     from scipy.special import ndtri
 
     pairs = [pair for pair in zip(happened, of, strict=True) if pair[1]]
-    n, samples = sum(of), len(pairs)
+    n, samples = float(sum(of)), len(pairs)
     share = sum(happened) / n
     spread = sum((top - share * bottom) ** 2 for top, bottom in pairs)
     if samples > 1 and spread > 0:
