@@ -85,8 +85,8 @@ def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[floa
     """Wilson interval of sum(happened) / sum(of), where one sample's events are alike.
 
     Their number counts for as many independent ones as give the variance of the ratio over samples
-    (Kish's effective size; Franco et al. 2019, section 2.2), never for more than there are. `of`
-    must not be all 0.
+    (Kish's effective size in Wilson's formula, as Franco et al. 2019 compare them), never for more
+    than there are. happened, of: counts by sample; `of` must not be all 0.
     """
     from scipy.special import ndtri
 

@@ -15,7 +15,7 @@ from typing import Any
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.decoding.length.chances import Temperatures
-from dllm_bench.decoding.length.profile import StepProfile, read_profile
+from dllm_bench.decoding.length.profile import StepProfile, check_profile, read_profile
 from dllm_bench.metrics.calibration import fit_temperatures
 from dllm_bench.plots.readings import Read, Run, Settings
 from dllm_bench.serving import rules
@@ -75,6 +75,7 @@ def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
             f"The figure names no step profile of {model}; measure one with `dllm-bench train sps "
             f"{model}` and name its file beside {', '.join(files)}."
         )
+    check_profile(files[model], model)
     return read_profile(files[model])
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.decoding.length.chances import Temperatures, read_temperatures
-from dllm_bench.decoding.length.profile import StepProfile, measured_with, read_profile
+from dllm_bench.decoding.length.profile import StepProfile, check_profile, read_profile
 from dllm_bench.metrics.calibration import fit_temperatures
 from dllm_bench.report.terminal import grid, sealed
 from dllm_bench.runs.store import Entry, read_samples
@@ -52,17 +52,10 @@ def simulated(args: Namespace, entries: Sequence[Entry]) -> Points:
 
 
 def profile_for(source: str, entries: Sequence[Entry]) -> StepProfile:
-    """The step profile in a file; refused where it says that another model took the steps."""
-    profile, whose = read_profile(source), measured_with(source)
+    """The step profile in a file, which has to be of the model of all runs."""
     for entry in entries:
-        model = entry.spec.model["name"]
-        if whose not in (None, model):
-            raise DllmBenchError(
-                f"Step profile {source!r} was measured with {whose}, run {entry.spec.short} is of "
-                f"{model}; measure one with `dllm-bench train sps {model}` and give its file with "
-                "--profile."
-            )
-    return profile
+        check_profile(source, entry.spec.model["name"])
+    return read_profile(source)
 
 
 def scale_of(args: Namespace) -> Scale:

@@ -168,15 +168,11 @@ def check_filters(made: Any, model: str, weights: str) -> None:
 
 def check_profiles(plain: Mapping[str, Any], model: str) -> None:
     """Refuse step times, at any depth of a decoder, that were measured with another model."""
-    from dllm_bench.decoding.length.profile import measured_with, read_profile
+    from dllm_bench.decoding.length.profile import check_profile, read_profile
 
     named = f"{read_profile.__module__}.{read_profile.__name__}"
     for source in (part["source"] for part in sourced(plain) if part.get(TARGET) == named):
-        if (whose := measured_with(source)) not in (None, model):
-            raise DllmBenchError(
-                f"Step profile {source!r} was measured with {whose}, the run is of {model}; "
-                f"measure one with `dllm-bench train sps {model}` and name its file as the source."
-            )
+        check_profile(source, model)
 
 
 def resolve_hardware(plain: Mapping[str, Any]) -> Plain:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dllm_bench.runs.progress import duration
+
 
 def line(point: Mapping[str, float], of: int, eta_s: float) -> str:
-    """`step 200 of 2000: loss 1.2, ETA 31 s`; the point's first number counts, `of` is its end."""
+    """`step 200 of 2000: loss 1.2, ETA 0:31`; the point's first number counts, `of` is its end."""
     (counted, now), *rest = point.items()
     numbers = ", ".join(f"{name} {value:g}" for name, value in rest)
-    return f"{counted} {now:g} of {of}: {numbers}, ETA {eta_s:.0f} s"
+    return f"{counted} {now:g} of {of}: {numbers}, ETA {duration(eta_s)}"

@@ -219,5 +219,5 @@ def test_a_recipe_of_the_first_tasks_keeps_the_first_vocabulary() -> None:
 
 def test_progress_is_told_in_words() -> None:
     assert progress.line({"step": 200, "loss": 1.25, "left_minigsm": 1.0}, 2000, 31.4) == (
-        "step 200 of 2000: loss 1.25, left_minigsm 1, ETA 31 s"
+        "step 200 of 2000: loss 1.25, left_minigsm 1, ETA 0:31"
     )

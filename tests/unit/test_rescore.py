@@ -251,11 +251,11 @@ def test_a_text_of_end_tokens_is_told_from_a_blank_one(tmp_path: Path) -> None:
     assert record.summary["end_only_rate"] == 0
 
 
-@pytest.mark.parametrize("text", ["primary=[1", "primary: {x"])
+@pytest.mark.parametrize("text", ["primary=[1", "primary={x"])
 def test_a_setting_that_is_no_yaml_is_one_sentence(text: str) -> None:
     assert again.changes(["repeats=2", "primary=a,b"]) == {"repeats": 2, "primary": "a,b"}
     with pytest.raises(DllmBenchError, match="NAME=VALUE"):
-        again.changes([text.replace(": ", "=")])
+        again.changes([text])
 
 
 def test_a_reading_the_task_does_not_have_names_those_it_has() -> None:

@@ -67,12 +67,16 @@ def read_profile(source: str) -> StepProfile:
     )
 
 
-def measured_with(source: str) -> str | None:
-    """Name of the model whose steps the file holds, None where it does not say."""
-    name: str | None = read(
+def check_profile(source: str, model: str) -> None:
+    """Refuse a file that says another model took the steps: they say nothing about this one."""
+    whose: str | None = read(
         source,
         lambda plain: plain.get("model", {}).get("name"),
         "step profile",
         "train sps MODEL",
     )
-    return name
+    if whose not in (None, model):
+        raise DllmBenchError(
+            f"Step profile {source!r} was measured with {whose}, and {model} is asked about; "
+            f"measure one with `dllm-bench train sps {model}` and name its file."
+        )
