@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ import yaml
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import conf_dir
 from dllm_bench.runs import jobs as tickets
+from dllm_bench.runs.packed import Packed
 from dllm_bench.runs.parts import REAL, Parts
 from dllm_bench.runs.progress import (
     Board,
@@ -252,21 +252,8 @@ def _serve(pipe: Connection) -> None:
         pipe.send((outcome, report.result))
 
 
-class Again(ABC):
-    """A job of a cluster: `checkpoint` is submitit's word for "preempted, queue me again"."""
-
-    @abstractmethod
-    def __call__(self) -> None:
-        """Do it, or go on with it."""
-
-    def checkpoint(self) -> Any:
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
-
 @dataclass(frozen=True)
-class Sent(Again):
+class Sent:
     """A run as a job of a cluster: progress and errors go to its log, all else to the store."""
 
     spec: RunSpec
@@ -279,7 +266,7 @@ class Sent(Again):
 
 
 @dataclass(frozen=True)
-class Command(Again):
+class Command:
     """`dllm-bench ARGUMENTS` as a job: what has to be trained, and what waits for it."""
 
     arguments: tuple[str, ...]
@@ -289,7 +276,7 @@ class Command(Again):
 
 
 def submit(
-    jobs: Mapping[str, Again],
+    jobs: Mapping[str, Callable[[], None]],
     *,
     store: Store,
     hardware: Mapping[str, Any],
@@ -317,7 +304,7 @@ def submit(
         executor = submitit.AutoExecutor(tickets.folder_of(store) / "%j", cluster, **timeouts)
         executor.update_parameters(**named)
         with executor.batch():
-            sent = [executor.submit(job) for job in jobs.values()]
+            sent = [executor.submit(Packed.of(job)) for job in jobs.values()]
     except (RuntimeError, ValueError, NameError, TypeError, OSError) as error:
         text = " ".join(str(error).split())
         raise DllmBenchError(
@@ -340,7 +327,7 @@ def _submitit() -> Any:
     return submitit
 
 
-def _ticket(what: str, job: Again, sent: Any) -> tickets.Ticket:
+def _ticket(what: str, job: Callable[[], None], sent: Any) -> tickets.Ticket:
     run_hash = job.spec.identity_hash if isinstance(job, Sent) else ""
     return tickets.Ticket(run_hash, what, sent.job_id, str(sent.paths.stderr))
 

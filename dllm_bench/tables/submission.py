@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def send(
     fresh = {f: r for f, r in direct.items() if r.spec and not going.goes(r.spec.identity_hash)}
     lines = []
     for group in _alike(fresh.values()):
-        jobs: dict[str, launch.Again] = {
+        jobs: dict[str, Callable[[], None]] = {
             r.folder: launch.Sent(r.spec, store, parts) for r in group if r.spec
         }
         sent = launch.submit(jobs, store=store, hardware=_hardware(group), changes=changes)
@@ -116,7 +116,7 @@ def _send_one(
     after: Sequence[str],
 ) -> str:
     """Send one command on the run's hardware; its job."""
-    jobs: dict[str, launch.Again] = {shlex.join(arguments): launch.Command(arguments)}
+    jobs: dict[str, Callable[[], None]] = {shlex.join(arguments): launch.Command(arguments)}
     hardware = _hardware([run])
     sent = launch.submit(jobs, store=store, hardware=hardware, changes=changes, after=after)
     return str(sent[0].job_id)

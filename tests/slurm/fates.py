@@ -1,7 +1,8 @@
 """What befalls the six runs of a table on a real cluster; jobs read this file by its name.
 
 A run waits in the middle of a request until its life is ended from outside, as often as its fate
-says, and leaves a mark for each; one kills itself whenever it is tried.
+says, and leaves a mark for each; two wait while their job is still being read; one kills itself
+whenever it is tried.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.runs.launch import Again
 from dllm_bench.runs.spec import RunSpec
 from tests.resume import fakes
 from tests.resume.drill import Logged
 
 AT = "item-3"  # where a run waits or dies
 LONG_S = 600.0
-FATES = ("requeued", "preempted", "timed-out", "dead", "plain-1", "plain-2")
 WAITS = {"requeued": 1, "preempted": 1, "timed-out": 2}  # the last one is preempted before
+STARTING = ("starting-1", "starting-2")
+FATES = (*WAITS, "dead", *STARTING)  # in the order of the array's tasks
 
 
 @dataclass
@@ -53,10 +54,17 @@ def mark(folder: Path, fate: str, life: int) -> Path:
 
 @dataclass
 class Fates:
-    """The decoder of each run, by the run's hash."""
+    """The decoder of each run, by the run's hash; slow to read in the first life of some."""
 
     by_hash: dict[str, str]
     folder: Path
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        fate = FATES[int(os.environ.get("SLURM_ARRAY_TASK_ID", 0))]
+        if fate in STARTING and not mark(self.folder, fate, 1).exists():
+            mark(self.folder, fate, 1).touch()
+            time.sleep(LONG_S)
 
     def __call__(self, spec: RunSpec) -> Logged:
         fate = self.by_hash[spec.identity_hash]
@@ -64,7 +72,7 @@ class Fates:
 
 
 @dataclass(frozen=True)
-class Note(Again):
+class Note:
     """A job that writes down when it ran, or fails."""
 
     path: Path

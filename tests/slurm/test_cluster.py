@@ -1,8 +1,8 @@
 """A table on a real SLURM cluster of one node: `pytest -m slurm`.
 
 Six runs as one array: one job is queued again by hand, one preempted, one timed out, one dies for
-good. All but the dead one are sealed, and no finished sample is decoded twice. Beside that, jobs
-that wait for others, and Hydra's multirun.
+good, two are preempted while they start. All but the dead one are sealed, and no finished sample is
+decoded twice. Beside that, jobs that wait for others, and Hydra's multirun.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from dllm_bench.tables.submission import send
 from dllm_bench.tables.view import is_empty
 from tests.resume import fakes
 from tests.resume.drill import WARMUPS
-from tests.slurm.fates import FATES, WAITS, Fates, Note, mark
+from tests.slurm.fates import FATES, STARTING, WAITS, Fates, Note, mark
 from tests.tables.builders import TINY, planned_small, small_table
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.xdist_group("slurm")]
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "slurm_local.sh"
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
-SIGNAL_S = 5  # SLURM sends it half a minute earlier, when it next looks
-SHORT = ["timeout_min=1", f"signal_delay_s={SIGNAL_S}", "partition=low"]
+LONG_MIN, SHORT_MIN = 10, 1
+SETTINGS = [f"timeout_min={LONG_MIN}", "signal_delay_s=5", "partition=low"]
 SAMPLES = 20
+TOLD = "Caught signal SIGUSR2"
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,11 @@ def hurry(over: threading.Event) -> None:
                 slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
+def limit(ticket: jobs.Ticket, minutes: int) -> None:
+    """Of a life; SLURM tells the job up to half a minute before, when it looks at the clock."""
+    slurm("scontrol", "update", f"JobId={ticket.job}", f"TimeLimit={minutes}")
+
+
 def until(true: Callable[[], Any], what: str, within_s: float = 300.0) -> None:
     end = time.monotonic() + within_s
     while not true():
@@ -120,22 +126,25 @@ def sweep(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     specs = {fate: r.spec for fate, r in zip(FATES, runs, strict=True) if r.spec}
     hashes = {spec.identity_hash: fate for fate, spec in specs.items()}
     parts = replace(fakes.parts(), decoder=Fates(hashes, folder))
-    assert "submitted 6 runs as one array" in send(runs, store, SHORT, parts)[0]
+    assert "submitted 6 runs as one array" in send(runs, store, SETTINGS, parts)[0]
     tickets = {hashes[key]: ticket for key, ticket in jobs.Jobs.of(store).tickets.items()}
     for fate in WAITS:
         until(mark(folder, fate, 1).exists, f"the first life of {fate}")
     slurm("scontrol", "requeue", tickets["requeued"].job)
+    for fate in STARTING:
+        until(mark(folder, fate, 1).exists, f"the start of {fate}")
     slurm("sbatch", "-p", "high", "-n", "4", "-o", "/dev/null", "--wrap", "sleep 1")
     until(mark(folder, "timed-out", 2).exists, "the second life of the one to be timed out")
+    limit(tickets["timed-out"], SHORT_MIN)
     return Sweep(store, folder, specs, tickets)
 
 
 def test_a_job_waits_for_what_it_reads(sweep: Sweep, tmp_path: Path) -> None:
-    """While the sweep's last job waits to be timed out."""
+    """While one job of the sweep waits to be timed out."""
     store, hardware = Store(tmp_path / "runs"), {"device": "cpu", "threads": 1}
 
     def job(name: str, note: Note, after: Sequence[str] = ()) -> list[str]:
-        own = {"store": store, "hardware": hardware, "changes": SHORT, "after": after}
+        own = {"store": store, "hardware": hardware, "changes": SETTINGS, "after": after}
         return [sent.job_id for sent in submit({name: note}, **own)]
 
     model = tmp_path / "model"
@@ -161,6 +170,9 @@ def test_a_table_survives_what_befalls_its_jobs(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, specs, sent = sweep.store, sweep.specs, sweep.tickets
+    log = Path(sent["timed-out"].log)
+    until(lambda: log.read_text().count(TOLD) >= WAITS["timed-out"], "the end of its time")
+    limit(sent["timed-out"], LONG_MIN)  # a busy machine needs more to start again
     failed = jobs.wait(store, Board(0), sweep.asked, poll_s=0.5)
 
     assert len(failed) == 1 and sent["dead"].log in failed[0]
@@ -175,8 +187,8 @@ def test_a_table_survives_what_befalls_its_jobs(
     assert [r.state for r in distinct_runs(planned)].count("failed") == 1
     told = {fate: Path(ticket.log).read_text() for fate, ticket in sent.items()}
     assert "REQUEUE" in told["requeued"], "SLURM itself says so"
-    assert told["preempted"].count("Caught signal SIGUSR2") >= 1
-    assert told["timed-out"].count("Caught signal SIGUSR2") >= 2
+    for fate in ("preempted", *STARTING):
+        assert TOLD in told[fate]
     for fate, spec in specs.items():
         mine = lives(sweep.folder / f"{fate}.log")
         finished = [key for keys in mine[:-1] for key in keys[:-1]] + mine[-1]

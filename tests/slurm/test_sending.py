@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from dllm_bench import cli
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.runs import jobs
 from dllm_bench.runs.launch import Command, Sent, resources, submit
+from dllm_bench.runs.packed import Packed
 from dllm_bench.runs.progress import Board
 from dllm_bench.runs.runner import run
 from dllm_bench.runs.store import State, Store
@@ -135,7 +138,16 @@ def test_a_job_makes_the_run_and_can_be_queued_again(tmp_path: Path) -> None:
     (sent,) = submit({"a": job}, store=store, hardware=CPU, cluster="debug")
     assert sent.result() is None
     assert store.state(spec) is State.SEALED
-    assert job.checkpoint().function == job
+    packed = Packed.of(job)
+    assert packed.checkpoint().function == packed
+
+
+def test_a_stored_job_is_read_without_what_a_run_needs(tmp_path: Path) -> None:
+    """submitit cannot answer a signal before it has read the job."""
+    packed = pickle.dumps(Packed.of(Sent(fakes.spec(3), Store(tmp_path))))
+    read = f"import pickle, sys; pickle.loads({packed!r}); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_without_submitit_a_sentence_says_what_to_install(
@@ -199,8 +211,6 @@ def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> N
 
 def test_make_knows_the_launcher(root: Path) -> None:
     """`make table4 LAUNCHER=slurm` sends and waits."""
-    import subprocess
-
     made = subprocess.run(
         ["make", "-n", "table4", "LAUNCHER=slurm", "SLURM=partition=gpu timeout_min=60"],
         cwd=root, capture_output=True, text=True, check=True,
