@@ -24,6 +24,7 @@ from dllm_bench.models.layout import Layout, Part, Shapes
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SHOWN = 6  # names listed per kind of problem
 NOTHING = r"$^"
+FLOATING = re.compile(r"B?F\d")  # BF16, F32, F8_E4M3
 DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # computed from the config, sometimes stored
 BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names large files by their sha256
 
@@ -135,19 +136,26 @@ def published_shapes(layout: Layout, shapes: Shapes) -> dict[str, tuple[int, ...
 def check_tensors(
     weights: Weights, expected: dict[str, tuple[int, ...]], optional: set[str], where: str
 ) -> None:
-    """Raise one sentence listing every tensor that is missing, unexpected or mis-shaped.
+    """Raise one sentence listing every tensor that is missing, unexpected, mis-shaped or whole.
 
-    `optional` names may be absent (tied weights).
+    Whole numbers under a weight's name are quantised, and their scales lie elsewhere. `optional`
+    names may be absent (tied weights).
     """
     wrong = {
         f"{name} {weights.shape(name)} instead of {expected[name]}"
         for name in expected.keys() & weights.names
         if weights.shape(name) != expected[name]
     }
+    whole = {
+        f"{name} ({weights.dtype(name)})"
+        for name in expected.keys() & weights.names
+        if not FLOATING.match(weights.dtype(name))
+    }
     problems = {
         "missing": expected.keys() - weights.names - optional,
         "unexpected": weights.names - expected.keys(),
         "mis-shaped": wrong,
+        "whole numbers": whole,
     }
     found = [f"{kind}: {named(names)}" for kind, names in problems.items() if names]
     if found:

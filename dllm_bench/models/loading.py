@@ -123,9 +123,18 @@ class Opened:
         return self.layout.shifted if self.spec.shifted is None else self.spec.shifted
 
     def empty_module(self) -> Any:
-        """The module without weights."""
-        with torch.device("meta"):
-            return self.layout.build(self.published, self.spec.attention)
+        """The module without weights, or a sentence where config.json makes none."""
+        try:
+            with torch.device("meta"):
+                return self.layout.build(self.published, self.spec.attention)
+        except DllmBenchError:
+            raise
+        except Exception as error:  # numbers as text, sizes below one: found by whoever uses them
+            raise DllmBenchError(
+                f"{self.folder / 'config.json'} does not describe a {self.adapter} model "
+                f"({type(error).__name__}: {' '.join(str(error).split())}); complete it from the "
+                "published config."
+            ) from error
 
     def weights(self, module: Any) -> checkpoint.Weights:
         """The checkpoint's tensors, which fit the module's by name and shape."""
@@ -189,8 +198,8 @@ def read_text(spec: ModelSpec) -> TextFront:
     """The text front of `load`, without building the module."""
     opened = open_checkpoint(spec)
     tokenizer = read_tokenizer(opened.folder)
-    vocab_size = {**opened.layout.text(opened.published), **opened.published}["vocab_size"]
-    return opened.text(tokenizer, opened.special(tokenizer, vocab_size))
+    settings = opened.layout.settings(opened.layout.text(opened.published))
+    return opened.text(tokenizer, opened.special(tokenizer, settings["vocab_size"]))
 
 
 def choose_adapter(spec: ModelSpec, published: Published) -> tuple[str, Layout]:

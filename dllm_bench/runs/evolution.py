@@ -19,6 +19,7 @@ from dllm_bench.core.protocols import Ended, Score, Scores, Stop, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.numerics import look
 from dllm_bench.runs.parts import REAL, Parts
 from dllm_bench.runs.store import Store, read_samples
 
@@ -92,10 +93,10 @@ class ScoreListener(Score):
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         columns, places = self.notes.span(window.start, window.width)
         logits_WV = logits_KWV[-1, places].float()
-        final_W1 = logits_WV.new_tensor(self.notes.ids[columns]).long()[:, None]
-        own_W1 = logits_WV.gather(-1, final_W1)
+        final_1W = state.tokens_KL.new_tensor(self.notes.ids[columns])[None]
+        own_W1 = logits_WV.gather(-1, final_1W.mT)
         masked_W = window.of(state.masked_KL)[-1, places].cpu().numpy()
-        chance_W = (own_W1 - logits_WV.logsumexp(-1, keepdim=True)).exp()[:, 0].cpu().numpy()
+        chance_W = look(logits_WV[None], ids_KW=final_1W).probability_KW[0].cpu().numpy()
         rank_W = ((logits_WV > own_W1).sum(-1) + 1).cpu().numpy()
         self.notes.chance_SP[state.forwards, columns][masked_W] = chance_W[masked_W]
         self.notes.rank_SP[state.forwards, columns][masked_W] = rank_W[masked_W]

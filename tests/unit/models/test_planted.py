@@ -10,10 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from dllm_bench.cli import main
-from tests.helpers import (
-    shard,
-    tiny_checkpoint,
-)
+from tests.helpers import shard, tiny_checkpoint
 from tests.unit.models.common import edit, tensors
 
 
@@ -31,6 +28,21 @@ def tensors_swapped(folder: Path) -> None:
     first, second = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"
     swapped[first], swapped[second] = swapped[second], swapped[first]
     save_file(swapped, folder / "model.safetensors")
+
+
+def quantised(folder: Path) -> None:
+    whole = tensors(folder)
+    name = "model.layers.0.mlp.up_proj.weight"
+    whole[name] = (whole[name] * 100).to(torch.int8)
+    save_file(whole, folder / "model.safetensors")
+
+
+def size_as_text(folder: Path) -> None:
+    edit(folder / "config.json", hidden_size="32")
+
+
+def no_heads(folder: Path) -> None:
+    edit(folder / "config.json", num_attention_heads=0)
 
 
 def index_empty(folder: Path) -> None:
@@ -66,6 +78,9 @@ def pickled(folder: Path) -> None:
         (shard_missing, "lacks b.safetensors"),
         (file_cut_short, "is cut short or damaged"),
         (tensors_swapped, "mis-shaped: model.layers.0.mlp.down_proj.weight (48, 32)"),
+        (quantised, "whole numbers: model.layers.0.mlp.up_proj.weight (I8)"),
+        (size_as_text, "does not describe a dream model (StrictDataclassFieldValidationError"),
+        (no_heads, "does not describe a dream model (ZeroDivisionError"),
         (index_empty, "has no weight_map of tensors to files"),
         (tokenizer_cut_short, "cannot be read (JSONDecodeError"),
         (tokenizer_emptied, "cannot be read (KeyError: 'added_tokens')"),
