@@ -90,7 +90,7 @@ class DecodeState:
         span = slice(start, start + where_KW.shape[1])
         tokens_KW, born_KW = self.tokens_KL[:, span], self.born_KL[:, span]
         where_KW = where_KW & (born_KW == MASKED) & (ids_KW != self.special.mask)
-        tokens_KW.copy_(torch.where(where_KW, ids_KW, tokens_KW))
+        torch.where(where_KW, ids_KW, tokens_KW, out=tokens_KW)
         born_KW.masked_fill_(where_KW, self.forwards)
 
     def cut(self, length: Tensor) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import islice, pairwise
 
 import torch
@@ -210,13 +211,13 @@ class MaskedDecoder:
         """
         if window.masks is None or not getattr(model, "picks_rows", False):
             return plan
-        if not (self._reads_masked_alone and (self.score.costly or model.vocab_size >= LARGE)):
+        if not ((self.score.costly or model.vocab_size >= LARGE) and self._reads_masked_alone):
             return plan
         open_X = window.eligible_KW.flatten().byte()
         only_M = open_X.sort(descending=True, stable=True).indices[: window.masks]
         return replace(plan, only_M=only_M)
 
-    @property
+    @cached_property
     def _reads_masked_alone(self) -> bool:
         """Whether logits of decoded positions change nothing."""
         if self.guidance or self.stop.reads_ahead or not self.score.row_by_row:

@@ -104,6 +104,22 @@ def test_ration_carries_over_what_was_not_used() -> None:
     assert int(ration(high, window, state).sum()) == 12
 
 
+def test_steps_begin_anew_where_lookahead_finished_a_block() -> None:
+    """The window still begins with that block; in the next one it does not."""
+    sure_W, masked_W = torch.full((16,), 0.8), torch.arange(16) >= 8
+    scores, ahead, state = on_scores(sure_W, masked_W, block=8)
+    scores_8, first, _ = on_scores(sure_W[:8], ~masked_W[:8], block=8)
+    ration = Ration(Threshold(0.5), steps=4)
+    assert int(ration(scores_8, first, state).sum()) == 2
+    state.forwards += 3
+    assert int(ration(scores, ahead, state).sum()) == 2, "the first share of its eight"
+    state.forwards += 1
+    after = replace(first, start=8, stop=16, eligible_KW=masked_W[None, 8:])
+    assert int(ration(scores_8, after, state).sum()) == 4, "two shares, nothing was written"
+    with pytest.raises(DllmBenchError, match="20 steps for 8 positions"):
+        Epsilon(20)(scores, ahead, state)
+
+
 @pytest.mark.parametrize("inner", [Threshold(0.0), Epsilon(2)], ids=str)
 def test_first_of_block_enters_with_one_position(model, inner) -> None:
     generation = generate(BY_8, FirstOfBlock(inner), model)

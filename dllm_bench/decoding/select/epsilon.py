@@ -10,6 +10,7 @@ With `alg_temp` these n are drawn one after the other from softmax(confidence / 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -62,17 +63,23 @@ class Epsilon(Select):
 
     def _share(self, step_K: Tensor, window: Window) -> Tensor:
         """Share of the masks left that step `step` commits: 1 - t[i+1] / t[i], at last 1; (K,)."""
-        steps = self._steps(window)
-        time = torch.linspace(1, self.eps, steps + 1, device=step_K.device)
-        share = 1 - time[1:] / time[:-1]
-        share[-1] = 1
-        return share[step_K.clamp(max=steps - 1)]
+        share_S = shares(self._steps(window), self.eps, step_K.device)
+        return share_S[step_K.clamp(max=len(share_S) - 1)]
 
     def _steps(self, window: Window) -> int:
-        size = window.stop - window.start
+        size = min(window.block, window.width)
         if self.steps is not None and self.steps > 2 * size:
             raise DllmBenchError(
                 f"{type(self).__name__} has {self.steps} steps for {size} positions, most of which "
                 f"would commit nothing; set steps to {size} or less (null: one per position)."
             )
         return self.steps or size
+
+
+@cache
+def shares(steps: int, eps: float, device: torch.device) -> Tensor:
+    """1 - t[i+1] / t[i] of Dream's time schedule, 1 in the last step; (steps,)."""
+    time = torch.linspace(1, eps, steps + 1, device=device)
+    share_S = 1 - time[1:] / time[:-1]
+    share_S[-1] = 1
+    return share_S

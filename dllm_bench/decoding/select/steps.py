@@ -15,19 +15,34 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import stable_top
 
 COUNTS_STEPS = frozenset({("schedule", "one open block at a time")})
-MEMO = "steps.total_entered"
+MEMO = "steps.block_total_entered"
 
 
 def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
     """Forwards made in the open block before this one, and its masks at entry, each (K,)."""
-    key = f"{MEMO}@{window.start}"
-    if key not in state.memo:
-        for old in [name for name in state.memo if name.startswith(MEMO)]:
-            del state.memo[old]
-        masks_K = window.eligible_KW.sum(1)
-        state.memo[key] = torch.stack([masks_K, torch.full_like(masks_K, state.forwards)], 1)
-    total_K, entered_K = state.memo[key].unbind(1)
+    block_K = open_block(window)
+    fresh_K3 = torch.stack(
+        [block_K, window.eligible_KW.sum(1), torch.full_like(block_K, state.forwards)], 1
+    )
+    known_K3 = state.memo.get(MEMO, fresh_K3)
+    is_known_K = known_K3[:, 0] == block_K
+    state.memo[MEMO] = torch.where(is_known_K[:, None], known_K3, fresh_K3)
+    _, total_K, entered_K = state.memo[MEMO].unbind(1)
     return state.forwards - entered_K, total_K
+
+
+def open_block(window: Window) -> Tensor:
+    """Number of the block that has the first eligible position, (K,).
+
+    With lookahead the window begins with a block that a branch may have finished.
+    """
+    eligible_KW = window.eligible_KW
+    before = window.start - window.origin
+    if window.width <= window.block:
+        number_K = eligible_KW.new_full(eligible_KW.shape[:1], before, dtype=torch.long)
+    else:
+        number_K = eligible_KW.int().argmax(1) + before
+    return number_K.div_(window.block, rounding_mode="floor")
 
 
 def surest(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from dllm_bench.core.protocols import Ended, Stop
@@ -47,5 +48,5 @@ class Eos(Stop):
         if self.scope == "block":
             return Ended(closed_K)
         masked_KG = branches.masked_KL[:, branches.prompt_len :]
-        first_K1 = (found_KG | masked_KG).int().argmax(1, keepdim=True)
+        first_K1 = (found_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
         return Ended(closed_K, found_KG.gather(1, first_K1)[:, 0])
