@@ -212,9 +212,11 @@ class Answer:
 
 
 def operations(decoder: MaskedDecoder, width: int, model) -> Counter[str]:
-    """Tensor operations of a whole generation of one block of `width` positions."""
+    """Tensor operations of a whole generation of one block of `width` positions, not the first."""
+    request = replace(REQUEST, max_new_tokens=width)
+    decoder.generate(Answer(model), request)
     with Ops() as ops:
-        decoder.generate(Answer(model), replace(REQUEST, max_new_tokens=width))
+        decoder.generate(Answer(model), request)
     return ops.made
 
 
