@@ -114,7 +114,7 @@ def statistics(logits_NV: Tensor, dtype: torch.dtype, entropy: bool) -> Statisti
 def _passes(logits_NV: Tensor, entropy: bool, room: Tensor | None = None) -> Statistics:
     """`statistics` of a few rows; `room` (2, N, V) is for what is computed on the way.
 
-    torch sums in a tree; the sums of its softmax lose digits in long rows (2e-5 at 131,072).
+    Not torch's softmax, which loses digits in long rows (2e-5 at 131,072 tokens).
     """
     below_NV, mass_NV = (None, None) if room is None else room
     index_N = argmax(logits_NV)
@@ -128,7 +128,9 @@ def _passes(logits_NV: Tensor, entropy: bool, room: Tensor | None = None) -> Sta
 
 
 def argmax(values_XV: Tensor) -> Tensor:
-    """Index of each row's maximum, the first of equal ones; NumPy finds it as fast as the value."""
+    """Index of the maximum over V, the first of equal ones, int64 (X); on the CPU by NumPy, which
+    finds it as fast as the value.
+    """
     if values_XV.device.type == "cpu" and values_XV.dtype != torch.bfloat16:
         return torch.from_numpy(values_XV.numpy().argmax(-1))
     return values_XV.argmax(-1)

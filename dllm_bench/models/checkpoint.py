@@ -136,26 +136,27 @@ def published_shapes(layout: Layout, shapes: Shapes) -> dict[str, tuple[int, ...
 def check_tensors(
     weights: Weights, expected: dict[str, tuple[int, ...]], optional: set[str], where: str
 ) -> None:
-    """Raise one sentence listing every tensor that is missing, unexpected, mis-shaped or whole.
+    """Raise one sentence listing every tensor that is missing, unexpected, mis-shaped or integer.
 
-    Whole numbers under a weight's name are quantised, and their scales lie elsewhere. `optional`
-    names may be absent (tied weights).
+    Integers under a weight's own name are quantised and lack their scales. `optional` names may be
+    absent (tied weights).
     """
+    both = expected.keys() & weights.names
     wrong = {
         f"{name} {weights.shape(name)} instead of {expected[name]}"
-        for name in expected.keys() & weights.names
+        for name in both
         if weights.shape(name) != expected[name]
     }
-    whole = {
+    integers = {
         f"{name} ({weights.dtype(name)})"
-        for name in expected.keys() & weights.names
+        for name in both
         if not FLOATING.match(weights.dtype(name))
     }
     problems = {
         "missing": expected.keys() - weights.names - optional,
         "unexpected": weights.names - expected.keys(),
         "mis-shaped": wrong,
-        "whole numbers": whole,
+        "integers": integers,
     }
     found = [f"{kind}: {named(names)}" for kind, names in problems.items() if names]
     if found:

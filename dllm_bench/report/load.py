@@ -53,8 +53,8 @@ def simulated(args: Namespace, entries: Sequence[Entry]) -> Points:
 
 def profile_for(source: str, entries: Sequence[Entry]) -> StepProfile:
     """The step profile in a file, which has to be of the model of all runs."""
-    for entry in entries:
-        check_profile(source, entry.spec.model["name"])
+    for model in dict.fromkeys(entry.spec.model["name"] for entry in entries):
+        check_profile(source, model)
     return read_profile(source)
 
 

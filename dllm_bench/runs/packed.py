@@ -21,6 +21,7 @@ class Packed:
 
     @classmethod
     def of(cls, job: Callable[[], None]) -> Packed:
+        """Of a job that plain pickle can send to another process."""
         return cls(pickle.dumps(job))
 
     def __call__(self) -> None:

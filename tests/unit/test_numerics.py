@@ -50,6 +50,19 @@ def test_large_logits_leave_a_probability_its_digits(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
+def test_tokens_that_were_cut_have_no_part(length: int) -> None:
+    """They lie at -inf, where no exponential is taken; what is left is the law."""
+    cut_KWV = logits_of(length)
+    cut_KWV[..., 5:] = -torch.inf
+    law_KW = cut_KWV.double().softmax(-1).amax(-1)
+    assert torch.allclose(look(cut_KWV).probability_KW.double(), law_KW, rtol=5e-7, atol=0)
+    cut_KWV[..., 1:] = -torch.inf
+    for seen in (look(cut_KWV), look(cut_KWV, entropy=True)):
+        assert bool((seen.probability_KW == 1).all()) and bool((seen.ids_KW == 0).all())
+    assert seen.neg_entropy_KW is not None and not seen.neg_entropy_KW.any()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
 def test_tokens_asked_about_have_their_own_probability(length: int) -> None:
     logits_KWV = logits_of(length, torch.bfloat16)
     ids_KW = torch.arange(6).view(2, 3)

@@ -62,7 +62,7 @@ class Epsilon(Select):
         return where_KW & (not self.idle), ids_KW
 
     def _share(self, step_K: Tensor, window: Window) -> Tensor:
-        """Share of the masks left that step `step` commits: 1 - t[i+1] / t[i], at last 1; (K,)."""
+        """Share of the masks left that step `step` commits, (K,)."""
         share_S = shares(self._steps(window), self.eps, step_K.device)
         return share_S[step_K.clamp(max=len(share_S) - 1)]
 

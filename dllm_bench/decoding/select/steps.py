@@ -36,13 +36,11 @@ def open_block(window: Window) -> Tensor:
 
     With lookahead the window begins with a block that a branch may have finished.
     """
-    eligible_KW = window.eligible_KW
-    before = window.start - window.origin
+    eligible_KW, before = window.eligible_KW, window.start - window.origin
     if window.width <= window.block:
-        number_K = eligible_KW.new_full(eligible_KW.shape[:1], before, dtype=torch.long)
-    else:
-        number_K = eligible_KW.int().argmax(1) + before
-    return number_K.div_(window.block, rounding_mode="floor")
+        number = before // window.block
+        return eligible_KW.new_full(eligible_KW.shape[:1], number, dtype=torch.long)
+    return (eligible_KW.int().argmax(1) + before) // window.block
 
 
 def surest(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:

@@ -31,10 +31,10 @@ def tensors_swapped(folder: Path) -> None:
 
 
 def quantised(folder: Path) -> None:
-    whole = tensors(folder)
+    stored = tensors(folder)
     name = "model.layers.0.mlp.up_proj.weight"
-    whole[name] = (whole[name] * 100).to(torch.int8)
-    save_file(whole, folder / "model.safetensors")
+    stored[name] = (stored[name] * 100).to(torch.int8)
+    save_file(stored, folder / "model.safetensors")
 
 
 def size_as_text(folder: Path) -> None:
@@ -78,7 +78,7 @@ def pickled(folder: Path) -> None:
         (shard_missing, "lacks b.safetensors"),
         (file_cut_short, "is cut short or damaged"),
         (tensors_swapped, "mis-shaped: model.layers.0.mlp.down_proj.weight (48, 32)"),
-        (quantised, "whole numbers: model.layers.0.mlp.up_proj.weight (I8)"),
+        (quantised, "integers: model.layers.0.mlp.up_proj.weight (I8)"),
         (size_as_text, "does not describe a dream model (StrictDataclassFieldValidationError"),
         (no_heads, "does not describe a dream model (ZeroDivisionError"),
         (index_empty, "has no weight_map of tensors to files"),
