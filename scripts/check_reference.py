@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dllm_bench.runs.ranks import needs_several, run
-from dllm_bench.runs.record import RunRecord
-from dllm_bench.runs.store import RECORD, Store, read_record
+from dllm_bench.launch.ranks import needs_several, run
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.store import RECORD, Store, read_record
 from scripts.update_reference import REFERENCE
 
 TIMES = ("_s", "seconds")  # how columns of times end

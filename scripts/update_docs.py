@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from dllm_bench.paths import assets_dir
-from dllm_bench.runs.store import State, Store, read_record
+from dllm_bench.store.store import State, Store, read_record
 from dllm_bench.training.card import measured
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.checkpoint import published_shapes
-from dllm_bench.models.loading import ADAPTERS, ModelSpec, load
+from dllm_bench.models.load import ADAPTERS, ModelSpec, load
 from dllm_bench.models.transformer import TransformerDenoiser
 
 VOCAB, WIDTH, LAYERS, HEADS, MLP, LENGTH = 96, 32, 2, 4, 48, 512

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.cli import compose
-from dllm_bench.core.protocols import Piece
+from dllm_bench.cli.main import compose
+from dllm_bench.core.contracts import Piece
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.paths import options
-from dllm_bench.runs.targets import instantiate
+from dllm_bench.registry import instantiate
 from tests.helpers import ROLES, VOCAB
 
 BLOCK = 8

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, overload
 from dllm_bench.core.request import DllmBenchError, Request
 
 if TYPE_CHECKING:
-    from dllm_bench.core.protocols import Encode, Turns
+    from dllm_bench.core.contracts import Encode, Turns
 
 Item = Mapping[str, Any]
 REPEAT = "#"

@@ -2,7 +2,7 @@
 
 `minicode` (made here), `humaneval_plus` and `mbpp_plus` (original files, or EvalPlus's own
 download without a data directory). Programs run only in `sandbox`, compared there with the
-reference solution (`sandboxed/check_function.py`); EvalPlus itself is used for MBPP+ inputs and for
+reference solution (`child/check_function.py`); EvalPlus itself is used for MBPP+ inputs and for
 sanitising, and only the benchmarks that need these need it. `plus` counts a program that is right
 on base and extra inputs, as EvalPlus reports it. `samples` writes what `evalplus.evaluate` reads.
 """
@@ -19,11 +19,13 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks import base, minicode, programs, sandbox
+from dllm_bench.benchmarks import base, programs
+from dllm_bench.benchmarks.embedded import minicode
+from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.core.request import DllmBenchError
 
 if TYPE_CHECKING:
-    from dllm_bench.core.protocols import Encode, SampleScore, Turns
+    from dllm_bench.core.contracts import Encode, SampleScore, Turns
     from dllm_bench.core.request import Request
 
 MINICODE_SIZE = 1000
@@ -240,7 +242,7 @@ class EvalPlusBenchmark:
             yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
 
     def _grade(self, problem: base.Item, text: str) -> SampleScore:
-        from dllm_bench.core.protocols import SampleScore
+        from dllm_bench.core.contracts import SampleScore
 
         if not text.strip():
             return SampleScore(0.0, "empty", dict.fromkeys(STAGES, 0.0))
@@ -268,7 +270,7 @@ class EvalPlusBenchmark:
 
 
 def _sample_score(item_id: str, outcome: sandbox.Outcome, primary: str) -> SampleScore:
-    from dllm_bench.core.protocols import SampleScore
+    from dllm_bench.core.contracts import SampleScore
 
     stages = {words[0]: words[1] for words in outcome.reports}
     if "reference" not in stages:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dllm_bench.benchmarks import base, sandbox
+from dllm_bench.benchmarks import base
+from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import data
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import no_such
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from lm_eval.api.model import LM
     from lm_eval.api.task import ConfigurableTask
 
-    from dllm_bench.core.protocols import Encode, SampleScore, Turns
+    from dllm_bench.core.contracts import Encode, SampleScore, Turns
     from dllm_bench.core.request import Request
 
 TASKS = Path(__file__).parent / "tasks"
@@ -208,7 +209,7 @@ def _answered(task: str, items: Sequence[base.Item], texts: Sequence[str]) -> li
 
 def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleScore:
     """All metrics of one answer as "<metric>,<filter>"; how a program ended is in the verdict."""
-    from dllm_bench.core.protocols import SampleScore
+    from dllm_bench.core.contracts import SampleScore
 
     metrics = {
         f"{metric},{key}": float(value)

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Cache, KVCache, Plan
+from dllm_bench.core.contracts import Cache, KVCache, Plan
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState
-from dllm_bench.decoding.together import Ask
+from dllm_bench.decoding.batching import Ask
 
 WHOLE = "the whole canvas in every forward"
 

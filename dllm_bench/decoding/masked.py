@@ -18,8 +18,7 @@ from itertools import islice, pairwise
 import torch
 from torch import Tensor
 
-from dllm_bench.core.crew import ALONE, Crew
-from dllm_bench.core.protocols import (
+from dllm_bench.core.contracts import (
     Cache,
     Denoiser,
     Explore,
@@ -41,12 +40,13 @@ from dllm_bench.core.request import (
 )
 from dllm_bench.core.state import CUT, DecodeState
 from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.workers import ALONE, Crew
+from dllm_bench.decoding.batching import Steps, drive
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.guidance import check_guidance, guided
 from dllm_bench.decoding.numerics import check_choice, top1
 from dllm_bench.decoding.schedule.window import Frontier, masks_per_block
 from dllm_bench.decoding.stop.filled import Filled
-from dllm_bench.decoding.together import Steps, drive
 
 LARGE = 8192  # a vocabulary whose head and softmax are worth leaving rows out
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Window
+from dllm_bench.core.contracts import Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding import fused

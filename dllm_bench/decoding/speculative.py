@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import KVCache, Piece, Plan
+from dllm_bench.core.contracts import KVCache, Piece, Plan
 from dllm_bench.core.request import DllmBenchError, Generation, Request, first_end
 from dllm_bench.core.speculative import (
     Context,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.models.layout import Layout, Part, Shapes
+from dllm_bench.models.layouts import Layout, Part, Shapes
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SHOWN = 6  # names listed per kind of problem

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.transformer import Rotation, TransformerDenoiser

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.models.layout import Published, value
+from dllm_bench.models.layouts import Published, value
 
 HEAD_NAMES = ("vanilla", "gated", "rnn")
 

@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     eager_attention_forward,
 )
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.trace import Kind
 from dllm_bench.models.kv import PositionCache
 

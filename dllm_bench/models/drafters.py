@@ -22,7 +22,7 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.speculative import Target
 from dllm_bench.models import checkpoint
 from dllm_bench.models.drafter_facts import NetFacts, architecture, read_facts
-from dllm_bench.models.layout import Published, value
+from dllm_bench.models.layouts import Published, value
 from dllm_bench.models.native import Qwen3
 from dllm_bench.models.sources import content_hash, locate
 from dllm_bench.models.spec import ModelSpec
@@ -262,7 +262,7 @@ def empty(published: Published) -> DraftNetwork:
 
 @lru_cache(maxsize=2)
 def _model(drafter: SmallModel, device: torch.device, dtype: torch.dtype) -> TransformerDenoiser:
-    from dllm_bench.models.loading import load
+    from dllm_bench.models.load import load
     from dllm_bench.models.transformer import TransformerDenoiser
 
     name = str(dtype).removeprefix("torch.")

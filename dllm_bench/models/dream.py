@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dllm_bench.models.layout import Standard
+from dllm_bench.models.layouts import Standard
 
 
 class Dream(Standard):

@@ -13,7 +13,7 @@ import torch
 
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint, lora
-from dllm_bench.models.loading import Opened, dtype_of, open_checkpoint
+from dllm_bench.models.load import Opened, dtype_of, open_checkpoint
 from dllm_bench.models.sources import commit, locate
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.text import TextFront, read_tokenizer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.request import DllmBenchError
 
 Span = tuple[int, int]

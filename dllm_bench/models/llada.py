@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dllm_bench.models.layout import Layout, Published, value
+from dllm_bench.models.layouts import Layout, Published, value
 
 LAYERS, BLOCKS = "model.layers.", "model.transformer.blocks."
 TOP = {  # module name -> published name, without ".weight"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models.checkpoint import Weights, named, read_json, shapes_of, weight_files
-from dllm_bench.models.layout import Layout, Shapes, value
+from dllm_bench.models.layouts import Layout, Shapes, value
 
 STEM = "adapter_model"
 CONFIG = "adapter_config.json"

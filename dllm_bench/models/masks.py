@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 
 Span = tuple[int, int]
 REMEMBERED = 16  # masks of recent shapes; a request rarely alternates between more

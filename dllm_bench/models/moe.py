@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dllm_bench.models.layout import Part, Published, Shapes, Standard, expert_parts, value
+from dllm_bench.models.layouts import Part, Published, Shapes, Standard, expert_parts, value
 
 
 class LLaDAMoE(Standard):

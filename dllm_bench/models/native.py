@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dllm_bench.models.layout import Layout, Published, Standard, value
+from dllm_bench.models.layouts import Layout, Published, Standard, value
 
 
 class Sdar(Standard):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.models.kv import PositionCache
 
 Attention = Callable[..., tuple[Tensor, Any]]

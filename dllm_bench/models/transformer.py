@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Decoder, KVCache, Plan
+from dllm_bench.core.contracts import Decoder, KVCache, Plan
 from dllm_bench.core.request import DllmBenchError, SpecialTokens
 from dllm_bench.models import ragged
 from dllm_bench.models.kv import PositionCache

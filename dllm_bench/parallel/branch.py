@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from dllm_bench.core.crew import Crew
-from dllm_bench.core.protocols import KVCache, Plan, Scores, Window
+from dllm_bench.core.contracts import KVCache, Plan, Scores, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
+from dllm_bench.core.workers import Crew
 from dllm_bench.models.kv import PositionCache
 
 EXCHANGE, COMMIT = "branch exchange", "branch commit"  # names in a profile

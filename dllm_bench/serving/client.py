@@ -23,7 +23,7 @@ from dllm_bench.serving.stream import Answer, Stream, TryError, message
 if TYPE_CHECKING:
     import httpx2
 
-    from dllm_bench.core.protocols import Denoiser, Turns
+    from dllm_bench.core.contracts import Denoiser, Turns
 
 CONNECT_S = 10.0
 LONGEST_WAIT_S = 300.0

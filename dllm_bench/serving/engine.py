@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from dllm_bench.core.request import DllmBenchError, Request
 
 if TYPE_CHECKING:
-    from dllm_bench.core.protocols import Turns
+    from dllm_bench.core.contracts import Turns
 
 ADDRESS = re.compile(r"https?://[\w.\-\[\]:]*[\w\]](/\S*)?")
 OURS = ("model", "messages", "prompt", "max_tokens", "temperature", "seed", "stop", "stream")

@@ -33,7 +33,7 @@ from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs
 from dllm_bench.tables.spec import Cell, Metric, Note, PaperTable, Profile
 
 if TYPE_CHECKING:
-    from dllm_bench.runs.record import RunRecord
+    from dllm_bench.store.record import RunRecord
 
 SCORE_TEXT = "samples the benchmark's own metric grades as right, in percent of all samples."
 AREA_TEXT = (

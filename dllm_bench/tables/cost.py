@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench import __version__
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.paths import conf_dir
-from dllm_bench.runs.inputs import is_served
-from dllm_bench.runs.memory import Memory, mark
+from dllm_bench.store.cache import Memory, mark
+from dllm_bench.store.inputs import is_served
 from dllm_bench.tables.derive import unit_of
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.reading import read_yaml
 from dllm_bench.tables.spec import Query
 
 if TYPE_CHECKING:
-    from dllm_bench.runs.record import RunRecord
-    from dllm_bench.runs.store import Store
+    from dllm_bench.store.record import RunRecord
+    from dllm_bench.store.store import Store
 
 Plain = Mapping[str, Any]
 TPF_UNIT = "tokens/forward"
@@ -198,7 +198,7 @@ def scale(config: Plain, kin: Kin) -> float:
 
 def sealed_runs(store: Store) -> Kin:
     """All sealed runs, remembered beside them; a damaged record is left to who needs it."""
-    from dllm_bench.runs.store import RECORD, read_record
+    from dllm_bench.store.store import RECORD, read_record
 
     memory = Memory(Path(store.root) / FILE, [__version__, *(f.name for f in fields(Known))])
     found = []

@@ -24,7 +24,7 @@ from dllm_bench.tables.plan import PlannedCell
 from dllm_bench.tables.spec import CUT, Metric, Query
 
 if TYPE_CHECKING:
-    from dllm_bench.runs.record import RunRecord
+    from dllm_bench.store.record import RunRecord
 
 PERCENT = 100
 DIGITS = 9  # of resampled numbers; sums of floats differ between processors beyond

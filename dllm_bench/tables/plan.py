@@ -20,10 +20,10 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
 
 if TYPE_CHECKING:
-    from dllm_bench.runs.jobs import Jobs
-    from dllm_bench.runs.record import RunRecord
-    from dllm_bench.runs.spec import RunSpec
-    from dllm_bench.runs.store import Store
+    from dllm_bench.launch.jobs import Jobs
+    from dllm_bench.store.record import RunRecord
+    from dllm_bench.store.spec import RunSpec
+    from dllm_bench.store.store import Store
 
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 Resolve = Callable[[dict[str, Any]], dict[str, Any]]
@@ -120,12 +120,12 @@ def plan(
     that are not on this disk may be had from a server, as runs have them.
     """
     from dllm_bench.benchmarks.base import from_disk
-    from dllm_bench.runs.jobs import Jobs
+    from dllm_bench.launch.jobs import Jobs
 
     jobs, shared = Jobs.of(store), {} if runs is None else runs
 
     def specify(config: Mapping[str, Any]) -> RunSpec:
-        from dllm_bench.runs.spec import RunSpec
+        from dllm_bench.store.spec import RunSpec
 
         with from_disk(alone=not asks):
             return RunSpec.from_config(config, resolve) if resolve else RunSpec.from_config(config)
@@ -181,7 +181,7 @@ def _planned_run(
     store: Store,
     anywhere: bool,
 ) -> PlannedRun:
-    from dllm_bench.runs.inputs import is_served
+    from dllm_bench.store.inputs import is_served
 
     try:
         query = profile.translate(cell.run)
@@ -211,7 +211,7 @@ def _planned_run(
 
 def _any_like(config: Mapping[str, Any], store: Store) -> bool:
     """Whether the store holds any run of the model on the benchmark; a sealed one needs no GPU."""
-    from dllm_bench.runs.spec import slug
+    from dllm_bench.store.spec import slug
 
     names = (slug(str(config[group]["name"])) for group in ("benchmark", "model"))
     return Path(store.root, *names).is_dir()
@@ -224,7 +224,7 @@ def _impossible(what: str, why: str, asked: PlannedRun) -> PlannedRun:
 
 def _refused(error: DllmBenchError, asked: PlannedRun) -> PlannedRun:
     """A run that has no spec: something is not here, or the settings do not fit each other."""
-    from dllm_bench.runs.inputs import AbsentError
+    from dllm_bench.store.inputs import AbsentError
 
     if isinstance(error, AbsentError):
         return _impossible("weights or data", str(error), asked)
@@ -275,7 +275,7 @@ def followed(run: PlannedRun, jobs: Jobs) -> PlannedRun:
 
 def trained_first(runs: Iterable[PlannedRun]) -> list[str]:
     """Filters, drafters and profiles below TRAINED that decoders name and nobody made yet."""
-    from dllm_bench.runs.inputs import sources
+    from dllm_bench.store.inputs import sources
 
     found: dict[str, None] = {}
     for run in runs:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs import inputs, launch
-from dllm_bench.runs.jobs import Jobs
-from dllm_bench.runs.parts import REAL, Parts
-from dllm_bench.runs.spec import digest
-from dllm_bench.runs.store import Store
+from dllm_bench.launch import pool as launch
+from dllm_bench.launch.jobs import Jobs
+from dllm_bench.run.dependencies import REAL, Parts
+from dllm_bench.store import inputs
+from dllm_bench.store.spec import digest
+from dllm_bench.store.store import Store
 from dllm_bench.tables.plan import TRAINED, PlannedRun, State, trained_first
 
 SIZES = {

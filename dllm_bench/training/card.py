@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.runs.record import RunRecord
+from dllm_bench.store.record import RunRecord
 from dllm_bench.training.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
 OBJECTIVES = {

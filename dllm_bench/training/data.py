@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dllm_bench.benchmarks import mini, minicode, minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks.embedded import base as mini
+from dllm_bench.benchmarks.embedded import minicode, minigsm, minimath, miniread, minirule
 from dllm_bench.models import embedded
 
 if TYPE_CHECKING:

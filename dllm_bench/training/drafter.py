@@ -22,7 +22,7 @@ from torch import Tensor
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.models import drafters
 from dllm_bench.models.drafter_nets import BlockNet, ChainNet, DraftNetwork
-from dllm_bench.models.loading import LoadedModel
+from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.training import (
     drafter_blocks,

@@ -19,7 +19,7 @@ from torch import Tensor
 from dllm_bench.core.request import DllmBenchError, Request, first_end
 from dllm_bench.decoding.draft.none import NoDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.models.loading import LoadedModel
+from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import EMBEDDED, WHOLE, TransformerDenoiser
 from dllm_bench.training import data
 from dllm_bench.training.drafter_blocks import Rows

@@ -146,7 +146,7 @@ def check_prompts(texts: Sequence[str]) -> None:
 
 def plan_of(job: FilterJob, model: Mapping[str, Any], texts: Sequence[str]) -> Plan:
     """What the traces of a job depend on."""
-    from dllm_bench.runs.inputs import model_hashes
+    from dllm_bench.store.inputs import model_hashes
 
     check_prompts(texts)
     hashes = model_hashes(model)
@@ -165,8 +165,8 @@ def traces_of(
     plan: Plan, model: Mapping[str, Any], texts: Sequence[str], folder: Path, report: Report
 ) -> Traces:
     """Stored traces where they are complete; the model is loaded only where they are not."""
-    from dllm_bench.models import loading
-    from dllm_bench.runs.inputs import model_spec
+    from dllm_bench.models import load as loading
+    from dllm_bench.store.inputs import model_spec
 
     file = plan.file(folder)
     if file.exists() and (stored := traces.load(file)).done == len(texts):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dllm_bench.runs.progress import duration
+from dllm_bench.run.progress import duration
 
 
 def line(point: Mapping[str, float], of: int, eta_s: float) -> str:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Denoiser, KVCache, Plan
+from dllm_bench.core.contracts import Denoiser, KVCache, Plan
 from dllm_bench.core.trace import Kind
 from dllm_bench.decoding.length.profile import StepProfile
 from dllm_bench.decoding.speculative import check_target
-from dllm_bench.runs import inputs, provenance
+from dllm_bench.store import inputs, provenance
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def profile_of(job: ProfileJob, spent: Sequence[Sequence[float]]) -> StepProfile
 
 def run(job: ProfileJob, config: Mapping[str, Any]) -> dict[str, Any]:
     """Load the configured model and measure it: the table, its spread, facts of model, machine."""
-    from dllm_bench.models import loading
+    from dllm_bench.models import load as loading
 
     hardware = inputs.resolve_hardware(config["hardware"])
     torch.set_num_threads(int(hardware.get("threads", 1)))

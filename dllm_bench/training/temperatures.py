@@ -15,9 +15,9 @@ from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import Observed
-from dllm_bench.runs.spec import Role, RunSpec, digest, split
-from dllm_bench.runs.store import Entry, read_record, read_samples
 from dllm_bench.serving.drafts import Drafts
+from dllm_bench.store.spec import Role, RunSpec, digest, split
+from dllm_bench.store.store import Entry, read_record, read_samples
 
 FIXED = "dllm_bench.decoding.length.fixed.Fixed"
 Halves = tuple[list[Observed], list[Observed]]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench import DECODING_VERSION
-from dllm_bench.core.protocols import Denoiser, Encode, Scores, Select, Window
+from dllm_bench.core.contracts import Denoiser, Encode, Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.core.state import REFERENCE, DecodeState
 from dllm_bench.decoding.cache.none import NoCache
@@ -31,7 +31,7 @@ from dllm_bench.decoding.select.oracle import Oracle
 from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
-from dllm_bench.runs.spec import digest, slug
+from dllm_bench.store.spec import digest, slug
 
 SAVE_EVERY_S = 60.0
 REPORT_EVERY_S = 5.0

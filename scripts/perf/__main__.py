@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dllm_bench.runs.provenance import environment
+from dllm_bench.store.provenance import environment
 from scripts.perf import batch, device, kernel, measures
 
 PARTS = {

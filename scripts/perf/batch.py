@@ -6,9 +6,9 @@ decoding (encoding, disk, display) is left out.
 
 from __future__ import annotations
 
-from dllm_bench.cli import compose
+from dllm_bench.cli.main import compose
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.runs.inputs import benchmark_of
+from dllm_bench.store.inputs import benchmark_of
 from scripts.perf import models
 from scripts.perf.measures import Row, Size, in_turns
 from scripts.perf.split import Watch

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dllm_bench.core.protocols import Denoiser
+from dllm_bench.core.contracts import Denoiser
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.none import NoCache

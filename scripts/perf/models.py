@@ -11,16 +11,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dllm_bench.cli import compose
-from dllm_bench.core.protocols import KVCache, Plan
+from dllm_bench.cli.main import compose
+from dllm_bench.core.contracts import KVCache, Plan
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.kv import PositionCache
-from dllm_bench.models.loading import ADAPTERS, LoadedModel, load
+from dllm_bench.models.load import ADAPTERS, LoadedModel, load
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.runs.inputs import model_spec
-from dllm_bench.runs.targets import instantiate
+from dllm_bench.registry import instantiate
+from dllm_bench.store.inputs import model_spec
 
 EMBEDDED = {"width": 128, "layers": 4, "heads": 4, "mlp": 384}  # what the embedded models have
 QWEN_05B = {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "mlp": 4864}  # Qwen2.5-0.5B

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Denoiser, Plan
+from dllm_bench.core.contracts import Denoiser, Plan
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import Kind
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench import __version__
-from dllm_bench.cli import main
+from dllm_bench.cli.main import main
 from dllm_bench.paths import options
 
 COMMANDS = (
@@ -75,7 +75,7 @@ def test_help_is_immediate(tmp_path: Path) -> None:
     assert dllm_bench("--help", cwd=tmp_path).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
-    heavy = "import sys, dllm_bench.cli; print({'torch', 'hydra', 'yaml'} & set(sys.modules))"
+    heavy = "import sys, dllm_bench.cli.main; print({'torch', 'hydra', 'yaml'} & set(sys.modules))"
     found = subprocess.run(
         [sys.executable, "-c", heavy], capture_output=True, text=True, check=True
     )
@@ -154,7 +154,7 @@ def test_unset_consent_is_one_sentence_before_anything_is_decoded(
 def test_a_mistake_costs_no_heavy_import(argument: str, tmp_path: Path) -> None:
     """That is what makes the sentence come at once."""
     code = (
-        "import sys; from dllm_bench.cli import main; "
+        "import sys; from dllm_bench.cli.main import main; "
         f"code = main(['run', 'paths.results={tmp_path}', '{argument}']); "
         "print(code, 'torch' in sys.modules)"
     )

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from dllm_bench.cli import main
+from dllm_bench.cli import paint
+from dllm_bench.cli.main import main
 from dllm_bench.core.trace import Forward, Kind, Trace
-from dllm_bench.report import filling, paint
-from dllm_bench.runs.record import SampleRecord, Session
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import Store
+from dllm_bench.site import filling
+from dllm_bench.store.record import SampleRecord, Session
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store
 
 WORDS = ["<mask>", "four", " and", " two", " is six", "\n", "<end>"]
 LOOKAHEADS = {"schedule": {"block": 4}, "explore": {"k": 2}}

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.protocols import SampleScore
+from dllm_bench.cli import status_cache as glance
+from dllm_bench.cli import views as terminal
+from dllm_bench.core.contracts import SampleScore
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.report import glance, terminal
-from dllm_bench.runs.record import RunRecord, SampleRecord, Session, seal
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import RECORD, Entry, Store, read_entry
+from dllm_bench.store.record import RunRecord, SampleRecord, Session, seal
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import RECORD, Entry, Store, read_entry
 
 
 def spec(**changes: Any) -> RunSpec:

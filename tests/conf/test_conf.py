@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import yaml
 
-from dllm_bench.cli import compose
-from dllm_bench.core.protocols import Piece
+from dllm_bench.cli.main import compose
+from dllm_bench.core.contracts import Piece
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.models.loading import ModelSpec
+from dllm_bench.models.load import ModelSpec
 from dllm_bench.paths import conf_dir, options
-from dllm_bench.runs.inputs import engine_of, is_served
-from dllm_bench.runs.spec import FIELDS, leaves, role_of
-from dllm_bench.runs.targets import instantiate
+from dllm_bench.registry import instantiate
+from dllm_bench.store.inputs import engine_of, is_served
+from dllm_bench.store.spec import FIELDS, leaves, role_of
 from tests.speculative import with_drafter
 
 COMBINATORS = {"any_of"}  # made of other pieces, written out in a decoder's yaml

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dllm_bench.parallel.team import Layout, Team
-from dllm_bench.runs.ranks import PRELOAD
+from dllm_bench.parallel.group import Layout, Team
+from dllm_bench.launch.ranks import PRELOAD
 
 PATIENCE_S = 120.0  # for a machine with much other work
 

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.runs import ranks
-from dllm_bench.runs.parts import Parts
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import SAMPLES, Store
+from dllm_bench.launch import ranks
+from dllm_bench.run.dependencies import Parts
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import SAMPLES, Store
 from tests.dist.test_teams import CASES
 from tests.pieces import Table
 from tests.resume import fakes

@@ -27,7 +27,7 @@ from dllm_bench.decoding.score.neg_entropy import NegEntropy
 from dllm_bench.decoding.score.sampled import Sampled
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.parallel.team import Layout, Team, decoded, encoded
+from dllm_bench.parallel.group import Layout, Team, decoded, encoded
 from tests.dist.teams import together
 from tests.helpers import tiny_denoiser
 

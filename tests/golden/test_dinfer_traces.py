@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.cli import compose
-from dllm_bench.core.protocols import Cache, Score, Scores, Select, Window
+from dllm_bench.cli.main import compose
+from dllm_bench.core.contracts import Cache, Score, Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind
@@ -38,7 +38,7 @@ from dllm_bench.decoding.stop.budget import Budget
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.metrics.facts import count, idle_forwards
-from dllm_bench.runs.targets import instantiate
+from dllm_bench.registry import instantiate
 from tests.helpers import golden_dir, load_denoiser
 
 FOLDER = golden_dir() / "dinfer"

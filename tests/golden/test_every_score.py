@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from dllm_bench.core.protocols import Score
+from dllm_bench.core.contracts import Score
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.schedule.blocks import Blocks

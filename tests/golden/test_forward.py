@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.trace import Kind
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import load_denoiser

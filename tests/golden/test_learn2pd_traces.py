@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.protocols import Select
+from dllm_bench.core.contracts import Select
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
 from dllm_bench.core.trace import Kind

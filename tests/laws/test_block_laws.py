@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, Progress
-from dllm_bench.core.protocols import Ended, Explore, Schedule, Scores, Select, Stop, Window
+from dllm_bench.core.contracts import Ended, Explore, Schedule, Scores, Select, Stop, Window
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.cache.none import NoCache

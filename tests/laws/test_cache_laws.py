@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Cache, Plan, Scores, Select, Window
+from dllm_bench.core.contracts import Cache, Plan, Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError, Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Select
+from dllm_bench.core.contracts import Select
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache

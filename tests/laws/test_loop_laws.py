@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dllm_bench.core.protocols import Plan, Stop
+from dllm_bench.core.contracts import Plan, Stop
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import Kind

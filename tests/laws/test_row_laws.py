@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import Kind
 from dllm_bench.decoding import masked

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Score, Scores, Window
+from dllm_bench.core.contracts import Score, Scores, Window
 from dllm_bench.core.request import DllmBenchError, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.none import NoCache

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Scores, Select, Window
+from dllm_bench.core.contracts import Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState
 from dllm_bench.decoding.cache.none import NoCache

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
 from dllm_bench.core.trace import Forward, Kind, Trace

@@ -13,10 +13,12 @@ from functools import lru_cache
 import pytest
 from torch import Tensor
 
-from dllm_bench.core.protocols import Denoiser
+from dllm_bench.core.contracts import Denoiser
 from dllm_bench.core.request import DllmBenchError, Generation, Request
 from dllm_bench.core.trace import Forward
-from dllm_bench.decoding import masked, together
+from dllm_bench.decoding import batching as together
+from dllm_bench.decoding import masked
+from dllm_bench.decoding.batching import Ask, forward
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
@@ -27,7 +29,6 @@ from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.together import Ask, forward
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import tiny_denoiser
 from tests.pieces import decoders

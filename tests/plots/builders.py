@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.protocols import SampleScore
+from dllm_bench.core.contracts import SampleScore
 from dllm_bench.core.trace import Forward, Kind, Trace
-from dllm_bench.plots.points import BuiltFigure, build_figure
-from dllm_bench.plots.spec import Figure
-from dllm_bench.runs import evolution
-from dllm_bench.runs.evolution import Evolution
-from dllm_bench.runs.record import RunRecord, SampleRecord, Session, seal
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import SAMPLES, Store
+from dllm_bench.figures.points import BuiltFigure, build_figure
+from dllm_bench.figures.spec import Figure
+from dllm_bench.run import token_replay as evolution
+from dllm_bench.run.token_replay import Evolution
+from dllm_bench.store.record import RunRecord, SampleRecord, Session, seal
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import SAMPLES, Store
 from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
 from dllm_bench.tables.spec import Profile
 from tests.tables.builders import ENVIRONMENT, spec_of

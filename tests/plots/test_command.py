@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli import main
-from dllm_bench.runs import evolution
+from dllm_bench.cli.main import main
+from dllm_bench.run import token_replay as evolution
 
 NAME = "learn2pd/figure4"  # two runs, and the evolution of their tokens
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli import compose as real_compose
-from dllm_bench.plots import style
-from dllm_bench.plots.draw import drawing, images
-from dllm_bench.plots.draw_kinds import KINDS
-from dllm_bench.plots.points import UNDEFINED, BuiltFigure, Point, build_figure
-from dllm_bench.plots.spec import load_figure
-from dllm_bench.plots.write import write
-from dllm_bench.runs import evolution
-from dllm_bench.runs.store import Store
+from dllm_bench.cli.main import compose as real_compose
+from dllm_bench.figures import style
+from dllm_bench.figures.draw import drawing, images
+from dllm_bench.figures.draw_kinds import KINDS
+from dllm_bench.figures.points import UNDEFINED, BuiltFigure, Point, build_figure
+from dllm_bench.figures.spec import load_figure
+from dllm_bench.figures.write import write
+from dllm_bench.run import token_replay as evolution
+from dllm_bench.store.store import Store
 from dllm_bench.tables.options import names
 from dllm_bench.tables.reading import load_profile
 from tests.plots.builders import built_full, evolutions_of

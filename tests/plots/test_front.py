@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dllm_bench.plots import style
-from dllm_bench.plots.draw import drawing
-from dllm_bench.plots.draw_kinds import FRONT
-from dllm_bench.plots.points import BuiltFigure, Point, with_front
-from dllm_bench.plots.spec import Front, load_figure
-from dllm_bench.plots.write import as_csv
+from dllm_bench.figures import style
+from dllm_bench.figures.draw import drawing
+from dllm_bench.figures.draw_kinds import FRONT
+from dllm_bench.figures.points import BuiltFigure, Point, with_front
+from dllm_bench.figures.spec import Front, load_figure
+from dllm_bench.figures.write import as_csv
 from tests.plots.test_points import built
 
 # series, x, score

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.plots.layout import grid, panels_of, series_of
-from dllm_bench.plots.points import BuiltFigure, build_figure
-from dllm_bench.plots.spec import Axis, Figure, read_figure
-from dllm_bench.plots.write import as_csv, lines
-from dllm_bench.runs.store import Store
+from dllm_bench.figures.layout import grid, panels_of, series_of
+from dllm_bench.figures.points import BuiltFigure, build_figure
+from dllm_bench.figures.spec import Axis, Figure, read_figure
+from dllm_bench.figures.write import as_csv, lines
+from dllm_bench.store.store import Store
 from tests.plots.builders import planned, record_of, samples_of, store_run
 from tests.tables.builders import TINY, compose, start
 

@@ -15,18 +15,18 @@ import pytest
 
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Forward, Kind
-from dllm_bench.metrics import calibration
-from dllm_bench.metrics.facts import Facts
-from dllm_bench.plots import (
+from dllm_bench.figures import (
     readings_draft,
     readings_evolution,
     readings_filter,
     readings_load,
     readings_trace,
 )
-from dllm_bench.plots.readings import Read
-from dllm_bench.runs.evolution import Evolution
-from dllm_bench.runs.record import SampleRecord
+from dllm_bench.figures.readings import Read
+from dllm_bench.metrics import calibration
+from dllm_bench.metrics.facts import Facts
+from dllm_bench.run.token_replay import Evolution
+from dllm_bench.store.record import SampleRecord
 from tests.plots.builders import drafted_sample, sample
 
 STEP = Forward(Kind.DENOISE, 1, 4, 0, ms=1.0)

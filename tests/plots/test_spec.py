@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli import compose
+from dllm_bench.cli.main import compose
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.plots import style
-from dllm_bench.plots.draw_kinds import KINDS
-from dllm_bench.plots.readings import reading
-from dllm_bench.plots.spec import REPORTED, Figure, load_figure, read_figure
-from dllm_bench.runs.spec import slug
+from dllm_bench.figures import style
+from dllm_bench.figures.draw_kinds import KINDS
+from dllm_bench.figures.readings import reading
+from dllm_bench.figures.spec import REPORTED, Figure, load_figure, read_figure
+from dllm_bench.store.spec import slug
 from dllm_bench.tables.options import names
 from dllm_bench.tables.reading import load_profile, read_yaml
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.trace import Forward, Kind, Trace
-from dllm_bench.report import site as site_module
-from dllm_bench.report.site import Site
-from dllm_bench.report.site_texts import Texts
-from dllm_bench.runs.record import RunRecord, SampleRecord
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import SAMPLES, Store
+from dllm_bench.site import site as site_module
+from dllm_bench.site.site import Site
+from dllm_bench.site.texts import Texts
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import SAMPLES, Store
 from tests.tables import builders
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;'\"\u2028\u202e"

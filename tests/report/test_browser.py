@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.report.site_run import run_address
-from dllm_bench.runs.record import RunRecord
+from dllm_bench.site.run_page import run_address
+from dllm_bench.store.record import RunRecord
 from tests.report import builders
 from tests.report.browser import Browser
 

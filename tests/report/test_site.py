@@ -17,18 +17,21 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import main
+from dllm_bench.cli.main import main
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.metrics import accuracy
 from dllm_bench.paths import assets_dir
-from dllm_bench.report import site as site_module
-from dllm_bench.report import site_board, site_html, site_samples, site_texts
-from dllm_bench.report.filling import view
-from dllm_bench.report.site_run import run_address
-from dllm_bench.runs import inputs
-from dllm_bench.runs.record import RunRecord
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import RECORD, Store
+from dllm_bench.site import html as site_html
+from dllm_bench.site import index_page as site_board
+from dllm_bench.site import samples as site_samples
+from dllm_bench.site import site as site_module
+from dllm_bench.site import texts as site_texts
+from dllm_bench.site.filling import view
+from dllm_bench.site.run_page import run_address
+from dllm_bench.store import inputs
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import RECORD, Store
 from tests.report import builders
 
 

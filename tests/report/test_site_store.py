@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.report import site as site_module
-from dllm_bench.report.site_run import run_address
-from dllm_bench.runs.store import RECORD, SPEC, Store
+from dllm_bench.site import site as site_module
+from dllm_bench.site.run_page import run_address
+from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import build as tables
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.cost import sealed_runs

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.request import DllmBenchError, Generation, Request
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import SAMPLES, Store, read_samples
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import SAMPLES, Store, read_samples
 
 WARMUPS = 2
 REFUSED = 3

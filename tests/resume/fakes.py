@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from dllm_bench.core.protocols import Encode, SampleScore
+from dllm_bench.core.contracts import Encode, SampleScore
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.trace import Forward, Kind, Trace
-from dllm_bench.runs.parts import Parts
-from dllm_bench.runs.record import RunRecord
-from dllm_bench.runs.spec import RunSpec
+from dllm_bench.run.dependencies import Parts
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import RunSpec
 
 SPECIAL = SpecialTokens(mask=0, eos=1, pad=2)
 FIRST = 8  # ids below are special

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import compose
+from dllm_bench.cli.main import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.runs.parts import Parts
-from dllm_bench.runs.progress import ProgressLine, Running, line, summary
-from dllm_bench.runs.record import RunRecord, SampleRecord
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.spec import RunSpec, leaves, role_of
-from dllm_bench.runs.store import SAMPLES, Store, read_samples
+from dllm_bench.run.dependencies import Parts
+from dllm_bench.run.progress import ProgressLine, Running, line, summary
+from dllm_bench.run.runner import run
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.spec import RunSpec, leaves, role_of
+from dllm_bench.store.store import SAMPLES, Store, read_samples
 from tests.resume import fakes
 
 OWN, BASELINE = "own", "baseline"

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import compose
+from dllm_bench.cli.main import compose
 from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.launch.ranks import run
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.metrics.facts import NO_TIME
-from dllm_bench.runs.progress import summary
-from dllm_bench.runs.ranks import run
-from dllm_bench.runs.record import RunRecord
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import Store, read_samples
+from dllm_bench.run.progress import summary
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store, read_samples
 from tests.resume import fakes
 
 TIMED = [

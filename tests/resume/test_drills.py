@@ -27,15 +27,16 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import compose
-from dllm_bench.core.protocols import Encode, SampleScore
+from dllm_bench.cli.main import compose
+from dllm_bench.core.contracts import Encode, SampleScore
 from dllm_bench.core.request import DllmBenchError, Request
-from dllm_bench.runs import provenance, ranks
-from dllm_bench.runs.parts import REAL
-from dllm_bench.runs.record import SCHEMA, RunRecord, SampleRecord
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import RECORD, SAMPLES, State, Store
+from dllm_bench.launch import ranks
+from dllm_bench.run.dependencies import REAL
+from dllm_bench.run.runner import run
+from dllm_bench.store import provenance
+from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import RECORD, SAMPLES, State, Store
 from dllm_bench.tables.plan import look_up
 from tests.resume import fakes
 from tests.resume.drill import REFUSED, Books, Logged, die_at_touch, ended, fork

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs import files, runner
-from dllm_bench.runs import store as store_module
-from dllm_bench.runs.parts import Parts
-from dllm_bench.runs.record import RunRecord
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.store import SAMPLES, State, Store, read_samples
+from dllm_bench.run import runner
+from dllm_bench.run.dependencies import Parts
+from dllm_bench.run.runner import run
+from dllm_bench.store import files
+from dllm_bench.store import store as store_module
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.store import SAMPLES, State, Store, read_samples
 from tests.resume import fakes
 
 N = 40

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.runs.launch import run_all, take_next
-from dllm_bench.runs.progress import Board, ProgressLine, Running, duration
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.store import Store
+from dllm_bench.launch.pool import run_all, take_next
+from dllm_bench.run.progress import Board, ProgressLine, Running, duration
+from dllm_bench.run.runner import run
+from dllm_bench.store.store import Store
 from tests.resume import fakes
 
 SPECS = [fakes.spec(n) for n in (3, 4, 5, 6)]

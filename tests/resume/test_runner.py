@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.protocols import Encode
+from dllm_bench.core.contracts import Encode
 from dllm_bench.core.request import DllmBenchError, Generation, Request
 from dllm_bench.core.trace import Forward, Kind, Trace
-from dllm_bench.runs import files
-from dllm_bench.runs.runner import cut, run
-from dllm_bench.runs.store import SAMPLES, Store, read_samples
+from dllm_bench.run.runner import cut, run
+from dllm_bench.store import files
+from dllm_bench.store.store import SAMPLES, Store, read_samples
 from tests.resume import fakes
 
 EOS, MASK = fakes.SPECIAL.eos, fakes.SPECIAL.mask

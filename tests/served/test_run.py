@@ -13,18 +13,21 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import compose, main
+from dllm_bench.cli.main import compose, main
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.launch import pool as launch
+from dllm_bench.launch.ranks import run
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.facts import NO_TRACE, NO_USAGE, Facts
 from dllm_bench.paths import assets_dir
-from dllm_bench.report import site_run, site_samples
-from dllm_bench.report.site_texts import Texts
-from dllm_bench.runs import inputs, launch, served
-from dllm_bench.runs.ranks import run
-from dllm_bench.runs.record import RunRecord, SampleRecord
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import Store, read_samples
+from dllm_bench.run import served
+from dllm_bench.site import run_page as site_run
+from dllm_bench.site import samples as site_samples
+from dllm_bench.site.texts import Texts
+from dllm_bench.store import inputs
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store, read_samples
 from dllm_bench.tables.build import build
 from dllm_bench.tables.plan import State, plan
 from dllm_bench.tables.reading import read_table

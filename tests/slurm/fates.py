@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.runs.spec import RunSpec
+from dllm_bench.store.spec import RunSpec
 from tests.resume import fakes
 from tests.resume.drill import Logged
 

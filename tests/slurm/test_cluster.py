@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.runs import jobs
-from dllm_bench.runs.launch import submit
-from dllm_bench.runs.progress import Board
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import State, Store, read_samples
+from dllm_bench.launch import jobs
+from dllm_bench.launch.pool import submit
+from dllm_bench.run.progress import Board
+from dllm_bench.run.runner import run
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import State, Store, read_samples
 from dllm_bench.tables.build import build
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.submission import send

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from dllm_bench import cli
+from dllm_bench.cli import main as cli
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs import jobs
-from dllm_bench.runs.launch import Command, Sent, resources, submit
-from dllm_bench.runs.packed import Packed
-from dllm_bench.runs.progress import Board
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.store import State, Store
+from dllm_bench.launch import jobs
+from dllm_bench.launch.packed import Packed
+from dllm_bench.launch.pool import Command, Sent, resources, submit
+from dllm_bench.run.progress import Board
+from dllm_bench.run.runner import run
+from dllm_bench.store.store import State, Store
 from dllm_bench.tables.plan import TRAINED, PlannedRun, distinct_runs, followed
 from dllm_bench.tables.plan import State as Standing
 from dllm_bench.tables.submission import send, training

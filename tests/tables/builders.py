@@ -10,9 +10,9 @@ import pytest
 
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.metrics.facts import Facts
-from dllm_bench.runs.record import RunRecord, Session
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import ERROR, RECORD, SAMPLES, Store
+from dllm_bench.store.record import RunRecord, Session
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
 from dllm_bench.tables.reading import read_table

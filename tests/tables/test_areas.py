@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dllm_bench.core.request import DllmBenchError
+from dllm_bench.figures.spec import load_figure
 from dllm_bench.metrics.tradeoff import aup
-from dllm_bench.plots.spec import load_figure
-from dllm_bench.runs.record import RunRecord
-from dllm_bench.runs.store import Store
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, build
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.reading import load_table, table_of

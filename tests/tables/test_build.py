@@ -9,7 +9,7 @@ import pytest
 
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import wilson
-from dllm_bench.runs.store import Store
+from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict, build
 from dllm_bench.tables.plan import State
 from dllm_bench.tables.spec import Remark

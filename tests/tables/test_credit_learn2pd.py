@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import compose
+from dllm_bench.cli.main import compose
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
@@ -29,8 +29,8 @@ from dllm_bench.decoding.select.union import Union
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
 from dllm_bench.decoding.stop.filled import Filled
-from dllm_bench.runs.store import Store
-from dllm_bench.runs.targets import instantiate
+from dllm_bench.registry import instantiate
+from dllm_bench.store.store import Store
 from dllm_bench.tables.build import build
 from dllm_bench.tables.plan import State, plan
 from dllm_bench.tables.reading import load_profile, load_table

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import mean_score
-from dllm_bench.runs.record import RunRecord
+from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict, build_cell
 from dllm_bench.tables.derive import bootstrap, combine, samples
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, joined

@@ -20,10 +20,10 @@ from dllm_bench.decoding.length.threshold import Threshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics.definitions import DEFINITIONS, FAMILIES, definition, measure
 from dllm_bench.metrics.facts import Facts
-from dllm_bench.runs.record import RunRecord, SampleRecord
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import Store, read_samples
+from dllm_bench.run.runner import run
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store, read_samples
 from dllm_bench.tables import build
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, State
 from dllm_bench.tables.spec import Cell, Metric

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs.inputs import AbsentError, sources
-from dllm_bench.runs.record import RunRecord
-from dllm_bench.runs.spec import Role, RunSpec, digest, slug, split
-from dllm_bench.runs.store import RECORD, Store
+from dllm_bench.store.inputs import AbsentError, sources
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
+from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import plan as planning
 from dllm_bench.tables.plan import (
     PlannedRun,
@@ -192,8 +192,8 @@ def test_the_command_of_a_run_is_its_query(tmp_path, monkeypatch) -> None:
 
 def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) -> None:
     """Every eighth run of the plan has the hash that `dllm-bench run` gives to its command."""
-    from dllm_bench import cli
-    from dllm_bench.runs import ranks
+    from dllm_bench.cli import main as cli
+    from dllm_bench.launch import ranks
 
     made: list[RunSpec] = []
 
@@ -223,7 +223,7 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
 
     What a profile has no counterpart of is left out.
     """
-    from dllm_bench.cli import compose
+    from dllm_bench.cli.main import compose
 
     queries = {cell.run: cell.keys.get("benchmark") for cell in run_cells(load_table(name))}
     found: dict[tuple[str | None, str], tuple[str, ...]] = {}
@@ -245,7 +245,7 @@ def test_names_of_values_can_be_names_of_files(name: str) -> None:
 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
 def test_masked_decoders_differ_in_the_decoder_alone(profile: str) -> None:
-    from dllm_bench.cli import compose
+    from dllm_bench.cli.main import compose
 
     table = load_table("decoders/masked")
     rows = {

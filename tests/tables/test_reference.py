@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.base import item_of
-from dllm_bench.cli import compose
+from dllm_bench.cli.main import compose
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.facts import from_columns
-from dllm_bench.runs.record import RunRecord
-from dllm_bench.runs.store import RECORD, Store, read_record
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.store import RECORD, Store, read_record
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.derive import has_curve
 from dllm_bench.tables.plan import PlannedCell, State, distinct_runs, plan

@@ -17,7 +17,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dllm_bench.report import terminal
+from dllm_bench.cli import views as terminal
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.reading import load_table

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench import cli
+from dllm_bench.cli import main as cli
 from dllm_bench.paths import assets_dir, conf_dir
-from dllm_bench.runs import inputs, settings
-from dllm_bench.runs.memory import Memory, mark, marks
-from dllm_bench.runs.settings import Settings, default_paths
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import RECORD, Store
+from dllm_bench.store import inputs, settings
+from dllm_bench.store.cache import Memory, mark, marks
+from dllm_bench.store.settings import Settings, default_paths
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables.cost import Kin, Known, sealed_runs
 from dllm_bench.tables.reading import load_profile, load_table, table_names
 from tests.tables.builders import TINY, planned_small, record_of, run_cells, seal, spec_at

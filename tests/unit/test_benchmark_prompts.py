@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import base, minigsm, programs, sandbox
+from dllm_bench.benchmarks import base, programs
+from dllm_bench.benchmarks.embedded import minigsm
 from dllm_bench.benchmarks.evalplus import SETS, EvalPlusBenchmark, _download
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
+from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import data
-from dllm_bench.core.protocols import Turns
+from dllm_bench.core.contracts import Turns
 from dllm_bench.core.request import DllmBenchError
 from tests.benchmark_helpers import (
     COMPLETION,

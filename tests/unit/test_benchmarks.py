@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import sandbox
 from dllm_bench.benchmarks.evalplus import HUMANEVAL_RULES, MBPP_RULES, EvalPlusBenchmark
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, as_lm, load_task
+from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import data
 from dllm_bench.core.request import DllmBenchError
 from tests.benchmark_helpers import (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.cli import main
+from dllm_bench.cli.main import main
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.core.speculative import Context
 from dllm_bench.decoding.draft.dflash import DFlash
@@ -23,7 +23,7 @@ from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlock, TrainedChain
-from dllm_bench.models.loading import LoadedModel, load
+from dllm_bench.models.load import LoadedModel, load
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import drafter as training
 from dllm_bench.training import (

@@ -16,8 +16,9 @@ from types import FunctionType
 import pytest
 import torch
 
-from dllm_bench.cli import main
-from dllm_bench.core.protocols import SampleScore
+from dllm_bench.cli import simulate_options as load_options
+from dllm_bench.cli.main import main
+from dllm_bench.core.contracts import SampleScore
 from dllm_bench.core.request import DllmBenchError, Generation, Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
 from dllm_bench.core.trace import Forward, Kind, Trace
@@ -35,13 +36,12 @@ from dllm_bench.metrics import acceptance, calibration
 from dllm_bench.metrics.facts import count
 from dllm_bench.models.drafters import SmallModel, TrainedBlock
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.report import load_options
-from dllm_bench.runs.record import SampleRecord, Session, seal
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import Store
 from dllm_bench.serving import rules
 from dllm_bench.serving.drafts import Drafts, Recorded, recorded
 from dllm_bench.serving.simulation import System, simulate
+from dllm_bench.store.record import SampleRecord, Session, seal
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store
 from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
 from tests.speculative import DRAFTERS, write_drafter
 

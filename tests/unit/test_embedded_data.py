@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import minicode, minigsm
+from dllm_bench.benchmarks.embedded import minicode, minigsm
 
 COUNT = 1000
 

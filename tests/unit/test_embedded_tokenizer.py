@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import minicode, minigsm
+from dllm_bench.benchmarks.embedded import minicode, minigsm
 from dllm_bench.models import embedded
 
 MAX_ASSET_BYTES = 4 * 2**20

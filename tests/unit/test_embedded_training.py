@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.models import embedded, loading
+from dllm_bench.models import embedded
+from dllm_bench.models import load as loading
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import adapt, data, export, net, objectives, progress
 from dllm_bench.training import embedded as training

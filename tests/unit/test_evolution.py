@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dllm_bench.cli import compose
+from dllm_bench.cli.main import compose
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.runs import evolution
-from dllm_bench.runs.parts import Parts
-from dllm_bench.runs.record import SampleRecord
-from dllm_bench.runs.store import SAMPLES, Store
-from dllm_bench.runs.targets import instantiate
+from dllm_bench.registry import instantiate
+from dllm_bench.run import token_replay as evolution
+from dllm_bench.run.dependencies import Parts
+from dllm_bench.store.record import SampleRecord
+from dllm_bench.store.store import SAMPLES, Store
 from tests.helpers import tiny_denoiser
 from tests.resume import fakes
 

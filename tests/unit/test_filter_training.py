@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dllm_bench.cli import main
+from dllm_bench.cli.main import main
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.decoding.select.filter import Filter
 from dllm_bench.decoding.select.oracle import Oracle
@@ -138,7 +138,7 @@ def test_stalls_are_counted() -> None:
 
 
 def test_prompts_are_of_the_train_split() -> None:
-    from dllm_bench.benchmarks import minigsm
+    from dllm_bench.benchmarks.embedded import minigsm
 
     test = {minigsm.prompt_of(p.question) for p in minigsm.generate("test", 1000)}
     drawn = traces.generated_prompts(("minigsm", "minicode"), 101, seed=0)

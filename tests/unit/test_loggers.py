@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.runs.loggers import NoLogger, WandbLogger
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.store import State, Store
-from dllm_bench.runs.targets import instantiate
+from dllm_bench.registry import instantiate
+from dllm_bench.run.loggers import NoLogger, WandbLogger
+from dllm_bench.run.runner import run
+from dllm_bench.store.store import State, Store
 from tests.resume import fakes
 
 BLOCK, FRAME = 32768, struct.Struct("<IHB")
@@ -81,7 +81,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     store = Store(tmp_path)
-    logger = instantiate({"_target_": "dllm_bench.runs.loggers.WandbLogger", "project": "test"})
+    logger = instantiate({"_target_": "dllm_bench.run.loggers.WandbLogger", "project": "test"})
     record = run(fakes.spec(7), store=store, parts=fakes.parts(), logger=logger)
     rows = history(store.path(record.spec))
     assert len(rows) == 8, "seven samples and the summary"
@@ -168,11 +168,11 @@ def test_no_logger_needs_no_wandb(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['wandb'] = None\n"
         "from pathlib import Path\n"
-        "from dllm_bench.runs.runner import run\n"
-        "from dllm_bench.runs.store import Store\n"
-        "from dllm_bench.runs.targets import instantiate\n"
+        "from dllm_bench.run.runner import run\n"
+        "from dllm_bench.store.store import Store\n"
+        "from dllm_bench.registry import instantiate\n"
         "from tests.resume import fakes\n"
-        "logger = instantiate({'_target_': 'dllm_bench.runs.loggers.NoLogger'})\n"
+        "logger = instantiate({'_target_': 'dllm_bench.run.loggers.NoLogger'})\n"
         "run(fakes.spec(2), store=Store(Path(sys.argv[1])), parts=fakes.parts(), logger=logger)\n"
     )
     root = Path(__file__).parents[2]

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import mini, minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks.embedded import base as mini
+from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file
 from dllm_bench.benchmarks.tasks import data
 from dllm_bench.models import embedded

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks import base
-from dllm_bench.cli import main
+from dllm_bench.cli.main import main
 from dllm_bench.core.request import DllmBenchError, Generation, Request
 from dllm_bench.core.trace import Forward, Kind, Trace
-from dllm_bench.runs import rescore as again
-from dllm_bench.runs.inputs import benchmark_of
-from dllm_bench.runs.record import RunRecord, SampleRecord, seal
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.spec import RunSpec
-from dllm_bench.runs.store import RECORD, SAMPLES, Store, read_record, read_samples
-from dllm_bench.runs.unused import unused
+from dllm_bench.run import rescore as again
+from dllm_bench.run.runner import run
+from dllm_bench.store.ineffective import unused
+from dllm_bench.store.inputs import benchmark_of
+from dllm_bench.store.record import RunRecord, SampleRecord, seal
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import RECORD, SAMPLES, Store, read_record, read_samples
 from tests.benchmark_helpers import GOLD
 from tests.resume import fakes
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.benchmarks import sandbox
-from dllm_bench.benchmarks.sandbox import Limits, execute
+from dllm_bench.benchmarks.sandbox import execution as sandbox
+from dllm_bench.benchmarks.sandbox.execution import Limits, execute
 from dllm_bench.core.request import DllmBenchError
 from tests.unit.drills import DRILL_S, drill, needs, nothing_is_left  # noqa: F401
 

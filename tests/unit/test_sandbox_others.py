@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import sandbox
+from dllm_bench.benchmarks.sandbox import execution as sandbox
 from tests.unit.drills import drill, needs, nothing_is_left  # noqa: F401
 
 
@@ -82,7 +82,7 @@ def test_a_program_ends_with_who_runs_it(python: str) -> None:
     """Also where root becomes another user, which takes the order to end with the parent back."""
     source = (
         f"import sys; sys.executable = {python!r}\n"
-        "from dllm_bench.benchmarks.sandbox import Limits, execute\n"
+        "from dllm_bench.benchmarks.sandbox.execution import Limits, execute\n"
         "execute('import time; time.sleep(9)', limits=Limits(wall_s=9))"
     )
     environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}

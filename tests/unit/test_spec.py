@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.cli import compose
+from dllm_bench.cli.main import compose
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.select.filter import Filter
 from dllm_bench.models.filters import FilterFacts, LearnedFilter, locate, save
-from dllm_bench.runs import inputs
-from dllm_bench.runs.spec import (
+from dllm_bench.registry import TARGET, describe, instantiate
+from dllm_bench.store import inputs
+from dllm_bench.store.spec import (
     FIELDS,
     Role,
     RunSpec,
@@ -29,7 +30,6 @@ from dllm_bench.runs.spec import (
     slug,
     split,
 )
-from dllm_bench.runs.targets import TARGET, describe, instantiate
 
 DECODER: dict[str, Any] = {
     TARGET: "dllm_bench.decoding.masked.MaskedDecoder",
@@ -57,7 +57,7 @@ CONFIG: dict[str, Any] = {
         "threads": 1,
         "match": None,
     },
-    "logger": {TARGET: "dllm_bench.runs.loggers.NoLogger"},
+    "logger": {TARGET: "dllm_bench.run.loggers.NoLogger"},
     "paths": {"results": "results", "data": None, "models": None},
     "seed": 0,
     "limit": 50,
@@ -273,7 +273,7 @@ def test_the_hash_is_the_same_in_another_process_and_pinned() -> None:
     pinned = "6b8085af"  # sha256sum of {"a":{"x":"é","y":true},"b":[1,0.9,null]}
     plain = {"b": [1.0, 0.9, None], "a": {"y": True, "x": "é"}, "gone": None}
     assert digest(plain)[:8] == pinned
-    code = f"from dllm_bench.runs.spec import digest; print(digest({plain!r})[:8])"
+    code = f"from dllm_bench.store.spec import digest; print(digest({plain!r})[:8])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONHASHSEED": "77", "PATH": ""},
@@ -339,8 +339,8 @@ def test_a_decoder_is_built_from_plain_data_and_described_back() -> None:
     [
         ({TARGET: "os.system", "command": "true"}, "outside of this package"),
         ({TARGET: "dllm_bench.nothing.Here"}, "no module"),
-        ({TARGET: "dllm_bench.runs.spec.Absent"}, "has no 'Absent'"),
-        ({TARGET: "dllm_bench.runs.spec.SHOWN"}, "no class or function"),
+        ({TARGET: "dllm_bench.store.spec.Absent"}, "has no 'Absent'"),
+        ({TARGET: "dllm_bench.store.spec.SHOWN"}, "no class or function"),
         ({**DECODER, "cooler": 1}, "cooler"),
         ({k: v for k, v in DECODER.items() if k != "score"}, "score"),
         ([{TARGET: "subprocess.run"}], "outside of this package"),

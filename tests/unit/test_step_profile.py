@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.cli import compose, main
-from dllm_bench.core.protocols import Plan
+from dllm_bench.cli.main import compose, main
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Kind
 from dllm_bench.decoding.length.profile import StepProfile, read_profile
@@ -108,7 +108,7 @@ def test_a_profile_is_part_of_a_run_by_its_numbers(tmp_path: Path) -> None:
         config = compose(["decoder=dspark", "decoder/length=hardware_aware", override])
         return config["decoder"]["length"]
 
-    from dllm_bench.runs.targets import describe, instantiate
+    from dllm_bench.registry import describe, instantiate
 
     table = {"tokens": [1, 4], "steps_per_s": [3.0, 2.0]}
     found = []

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.runs import files, provenance
-from dllm_bench.runs.files import Appender, Lock, lines, write_atomic
-from dllm_bench.runs.record import SCHEMA, RunRecord, SampleRecord
-from dllm_bench.runs.runner import run
-from dllm_bench.runs.store import LOCK, RECORD, SAMPLES, SPEC, State, Store, read_samples
+from dllm_bench.run.runner import run
+from dllm_bench.store import files, provenance
+from dllm_bench.store.files import Appender, Lock, lines, write_atomic
+from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
+from dllm_bench.store.store import LOCK, RECORD, SAMPLES, SPEC, State, Store, read_samples
 from tests.resume import fakes
 
 SPEC_5 = fakes.spec(5)
@@ -92,7 +92,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 def test_another_process_is_refused_and_a_dead_one_is_succeeded(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from dllm_bench.runs.files import Lock;"
+        "import sys, time; from pathlib import Path; from dllm_bench.store.files import Lock;"
         "Lock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)"
     )
     path = tmp_path / LOCK

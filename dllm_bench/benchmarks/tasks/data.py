@@ -17,7 +17,9 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks import base, mini, minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks import base
+from dllm_bench.benchmarks.embedded import base as mini
+from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
 from dllm_bench.benchmarks.tasks import readers
 from dllm_bench.core.request import DllmBenchError
 

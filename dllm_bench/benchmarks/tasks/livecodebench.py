@@ -13,7 +13,8 @@ from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any
 
-from dllm_bench.benchmarks import programs, sandbox
+from dllm_bench.benchmarks import programs
+from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks.scorers import each, verdicts
 
 Doc = dict[str, Any]

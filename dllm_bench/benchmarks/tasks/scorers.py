@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from dllm_bench.benchmarks import programs, sandbox
+from dllm_bench.benchmarks import programs
+from dllm_bench.benchmarks.sandbox import execution as sandbox
 
 Doc = dict[str, Any]
 LIMITS = sandbox.Limits(cpu_s=5, wall_s=30.0, memory_mb=4096, packages=True)

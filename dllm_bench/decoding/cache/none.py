@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dllm_bench.core.protocols import Attention, Cache, KVCache, Plan, Window
+from dllm_bench.core.contracts import Attention, Cache, KVCache, Plan, Window
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind
 from dllm_bench.decoding.guidance import WHOLE

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from dllm_bench.core.protocols import Attention, Cache, KVCache, Plan, Window
+from dllm_bench.core.contracts import Attention, Cache, KVCache, Plan, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import Kind

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dllm_bench.core.protocols import KVCache, Plan, Window
+from dllm_bench.core.contracts import KVCache, Plan, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.dual import DualCache

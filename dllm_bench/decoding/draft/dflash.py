@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import KVCache
+from dllm_bench.core.contracts import KVCache
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.speculative import (
     BlockDrafter,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import KVCache
+from dllm_bench.core.contracts import KVCache
 from dllm_bench.core.request import DllmBenchError, first_end
 from dllm_bench.core.speculative import ChainDrafter, Context, Draft, Proposal, Sampler, Target
 

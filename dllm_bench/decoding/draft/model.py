@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Denoiser, KVCache, Plan
+from dllm_bench.core.contracts import Denoiser, KVCache, Plan
 from dllm_bench.core.speculative import Context, Draft, ModelDrafter, Proposal, Sampler, Target
 from dllm_bench.core.trace import Kind
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import Explore, Scores, Window
+from dllm_bench.core.contracts import Explore, Scores, Window
 from dllm_bench.core.state import DecodeState
 
 

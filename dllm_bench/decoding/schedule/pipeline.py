@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from dllm_bench.core.blocks import BlockGrid, Progress
-from dllm_bench.core.protocols import Schedule
+from dllm_bench.core.contracts import Schedule
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.decoding.schedule.window import check_divides
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Progress
-from dllm_bench.core.protocols import Schedule, Window
+from dllm_bench.core.contracts import Schedule, Window
 from dllm_bench.core.request import DllmBenchError
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Scores, Window
+from dllm_bench.core.contracts import Scores, Window
 from dllm_bench.core.request import EndTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import Seen, check_choice

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Score, Scores, Window
+from dllm_bench.core.contracts import Score, Scores, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState
 from dllm_bench.decoding.numerics import check_choice, top1

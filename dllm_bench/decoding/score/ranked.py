@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import Score, Scores, Window
+from dllm_bench.core.contracts import Score, Scores, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import Precision, Seen, check_choice, look

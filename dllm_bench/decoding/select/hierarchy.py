@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Scores, Select, Window
+from dllm_bench.core.contracts import Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import Decoder, Denoiser, Scores, Select, Window
+from dllm_bench.core.contracts import Decoder, Denoiser, Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.core.state import REFERENCE, DecodeState
 

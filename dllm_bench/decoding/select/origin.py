@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Scores, Window
+from dllm_bench.core.contracts import Scores, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.epsilon import Epsilon

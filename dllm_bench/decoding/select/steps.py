@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Scores, Window
+from dllm_bench.core.contracts import Scores, Window
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import stable_top
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import Scores, Select, Window
+from dllm_bench.core.contracts import Scores, Select, Window
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block, surest

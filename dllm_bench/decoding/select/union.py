@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dllm_bench.core.protocols import Scores, Select, Window
+from dllm_bench.core.contracts import Scores, Select, Window
 from dllm_bench.core.state import DecodeState
 
 

@@ -9,7 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Ended, Scores, Stop, Window
+from dllm_bench.core.contracts import Ended, Scores, Stop, Window
 from dllm_bench.core.state import DecodeState
 
 

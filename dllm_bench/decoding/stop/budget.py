@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dllm_bench.core.protocols import Ended, Stop
+from dllm_bench.core.contracts import Ended, Stop
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 

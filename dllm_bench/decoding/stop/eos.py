@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Ended, Stop
+from dllm_bench.core.contracts import Ended, Stop
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.state import DecodeState
 

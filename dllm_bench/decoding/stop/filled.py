@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dllm_bench.core.protocols import Stop
+from dllm_bench.core.contracts import Stop
 
 
 @dataclass(frozen=True)

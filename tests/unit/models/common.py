@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.trace import Kind
-from dllm_bench.models.loading import LoadedModel, ModelSpec
+from dllm_bench.models.load import LoadedModel, ModelSpec
 from tests.helpers import IDS
 
 LAYOUTS = ("llada", "dream")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.trace import Kind
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import IDS, VOCAB

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dllm_bench.report import doctor_model
+from dllm_bench.cli import doctor_model
 from tests.helpers import IDS, shard, tiny_checkpoint
 
 HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.request import DllmBenchError, Request
 from dllm_bench.core.trace import Kind
 from dllm_bench.decoding.draft.dflash import DFlash
@@ -19,8 +19,8 @@ from dllm_bench.decoding.draft.eagle3 import Eagle3
 from dllm_bench.decoding.draft.model import DraftModel
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.drafters import SmallModel, TrainedBlock, TrainedChain
-from dllm_bench.runs.spec import Role, split
-from dllm_bench.runs.targets import describe, instantiate
+from dllm_bench.registry import describe, instantiate
+from dllm_bench.store.spec import Role, split
 from tests.helpers import tiny_checkpoint, tiny_denoiser
 from tests.speculative import DEEPSPEC, DRAFTERS, DSPARK, write_drafter
 

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from dllm_bench.cli import compose
-from dllm_bench.models import embedded, loading
+from dllm_bench.cli.main import compose
+from dllm_bench.models import embedded
+from dllm_bench.models import load as loading
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import options
-from dllm_bench.runs.targets import instantiate
+from dllm_bench.registry import instantiate
 from dllm_bench.training.recipes import RECIPES
 
 ITEMS = 3

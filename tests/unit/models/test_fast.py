@@ -17,12 +17,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Kind
 from dllm_bench.models import quantized
 from dllm_bench.models.compiled import BUCKET, CompiledDenoiser
-from dllm_bench.models.loading import ModelSpec, load
+from dllm_bench.models.load import ModelSpec, load
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import IDS, VOCAB, load_denoiser, tiny_checkpoint
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models.filters import FilterFacts, LearnedFilter, save
 from dllm_bench.paths import assets_dir
-from dllm_bench.runs.targets import describe, instantiate
+from dllm_bench.registry import describe, instantiate
 from dllm_bench.training.filter import network_of
 
 FACTS = FilterFacts(labels="masked", gen_length=64, model="tiny", weights="w" * 64)
@@ -116,8 +116,8 @@ def test_another_model_is_refused_unless_allowed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
-    from dllm_bench.cli import compose
-    from dllm_bench.runs.inputs import weights_hash
+    from dllm_bench.cli.main import compose
+    from dllm_bench.store.inputs import weights_hash
 
     learned = LearnedFilter(f"assets/filters/{name}")
     assert f"block{learned.block}" in name and name.startswith(learned.facts.model)
@@ -131,7 +131,7 @@ def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_command_on_a_shipped_card_asks_for_the_data_it_describes(name: str) -> None:
     """Its settings are read as `dllm-bench train filter` reads them today."""
-    from dllm_bench.cli import parser
+    from dllm_bench.cli.main import parser
     from dllm_bench.training.filter import FilterJob
 
     card = (assets_dir() / "filters" / name / "CARD.md").read_text()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Attention, Plan
+from dllm_bench.core.contracts import Attention, Plan
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.core.trace import Kind
 from dllm_bench.models.kv import PositionCache

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.models.loading import ADAPTERS, ModelSpec, load
+from dllm_bench.models.load import ADAPTERS, ModelSpec, load
 from dllm_bench.models.spec import ADAPTER_NAMES
 from tests.helpers import CONFIGS, load_denoiser, shard, tiny_checkpoint
 from tests.unit.models.forms import (

@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import save_file
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.models.loading import ADAPTERS, LoadedModel, ModelSpec, content_hash, load
+from dllm_bench.models.load import ADAPTERS, LoadedModel, ModelSpec, content_hash, load
 from dllm_bench.paths import conf_dir
 from tests.helpers import (
     ROLES,
@@ -216,7 +216,7 @@ def test_the_hubs_name_of_a_file_is_its_hash(folder: Path, tmp_path: Path) -> No
 
 
 def test_asking_about_models_does_not_import_transformers() -> None:
-    code = "import sys, dllm_bench.models.loading; print('transformers' in sys.modules)"
+    code = "import sys, dllm_bench.models.load; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

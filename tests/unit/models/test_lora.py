@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.models.loading import content_hash, load
+from dllm_bench.models.load import content_hash, load
 from tests.helpers import (
     tiny_checkpoint,
     tiny_config,

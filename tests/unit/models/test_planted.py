@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dllm_bench.cli import main
+from dllm_bench.cli.main import main
 from tests.helpers import shard, tiny_checkpoint
 from tests.unit.models.common import edit, tensors
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from dllm_bench.cli import main
+from dllm_bench.cli.main import main
 from dllm_bench.core.request import DllmBenchError
 from dllm_bench.models import prefetch, sources
-from dllm_bench.models.loading import ModelSpec, load
+from dllm_bench.models.load import ModelSpec, load
 from tests.helpers import tiny_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.protocols import Plan
+from dllm_bench.core.contracts import Plan
 from dllm_bench.core.trace import Kind
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.request import DllmBenchError
-from dllm_bench.models.loading import load
+from dllm_bench.models.load import load
 from tests.helpers import (
     ROLES,
     tiny_checkpoint,

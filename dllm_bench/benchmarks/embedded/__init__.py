@@ -1,0 +1,1 @@
+"""The generated benchmarks that ship with the package."""

@@ -1,0 +1,1 @@
+"""Programs that run inside the sandboxed child. They are read as text and never imported."""

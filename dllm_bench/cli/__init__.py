@@ -1,0 +1,1 @@
+"""The command line: argument parsing, Hydra composition, one module per command."""

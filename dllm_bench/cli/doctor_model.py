@@ -1,0 +1,165 @@
+"""`dllm-bench doctor MODEL`: one checkpoint, from its files to a forward on one prompt.
+
+Each check is a line or two; the first refusal (the sentence loading would raise) ends the report,
+since what follows would fail for the same reason.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.core.request import DllmBenchError
+
+if TYPE_CHECKING:
+    from dllm_bench.core.contracts import Plan
+    from dllm_bench.models.inspection import Inspection
+    from dllm_bench.models.spec import ModelSpec
+
+Line = tuple[str, str, str]
+OK, ABSENT, NEED = "ok", "--", "no"
+GIBIBYTE = 2**30
+POSITIONS = 2048  # keys and values are quoted for a canvas of this many positions
+PROMPT = "The answer to 2 + 3 is"
+WEIGHTS_SHARE = 0.95  # of a device's memory; the rest is for activations
+
+
+def lines(config: Mapping[str, Any]) -> Iterator[Line]:
+    """The report for the model and hardware groups of a composed configuration."""
+    from dllm_bench.models.inspection import inspect
+    from dllm_bench.store.inputs import is_served, model_spec, resolve_hardware, resolve_model
+
+    name = str(config["model"]["name"])
+    try:
+        if is_served(config["model"]):
+            yield OK, name, server(config["model"])
+            return
+        spec = model_spec(resolve_model(config["model"], resolve_hardware(config["hardware"])))
+        found = inspect(spec)
+        yield from file_lines(spec, found)
+        yield from architecture_lines(found)
+        yield from text_lines(found)
+        yield from memory_and_forward(spec, found)
+    except DllmBenchError as error:
+        yield NEED, name, str(error)
+
+
+def server(model: Mapping[str, Any]) -> str:
+    """Whether a server is there, and the models it lists."""
+    from dllm_bench.serving.client import Client
+    from dllm_bench.store.inputs import engine_of
+
+    names = ", ".join(str(entry.get("id")) for entry in Client(engine_of(model)).listed())
+    return f"{model['url']} answers; it lists {names or 'no models'}: choose with model.name=NAME"
+
+
+def file_lines(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
+    """Files, their sizes, the commits they are from."""
+    from dllm_bench.models.sources import content_hash
+
+    size = sum(found.files.values()) / GIBIBYTE
+    where = ", ".join(str(folder) for folder in found.folders.values())
+    yield OK, "files", f"{len(found.files)} with weights, {size:.3f} GiB, in {where}"
+    pinned = {spec.path: spec.revision, spec.lora: spec.lora_revision}
+    for source, commit in found.commits.items():
+        if commit is None:
+            yield OK, "revision", f"{source} is no snapshot of the hub; its content is hashed"
+        elif pinned[source]:
+            yield OK, "revision", f"{source} at {commit}, pinned"
+        else:
+            key = "model.revision" if source == spec.path else "model.lora_revision"
+            yield OK, "revision", f"{source} at {commit}; pin it with {key}={commit}"
+    yield OK, "content", f"sha256 {content_hash(spec)[:12]}"
+
+
+def architecture_lines(found: Inspection) -> Iterator[Line]:
+    """Adapter, form of attention, sizes and dtypes."""
+    opened = found.opened
+    form = opened.form.replace("_", "-")
+    block = f" over blocks of {opened.spec.block}" if opened.spec.block else ""
+    shift = "row i predicts position i + 1" if opened.shifted else "row i predicts position i"
+    yield OK, "architecture", f"{opened.adapter}, {form} attention{block}, {shift}"
+    stored = ", ".join(f"{count} {dtype}" for dtype, count in sorted(found.stored.items()))
+    dtype = str(found.dtype).removeprefix("torch.")
+    yield OK, "tensors", f"{stored}; {found.parameters:,} parameters, run in {dtype}"
+
+
+def text_lines(found: Inspection) -> Iterator[Line]:
+    """Special ids with their texts, and the chat template."""
+    yield OK, "special ids", ", ".join(f"{r} {text}" for r, text in found.named_ids().items())
+    if found.text.tokenizer is None:
+        yield NEED, "tokenizer", "no tokenizer files beside the weights; requests need text"
+    elif found.text.chat:
+        yield OK, "chat template", f"sha256 {str(found.text.template_sha256)[:12]}"
+    else:
+        bos = "with BOS" if found.text.bos else "as they are"
+        yield OK, "chat template", f"not used; plain prompts {bos}"
+
+
+def memory_and_forward(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
+    """Memory needed and there; a forward where the weights fit."""
+    device, there = memory(spec)
+    weights = found.weight_bytes / GIBIBYTE
+    cache = found.cache_bytes(POSITIONS) / GIBIBYTE
+    need = f"weights {weights:.2f} GiB, {cache:.3f} GiB of K/V per {POSITIONS} positions"
+    text = f"{need}; {device} has {there / GIBIBYTE:.1f} GiB"
+    fits = found.weight_bytes + found.cache_bytes(POSITIONS) <= WEIGHTS_SHARE * there
+    yield OK if fits else NEED, "memory", text
+    if fits:
+        yield OK, "forward", forward(spec, found.opened.form)
+
+
+def memory(spec: ModelSpec) -> tuple[str, int]:
+    """The model's device and the bytes it has in all."""
+    import torch
+
+    from dllm_bench.models.load import device_of
+
+    device = device_of(spec)
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        return str(found.name), int(found.total_memory)
+    return "this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def forward(spec: ModelSpec, form: str) -> str:
+    """Load the model and predict the position after a prompt."""
+    import torch
+
+    from dllm_bench.models.load import load
+
+    started = time.perf_counter()
+    model = load(spec)
+    loaded_s = time.perf_counter() - started
+    denoiser, tokenizer = model.denoiser, model.text.tokenizer
+    prompt = model.encode([{"role": "user", "content": PROMPT}] if spec.chat else PROMPT)
+    tokens_1L = torch.tensor([[*prompt, denoiser.special.mask]], device=denoiser.device)
+    length = len(prompt) + 1
+    plan = first_plan(form, length)
+    logits_V = denoiser.forward(tokens_1L, plan, denoiser.new_cache(length))[0, 0].float()
+    if not bool(logits_V.isfinite().all()):
+        raise DllmBenchError(
+            f"Model {spec.name!r} gives logits that are no numbers in {spec.dtype}; try "
+            f"hardware.dtype=float32, and fetch the checkpoint again if that does not help."
+        )
+    best = int(logits_V.argmax())
+    token = tokenizer.convert_ids_to_tokens(best) if tokenizer else best
+    return (
+        f"loaded in {loaded_s:.1f} s; after {len(prompt)} prompt tokens it predicts {token!r} "
+        f"with probability {float(logits_V.softmax(0)[best]):.2f}"
+    )
+
+
+def first_plan(form: str, length: int) -> Plan:
+    """All positions fed, the last one (a mask, a block of its own) predicted."""
+    from dllm_bench.core.contracts import Plan
+    from dllm_bench.core.trace import Kind
+
+    plan = Plan(Kind.PREFILL, (0, length), (length - 1, length), (0, 0))
+    if form == "full":
+        return plan
+    origin = length - 1 if form == "block_causal" else 0
+    return replace(plan, attention="block_causal", block=1, origin=origin)

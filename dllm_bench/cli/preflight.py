@@ -1,0 +1,129 @@
+"""What can be refused at once, from a composed configuration alone, with nothing heavy loaded.
+
+Absent data directory, absent model folder, code execution that nobody allowed. The layers below
+check the same again where they use it; here it only has to be fast, so plain files are looked at
+and nothing of torch is imported.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.paths import ASSETS, PACKAGE, place_of
+from dllm_bench.store.files import check_results
+
+DEVICES = ("cpu", "cuda", "auto")
+COUNTS = ("threads", "branch_parallel", "tensor_parallel", "replicas")
+HUB = "huggingface.co"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def check(config: Mapping[str, Any], reads_data: bool) -> None:
+    """Raise the first sentence that applies; `reads_data`: the benchmark reads original files."""
+    check_numbers(config)
+    check_results(config["paths"].get("results"))
+    if reads_data:
+        check_data(config["paths"].get("data"), str(config["benchmark"].get("name")))
+    check_device(config.get("hardware", {}))
+    check_model(config.get("model", {}))
+    check_consent(config.get("benchmark", {}))
+
+
+def check_numbers(config: Mapping[str, Any]) -> None:
+    """Seed, limit and batch are whole numbers; a limit may be null."""
+    seed, limit, batch = config.get("seed", 0), config.get("limit"), config.get("batch", 1)
+    if type(seed) is not int:
+        raise DllmBenchError(f"seed={seed!r} is no whole number; write for example seed=0.")
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise DllmBenchError(f"limit={limit!r} is no whole number above zero; null means all.")
+    if type(batch) is not int or batch < 1:
+        raise DllmBenchError(f"batch={batch!r} is no whole number above zero; 1 means one by one.")
+
+
+def check_data(data: str | None, benchmark: str) -> None:
+    """A data directory that is named has to be there; without one the hub has to be in reach."""
+    if data and not Path(data).expanduser().is_dir():
+        raise DllmBenchError(
+            f"Benchmark {benchmark!r} reads paths.data={data}, which is no directory; name the one "
+            "that holds the original files."
+        )
+    if not data and not hub_in_reach():
+        raise DllmBenchError(
+            f"Benchmark {benchmark!r} has no data directory and the hub cannot be reached; name "
+            "the directory that holds the original files with paths.data=DIR or DLLM_BENCH_DATA."
+        )
+
+
+def hub_in_reach() -> bool:
+    """Whether the hub's name resolves, or its cache holds some data set already."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if any(Path(HF_HUB_CACHE).glob("datasets--*")):
+        return True
+    try:
+        return bool(socket.getaddrinfo(HUB, 443))
+    except OSError:
+        return False
+
+
+def check_device(hardware: Mapping[str, Any]) -> None:
+    """Settings of a platform can be shown and compared without its devices, not run."""
+    for name in COUNTS:
+        count = hardware.get(name, 1)
+        if count != "auto" and (type(count) is not int or count < 1):
+            raise DllmBenchError(f"hardware.{name}={count!r} is no whole number above zero.")
+    device = str(hardware.get("device", "cpu"))
+    processes = int(hardware.get("branch_parallel", 1)) * int(hardware.get("tensor_parallel", 1))
+    if device.partition(":")[0] not in DEVICES:
+        raise DllmBenchError(
+            f"hardware={hardware.get('name')} asks for {processes} devices of kind {device!r}, and "
+            f"this package runs on {' and '.join(DEVICES[:-1])} devices; choose hardware=auto, "
+            "which finds what is here."
+        )
+
+
+def check_model(model: Mapping[str, Any]) -> None:
+    """Weights (and adapter) have to be where the model says: shipped, in a folder, or cached."""
+    name = model.get("name")
+    for source in (str(model[key]) for key in ("path", "lora") if model.get(key)):
+        shipped = source.removeprefix(ASSETS)
+        if Path(source).expanduser().is_dir():
+            continue
+        if shipped != source and not any(place_of(source).glob("*.safetensors")):
+            raise DllmBenchError(
+                f"Model {name!r} needs {source}, which this installation does not have; make it "
+                f"with `dllm-bench train embedded {shipped}`."
+            )
+        if shipped == source and HUB_ID.fullmatch(source) and not is_cached(source):
+            raise DllmBenchError(
+                f"Model {name!r} needs {source}, which is not in the local Hugging Face cache, and "
+                f"a run downloads nothing; fetch it first: hf download {source}"
+            )
+
+
+def is_cached(hub_id: str) -> bool:
+    """Whether the hub's cache has any version of a repository."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return (Path(HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir()
+
+
+def check_consent(benchmark: Mapping[str, Any]) -> None:
+    """Code written by a model runs only where somebody allowed it."""
+    from dllm_bench.benchmarks.sandbox.execution import require_consent
+
+    if runs_code(benchmark):
+        require_consent(bool(benchmark.get("allow_code_execution")), str(benchmark.get("name")))
+
+
+def runs_code(benchmark: Mapping[str, Any]) -> bool:
+    """Problem sets in EvalPlus form do, prompts do not; lm-eval tasks say so in their file."""
+    if "task" not in benchmark:
+        return "allow_code_execution" in benchmark
+    file = PACKAGE / "benchmarks" / "tasks" / f"{benchmark['task']}.yaml"
+    return file.is_file() and "\nunsafe_code: true" in file.read_text(encoding="utf-8")

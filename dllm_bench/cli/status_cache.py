@@ -1,0 +1,37 @@
+"""Board rows of sealed runs, remembered: thousands of records are not read again to be listed.
+
+A file beside the runs holds the row of every sealed record under its size and time of change; a
+record that was changed, or that is new, is read. Where the file cannot be written all is read each
+time. Left out: runs that are not sealed, which are always looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dllm_bench import __version__
+from dllm_bench.store.cache import Memory, mark
+from dllm_bench.store.store import RECORD, Entry, State, Store, read_entry
+
+FILE = ".board.json"
+Row = Sequence[str]
+
+
+def rows(store: Store, columns: Row, row_of: Callable[[Entry], Row]) -> list[Row]:
+    """One row per run folder, by path; `columns` says what a row is, for the next version."""
+    memory = Memory(Path(store.root) / FILE, [__version__, *columns])
+    listed: list[Row] = []
+    for folder in store.folders():
+        name, state = folder.relative_to(store.root).as_posix(), mark(folder / RECORD)
+        known = memory.recall(name, state) if state else None
+        if known is None:
+            entry = read_entry(folder)
+            if entry is None:
+                continue
+            known = list(row_of(entry))
+            if state and entry.state is State.SEALED:
+                memory.keep(name, state, known)
+        listed.append(known)
+    memory.save(used_only=True)
+    return listed

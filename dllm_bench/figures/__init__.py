@@ -1,0 +1,1 @@
+"""Figures as data: points from stored records, drawn with matplotlib."""

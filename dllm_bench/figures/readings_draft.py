@@ -1,0 +1,27 @@
+"""Readings of speculative runs: what the drafter's confidence head predicted, and what happened.
+
+Predictions are of prefixes (the product of the confidences up to a position), as in
+`metrics/calibration`, whose definitions give the numbers; here are the bars behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dllm_bench.figures.readings import Read, Run, Settings
+from dllm_bench.metrics import calibration
+
+
+def reliability(run: Run, settings: Settings) -> Iterator[Read]:
+    """Predicted and happened survival by bin: a panel per position, before and after scaling.
+
+    Temperatures are fitted on the first half of the samples, both series are of the second.
+    """
+    facts = run.record.facts
+    if any(fact.survival is None for fact in facts):
+        return
+    found = {"before": calibration.found_unscaled, "after": calibration.found_scaled}
+    for k in settings["positions"]:
+        for series, outcomes in found.items():
+            for bar in calibration.reliability(outcomes(facts, k), settings["bins"]):
+                yield Read(bar.predicted, bar.happened, n=bar.count, panel=str(k), series=series)

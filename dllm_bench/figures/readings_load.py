@@ -1,0 +1,85 @@
+"""Readings of a serving load: what stored drafts come to when many requests share a device.
+
+Of a run that verified nothing (`decoder/length=fixed decoder.length.tokens=0`), whose drafter was
+asked at every position of greedy texts. `serving/` simulates, on a measured step profile;
+temperatures of the confidence head are fitted on the first half of the texts, the second is served.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.trace import Trace
+from dllm_bench.decoding.length.chances import Temperatures
+from dllm_bench.decoding.length.profile import StepProfile, check_profile, read_profile
+from dllm_bench.figures.readings import Read, Run, Settings
+from dllm_bench.metrics.calibration import fit_temperatures
+from dllm_bench.serving import rules
+from dllm_bench.serving.drafts import Drafts
+from dllm_bench.serving.frontier import Point, frontier
+from dllm_bench.serving.simulation import System
+
+NewRule = Callable[[StepProfile, Mapping[str, Any]], rules.NewRule]
+RULES: Mapping[str, NewRule] = {
+    "none": lambda profile, given: rules.fixed(0),
+    "fixed": lambda profile, given: rules.fixed(given.get("tokens")),
+    "threshold": lambda profile, given: rules.threshold(given["tau"]),
+    "hardware_aware": lambda profile, given: rules.hardware_aware(profile),
+    "asynchronous": lambda profile, given: rules.asynchronous(profile),
+}
+
+
+def frontier_points(run: Run, settings: Settings) -> Iterator[Read]:
+    """Tokens/s per device against tokens/s per user, a point per number of requests."""
+    for point in served(run, settings):
+        yield Read(point.tokens_per_s_user, point.tokens_per_s_device, n=point.requests)
+
+
+def device_speed(run: Run, settings: Settings) -> Iterator[Read]:
+    """Tokens/s per device against the number of requests."""
+    for point in served(run, settings):
+        yield Read(point.requests, point.tokens_per_s_device, n=point.requests)
+
+
+def budget(run: Run, settings: Settings) -> Iterator[Read]:
+    """Tokens verified per request and step against the number of requests."""
+    for point in served(run, settings):
+        yield Read(point.requests, point.verified_per_request, n=point.requests)
+
+
+def served(run: Run, settings: Settings) -> list[Point]:
+    """One system at every number of requests; simulated once for all readings."""
+    return _served(run, json.dumps(settings, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _served(run: Run, text: str) -> list[Point]:
+    settings = json.loads(text)
+    profile = _profile(run.record.spec.model["name"], settings["profile"])
+    fit, serve = _drafts(run).halves()
+    texts = serve.served(Temperatures(fit_temperatures(fit.observed())))
+    drafting = serve.drafting(profile, settings.get("tokens"))
+    draft_s = (lambda requests: 0.0) if settings["rule"] == "none" else drafting
+    system = System("", texts, RULES[settings["rule"]](profile, settings), draft_s)
+    return frontier([system], profile, settings["requests"])
+
+
+def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
+    """The step profile of a model: steps of another one say nothing about it."""
+    if model not in files:
+        raise DllmBenchError(
+            f"The figure names no step profile of {model}; measure one with `dllm-bench train sps "
+            f"{model}` and name its file beside {', '.join(files)}."
+        )
+    check_profile(files[model], model)
+    return read_profile(files[model])
+
+
+@lru_cache(maxsize=8)
+def _drafts(run: Run) -> Drafts:
+    samples = run.samples
+    return Drafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)

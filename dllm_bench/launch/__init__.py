@@ -1,0 +1,1 @@
+"""Starting runs: worker processes on this machine, and jobs on a SLURM cluster."""

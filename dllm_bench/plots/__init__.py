@@ -1,1 +1,0 @@
-"""From records to figures: points as csv, and one drawing of them as svg and png."""

@@ -1,0 +1,1 @@
+"""Execution of one run, from its specification to a sealed record."""

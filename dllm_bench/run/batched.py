@@ -1,0 +1,93 @@
+"""A run that decodes several requests at a time (`batch=8`): the same samples in less time.
+
+Up to `spec.batch` requests share a forward, in each of the processes that share the run; as one
+ends, the next takes its place, and its sample is stored in the order of ends. Who was beside whom
+changes no text (but drafts that are sampled and cut to lengths the batch decides), so an
+interrupted run goes on with what is missing. No request has a time of its own: its times are empty,
+and what counts is requests and tokens per second of all. How requests share a forward is
+`decoding/batching`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from dllm_bench.core.contracts import ManyDecoder
+from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.trace import Trace
+from dllm_bench.run import runner
+from dllm_bench.store.record import SampleRecord, Span
+from dllm_bench.store.spec import RunSpec
+
+TEAMS = ("branch_parallel", "tensor_parallel")  # processes that decode one request
+
+
+def check(spec: RunSpec) -> None:
+    """Refuse at once what has no batches."""
+    if spec.batch < 1:
+        raise DllmBenchError(f"batch is {spec.batch}; decode 1 request at a time, or more.")
+    if spec.baseline:
+        raise DllmBenchError(
+            f"batch={spec.batch} decodes requests side by side, and a baseline is compared request "
+            "by request under the clock; leave out decoder@baseline, or batch."
+        )
+    if any(int(spec.hardware.get(name, 1)) > 1 for name in TEAMS):
+        raise DllmBenchError(
+            f"batch={spec.batch} is decoded by one process, and hardware={spec.hardware['name']} "
+            "asks for several that decode a request together; choose hardware without them "
+            "(replicas have a batch each), or batch=1."
+        )
+    mode = spec.model.get("compile", "none")
+    if mode != "none":
+        raise DllmBenchError(
+            f"batch={spec.batch} has shapes that are not compiled, and the run asks for "
+            f"compile={mode}; set hardware.compile=none, or batch=1."
+        )
+    if spec.decoder.get("cache", {}).get("reuse") == "approximate":
+        raise DllmBenchError(
+            f"batch={spec.batch} begins requests side by side, and decoder.cache.reuse=approximate "
+            "gives texts that follow from the request before; choose reuse=exact or none, or "
+            "batch=1."
+        )
+
+
+@dataclass
+class BatchedWork(runner.Work):
+    """One session of one run, several requests at a time."""
+
+    @property
+    def many(self) -> ManyDecoder:
+        """The decoder, which takes several requests."""
+        return cast(ManyDecoder, self.decoder)
+
+    def _warm_up(self, warmups: Sequence[Request]) -> None:
+        ready = (self._ready(self.decoder, request) for request in warmups)
+        list(self.many.generate_many(self.loaded.denoiser, ready, self.spec.batch))
+
+    def _samples(
+        self, missing: Sequence[tuple[int, Request]], session: int
+    ) -> Iterator[SampleRecord]:
+        """Samples as they are finished."""
+        going: dict[str, tuple[Request, float, float]] = {}
+        clock = self.parts.clock
+        zero = clock() if self.opened.zero_s is None else self.opened.zero_s
+
+        def waiting() -> Iterator[Request]:
+            for _, request in missing:
+                going[request.id] = request, self.parts.now(), clock() - zero
+                yield self._ready(self.decoder, request)
+
+        found = self.many.generate_many(self.loaded.denoiser, waiting(), self.spec.batch)
+        for generation in found:
+            request, started_at, began_s = going.pop(generation.request_id)
+            decoded = self._read(request, untimed(generation), None)
+            sample = self._written(request, decoded, started_at, session)
+            yield replace(sample, span=Span(began_s, clock() - zero))
+
+
+def untimed(generation: Generation) -> Generation:
+    """The generation without milliseconds, which are those of all."""
+    rows = [replace(row, ms=0.0) for row in generation.trace.forwards]
+    return replace(generation, trace=Trace(rows))

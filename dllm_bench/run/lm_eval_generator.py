@@ -1,0 +1,59 @@
+"""What lm-eval's command line generates with: our model and decoder behind one function.
+
+The configuration is composed as for `dllm-bench run`, the request is decoded and its text cut as in
+the runner, so that the same prompt gives the same text on both ways. Nothing is stored and nothing
+is timed here; lm-eval keeps its own results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.run import runner
+from dllm_bench.run.dependencies import REAL, Loaded, Parts
+from dllm_bench.store.inputs import is_served
+from dllm_bench.store.spec import RunSpec
+
+if TYPE_CHECKING:
+    from dllm_bench.core.contracts import Decoder, Turns
+
+
+@dataclass
+class Generator:
+    """(prompt, new tokens, stop strings) -> text, one request after the other.
+
+    A prompt that is asked again is another sample, as repeats of a task are meant.
+    """
+
+    spec: RunSpec
+    decoder: Decoder
+    loaded: Loaded
+    asked: Counter[str] = field(default_factory=Counter)
+
+    def __call__(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> str:
+        ids = tuple(self.loaded.encode(prompt))
+        key = hashlib.sha256(repr(ids).encode()).hexdigest()
+        name = f"{key}#{self.asked[key]}"
+        self.asked[key] += 1
+        request = Request(name, ids, max_new_tokens, stop, str(prompt))
+        request = runner.ready(self.spec, self.decoder, self.loaded, request)
+        generation = self.decoder.generate(self.loaded.denoiser, request)
+        return runner.cut(generation, request, self.loaded).text
+
+
+def generator(config: Mapping[str, Any], parts: Parts = REAL) -> Generator:
+    """The generator of a composed run configuration."""
+    spec = RunSpec.from_config(config)
+    if is_served(spec.model):
+        raise DllmBenchError(
+            f"Model {spec.model['name']!r} is served; lm-eval asks servers by itself, with "
+            "--model local-completions or local-chat-completions."
+        )
+    decoder = parts.decoder(spec)
+    parts.prepare(spec)
+    return Generator(spec, decoder, parts.model(spec))

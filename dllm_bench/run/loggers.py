@@ -1,0 +1,110 @@
+"""Mirrors of a run: none, or Weights & Biases (the only file that imports wandb, and only on use).
+
+The run folder stays the truth; a mirror that fails costs one warning and nothing else. W&B runs
+offline, below the run folder, unless a key is in the environment or a mode is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dllm_bench.metrics.accuracy import Score
+from dllm_bench.run.progress import TPF, TPS, Running, Silent
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.spec import RunSpec
+
+
+class NoLogger(Silent):
+    """No mirror."""
+
+
+class WandbLogger(Silent):
+    """One W&B run per session, all with the run's hash as their id.
+
+    Logged per sample: running TPF, TPS and score, the sample's latency; at the end the summary of
+    all speed definitions and the score with its interval.
+    """
+
+    def __init__(self, project: str = "dllm-bench", mode: str | None = None) -> None:
+        self.project = project
+        self.mode = mode
+        self._run: Any = None
+        self._broken = False
+
+    def start(self, spec: RunSpec, folder: Path, running: Running) -> None:
+        self._safely(lambda: self._init(spec, folder))
+
+    def sample(self, sample: SampleRecord, running: Running) -> None:
+        values = {
+            "tpf": running.number(TPF),
+            "tps": running.number(TPS),
+            "latency": sample.seconds,
+            **_score(running.score()),
+        }
+        self._safely(lambda: self._log(values, running.done))
+
+    def finish(self, record: RunRecord) -> None:
+        values = {
+            **record.summary,
+            "tpf": record.summary[TPF],
+            "tps": record.summary[TPS],
+            "latency": record.summary["latency/mean"],
+            **_score(record.score),
+            **{f"verdict/{name}": count for name, count in record.verdicts.items()},
+        }
+        self._safely(lambda: self._log(values, len(record.columns["id"]) + 1))
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._safely(self._run.finish)
+            self._run = None
+
+    def _init(self, spec: RunSpec, folder: Path) -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        self._run = wandb.init(
+            project=self.project,
+            id=spec.short,
+            name=spec.folder,
+            dir=str(folder),
+            config={**spec.to_plain(), "identity_hash": spec.identity_hash},
+            resume="allow",
+            **self._mode(),
+        )
+
+    def _mode(self) -> dict[str, Any]:
+        """$WANDB_MODE wins by itself, as long as no mode is passed."""
+        if self.mode:
+            return {"mode": self.mode}
+        if os.environ.get("WANDB_MODE"):
+            return {}
+        return {"mode": "online" if os.environ.get("WANDB_API_KEY") else "offline"}
+
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        if self._run is not None:
+            self._run.log({k: v for k, v in values.items() if v is not None}, step=step)
+
+    def _safely(self, action: Callable[[], object]) -> None:
+        """Do `action`; the first failure is a warning and the end of the mirror."""
+        if self._broken:
+            return
+        try:
+            action()
+        except Exception as error:  # a third party's failure of any kind must not end a run
+            self._broken = True
+            warnings.warn(
+                f"The W&B mirror stopped ({type(error).__name__}: {error}); the run goes on and "
+                "its folder holds everything.",
+                stacklevel=3,
+            )
+
+
+def _score(score: Score | None) -> dict[str, float]:
+    if score is None:
+        return {}
+    return {"score": score.mean, "score/low": score.low, "score/high": score.high}

@@ -1,1 +1,0 @@
-"""From a specification to a stored record."""

@@ -1,0 +1,1 @@
+"""The static HTML report of everything in a results folder."""

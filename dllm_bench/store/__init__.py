@@ -1,0 +1,1 @@
+"""Run specifications, their identity, and the records stored on disk."""

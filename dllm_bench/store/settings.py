@@ -1,0 +1,115 @@
+"""Composed settings and what they stand for, remembered beside the results.
+
+Composing takes Hydra, spelling a decoder out takes torch, hashing items makes them: seconds for a
+table, the same every time. `Settings` keeps both outcomes as long as nothing they depend on has
+changed: the content of conf and of the package, the environment variables conf reads, the versions
+of the libraries, and the files that settings name. Whatever cannot be told from these (devices
+found, the hub's cache, original data) is worked out each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dllm_bench.paths import PACKAGE, conf_dir
+from dllm_bench.store import inputs
+from dllm_bench.store.cache import Memory, marks
+from dllm_bench.store.provenance import packages
+
+FILE = ".settings.json"
+OMEGACONF = "omegaconf"  # not among the packages a record names
+ASIDE = ("assets", "__pycache__")  # of the package: read where settings name it; made from sources
+VARIABLE = re.compile(r"\$\{oc\.env:(\w+)")
+PLAIN = re.compile(r"\$\{oc\.env:(\w+),(null|results)\}")
+Plain = dict[str, Any]
+Compose = Callable[[Sequence[str]], Mapping[str, Any]]
+
+
+class Settings:
+    """`compose` and `resolve` as they are, asked once per state of what they depend on."""
+
+    def __init__(self, folder: Path, compose: Compose) -> None:
+        self._compose = compose
+        self._memory = Memory(folder / FILE, made_by())
+        self.save = self._memory.save
+
+    def compose(self, overrides: Sequence[str]) -> Plain:
+        """The configuration for `overrides`, as plain data."""
+        key = f"compose {json.dumps(list(overrides))}"
+        known = self._memory.recall(key, [])
+        if known is None:
+            known = dict(self._compose(overrides))
+            self._memory.keep(key, [], known)
+        return dict(known)
+
+    def resolve(self, config: Plain) -> Plain:
+        """What a configuration stands for, see `inputs.resolve`."""
+        files = inputs.files_of(config)
+        if files is None:
+            return inputs.resolve(config)
+        text = json.dumps(config)
+        key, mark = f"resolve {hashlib.sha256(text.encode()).hexdigest()}", marks(files)
+        known = self._memory.recall(key, mark)
+        if known is None:
+            resolved = inputs.resolve(config)
+            known = {name: group for name, group in resolved.items() if group != config.get(name)}
+            self._memory.keep(key, mark, known)
+        return {**config, **known}
+
+
+def made_by() -> list[str]:
+    """Content of conf and package, what conf reads of the environment, versions of libraries."""
+    hashed, variables = hashlib.sha256(), set[str]()
+    for root in (conf_dir(), PACKAGE):
+        for path in _texts(root):
+            content = path.read_bytes()
+            hashed.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
+            if path.suffix == ".yaml":
+                variables |= set(VARIABLE.findall(content.decode()))
+    return [
+        hashed.hexdigest(),
+        *(f"{name}={os.environ.get(name)!r}" for name in sorted(variables)),
+        *(f"{name} {found}" for name, found in packages().items()),
+        f"omegaconf {version(OMEGACONF)}",
+        platform.python_version(),
+    ]
+
+
+def _texts(root: Path) -> list[Path]:
+    """All files below `root` but weights and what is made from sources."""
+    found = []
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if name not in ASIDE]
+        found += [Path(folder, file) for file in files]
+    return sorted(found)
+
+
+def default_paths() -> Plain | None:
+    """The `paths` group as composed without overrides; None where that takes Hydra to say.
+
+    Only values of the form it has are read: a variable, else `null` or `results`.
+    """
+    import yaml
+
+    run = yaml.safe_load((conf_dir() / "run.yaml").read_text(encoding="utf-8"))
+    chosen = [entry["paths"] for entry in run["defaults"] if "paths" in entry]
+    if len(chosen) != 1 or "paths" in run:
+        return None
+    file = conf_dir() / "paths" / f"{chosen[0]}.yaml"
+    group = yaml.safe_load(file.read_text(encoding="utf-8"))
+    found: Plain = {}
+    for name, text in group.items():
+        variable = PLAIN.fullmatch(str(text))
+        if not variable:
+            return None
+        instead = None if variable[2] == "null" else variable[2]
+        found[name] = os.environ.get(variable[1], instead)
+    return found

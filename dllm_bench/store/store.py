@@ -1,0 +1,395 @@
+"""The run folders: `<root>/<benchmark>/<model>/<decoder>-<hash10>/`.
+
+spec.json says what the run is, samples.jsonl grows by a line per finished request, sessions.jsonl
+by a line per start, record.json appears at once when all is done: its presence is completion. A
+folder is written by one run at a time: by one process, or by several that share the requests, each
+with a samples file of its own, which the next start gathers into one. What a killed process left is
+taken up as it is, minus a half-written last line. Folders are found by hash, so a label may change.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+
+from dllm_bench.core.request import DllmBenchError
+from dllm_bench.store.files import Appender, Lock, lines, write_atomic, writing
+from dllm_bench.store.record import RunRecord, SampleRecord, Session
+from dllm_bench.store.spec import Plain, RunSpec
+
+SPEC, SAMPLES, SESSIONS, RECORD = "spec.json", "samples.jsonl", "sessions.jsonl", "record.json"
+ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
+SHARED = "samples-{}.jsonl"  # of one of several processes that share a run's requests
+
+
+class State(StrEnum):
+    """Where a run stands."""
+
+    ABSENT = "absent"
+    PARTIAL = "partial"
+    FAILED = "failed"  # partial, and the last attempt ended with an error
+    SEALED = "sealed"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run folder as `status` shows it; `total` is None for a folder of an unknown size."""
+
+    path: Path
+    state: State
+    spec: RunSpec
+    done: int
+    total: int | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Store:
+    """All runs below `root`."""
+
+    root: Path
+
+    def path(self, spec: RunSpec) -> Path:
+        """The run's folder: the one that has its hash, else the one it would get."""
+        folder = Path(self.root) / spec.folder
+        found = sorted(folder.parent.glob(f"*-{spec.short}")) if folder.parent.is_dir() else []
+        return found[0] if found else folder
+
+    def record(self, spec: RunSpec) -> RunRecord | None:
+        """The sealed record of `spec`, None when the run is not complete."""
+        record = read_record(self.path(spec))
+        if record is not None and record.identity_hash != spec.identity_hash:
+            raise DllmBenchError(
+                f"{self.path(spec) / RECORD} belongs to run {record.identity_hash}, not to "
+                f"{spec.identity_hash}; move the folder away."
+            )
+        return record
+
+    def state(self, spec: RunSpec) -> State:
+        """Where the run of `spec` stands, from file names alone."""
+        return _state(self.path(spec))
+
+    def entry(self, spec: RunSpec) -> Entry | None:
+        """The run's folder as `status` shows it."""
+        return read_entry(self.path(spec))
+
+    def entries(self) -> Iterator[Entry]:
+        """Every run folder, by path."""
+        for folder in self.folders():
+            entry = read_entry(folder)
+            if entry is not None:
+                yield entry
+
+    def records(self) -> Iterator[RunRecord]:
+        """Every sealed record, by path."""
+        for folder in self.folders():
+            record = read_record(folder)
+            if record is not None:
+                yield record
+
+    def folders(self) -> list[Path]:
+        """Run folders, sorted by path."""
+        return sorted(path for path in Path(self.root).glob("*/*/*") if path.is_dir())
+
+    def find(self, prefix: str) -> Entry:
+        """The one run whose hash begins with `prefix`."""
+        found = [e for e in self.entries() if e.spec.identity_hash.startswith(prefix)]
+        if len(found) != 1 or not prefix:
+            raise DllmBenchError(
+                f"{len(found)} runs below {self.root} have a hash that begins with {prefix!r}; "
+                "give a hash (or more of it) that `dllm-bench status` lists."
+            )
+        return found[0]
+
+    def open(self, spec: RunSpec, total: int | None = None) -> OpenRun:
+        """The run's folder, locked for writing; closes with the `with` block."""
+        return OpenRun.start(self.path(spec), spec, total)
+
+    def share(self, spec: RunSpec, index: int, of: int, session: int, zero_s: float = 0) -> Share:
+        """A share of the requests of a run whose folder another process holds open."""
+        return Share.join(self.path(spec), spec, index, of, session, zero_s)
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """The sealed record in `folder`."""
+    path = folder / RECORD
+    try:
+        return RunRecord.from_json(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return None
+
+
+def read_entry(folder: Path) -> Entry | None:
+    """What `folder` holds, without locking it; None for a folder that is no run."""
+    record, damage = None, ""
+    try:
+        record = read_record(folder)
+    except DllmBenchError as refused:
+        damage = str(refused)
+    if record is not None:
+        n = len(record.columns["id"])
+        return Entry(folder, State.SEALED, record.spec, n, n)
+    head = _read_head(folder)
+    if head is None:
+        return None
+    done = sum(path.read_bytes().count(b"\n") for path in sample_files(folder))
+    error = (folder / ERROR).read_text(encoding="utf-8") if (folder / ERROR).exists() else ""
+    spec = RunSpec.from_plain(head["spec"])
+    state = State.FAILED if damage else _state(folder)
+    return Entry(folder, state, spec, done, head["total"], damage or error.strip())
+
+
+def read_samples(folder: Path) -> dict[str, SampleRecord]:
+    """Finished samples by id, in the order they were written; broken lines are left out."""
+    return _parse(_sample_lines(folder))[0]
+
+
+def sample_files(folder: Path) -> list[Path]:
+    """The files with finished samples: one, and one more per process while several share a run."""
+    shares = sorted(folder.glob(SHARED.format("*")))
+    return [path for path in (folder / SAMPLES, *shares) if path.exists()]
+
+
+def _sample_lines(folder: Path) -> list[bytes]:
+    return [line for path in sample_files(folder) for line in lines(path)]
+
+
+def _state(folder: Path) -> State:
+    if (folder / RECORD).exists():
+        return State.SEALED
+    if (folder / ERROR).exists():
+        return State.FAILED
+    return State.PARTIAL if (folder / SPEC).exists() else State.ABSENT
+
+
+def _read_head(folder: Path) -> Plain | None:
+    try:
+        head = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+        return {"spec": head["spec"], "total": head["total"]}
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+
+def _parse(found: list[bytes]) -> tuple[dict[str, SampleRecord], list[bytes]]:
+    """Samples by id, and the lines they stand in."""
+    samples: dict[str, SampleRecord] = {}
+    good: list[bytes] = []
+    for line in found:
+        try:
+            sample = SampleRecord.from_line(line)
+        except ValueError:
+            continue
+        if sample.id not in samples:
+            samples[sample.id] = sample
+            good.append(line)
+    return samples, good
+
+
+@dataclass
+class OpenRun:
+    """A locked run folder. `record` is set when another process sealed it meanwhile; `zero_s` is
+    what the clock said when the session began, where several processes share it.
+    """
+
+    folder: Path
+    spec: RunSpec
+    lock: Lock
+    total: int | None
+    record: RunRecord | None = None
+    samples: dict[str, SampleRecord] = field(default_factory=dict)
+    sessions: list[Session] = field(default_factory=list)
+    zero_s: float | None = None
+    _writer: Appender | None = None
+
+    @classmethod
+    def start(cls, folder: Path, spec: RunSpec, total: int | None) -> OpenRun:
+        """Lock the folder and read what is finished."""
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(folder / LOCK)
+        lock.acquire()
+        try:
+            run = cls(folder, spec, lock, total)
+            run._load()
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @property
+    def state(self) -> State:
+        """Sealed, or partial."""
+        return State.SEALED if self.record else State.PARTIAL
+
+    def _load(self) -> None:
+        self.record = read_record(self.folder)
+        if self.record is not None:
+            return
+        self._claim()
+        self._gather()
+        self.sessions = _read_sessions(self.folder)
+        (self.folder / ERROR).unlink(missing_ok=True)
+
+    def _gather(self) -> None:
+        """Read the finished samples, and have them in one file of whole lines."""
+        files = sample_files(self.folder)
+        length = sum(path.stat().st_size for path in files)
+        self.samples, good = _parse(_sample_lines(self.folder))
+        kept = b"".join(line + b"\n" for line in good)
+        if len(kept) < length:
+            self.note(f"dropped {length - len(kept)} bytes of broken lines in {SAMPLES}")
+        shares = [path for path in files if path.name != SAMPLES]
+        if len(kept) < length or shares:
+            write_atomic(self.folder / SAMPLES, kept.decode())
+        for path in shares:
+            path.unlink()
+
+    def _claim(self) -> None:
+        """Write spec.json, or check that the folder belongs to this run."""
+        head = _read_head(self.folder)
+        if head is None or (self.total is not None and head["total"] != self.total):
+            self._write_head(self.total)
+            return
+        self.total = head["total"]
+        stored = RunSpec.from_plain(head["spec"])
+        if stored != self.spec:
+            raise DllmBenchError(
+                f"{self.folder} belongs to run {stored.identity_hash}, not to "
+                f"{self.spec.identity_hash}; move it away."
+            )
+
+    def _write_head(self, total: int | None) -> None:
+        self.total = total
+        head = {
+            "identity_hash": self.spec.identity_hash,
+            "spec": self.spec.to_plain(),
+            "total": total,
+        }
+        write_atomic(self.folder / SPEC, json.dumps(head, indent=1, sort_keys=True) + "\n")
+
+    def expect(self, total: int) -> None:
+        """Remember how many samples the run has."""
+        if total != self.total:
+            self._write_head(total)
+
+    def wants(self, turn: int, key: str) -> bool:
+        """Whether the request with this id, the `turn`-th of the run, is still to be decoded."""
+        return key not in self.samples
+
+    @property
+    def samples_file(self) -> Path:
+        """Where finished samples are added."""
+        return self.folder / SAMPLES
+
+    def begin(self, session: Session) -> int:
+        """Note the start of a session; its index goes into the samples it makes."""
+        self.sessions.append(session)
+        text = "".join(json.dumps(asdict(s), ensure_ascii=False) + "\n" for s in self.sessions)
+        write_atomic(self.folder / SESSIONS, text)
+        return len(self.sessions) - 1
+
+    def append(self, sample: SampleRecord) -> None:
+        """Add a finished sample."""
+        self._check_lock()
+        if self._writer is None:
+            self._writer = Appender(self.samples_file)
+        self._writer.append(sample.to_line())
+        self.samples[sample.id] = sample
+
+    def seal(self, record: RunRecord) -> None:
+        """Complete the run."""
+        self._check_lock()
+        self._close_writer()
+        write_atomic(self.folder / RECORD, record.to_json())
+        self.record = record
+
+    def _check_lock(self) -> None:
+        """A process that slept too long must not write beside the one that took over."""
+        if self.lock.lost:
+            raise DllmBenchError(
+                f"{self.folder} was taken over by the process that {self.lock.path} names, since "
+                "this one did not show itself; leave the run to it."
+            )
+
+    def fail(self, message: str) -> None:
+        """Leave a note of why the run stopped, for `status` and tables."""
+        self.note(f"stopped: {message}")
+        if self.lock.lost:
+            return
+        with suppress(OSError):  # a full disk is one of the reasons
+            (self.folder / ERROR).write_text(message + "\n", encoding="utf-8")
+
+    def note(self, message: str) -> None:
+        """One line in log.txt."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        with suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as file:
+            file.write(f"{stamp} {message}\n")
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def close(self) -> None:
+        """Have all samples on disk and let the folder go."""
+        try:
+            self._close_writer()
+        finally:
+            self.lock.release()
+
+    def __enter__(self) -> OpenRun:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class Share(OpenRun):
+    """Every `of`-th request, from `index` on; the folder belongs to the process that shared it out.
+
+    `session` is the start of the run that the shares are part of.
+    """
+
+    index: int = 0
+    of: int = 1
+    session: int = 0
+
+    @classmethod
+    def join(
+        cls, folder: Path, spec: RunSpec, index: int, of: int, session: int, zero_s: float
+    ) -> Share:
+        """Read what is finished, whoever finished it."""
+        lock = Lock(folder / LOCK)
+        share = cls(folder, spec, lock, None, index=index, of=of, session=session, zero_s=zero_s)
+        share.samples = read_samples(folder)
+        return share
+
+    @property
+    def samples_file(self) -> Path:
+        return self.folder / SHARED.format(self.index)
+
+    def wants(self, turn: int, key: str) -> bool:
+        return turn % self.of == self.index and super().wants(turn, key)
+
+    def expect(self, total: int) -> None:
+        if self.index == 0:
+            super().expect(total)
+
+    def begin(self, session: Session) -> int:
+        return self.session
+
+
+def _read_sessions(folder: Path) -> list[Session]:
+    return [Session(**json.loads(line)) for line in lines(folder / SESSIONS)]
