@@ -12,7 +12,7 @@ from dllm_bench.benchmarks import base
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
 from dllm_bench.benchmarks.tasks import data, math_answers
-from dllm_bench.core.contracts import SampleScore, Turns
+from dllm_bench.core.benchmark import SampleScore, Turns
 
 STRICT, FLEXIBLE = "exact_match,strict-match", "exact_match,flexible-extract"
 COMPLETION, EXTRACTED = "pass@1,completion", "pass@1,extracted"

@@ -19,10 +19,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Encode, Turns
+    from dllm_bench.core.benchmark import Encode, Turns
 
 Item = Mapping[str, Any]
 REPEAT = "#"

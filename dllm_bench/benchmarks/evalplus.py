@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.benchmarks import base, programs
 from dllm_bench.benchmarks.embedded import minicode
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Encode, SampleScore, Turns
+    from dllm_bench.core.benchmark import Encode, SampleScore, Turns
     from dllm_bench.core.request import Request
 
 MINICODE_SIZE = 1000
@@ -242,7 +242,7 @@ class EvalPlusBenchmark:
             yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
 
     def _grade(self, problem: base.Item, text: str) -> SampleScore:
-        from dllm_bench.core.contracts import SampleScore
+        from dllm_bench.core.benchmark import SampleScore
 
         if not text.strip():
             return SampleScore(0.0, "empty", dict.fromkeys(STAGES, 0.0))
@@ -270,7 +270,7 @@ class EvalPlusBenchmark:
 
 
 def _sample_score(item_id: str, outcome: sandbox.Outcome, primary: str) -> SampleScore:
-    from dllm_bench.core.contracts import SampleScore
+    from dllm_bench.core.benchmark import SampleScore
 
     stages = {words[0]: words[1] for words in outcome.reports}
     if "reference" not in stages:

@@ -23,7 +23,7 @@ import yaml
 from dllm_bench.benchmarks import base
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import data
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import no_such
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lm_eval.api.model import LM
     from lm_eval.api.task import ConfigurableTask
 
-    from dllm_bench.core.contracts import Encode, SampleScore, Turns
+    from dllm_bench.core.benchmark import Encode, SampleScore, Turns
     from dllm_bench.core.request import Request
 
 TASKS = Path(__file__).parent / "tasks"
@@ -209,7 +209,7 @@ def _answered(task: str, items: Sequence[base.Item], texts: Sequence[str]) -> li
 
 def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleScore:
     """All metrics of one answer as "<metric>,<filter>"; how a program ended is in the verdict."""
-    from dllm_bench.core.contracts import SampleScore
+    from dllm_bench.core.benchmark import SampleScore
 
     metrics = {
         f"{metric},{key}": float(value)

@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dllm_bench.benchmarks import base
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Encode, SampleScore, Turns
+    from dllm_bench.core.benchmark import Encode, SampleScore, Turns
     from dllm_bench.core.request import Request
 
 CAPS: Mapping[str, int] = {
@@ -79,7 +79,7 @@ class PromptsBenchmark:
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """No grade for any text."""
-        from dllm_bench.core.contracts import SampleScore
+        from dllm_bench.core.benchmark import SampleScore
 
         items = base.by_id(texts, self.items, self.name)
         return {item["id"]: SampleScore(math.nan, "not graded", {}) for item in items}

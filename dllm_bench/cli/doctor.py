@@ -18,7 +18,7 @@ from typing import Any
 from dllm_bench import __version__
 from dllm_bench.cli import doctor_model
 from dllm_bench.cli.doctor_model import ABSENT, NEED, OK, Line
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import assets_dir
 
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "peft", "hydra-core", "lm-eval")

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Plan
+    from dllm_bench.core.denoiser import ForwardPlan
     from dllm_bench.models.inspection import Inspection
     from dllm_bench.models.spec import ModelSpec
 
@@ -153,12 +153,12 @@ def forward(spec: ModelSpec, form: str) -> str:
     )
 
 
-def first_plan(form: str, length: int) -> Plan:
+def first_plan(form: str, length: int) -> ForwardPlan:
     """All positions fed, the last one (a mask, a block of its own) predicted."""
-    from dllm_bench.core.contracts import Plan
-    from dllm_bench.core.trace import Kind
+    from dllm_bench.core.denoiser import ForwardPlan
+    from dllm_bench.core.trace import ForwardKind
 
-    plan = Plan(Kind.PREFILL, (0, length), (length - 1, length), (0, 0))
+    plan = ForwardPlan(ForwardKind.PREFILL, (0, length), (length - 1, length), (0, 0))
     if form == "full":
         return plan
     origin = length - 1 if form == "block_causal" else 0

@@ -25,7 +25,7 @@ from dllm_bench.cli import commands, report_options
 from dllm_bench.cli import simulate_options as load_options
 from dllm_bench.cli.commands import Plain
 from dllm_bench.cli.preflight import check
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir, no_such, options
 from dllm_bench.tables import options as table_options
 from dllm_bench.training import drafter_options, measure_options

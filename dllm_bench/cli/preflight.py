@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import ASSETS, PACKAGE, place_of
 from dllm_bench.store.files import check_results
 

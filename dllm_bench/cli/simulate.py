@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from dllm_bench.cli.views import grid, sealed
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.decoding.length.chances import Temperatures, read_temperatures
 from dllm_bench.decoding.length.profile import StepProfile, check_profile, read_profile

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.cli import status_cache as glance
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import accuracy
 from dllm_bench.run import progress
 from dllm_bench.store.record import RunRecord, SampleRecord

@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 
 EndTokens = Literal["eos", "eot", "ends"]
-
-
-class DllmBenchError(Exception):
-    """A mistake the user can mend; the message says what was asked, what was found, what to do."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Denoiser, KVCache, Piece
+from dllm_bench.core.contracts import Piece
+from dllm_bench.core.denoiser import Denoiser, KVCache
 
 GREEDY = 1e-5  # temperatures below take the most probable token
 Uniforms = Callable[[int], Tensor]  # n -> (n,) float64 of [0, 1), on the model's device

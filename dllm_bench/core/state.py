@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError, Request, SpecialTokens
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request, SpecialTokens
 
 MASKED = -1  # value of `born` at a position that is not decoded yet
 PROMPT = -2  # value of `born` at a prompt position

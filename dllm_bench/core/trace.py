@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Kind(StrEnum):
+class ForwardKind(StrEnum):
     """What a forward was for."""
 
     PREFILL = "prefill"  # the prompt is fed for the first time
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 class Forward:
     """One model call. Positions are counted per branch; `ms` is wall time of the whole step."""
 
-    kind: Kind
+    kind: ForwardKind
     branches: int  # K candidate states evaluated in this call; 2 K under guidance
     fed: int  # positions fed per branch
     cached: int  # positions read from the cache
@@ -78,10 +78,10 @@ def _stored(value: Any) -> Any:
     """Plain text and lists in place of kinds and tuples."""
     if isinstance(value, tuple):
         return list(value)
-    return str(value) if isinstance(value, Kind) else value
+    return str(value) if isinstance(value, ForwardKind) else value
 
 
 def _forward(row: dict[str, Any]) -> Forward:
     """A row from stored values."""
     lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
-    return Forward(**{**row, **lists, "kind": Kind(row["kind"])})
+    return Forward(**{**row, **lists, "kind": ForwardKind(row["kind"])})

@@ -1,18 +1,21 @@
-"""`Crew`: the processes that decode one request together, as the loop sees them.
+"""`WorkerGroup`: the processes that decode one request together, as the loop sees them.
 
-The masked loop asks a crew for a share of the branches of a round and for what the winner was found
-to be; `ALONE` has everything. Processes that really talk to each other are in `parallel/branch`.
+The masked loop asks the group which branches of a round this process computes, and for the state
+and scores of the winning branch. `ONE_WORKER` computes everything itself; groups of several
+processes are in `parallel/branch`.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import KVCache, Plan, Scores, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.state import DecodeState
 
 
-class Crew:
+class WorkerGroup:
     """The processes that decode a request together, and what a process does that is alone.
 
     A crew shares out the branches of a round. Every process holds the same state and takes every
@@ -22,8 +25,8 @@ class Crew:
     """
 
     def deal(
-        self, branches: DecodeState, window: Window, plan: Plan
-    ) -> tuple[DecodeState, Window, Plan]:
+        self, branches: DecodeState, window: Window, plan: ForwardPlan
+    ) -> tuple[DecodeState, Window, ForwardPlan]:
         """The branches of a round that are fed and scored here."""
         return branches, window, plan
 
@@ -31,7 +34,7 @@ class Crew:
         """Ratings of all branches of the round, in order, from those of the branches here."""
         return rating_K
 
-    def keep(self, kv: KVCache, plan: Plan, winner: Tensor) -> None:
+    def keep(self, kv: KVCache, plan: ForwardPlan, winner: Tensor) -> None:
         """Have the winner's K/V of `plan.store` (as dealt here) in the cache of every process."""
         kv.keep(plan, winner)
 
@@ -44,4 +47,4 @@ class Crew:
         return here.pick(winner), tuple(scores.pick(winner) for scores in found)
 
 
-ALONE = Crew()
+ONE_WORKER = WorkerGroup()

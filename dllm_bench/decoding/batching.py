@@ -1,9 +1,10 @@
 """Several requests on their way at once: one copy to the host and one forward a round for all.
 
-A request is a coroutine, `Steps`. In turns it gives a tensor whose values it wants on the host, and
-an `Ask` whose logits it wants; what it returns is its generation. A place that falls free is taken
-by the next request in the same round. Requests share nothing else, so each gives what it gives
-alone, up to the rounding of sums that a longer matrix product adds in another order.
+A request is a coroutine, `DecodeSteps`. In turns it gives a tensor whose values it wants on the
+host, and a `RunForward` whose logits it wants; what it returns is its generation. A place that
+falls free is taken by the next request in the same round. Requests share nothing else, so each
+gives what it gives alone, up to the rounding of sums that a longer matrix product adds in another
+order.
 """
 
 from __future__ import annotations
@@ -16,30 +17,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Denoiser, KVCache, Plan
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import Generation
 
 
 @dataclass(frozen=True)
-class Ask:
+class RunForward:
     """What a request wants fed: the arguments of `Denoiser.forward`."""
 
     tokens_KL: Tensor
-    plan: Plan
+    plan: ForwardPlan
     kv: KVCache
 
 
-Steps = Generator[Any, Any, Generation]
+DecodeSteps = Generator[Any, Any, Generation]
 
 
 @torch.inference_mode()
-def drive(model: Denoiser, started: Iterable[Steps], batch: int) -> Iterator[Generation]:
+def run_batched(
+    model: Denoiser, started: Iterable[DecodeSteps], batch: int
+) -> Iterator[Generation]:
     """Generations as they are finished, of up to `batch` requests at a time."""
     waiting = iter(started)
-    going: list[Steps] = []
+    going: list[DecodeSteps] = []
     surveys: list[Tensor] = []
     while True:
-        asking: list[tuple[Steps, Ask]] = []
+        asking: list[tuple[DecodeSteps, RunForward]] = []
         while True:
             fresh = list(islice(waiting, batch - len(asking) - len(going)))
             going, surveys = going + fresh, surveys + [next(steps) for steps in fresh]
@@ -58,7 +61,7 @@ def drive(model: Denoiser, started: Iterable[Steps], batch: int) -> Iterator[Gen
         surveys = [steps.send(found) for steps, found in zip(going, logits, strict=True)]
 
 
-def forward(model: Denoiser, asks: Sequence[Ask]) -> list[Tensor]:
+def forward(model: Denoiser, asks: Sequence[RunForward]) -> list[Tensor]:
     """The logits (K, rows, V) of each; a request alone is fed as it is."""
     if len(asks) == 1:
         return [model.forward(asks[0].tokens_KL, asks[0].plan, asks[0].kv)]

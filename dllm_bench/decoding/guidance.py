@@ -13,10 +13,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Cache, KVCache, Plan
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.contracts import Cache
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState
-from dllm_bench.decoding.batching import Ask
+from dllm_bench.decoding.batching import RunForward
 
 WHOLE = "the whole canvas in every forward"
 
@@ -33,14 +34,14 @@ def check_guidance(scale: float, cache: Cache) -> None:
 
 
 def guided(
-    branches: DecodeState, plan: Plan, kv: KVCache, scale: float
-) -> Generator[Ask, Tensor, Tensor]:
+    branches: DecodeState, plan: ForwardPlan, kv: KVCache, scale: float
+) -> Generator[RunForward, Tensor, Tensor]:
     """Asks for the planned forward; logits (K, rows, V), guided where `scale` is above 0."""
     if scale == 0:
-        return (yield Ask(branches.tokens_KL, plan, kv))
+        return (yield RunForward(branches.tokens_KL, plan, kv))
     masked_KL = branches.tokens_KL.masked_fill(branches.born_KL == PROMPT, branches.special.mask)
     if plan.visible_K is not None:
         plan = replace(plan, visible_K=plan.visible_K.repeat(2))
-    both_2KRV = yield Ask(torch.cat([branches.tokens_KL, masked_KL]), plan, kv)
+    both_2KRV = yield RunForward(torch.cat([branches.tokens_KL, masked_KL]), plan, kv)
     conditional_KRV, unconditional_KRV = both_2KRV.chunk(2)
     return unconditional_KRV + (scale + 1) * (conditional_KRV - unconditional_KRV)

@@ -18,34 +18,19 @@ from itertools import islice, pairwise
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import (
-    Cache,
-    Denoiser,
-    Explore,
-    Piece,
-    Plan,
-    Schedule,
-    Score,
-    Scores,
-    Select,
-    Stop,
-    Window,
-)
-from dllm_bench.core.request import (
-    DllmBenchError,
-    EndTokens,
-    Generation,
-    Request,
-    first_end,
-)
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Cache, Explore, Piece, Schedule, Score, Scores, Select, Stop
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import EndTokens, Generation, Request, first_end
 from dllm_bench.core.state import CUT, DecodeState
-from dllm_bench.core.trace import Forward, Kind, Trace
-from dllm_bench.core.workers import ALONE, Crew
-from dllm_bench.decoding.batching import Steps, drive
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.core.workers import ONE_WORKER, WorkerGroup
+from dllm_bench.decoding.batching import DecodeSteps, run_batched
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.guidance import check_guidance, guided
 from dllm_bench.decoding.numerics import check_choice, top1
-from dllm_bench.decoding.schedule.window import Frontier, masks_per_block
+from dllm_bench.decoding.schedule.window import WindowTracker, masks_per_block
 from dllm_bench.decoding.stop.filled import Filled
 
 LARGE = 8192  # a vocabulary whose head and softmax are worth leaving rows out
@@ -88,12 +73,14 @@ class MaskedDecoder:
                 request = part.prepare(model, request)
         return request
 
-    def generate(self, model: Denoiser, request: Request, crew: Crew = ALONE) -> Generation:
-        """Decode `request`; see `Generation` for what comes out, `Crew` for who takes part."""
-        (generation,) = drive(model, [self.steps(model, request, crew)], 1)
+    def generate(
+        self, model: Denoiser, request: Request, workers: WorkerGroup = ONE_WORKER
+    ) -> Generation:
+        """Decode `request`; `workers` share its branches."""
+        (generation,) = run_batched(model, [self.steps(model, request, workers)], 1)
         return generation
 
-    def generate_many(
+    def generate_stream(
         self, model: Denoiser, requests: Iterable[Request], batch: int
     ) -> Iterator[Generation]:
         """Decode `batch` requests at a time; each as soon as it is finished.
@@ -101,9 +88,11 @@ class MaskedDecoder:
         A text is what its request gives alone. The time of a row is what passed for its request,
         waiting for the others included.
         """
-        return drive(model, (self.steps(model, request) for request in requests), batch)
+        return run_batched(model, (self.steps(model, request) for request in requests), batch)
 
-    def steps(self, model: Denoiser, request: Request, crew: Crew = ALONE) -> Steps:
+    def steps(
+        self, model: Denoiser, request: Request, workers: WorkerGroup = ONE_WORKER
+    ) -> DecodeSteps:
         """The loop, as a coroutine: it asks for values on the host and for forwards, in turns."""
         request = self.prepare(model, request)
         length = self.schedule.length(len(request.prompt_ids), request.max_new_tokens)
@@ -111,9 +100,9 @@ class MaskedDecoder:
         kv = model.new_cache(state.length)
         if self.cache.reuse != "none":
             grid = self.cache.grid(self.schedule.block or 1)
-            model.recall(kv, request.prompt_ids, grid, by=self)
+            model.reuse_prefix(kv, request.prompt_ids, grid, by=self)
         rounds = _Rounds(room=state.length - state.prompt_len)
-        frontier = Frontier(self.schedule, state.prompt_len)
+        frontier = WindowTracker(self.schedule, state.prompt_len)
         alone = torch.zeros((), dtype=torch.long, device=model.device)  # the only branch's index
         last: tuple[Scores, Window] | None = None
         while True:
@@ -126,7 +115,7 @@ class MaskedDecoder:
             rounds.began(plan, branches.branches * (2 if self.guidance else 1), plan.cached(held))
             if self.stop.reads_ahead:
                 plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
-            here, part, plan = crew.deal(branches, window, plan)
+            here, part, plan = workers.deal(branches, window, plan)
             plan = self._choose_rows(model, plan, part)
             logits_KRV = yield from guided(here, plan, kv, self.guidance)
             if self.forbid_mask:
@@ -137,9 +126,9 @@ class MaskedDecoder:
             ahead = self._ahead(logits_KRV, window)
             winner, several = alone, branches.branches > 1
             if several:
-                winner = self.explore.pick(crew.gather(self.explore.rate(scores, part, here)))
-            crew.keep(kv, plan, winner)
-            state, (scores, *ahead) = crew.settle(winner, branches, here, (scores, *ahead))
+                winner = self.explore.pick(workers.gather(self.explore.rate(scores, part, here)))
+            workers.keep(kv, plan, winner)
+            state, (scores, *ahead) = workers.settle(winner, branches, here, (scores, *ahead))
             window = window.pick(winner) if several else window
             rounds.outcome = winner if several else None, self._commit(state, scores, window)
             rounds.cut = self._shorten(state, window, scores, *ahead)
@@ -147,7 +136,7 @@ class MaskedDecoder:
             last = (scores, window)
 
     def _open(
-        self, branches: DecodeState, frontier: Frontier, rounds: _Rounds
+        self, branches: DecodeState, frontier: WindowTracker, rounds: _Rounds
     ) -> Generator[Tensor, list[int], tuple[DecodeState, Window | None]]:
         """Copy to the host, once, all that shapes the next forward, and open blocks."""
         masked_KL = branches.masked_KL
@@ -204,7 +193,7 @@ class MaskedDecoder:
         state.forwards += 1
         return forced
 
-    def _choose_rows(self, model: Denoiser, plan: Plan, window: Window) -> Plan:
+    def _choose_rows(self, model: Denoiser, plan: ForwardPlan, window: Window) -> ForwardPlan:
         """The plan with the rows worth their logits, where only scores of masked positions count.
 
         All rows where gathering some costs more than a small vocabulary's head and softmax.
@@ -268,7 +257,7 @@ class _Rounds:
 
     room: int
     ticks: list[tuple[float, int]] = field(default_factory=list)  # when, masks of the open blocks
-    forwards: list[tuple[Kind, int, int, int]] = field(default_factory=list)
+    forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)
     winners: list[int] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
     outcome: tuple[Tensor | None, Tensor | None] | None = None
@@ -296,7 +285,7 @@ class _Rounds:
         self.ticks.append((time.perf_counter(), masks))
         self.open_end = open_end
 
-    def began(self, plan: Plan, branches: int, cached: int) -> None:
+    def began(self, plan: ForwardPlan, branches: int, cached: int) -> None:
         """The round's forward: its plan, the branches in it, the positions read from the cache."""
         self.forwards.append((plan.kind, branches, plan.feed[1] - plan.feed[0], cached))
 

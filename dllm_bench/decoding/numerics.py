@@ -1,7 +1,7 @@
 """Probabilities from logits in one pass, and the random numbers of a forward.
 
-`look`, `margin`, `neg_entropy` and `draw` are all that decides a commit, so a change of precision
-is a change in one place. A precision names what a published sampler does: logits are
+`read_logits`, `margin`, `neg_entropy` and `draw` are all that decides a commit, so a change of
+precision is a change in one place. A precision names what a published sampler does: logits are
 rounded to it, the softmax runs in float32 (float64 for float64), results are rounded to it and
 compared in it. Only float64 makes a float64 copy of the logits.
 """
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding import fused
 
@@ -54,7 +54,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Candidates:
     """What one pass over the logits leaves of every row, each (K, W).
 
     ids: the most probable token, or the one asked about; probability: its own; neg_entropy: sum of
@@ -66,12 +66,12 @@ class Seen:
     neg_entropy_KW: Tensor | None = None
 
 
-def look(
+def read_logits(
     logits_KWV: Tensor,
     precision: Precision = "float32",
     entropy: bool = False,
     ids_KW: Tensor | None = None,
-) -> Seen:
+) -> Candidates:
     """Read the logits once, so many rows at a time on the CPU that all fits into its cache."""
     shape, rows_NV = logits_KWV.shape[:-1], logits_KWV.flatten(0, -2)
     dtype = dtype_of(rows_NV, precision)
@@ -83,7 +83,7 @@ def look(
         chosen_N = rows_NV.gather(-1, ids_KW.reshape(-1, 1))[:, 0].to(dtype).to(best_N.dtype)
         probability_N = (chosen_N - best_N).exp_().div_(sum_N)
     entropy_N = None if weighted_N is None else (weighted_N / sum_N - sum_N.log()).view(shape)
-    return Seen(ids_KW, probability_N.to(dtype).view(shape), entropy_N)
+    return Candidates(ids_KW, probability_N.to(dtype).view(shape), entropy_N)
 
 
 def statistics(logits_NV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:
@@ -138,14 +138,14 @@ def argmax(values_XV: Tensor) -> Tensor:
 
 def top1(logits_KWV: Tensor, precision: Precision = "float32") -> tuple[Tensor, Tensor]:
     """Most probable token and its probability: ids_KW int64, probability_KW."""
-    seen = look(logits_KWV, precision)
+    seen = read_logits(logits_KWV, precision)
     return seen.ids_KW, seen.probability_KW
 
 
 def neg_entropy(logits_KWV: Tensor, precision: Precision = "float32", eps: float = 0.0) -> Tensor:
     """sum p ln(p + eps) of softmax(logits) in nats, (K, W); ids at -inf contribute 0.
 
-    As published, with probabilities rounded to the precision; `look` has the fast form.
+    As published, with probabilities rounded to the precision; `read_logits` has the fast form.
     """
     logits_KWV = rounded(logits_KWV, precision)
     probability_KWV = at_least_float32(logits_KWV).softmax(dim=-1).to(logits_KWV.dtype)

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import KVCache, Piece, Plan
-from dllm_bench.core.request import DllmBenchError, Generation, Request, first_end
+from dllm_bench.core.contracts import Piece
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request, first_end
 from dllm_bench.core.speculative import (
     Context,
     Draft,
@@ -33,7 +35,7 @@ from dllm_bench.core.speculative import (
     VerifyLength,
 )
 from dllm_bench.core.state import check_prompt
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.length.fixed import Fixed
 from dllm_bench.decoding.masked import check_fit
 from dllm_bench.decoding.verify.rejection import Rejection
@@ -83,12 +85,12 @@ class SpeculativeDecoder:
     def generate_batch(self, model: Target, requests: Sequence[Request]) -> list[Generation]:
         """Decode requests (of distinct ids) side by side, all begun at once; in their order."""
         found = {
-            done.request_id: done for done in self.generate_many(model, requests, len(requests))
+            done.request_id: done for done in self.generate_stream(model, requests, len(requests))
         }
         return [found[request.id] for request in requests]
 
     @torch.inference_mode()
-    def generate_many(
+    def generate_stream(
         self, model: Target, requests: Iterable[Request], batch: int
     ) -> Iterator[Generation]:
         """Decode `batch` requests at a time: one verification a round, everyone leaves as they end.
@@ -113,7 +115,7 @@ class SpeculativeDecoder:
         own = Sampler(self.temperature, self.uniforms(request, model.device))
         text = _Text.start(model, request, self.draft, own)
         nothing = Proposal(text.tokens_L[:0])
-        (logits_1V,) = forward([text], [text.plan(Kind.PREFILL, nothing, self.draft.taps)])
+        (logits_1V,) = forward([text], [text.plan(ForwardKind.PREFILL, nothing, self.draft.taps)])
         text.commit(own.sample(logits_1V)[0].tolist())
         text.features_1FC = text.kv.features
         return text
@@ -123,7 +125,9 @@ class SpeculativeDecoder:
         wholes = [self._propose(text) for text in texts]
         proposals = [whole.first(n) for whole, n in zip(wholes, rule(wholes), strict=True)]
         asked = list(zip(texts, proposals, strict=True))
-        plans = [text.plan(Kind.VERIFY, proposal, self.draft.taps) for text, proposal in asked]
+        plans = [
+            text.plan(ForwardKind.VERIFY, proposal, self.draft.taps) for text, proposal in asked
+        ]
         verdicts = [
             self.verify(proposal, logits_NV, text.sampler)
             for (text, proposal), logits_NV in zip(asked, forward(texts, plans), strict=True)
@@ -154,7 +158,7 @@ class SpeculativeDecoder:
         text.features_1FC = None if features_1FC is None else features_1FC[:, : len(new)]
 
 
-def forward(texts: Sequence[_Text], plans: Sequence[Plan]) -> list[Tensor]:
+def forward(texts: Sequence[_Text], plans: Sequence[ForwardPlan]) -> list[Tensor]:
     """One forward for all texts, whose K/V are kept: logits (rows, V) of each.
 
     A text alone is fed as it is; more are a batch of ragged lengths.
@@ -220,17 +224,19 @@ class _Text:
             return
         headed = self.clock.spans > len(self.forwards)
         self.clock.mark()
-        row = Forward(Kind.DRAFT, 1, proposal.fed, proposal.cached, calls=proposal.calls)
-        head = Forward(Kind.HEAD, 1, 0, 0, calls=len(proposal))
+        row = Forward(ForwardKind.DRAFT, 1, proposal.fed, proposal.cached, calls=proposal.calls)
+        head = Forward(ForwardKind.HEAD, 1, 0, 0, calls=len(proposal))
         self.forwards += [row, head] if headed else [row]
 
-    def plan(self, kind: Kind, proposal: Proposal, taps: tuple[int, ...]) -> Plan:
+    def plan(self, kind: ForwardKind, proposal: Proposal, taps: tuple[int, ...]) -> ForwardPlan:
         """Feed what is not cached and the proposed tokens; logits (n + 1) from the anchor on."""
         stop = self.committed + len(proposal)
         self.canvas_1L[0, self.committed : stop] = proposal.tokens_N
         feed, rows = (self.kv.length, stop), (self.committed, stop + 1)
         self.forwards.append(Forward(kind, 1, stop - feed[0], feed[0], proposed=len(proposal)))
-        return Plan(kind, feed, rows, store=feed, attention="block_causal", block=1, taps=taps)
+        return ForwardPlan(
+            kind, feed, rows, store=feed, attention="block_causal", block=1, taps=taps
+        )
 
     def note(self, accepted: int, drafted: tuple[int, ...], survival: tuple[float, ...]) -> None:
         """What the last forward, a verification, was asked about, and what it accepted."""

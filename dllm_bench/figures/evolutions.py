@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import Figure
 from dllm_bench.run import token_replay as evolution
 from dllm_bench.tables.plan import PlannedCell

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.readings import Run, reading
 from dllm_bench.figures.spec import Call, Figure, Front
 from dllm_bench.metrics.tradeoff import pareto_front

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.run import token_replay as evolution
 from dllm_bench.run.token_replay import Evolution
 from dllm_bench.store.record import RunRecord, SampleRecord

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE, conf_dir
 from dllm_bench.tables.options import names
 from dllm_bench.tables.reading import REPORTED as TABLES

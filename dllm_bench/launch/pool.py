@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import jobs as tickets
 from dllm_bench.launch.packed import Packed
 from dllm_bench.launch.ranks import PROCESSES, die_with_parent, run

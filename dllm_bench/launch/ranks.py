@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.run import batched, served
 from dllm_bench.run.dependencies import REAL, Loaded, Parts
 from dllm_bench.run.loggers import NoLogger
@@ -38,7 +38,7 @@ from dllm_bench.store.store import Store
 
 if TYPE_CHECKING:
     from dllm_bench.core.contracts import Decoder
-    from dllm_bench.parallel.group import Layout, Team
+    from dllm_bench.parallel.group import ParallelLayout, RankGroup
 
 PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # settings that multiply
 COMMITS = {"winner": True, "none": False}
@@ -48,9 +48,9 @@ PRELOAD = ["dllm_bench.launch.ranks", "dllm_bench.parallel.group", "transformers
 """Imported once, by the process that all others are forked from."""
 
 
-def layout_of(hardware: Mapping[str, Any]) -> Layout:
+def layout_of(hardware: Mapping[str, Any]) -> ParallelLayout:
     """How the processes of a team divide their work."""
-    from dllm_bench.parallel.group import Layout
+    from dllm_bench.parallel.group import ParallelLayout
 
     commit = str(hardware.get("commit", "winner"))
     if commit not in COMMITS:
@@ -58,7 +58,7 @@ def layout_of(hardware: Mapping[str, Any]) -> Layout:
             f"hardware.commit is {commit!r}; choose one of {', '.join(COMMITS)} (whether the "
             "winner's K/V are sent to every process)."
         )
-    return Layout(
+    return ParallelLayout(
         branches=int(hardware.get("branch_parallel", 1)),
         tensors=int(hardware.get("tensor_parallel", 1)),
         commits=COMMITS[commit],
@@ -115,7 +115,7 @@ def work_of(spec: RunSpec) -> type[Work]:
     return batched.BatchedWork if spec.batch != 1 else Work
 
 
-def check(spec: RunSpec, parts: Parts, layout: Layout, replicas: int) -> None:
+def check(spec: RunSpec, parts: Parts, layout: ParallelLayout, replicas: int) -> None:
     """Refuse at once what these processes could not do."""
     from dllm_bench.decoding.masked import MaskedDecoder
 
@@ -168,7 +168,7 @@ class Place:
     spec: RunSpec
     store: Store
     parts: Parts
-    layout: Layout
+    layout: ParallelLayout
     rank: int
     team: int
     replicas: int
@@ -206,13 +206,13 @@ class Place:
         if team is not None:
             team.leave()
 
-    def _join(self) -> Team | None:
+    def _join(self) -> RankGroup | None:
         if self.layout.processes == 1:
             return None
-        from dllm_bench.parallel.group import Team
+        from dllm_bench.parallel.group import RankGroup
 
         device = str(self.spec.hardware["device"])
-        return Team.join(self.layout, self.rank, self.folder / f"team-{self.team}", device)
+        return RankGroup.join(self.layout, self.rank, self.folder / f"team-{self.team}", device)
 
     def _on_device(self) -> RunSpec:
         """The run on this process's own device; its identity knows nothing of the index."""
@@ -225,9 +225,9 @@ class Place:
         return replace(self.spec, model={**self.spec.model, "device": f"cuda:{self.index}"})
 
 
-def led(parts: Parts, spec: RunSpec, team: Team) -> Parts:
+def led(parts: Parts, spec: RunSpec, team: RankGroup) -> Parts:
     """The parts of a team's first process: decoders that announce, a model that is split."""
-    from dllm_bench.parallel.group import Leading
+    from dllm_bench.parallel.group import AnnouncingDecoder
 
     @cache
     def loaded() -> Loaded:
@@ -236,7 +236,7 @@ def led(parts: Parts, spec: RunSpec, team: Team) -> Parts:
         return found
 
     def decoder(asked: RunSpec) -> Decoder:
-        return Leading(parts.decoder(asked), team, which=0 if asked == spec else 1)
+        return AnnouncingDecoder(parts.decoder(asked), team, which=0 if asked == spec else 1)
 
     return replace(parts, model=lambda _: loaded(), decoder=decoder)
 

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from dllm_bench.core.request import Generation
-from dllm_bench.core.trace import Kind, Trace
+from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.metrics import accuracy
 from dllm_bench.metrics.facts import Facts
 from dllm_bench.metrics.numbers import (
@@ -48,14 +48,19 @@ def rounds_of(trace: Trace, born: Sequence[int]) -> list[Round]:
     new = Counter(born)
     found = []
     for index, forward in enumerate(trace.forwards):
-        if forward.kind == Kind.VERIFY:
+        if forward.kind == ForwardKind.VERIFY:
             ended = new[index] == forward.accepted
             proposed = forward.accepted if ended else forward.proposed
             found.append(Round(proposed, forward.accepted, new[index]))
     return found
 
 
-LOOP = {Kind.PREFILL, Kind.DRAFT, Kind.HEAD, Kind.VERIFY}  # what the draft-verify loop consists of
+LOOP = {
+    ForwardKind.PREFILL,
+    ForwardKind.DRAFT,
+    ForwardKind.HEAD,
+    ForwardKind.VERIFY,
+}  # what the draft-verify loop consists of
 
 
 def of_trace(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> dict[str, Any]:
@@ -63,7 +68,7 @@ def of_trace(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> dict[str,
     rows = trace.forwards
     if not rows or any(row.kind not in LOOP or row.masks for row in rows):
         return {}
-    verified = [(index, row) for index, row in enumerate(rows) if row.kind == Kind.VERIFY]
+    verified = [(index, row) for index, row in enumerate(rows) if row.kind == ForwardKind.VERIFY]
     spent = {kind: sum(row.ms for row in rows if row.kind == kind) / 1000 for kind in LOOP}
     timed = any(spent.values())
     facts: dict[str, Any] = {f"{kind}_s": spent[kind] for kind in LOOP if timed}

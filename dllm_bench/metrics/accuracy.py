@@ -14,7 +14,7 @@ from math import comb, sqrt
 from statistics import fmean
 from typing import Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 RESAMPLES = 2000
 LEVEL = 0.95

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import acceptance, calibration, served, speed
 from dllm_bench.metrics.facts import Facts
 from dllm_bench.metrics.numbers import Definition, Family

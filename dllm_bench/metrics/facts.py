@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from dllm_bench.core.request import DllmBenchError, Generation, SpecialTokens
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, SpecialTokens
+from dllm_bench.core.trace import ForwardKind
 
 NO_TRACE = "a served engine tells nothing of its forwards"
 NO_USAGE = "the server did not count tokens (usage), and model.tokenizer names no tokenizer"
@@ -86,7 +87,7 @@ def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: i
         if forward.masks == 0:  # a draft or a verification, not of a block loop
             continue
         rounds = rounds or min(max(forward.masks // tokens_per_forward, 1), unroll)
-        rounds -= forward.kind == Kind.DENOISE
+        rounds -= forward.kind == ForwardKind.DENOISE
         if forward.masks == taken[index]:
             idle, rounds = idle + rounds, 0
     return idle
@@ -102,7 +103,9 @@ def count(generation: Generation, special: SpecialTokens) -> dict[str, int]:
     ]
     end = min([*generation.cut.values(), len(generation.ids)])
     forwards = [
-        call for call in generation.trace.forwards if call.kind not in (Kind.DRAFT, Kind.HEAD)
+        call
+        for call in generation.trace.forwards
+        if call.kind not in (ForwardKind.DRAFT, ForwardKind.HEAD)
     ]
     return {
         "allocated": len(generation.ids),

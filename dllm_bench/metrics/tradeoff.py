@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 ALPHA = 3.0  # d3LLM's leaderboard
 DROP = 5.0  # points of score; d3LLM's leaderboard

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.layouts import Layout, Part, Shapes
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")

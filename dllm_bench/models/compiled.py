@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.transformer import Rotation, TransformerDenoiser
 
@@ -40,7 +40,7 @@ class CompiledDenoiser(TransformerDenoiser):
     def new_cache(self, length: int) -> PositionCache:
         return super().new_cache(length + -length % self._bucket)
 
-    def _layers(self, tokens_KF: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
+    def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         if plan.taps:
             raise DllmBenchError(
                 "Outputs of layers are not available from a compiled model, and the drafter reads "
@@ -66,7 +66,7 @@ class CompiledDenoiser(TransformerDenoiser):
                 layer.fresh = (keys.clone(), values.clone())
         return hidden.clone().view(branches, width, -1)[:, :fed]
 
-    def _padded(self, plan: Plan, branches: int, width: int) -> Plan:
+    def _padded(self, plan: ForwardPlan, branches: int, width: int) -> ForwardPlan:
         """The plan with the padding fed and hidden from everyone."""
         if not self._graphs:
             return plan
@@ -74,7 +74,9 @@ class CompiledDenoiser(TransformerDenoiser):
         seen_K = end_K if plan.visible_K is None else torch.minimum(plan.visible_K, end_K)
         return replace(plan, feed=(plan.feed[0], plan.feed[0] + width), visible_K=seen_K)
 
-    def _mask(self, kind: str, plan: Plan, branches: int, kv: PositionCache) -> Tensor | None:
+    def _mask(
+        self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
+    ) -> Tensor | None:
         if not (self._graphs and kv.length):
             return super()._mask(kind, plan, branches, kv)
         whole = ((0, kv.positions[0].length),)

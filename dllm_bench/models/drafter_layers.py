@@ -21,8 +21,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     eager_attention_forward,
 )
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.kv import PositionCache
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of all rows, (1, F + B, head_dim) each
@@ -103,15 +103,17 @@ class ChainLayer(nn.Module):
         return after
 
 
-def planned(kv: PositionCache, stop: int, stored: int) -> Plan:
+def planned(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
     """Feed all from the end of the cache to `stop`, keep what lies before `stored`."""
     feed = (kv.length, stop)
-    plan = Plan(Kind.DRAFT, feed=feed, rows=(stored, stored + 1), store=(kv.length, stored))
+    plan = ForwardPlan(
+        ForwardKind.DRAFT, feed=feed, rows=(stored, stored + 1), store=(kv.length, stored)
+    )
     kv.begin(plan, stop)
     return plan
 
 
-def keep(kv: PositionCache, plan: Plan, rows_1FD: Tensor) -> None:
+def keep(kv: PositionCache, plan: ForwardPlan, rows_1FD: Tensor) -> None:
     """Store the keys and values of `plan.store`; `rows` are what was fed."""
     kv.hold(plan, rows_1FD)
     kv.keep(plan, torch.zeros((), dtype=torch.long, device=rows_1FD.device))

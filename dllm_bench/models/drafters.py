@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Target
 from dllm_bench.models import checkpoint
 from dllm_bench.models.drafter_facts import NetFacts, architecture, read_facts

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
 
 Span = tuple[int, int]
 
@@ -75,7 +75,7 @@ class PositionLayer(CacheLayerMixin):
         if length > self.keys.shape[2]:
             self.keys, self.values = (buffer(s, length, s) for s in (self.keys, self.values))
 
-    def store(self, plan: Plan, branches: int, branch: Tensor) -> None:
+    def store(self, plan: ForwardPlan, branches: int, branch: Tensor) -> None:
         """Copy the branch's fresh K/V of `plan.store` into the buffers, unless they lie there."""
         if self.in_place and branches == 1:
             return
@@ -123,9 +123,9 @@ class PositionCache(Cache):
         self.spans: tuple[Span, ...] = ()
         self.shifted = shifted
         self._length = 0
-        self.kept: Plan | None = None
+        self.kept: ForwardPlan | None = None
         self.features: Tensor | None = None
-        self._held: tuple[Plan, Tensor] | None = None
+        self._held: tuple[ForwardPlan, Tensor] | None = None
         self._boundary: dict[int, Tensor] = {}
 
     @property
@@ -133,7 +133,7 @@ class PositionCache(Cache):
         """Positions [0, length) hold valid keys and values."""
         return self._length
 
-    def begin(self, plan: Plan, canvas: int) -> None:
+    def begin(self, plan: ForwardPlan, canvas: int) -> None:
         """Make visible what `plan` may see of the cache: all of it outside of the fed span."""
         start, stop = plan.feed
         if start > self._length:
@@ -158,12 +158,12 @@ class PositionCache(Cache):
         """Called by the attention of layer `layer_idx`."""
         return self.positions[layer_idx].update(key_states, value_states)
 
-    def hold(self, plan: Plan, hidden_KFD: Tensor) -> None:
+    def hold(self, plan: ForwardPlan, hidden_KFD: Tensor) -> None:
         """Remember the last forward until `keep` (or the next forward)."""
         if plan.store[0] < plan.store[1]:
             self._held = (plan, hidden_KFD)
 
-    def keep(self, plan: Plan, branch: Tensor) -> None:
+    def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
         """Store the last forward's K/V of `branch` (0-d int64) for the positions `plan.store`."""
         first, last = plan.store
         if first >= last:
@@ -192,25 +192,25 @@ class PositionCache(Cache):
             layer.adopt(theirs, length)
         self._length = length
 
-    def packed(self, plan: Plan) -> Tensor:
+    def packed(self, plan: ForwardPlan) -> Tensor:
         """What `keep` stored for `plan`, in one dimension, for a cache of another process."""
         return torch.cat([part.flatten() for part in self._kept_parts(plan)])
 
-    def unpack(self, plan: Plan, packed: Tensor) -> None:
+    def unpack(self, plan: ForwardPlan, packed: Tensor) -> None:
         """Replace what `keep` stored for `plan` by what another cache packed."""
         parts = self._kept_parts(plan)
         sizes = [part.numel() for part in parts]
         for part, values in zip(parts, packed.split(sizes), strict=True):
             part.copy_(values.view_as(part))
 
-    def _kept_parts(self, plan: Plan) -> list[Tensor]:
+    def _kept_parts(self, plan: ForwardPlan) -> list[Tensor]:
         """Views of the stored K/V of `plan.store` and of the hidden states at its borders."""
         span = slice(*plan.store)
         buffers = [stored for layer in self.positions for stored in (layer.keys, layer.values)]
         views = [stored[:, :, span] for stored in buffers if stored is not None]
         return views + [self._boundary[position] for position in sorted(self._boundary)]
 
-    def _keep_boundary(self, plan: Plan, hidden_FD: Tensor) -> None:
+    def _keep_boundary(self, plan: ForwardPlan, hidden_FD: Tensor) -> None:
         """Hidden states that predict the positions a later window may begin with."""
         start, stop = plan.feed
         starts = {plan.store[1], plan.rows[0]}

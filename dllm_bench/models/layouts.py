@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 Published = Mapping[str, Any]  # the checkpoint's config.json
 Shapes = Mapping[str, tuple[int, ...]]  # parameter name of the module -> its shape

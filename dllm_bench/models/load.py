@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dllm_bench.core.contracts import Denoiser, Turns
-from dllm_bench.core.request import DllmBenchError, SpecialTokens
+from dllm_bench.core.benchmark import Turns
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint, lora
 from dllm_bench.models.dream import Dream
 from dllm_bench.models.layouts import Layout, Published

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.checkpoint import Weights, named, read_json, shapes_of, weight_files
 from dllm_bench.models.layouts import Layout, Shapes, value
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Plan
+from dllm_bench.core.denoiser import ForwardPlan
 
 Span = tuple[int, int]
 REMEMBERED = 16  # masks of recent shapes; a request rarely alternates between more
@@ -33,7 +33,9 @@ class MaskShape:
     window: int = 0
 
     @classmethod
-    def of(cls, plan: Plan, branches: int, cached: tuple[Span, ...], window: int = 0) -> MaskShape:
+    def of(
+        cls, plan: ForwardPlan, branches: int, cached: tuple[Span, ...], window: int = 0
+    ) -> MaskShape:
         if plan.attention == "full":
             return cls(branches, plan.feed, cached, window=window)
         if plan.block < 1:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import lora
 from dllm_bench.models.checkpoint import digest, read_json, weight_files
 from dllm_bench.models.sources import commit, fetch, is_hub

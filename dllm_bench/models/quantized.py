@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 CONFIGS = {
     "w8a8": "Int8DynamicActivationInt8WeightConfig",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dllm_bench.core.contracts import Plan
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.models.kv import PositionCache
 
 Attention = Callable[..., tuple[Tensor, Any]]
@@ -27,7 +27,7 @@ Attention = Callable[..., tuple[Tensor, Any]]
 class Part:
     """The rows of one request: its branches, in `groups` sequences that do not see each other."""
 
-    plan: Plan
+    plan: ForwardPlan
     kv: PositionCache
     groups: int
     branches: int

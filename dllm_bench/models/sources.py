@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import checkpoint, lora
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, assets_dir, place_of

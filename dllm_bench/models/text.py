@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.contracts import Turns
-from dllm_bench.core.request import DllmBenchError, SpecialTokens
+from dllm_bench.core.benchmark import Turns
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.layouts import Published
 
 TURN_ENDS = (  # LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma; the embedded models

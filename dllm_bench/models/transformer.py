@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Decoder, KVCache, Plan
-from dllm_bench.core.request import DllmBenchError, SpecialTokens
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import ragged
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.masks import MaskShape, Span, attention_mask
@@ -56,7 +57,7 @@ class TransformerDenoiser:
         config.is_causal = False
         for layer in module.model.layers:
             layer.self_attn.is_causal = False  # without a mask every position sees all others
-        self._recalled: tuple[Decoder, tuple[int, ...], PositionCache] | None = None
+        self._recalled: tuple[object, tuple[int, ...], PositionCache] | None = None
         self._kinds = getattr(config, "layer_types", None) or [WHOLE] * config.num_hidden_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
 
@@ -64,7 +65,7 @@ class TransformerDenoiser:
         """An empty cache for a canvas of `length` positions."""
         return PositionCache(len(self.module.model.layers), length, self.shifted)
 
-    def recall(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: Decoder) -> None:
+    def reuse_prefix(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: object) -> None:
         """Begin the empty cache with what the last recalled prompt and this one share.
 
         Remembers one request: its decoder, its prompt, and its cache as it is then.
@@ -80,7 +81,7 @@ class TransformerDenoiser:
         self._recalled = (by, tuple(prompt_ids), kv)
 
     @torch.inference_mode()
-    def forward(self, tokens_KL: Tensor, plan: Plan, kv: KVCache) -> Tensor:
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
         """Logits (K, rows, V): entry [k, i] predicts position rows[0] + i; or `plan.only_M`'s."""
         kv = own(kv)
         fed_KF = self._begin(tokens_KL, plan, kv)
@@ -88,7 +89,7 @@ class TransformerDenoiser:
 
     @torch.inference_mode()
     def forward_batch(
-        self, tokens: Sequence[Tensor], plans: Sequence[Plan], caches: Sequence[KVCache]
+        self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
         """`forward` for several requests at once, of ragged lengths: the logits of each."""
         asked = list(zip(tokens, plans, map(own, caches), strict=True))
@@ -105,13 +106,13 @@ class TransformerDenoiser:
             for logits_NV, rows_KRD in zip(parts, wanted, strict=True)
         ]
 
-    def _begin(self, tokens_KL: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
+    def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """What is fed, (K, F), once the cache knows the plan."""
         self._check(plan, tokens_KL.shape[1])
         kv.begin(plan, tokens_KL.shape[1])
         return tokens_KL[:, slice(*plan.feed)]
 
-    def _wanted(self, hidden_KFD: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
+    def _wanted(self, hidden_KFD: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """The hidden states whose logits are wanted, (K, rows, D) or (1, M, D)."""
         kv.hold(plan, hidden_KFD)
         rows_KRD = self._rows(hidden_KFD, plan, kv)
@@ -135,7 +136,7 @@ class TransformerDenoiser:
             logits = (logits / self._softcap).tanh_().mul_(self._softcap)
         return logits
 
-    def _check(self, plan: Plan, length: int) -> None:
+    def _check(self, plan: ForwardPlan, length: int) -> None:
         """Rows lie in what is fed (one beyond, where logits are shifted), that in the canvas."""
         (start, stop), (first, last) = plan.feed, plan.rows
         ahead = int(self.shifted)
@@ -153,7 +154,7 @@ class TransformerDenoiser:
                 f"decoder, or a diffusion model."
             )
 
-    def _layers(self, tokens_KF: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
+    def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """Hidden states (K, F, D) before the last norm."""
         branches = len(tokens_KF)
         position_1F = torch.arange(*plan.feed, device=self.device)[None]
@@ -168,7 +169,7 @@ class TransformerDenoiser:
         return hidden.view(*tokens_KF.shape, -1)
 
     def _layers_ragged(
-        self, fed: Sequence[Tensor], asked: Sequence[tuple[Plan, PositionCache]]
+        self, fed: Sequence[Tensor], asked: Sequence[tuple[ForwardPlan, PositionCache]]
     ) -> list[Tensor]:
         """The same of several requests, whose rows are one sequence."""
         parts = [
@@ -222,12 +223,14 @@ class TransformerDenoiser:
                 tapped[index] = hidden
         return hidden, torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None
 
-    def _mask(self, kind: str, plan: Plan, branches: int, kv: PositionCache) -> Tensor | None:
+    def _mask(
+        self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
+    ) -> Tensor | None:
         """What the layers of one kind see."""
         return self._mask_over(kv.spans, kind, plan, branches)
 
     def _mask_over(
-        self, cached: tuple[Span, ...], kind: str, plan: Plan, branches: int
+        self, cached: tuple[Span, ...], kind: str, plan: ForwardPlan, branches: int
     ) -> Tensor | None:
         shape = MaskShape.of(plan, branches, cached, self._window(kind))
         return attention_mask(shape, plan.visible_K, self.dtype, self.device)
@@ -243,7 +246,7 @@ class TransformerDenoiser:
             return {kind: rotary(hidden, position_1F, kind) for kind in kinds}
         return dict.fromkeys(kinds, rotary(hidden, position_1F))
 
-    def _rows(self, hidden_KFD: Tensor, plan: Plan, kv: PositionCache) -> Tensor:
+    def _rows(self, hidden_KFD: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """The hidden state that predicts each wanted position."""
         offset = plan.feed[0] + int(self.shifted)
         first, last = plan.rows[0] - offset, plan.rows[1] - offset
@@ -255,7 +258,7 @@ class TransformerDenoiser:
         return torch.cat([before_K1D, hidden_KFD[:, :last]], dim=1)
 
 
-def groups_of(branches: int, plan: Plan, kv: PositionCache) -> int:
+def groups_of(branches: int, plan: ForwardPlan, kv: PositionCache) -> int:
     """How many sequences a forward's branches are.
 
     One, where a cache is read once for all; else a batch, whose branches need no mask to be apart.
@@ -270,6 +273,6 @@ def own(kv: KVCache) -> PositionCache:
     return kv
 
 
-def is_causal(plan: Plan) -> bool:
+def is_causal(plan: ForwardPlan) -> bool:
     """Blocks of one from the first position on: no position sees a later one."""
     return plan.attention == "block_causal" and (plan.block, plan.origin) == (1, 0)

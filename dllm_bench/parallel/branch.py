@@ -18,17 +18,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from dllm_bench.core.contracts import KVCache, Plan, Scores, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.workers import Crew
+from dllm_bench.core.workers import WorkerGroup
 from dllm_bench.models.kv import PositionCache
 
 EXCHANGE, COMMIT = "branch exchange", "branch commit"  # names in a profile
 
 
 @dataclass
-class Ledger:
+class TrafficLog:
     """Bytes that reached a process in each round: facts of the branches, and K/V."""
 
     exchanged: list[int] = field(default_factory=list)
@@ -39,24 +41,24 @@ class Ledger:
         self.committed.append(0)
 
 
-class BranchCrew(Crew):
+class BranchWorkerGroup(WorkerGroup):
     """`size` processes of a group; this one is `rank` of them. commits: the protocol "winner"."""
 
     def __init__(self, group: dist.ProcessGroup, commits: bool) -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.commits = commits
-        self.ledger = Ledger()
+        self.traffic = TrafficLog()
         self._branches = 1
         self._dealt: dict[str, Tensor] = {}
 
     def deal(
-        self, branches: DecodeState, window: Window, plan: Plan
-    ) -> tuple[DecodeState, Window, Plan]:
+        self, branches: DecodeState, window: Window, plan: ForwardPlan
+    ) -> tuple[DecodeState, Window, ForwardPlan]:
         """Every size-th branch. All processes get equally many: some of them twice if need be."""
         if not self.commits:
             check_final(plan, window)
-        self.ledger.open_round()
+        self.traffic.open_round()
         self._branches = branches.branches
         turns = torch.arange(-(-self._branches // self.size), device=branches.tokens_KL.device)
         index = (self.rank + self.size * turns) % self._branches
@@ -73,7 +75,7 @@ class BranchCrew(Crew):
         rating_TP[:, self.rank] = rating_K
         return self._sum(rating_TP.flatten()[: self._branches])
 
-    def keep(self, kv: KVCache, plan: Plan, winner: Tensor) -> None:
+    def keep(self, kv: KVCache, plan: ForwardPlan, winner: Tensor) -> None:
         kv.keep(plan, winner // self.size)  # of the branch evaluated here in the winner's turn
         if not self.commits or self._branches == 1 or plan.store[0] >= plan.store[1]:
             return
@@ -84,7 +86,7 @@ class BranchCrew(Crew):
             dist.broadcast(packed, group=self.group, group_src=owner)
             if owner != self.rank:
                 kv.unpack(plan, packed)
-        self.ledger.committed[-1] += packed.nbytes
+        self.traffic.committed[-1] += packed.nbytes
 
     def settle(
         self, winner: Tensor, branches: DecodeState, here: DecodeState, found: tuple[Scores, ...]
@@ -121,7 +123,7 @@ class BranchCrew(Crew):
         """The values of the one process where they are not 0, bit for bit, on every process."""
         with record_function(EXCHANGE):
             dist.all_reduce(values.view(torch.uint8), group=self.group)
-        self.ledger.exchanged[-1] += values.nbytes
+        self.traffic.exchanged[-1] += values.nbytes
         return values
 
 
@@ -136,7 +138,7 @@ def shrunk(values: Tensor) -> Tensor:
     return values.int() if values.dtype == torch.int64 else values
 
 
-def check_final(plan: Plan, window: Window) -> None:
+def check_final(plan: ForwardPlan, window: Window) -> None:
     """Without a commit only K/V may be kept that are the same in every branch."""
     kept = plan.store[0] < plan.store[1]
     if kept and (plan.attention != "block_causal" or plan.store[1] > window.retired):

@@ -1,8 +1,9 @@
 """A team: the processes of one run, and how the first one has the others do the same.
 
 `join` makes the groups: processes lie on a mesh of branches × tensors, tensor neighbours beside
-each other. Process 0 announces each request, in numbers, on a channel of its own; `Leading` is a
-decoder that does so, `follow` the life of the other processes. All of them take the same steps.
+each other. Process 0 announces each request, in numbers, on a channel of its own;
+`AnnouncingDecoder` is a decoder that does so, `follow` the life of the other processes. All of
+them take the same steps.
 Starting the processes, and noticing that one died, is the business of launch/ranks.py.
 """
 
@@ -18,11 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dllm_bench.core.contracts import Decoder, Denoiser
+from dllm_bench.core.contracts import Decoder
+from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.parallel.branch import BranchCrew
+from dllm_bench.parallel.branch import BranchWorkerGroup
 from dllm_bench.parallel.tensor import shard
 
 BRANCH, TENSOR = "branch", "tensor"
@@ -32,7 +34,7 @@ OVER, PREPARE, GENERATE = range(3)
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """How the processes of a run divide their work, and how long one waits for another."""
 
     branches: int = 1
@@ -46,16 +48,16 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Team:
+class RankGroup:
     """One process among those of a run."""
 
-    layout: Layout
+    layout: ParallelLayout
     mesh: DeviceMesh
     channel: dist.ProcessGroup
-    crew: BranchCrew
+    workers: BranchWorkerGroup
 
     @classmethod
-    def join(cls, layout: Layout, rank: int, meeting: Path, device: str) -> Team:
+    def join(cls, layout: ParallelLayout, rank: int, meeting: Path, device: str) -> RankGroup:
         """Meet the others through the file `meeting`; every process of the run calls this."""
         if os.path.isdir("/sys/class/net/lo"):  # one machine: its own loopback does
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -70,7 +72,7 @@ class Team:
         shape, names = (layout.branches, layout.tensors), (BRANCH, TENSOR)
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
         channel = dist.new_group(backend="gloo", timeout=IDLE)
-        return cls(layout, mesh, channel, BranchCrew(mesh.get_group(BRANCH), layout.commits))
+        return cls(layout, mesh, channel, BranchWorkerGroup(mesh.get_group(BRANCH), layout.commits))
 
     def split(self, denoiser: Denoiser) -> None:
         """Split the model over the tensor dimension of the mesh."""
@@ -83,7 +85,7 @@ class Team:
     def generate(self, decoder: Decoder, model: Denoiser, request: Request) -> Generation:
         """This process's part in decoding `request`."""
         if self.layout.branches > 1 and isinstance(decoder, MaskedDecoder):
-            return decoder.generate(model, request, self.crew)
+            return decoder.generate(model, request, self.workers)
         return decoder.generate(model, request)
 
     def announce(self, what: int, which: int = 0, request: Request | None = None) -> None:
@@ -92,7 +94,7 @@ class Team:
         for message in ([what, which, len(numbers)], numbers):
             dist.broadcast(torch.tensor(message, dtype=torch.int64), src=0, group=self.channel)
 
-    def hear(self) -> tuple[int, int, Request | None]:
+    def receive(self) -> tuple[int, int, Request | None]:
         """What process 0 announced."""
         head = torch.zeros(3, dtype=torch.int64)
         dist.broadcast(head, src=0, group=self.channel)
@@ -104,7 +106,7 @@ class Team:
     def follow(self, decoders: Sequence[Decoder], model: Denoiser) -> None:
         """Do what process 0 announces until it says that all is done, and part."""
         while True:
-            what, which, request = self.hear()
+            what, which, request = self.receive()
             if request is None:
                 break
             decoder = decoders[which]
@@ -138,20 +140,20 @@ def decoded(numbers: list[int]) -> Request:
 
 
 @dataclass(frozen=True)
-class Leading:
+class AnnouncingDecoder:
     """The decoder of process 0: what it does is announced, so that all do it.
 
     which: its index among the decoders of those who follow.
     """
 
     decoder: Decoder
-    team: Team
+    ranks: RankGroup
     which: int = 0
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
-        self.team.announce(PREPARE, self.which, request)
+        self.ranks.announce(PREPARE, self.which, request)
         return self.decoder.prepare(model, request)
 
     def generate(self, model: Denoiser, request: Request) -> Generation:
-        self.team.announce(GENERATE, self.which, request)
-        return self.team.generate(self.decoder, model, request)
+        self.ranks.announce(GENERATE, self.which, request)
+        return self.ranks.generate(self.decoder, model, request)

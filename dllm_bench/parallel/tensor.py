@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import Linear
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.transformer import TransformerDenoiser
 
 BY_OUTPUT = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

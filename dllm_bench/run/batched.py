@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from dllm_bench.core.contracts import ManyDecoder
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.contracts import BatchedDecoder
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Trace
 from dllm_bench.run import runner
 from dllm_bench.store.record import SampleRecord, Span
@@ -58,13 +59,13 @@ class BatchedWork(runner.Work):
     """One session of one run, several requests at a time."""
 
     @property
-    def many(self) -> ManyDecoder:
+    def many(self) -> BatchedDecoder:
         """The decoder, which takes several requests."""
-        return cast(ManyDecoder, self.decoder)
+        return cast(BatchedDecoder, self.decoder)
 
     def _warm_up(self, warmups: Sequence[Request]) -> None:
         ready = (self._ready(self.decoder, request) for request in warmups)
-        list(self.many.generate_many(self.loaded.denoiser, ready, self.spec.batch))
+        list(self.many.generate_stream(self.loaded.denoiser, ready, self.spec.batch))
 
     def _samples(
         self, missing: Sequence[tuple[int, Request]], session: int
@@ -79,7 +80,7 @@ class BatchedWork(runner.Work):
                 going[request.id] = request, self.parts.now(), clock() - zero
                 yield self._ready(self.decoder, request)
 
-        found = self.many.generate_many(self.loaded.denoiser, waiting(), self.spec.batch)
+        found = self.many.generate_stream(self.loaded.denoiser, waiting(), self.spec.batch)
         for generation in found:
             request, started_at, began_s = going.pop(generation.request_id)
             decoded = self._read(request, untimed(generation), None)

@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import benchmark_of, engine_of, is_served, model_spec
 from dllm_bench.store.spec import RunSpec
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Benchmark, Decoder, Denoiser, Turns
+    from dllm_bench.core.benchmark import Benchmark, Turns
+    from dllm_bench.core.contracts import Decoder
+    from dllm_bench.core.denoiser import Denoiser
     from dllm_bench.models.load import ModelSpec
 
 

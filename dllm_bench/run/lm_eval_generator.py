@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.run import runner
 from dllm_bench.run.dependencies import REAL, Loaded, Parts
 from dllm_bench.store.inputs import is_served
 from dllm_bench.store.spec import RunSpec
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Decoder, Turns
+    from dllm_bench.core.benchmark import Turns
+    from dllm_bench.core.contracts import Decoder
 
 
 @dataclass

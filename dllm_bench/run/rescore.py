@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import Lock, write_atomic
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord, SampleRecord, seal

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dllm_bench.core.request import DllmBenchError, Generation, Request, first_end
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request, first_end
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.facts import count
 from dllm_bench.run.dependencies import REAL, Loaded, Parts
@@ -27,7 +28,8 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import OpenRun, Share, Store
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Benchmark, Decoder
+    from dllm_bench.core.benchmark import Benchmark
+    from dllm_bench.core.contracts import Decoder
 
 WARMUPS = 2
 

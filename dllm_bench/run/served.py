@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dllm_bench.benchmarks.base import cut
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.facts import UNTOLD
 from dllm_bench.run import runner

@@ -15,18 +15,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.core.contracts import Ended, Score, Scores, Stop, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Score, Scores, Stop, StopFlags
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.numerics import look
+from dllm_bench.decoding.numerics import read_logits
 from dllm_bench.run.dependencies import REAL, Parts
 from dllm_bench.store.store import Store, read_samples
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dllm_bench.core.contracts import Denoiser
+    from dllm_bench.core.denoiser import Denoiser
     from dllm_bench.core.request import Request
     from dllm_bench.core.state import DecodeState
     from dllm_bench.store.spec import RunSpec
@@ -96,7 +97,7 @@ class ScoreListener(Score):
         final_1W = state.tokens_KL.new_tensor(self.notes.ids[columns])[None]
         own_W1 = logits_WV.gather(-1, final_1W.mT)
         masked_W = window.of(state.masked_KL)[-1, places].cpu().numpy()
-        chance_W = look(logits_WV[None], ids_KW=final_1W).probability_KW[0].cpu().numpy()
+        chance_W = read_logits(logits_WV[None], ids_KW=final_1W).probability_KW[0].cpu().numpy()
         rank_W = ((logits_WV > own_W1).sum(-1) + 1).cpu().numpy()
         self.notes.chance_SP[state.forwards, columns][masked_W] = chance_W[masked_W]
         self.notes.rank_SP[state.forwards, columns][masked_W] = rank_W[masked_W]
@@ -112,7 +113,7 @@ class StopListener(Stop):
 
     reads_ahead = True
 
-    def ended(self, branches: DecodeState) -> Ended:
+    def ended(self, branches: DecodeState) -> StopFlags:
         return self.inner.ended(branches)
 
     def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:

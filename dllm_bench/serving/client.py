@@ -16,14 +16,16 @@ from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.serving.engine import Engine, encode
 from dllm_bench.serving.stream import Answer, Stream, TryError, message
 
 if TYPE_CHECKING:
     import httpx2
 
-    from dllm_bench.core.contracts import Denoiser, Turns
+    from dllm_bench.core.benchmark import Turns
+    from dllm_bench.core.denoiser import Denoiser
 
 CONNECT_S = 10.0
 LONGEST_WAIT_S = 300.0

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.length.chances import Temperatures
 from dllm_bench.decoding.length.profile import StepProfile
 from dllm_bench.metrics.acceptance import agreeing
@@ -41,7 +41,7 @@ def recorded(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> tuple[Rec
     """The drafts of one text, in order."""
     found = []
     for index, row in enumerate(trace.forwards):
-        if row.kind == Kind.VERIFY:
+        if row.kind == ForwardKind.VERIFY:
             follows = ids[sum(at < index for at in born) :]
             right = agreeing(row.drafted, follows)
             found.append(Recorded(row.survival, len(row.drafted), right, len(follows)))
@@ -67,9 +67,9 @@ class Drafts:
         kept = list(samples)
         texts = tuple(filter(None, (recorded(*sample) for sample in kept)))
         rows = [row for trace, _, _ in kept for row in trace.forwards]
-        ms = {kind: sum(row.ms for row in rows if row.kind == kind) for kind in Kind}
-        steps = (ms[Kind.DRAFT] + ms[Kind.HEAD]) / (ms[Kind.VERIFY] or 1.0)
-        asked = [row for row in rows if row.kind == Kind.DRAFT]
+        ms = {kind: sum(row.ms for row in rows if row.kind == kind) for kind in ForwardKind}
+        steps = (ms[ForwardKind.DRAFT] + ms[ForwardKind.HEAD]) / (ms[ForwardKind.VERIFY] or 1.0)
+        asked = [row for row in rows if row.kind == ForwardKind.DRAFT]
         return cls(texts, steps, _width(asked), sum(row.calls for row in asked) / (len(asked) or 1))
 
     def halves(self) -> tuple[Drafts, Drafts]:

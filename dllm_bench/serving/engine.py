@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Turns
+    from dllm_bench.core.benchmark import Turns
 
 ADDRESS = re.compile(r"https?://[\w.\-\[\]:]*[\w\]](/\S*)?")
 OURS = ("model", "messages", "prompt", "max_tokens", "temperature", "seed", "stop", "stream")

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE
 from dllm_bench.site import compare_page as site_compare
 from dllm_bench.site import index_page as site_board

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from dllm_bench.cli.views import Decode, decoder_of
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec, digest
 

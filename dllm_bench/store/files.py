@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 SYNC_EVERY_S = 1.0
 BEAT_S = 10.0  # a lock's owner touches it so often

@@ -15,12 +15,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import place_of
 from dllm_bench.registry import TARGET, describe, instantiate
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Benchmark
+    from dllm_bench.core.benchmark import Benchmark
     from dllm_bench.models.load import ModelSpec
     from dllm_bench.serving.engine import Engine
 

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
 from dllm_bench.benchmarks.base import item_of
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.acceptance import of_trace
@@ -27,7 +27,7 @@ from dllm_bench.store.ineffective import unused
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import SampleScore
+    from dllm_bench.core.benchmark import SampleScore
 
 SCORE = "score/"  # begins the column of a further score
 SCHEMA = 3  # raised with every change of the stored form

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from dllm_bench import DECODING_VERSION
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET
 from dllm_bench.store.inputs import resolve as resolve_here
 

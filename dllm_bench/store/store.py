@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import Appender, Lock, lines, write_atomic, writing
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import Plain, RunSpec

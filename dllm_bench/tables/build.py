@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.tables.cost import Check, Cost, CostModel, Kin
 from dllm_bench.tables.derive import (

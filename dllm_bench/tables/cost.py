@@ -17,7 +17,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench import __version__
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
 from dllm_bench.store.cache import Memory, mark
 from dllm_bench.store.inputs import is_served

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
 from dllm_bench.metrics.numbers import TotalRatio

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE, conf_dir
 from dllm_bench.tables.spec import (
     CUT,

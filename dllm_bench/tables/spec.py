@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 SCORE = "score"  # the definition of a benchmark's own metric
 WHOLE, CUT = "whole", "cut"  # areas under all of a curve, or before it ends in a loss

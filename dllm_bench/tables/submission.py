@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import pool as launch
 from dllm_bench.launch.jobs import Jobs
 from dllm_bench.run.dependencies import REAL, Parts

@@ -19,7 +19,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.models import drafters
 from dllm_bench.models.drafter_nets import BlockNet, ChainNet, DraftNetwork
 from dllm_bench.models.load import LoadedModel

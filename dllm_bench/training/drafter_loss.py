@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.training.drafter_blocks import Blocks, Drafted, at, slot_weights
 from dllm_bench.training.drafter_chain import shifted
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError, Request, first_end
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request, first_end
 from dllm_bench.decoding.draft.none import NoDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.load import LoadedModel

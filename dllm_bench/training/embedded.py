@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dllm_bench.benchmarks.embedded import minigsm
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import embedded
 from dllm_bench.training import adapt, card, data, export, net, objectives, progress
 from dllm_bench.training.optim import Optimizer, learning_rate_factor

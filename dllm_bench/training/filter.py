@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import filters
 from dllm_bench.training import filter_card, progress, traces
 from dllm_bench.training.traces import Plan, Traces

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Denoiser, KVCache, Plan
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.length.profile import StepProfile
 from dllm_bench.decoding.speculative import check_target
 from dllm_bench.store import inputs, provenance
@@ -59,7 +59,9 @@ def _context(model: Denoiser, job: ProfileJob) -> tuple[KVCache, Tensor]:
     ids_1L = torch.randint(model.vocab_size, (1, length), generator=generator)
     canvas_1L, kv = ids_1L.to(model.device), model.new_cache(length)
     end = job.context
-    feed = Plan(Kind.PREFILL, (0, end), (end, end + 1), (0, end), "block_causal", block=1)
+    feed = ForwardPlan(
+        ForwardKind.PREFILL, (0, end), (end, end + 1), (0, end), "block_causal", block=1
+    )
     model.forward(canvas_1L, feed, kv)
     kv.keep(feed, torch.zeros((), dtype=torch.long, device=model.device))
     return kv, canvas_1L
@@ -70,7 +72,9 @@ def _step_s(model: Denoiser, canvas_1L: Tensor, kv: KVCache, size: int) -> float
     """Seconds of one step; the cache stays as it is."""
     start = kv.length
     feed, rows = (start, start + size), (start + 1, start + size + 1)
-    plan = Plan(Kind.VERIFY, feed, rows, store=feed, attention="block_causal", block=1)
+    plan = ForwardPlan(
+        ForwardKind.VERIFY, feed, rows, store=feed, attention="block_causal", block=1
+    )
     _wait(model.device)
     before = time.perf_counter()
     model.forward(canvas_1L, plan, kv).argmax(-1)

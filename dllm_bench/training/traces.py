@@ -20,8 +20,12 @@ import torch
 from torch import Tensor
 
 from dllm_bench import DECODING_VERSION
-from dllm_bench.core.contracts import Denoiser, Encode, Scores, Select, Window
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.benchmark import Encode
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.core.state import REFERENCE, DecodeState
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder

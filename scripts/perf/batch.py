@@ -43,7 +43,7 @@ def _compared(name: str, model: str, size: Size) -> Row:
     def case(batch: int) -> Row:
         watch = Watch()
         begun = watch.now()
-        found: list[Generation] = list(decoder.generate_many(denoiser, asked, batch))
+        found: list[Generation] = list(decoder.generate_stream(denoiser, asked, batch))
         texts[batch] = {generation.request_id: generation.ids for generation in found}
         return {"rate": len(asked) / (watch.now() - begun)}
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from dllm_bench.decoding import fused
-from dllm_bench.decoding.numerics import look
+from dllm_bench.decoding.numerics import read_logits
 from scripts.perf.device import copied_per_s, seconds
 
 ROWS = (32, 128, 256)  # a window, and a window's branches
@@ -43,9 +43,9 @@ def _compared(rows: int, copied: float, device: str) -> dict[str, Any]:
     asked = [
         torch.randn(1, rows, VOCAB, dtype=torch.bfloat16, device=device) for _ in range(several)
     ]
-    kernel, kernel_s = look(asked[0], entropy=True), seconds(_in_turn(asked), cuda)
+    kernel, kernel_s = read_logits(asked[0], entropy=True), seconds(_in_turn(asked), cuda)
     with patch.object(fused, "available", lambda _: False):
-        passes, passes_s = look(asked[0], entropy=True), seconds(_in_turn(asked), cuda)
+        passes, passes_s = read_logits(asked[0], entropy=True), seconds(_in_turn(asked), cuda)
     return {
         "rows": rows,
         "kernel ms": 1000 * kernel_s,
@@ -58,4 +58,4 @@ def _compared(rows: int, copied: float, device: str) -> dict[str, Any]:
 
 def _in_turn(tensors: list[torch.Tensor]) -> Callable[[], object]:
     turns = cycle(tensors)
-    return lambda: look(next(turns), entropy=True)
+    return lambda: read_logits(next(turns), entropy=True)

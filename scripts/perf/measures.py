@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dllm_bench.core.contracts import Denoiser
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.explore.lookahead import Lookahead

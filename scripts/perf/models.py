@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.cli.main import compose
-from dllm_bench.core.contracts import KVCache, Plan
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
@@ -113,7 +113,7 @@ class Table:
     def new_cache(self, length: int) -> PositionCache:
         return PositionCache(0, length)
 
-    def forward(self, tokens_KL: Tensor, plan: Plan, kv: KVCache) -> Tensor:
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
         assert isinstance(kv, PositionCache)
         kv.begin(plan, tokens_KL.shape[1])
         kv.hold(plan, tokens_KL[:, slice(*plan.feed), None])

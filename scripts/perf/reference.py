@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Denoiser, Plan
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.request import Request
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 
 
 class Reference:
@@ -49,7 +49,7 @@ class Reference:
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Candidate and confidence at every position of the sequence."""
         length = x.shape[1]
-        plan = Plan(Kind.DENOISE, (0, length), (0, length), (0, 0))
+        plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
         logits = self.model.forward(x, plan, self.model.new_cache(length))
         logits[..., self.mask] = -float("inf")
         confidence, ids = torch.softmax(logits.to(torch.float64), dim=-1).max(dim=-1)

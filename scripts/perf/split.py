@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Denoiser, Score, Scores, Select, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Score, Scores, Select
+from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder

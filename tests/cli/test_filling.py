@@ -21,7 +21,7 @@ from rich.console import Console
 
 from dllm_bench.cli import paint
 from dllm_bench.cli.main import main
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.site import filling
 from dllm_bench.store.record import SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
@@ -54,9 +54,9 @@ def example() -> SampleRecord:
     """Ten positions in blocks of four, three forwards: base, forced, second of two lookaheads."""
     trace = Trace(
         [
-            Forward(Kind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
-            Forward(Kind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=2, forced=1),
-            Forward(Kind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=1),
+            Forward(ForwardKind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
+            Forward(ForwardKind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=2, forced=1),
+            Forward(ForwardKind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=1),
         ]
     )
     ids = [1, 2, 3, 4, 5, 6, 6, 6, 6, 0]
@@ -81,7 +81,7 @@ def samples(draw: st.DrawFn) -> SampleRecord:
     for _ in range(draw(st.integers(1, 40))):
         branches = draw(st.integers(1, 5))
         winner, forced = draw(st.integers(0, branches - 1)), draw(st.integers(0, 2))
-        forwards.append(Forward(Kind.DENOISE, branches, 8, 12, 1.0, winner, forced))
+        forwards.append(Forward(ForwardKind.DENOISE, branches, 8, 12, 1.0, winner, forced))
     size = draw(st.integers(0, 30))
     ids = draw(st.lists(st.integers(0, 6), min_size=size, max_size=size))
     births = st.integers(-1, len(forwards) - 1)
@@ -205,7 +205,7 @@ def test_forced_tokens_among_others_are_counted_not_guessed() -> None:
 
 
 def test_equal_neighbours_are_written_once() -> None:
-    trace = Trace([Forward(Kind.DENOISE, 1, 12, 0)])
+    trace = Trace([Forward(ForwardKind.DENOISE, 1, 12, 0)])
     one = sample([1, *[6] * 11], [0] * 12, {"eos": 1, "length": 12}, trace)
     lines = drawn(filling.view(one, lambda ids: WORDS[ids[0]], {}))
     assert lines[2] == "four₀⟦eos⟧<end>×11₀"

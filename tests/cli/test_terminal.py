@@ -9,8 +9,8 @@ import pytest
 
 from dllm_bench.cli import status_cache as glance
 from dllm_bench.cli import views as terminal
-from dllm_bench.core.contracts import SampleScore
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.benchmark import SampleScore
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.record import RunRecord, SampleRecord, Session, seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Entry, Store, read_entry

@@ -15,7 +15,7 @@ import yaml
 
 from dllm_bench.cli.main import compose
 from dllm_bench.core.contracts import Piece
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.load import ModelSpec

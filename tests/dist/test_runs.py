@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import (DllmBenchError)
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.launch import ranks
 from dllm_bench.run.dependencies import Parts
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
-from tests.dist.test_teams import CASES
+from tests.dist.test_rank_groups import CASES
 from tests.pieces import Table
 from tests.resume import fakes
 

@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from dllm_bench.cli.main import compose
-from dllm_bench.core.contracts import Cache, Score, Scores, Select, Window
-from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Cache, Score, Scores, Select
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.cache.prefix import PrefixCache
@@ -176,7 +178,7 @@ def test_runs(run: dict) -> None:
     generation = check(run, decoder(run))
     if is_runaway(run):
         return
-    renewals = sum(f.kind is not Kind.DENOISE for f in generation.trace.forwards)
+    renewals = sum(f.kind is not ForwardKind.DENOISE for f in generation.trace.forwards)
     assert renewals == run["cache_updates"]
     idle = idle_forwards(generation, run.get("maximum_unroll", 1), run.get("expected_tpf", 1))
     assert len(generation.trace) + idle == run["num_forwards"]

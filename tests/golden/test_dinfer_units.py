@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Window
+from dllm_bench.core.blocks import Window
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState
 from dllm_bench.decoding.cache.none import NoCache

@@ -17,7 +17,7 @@ from dllm_bench.core.contracts import Score
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.window import Frontier
+from dllm_bench.decoding.schedule.window import WindowTracker
 from tests.golden.test_forward import forward
 from tests.helpers import golden_dir, load_denoiser
 from tests.pieces import pieces
@@ -51,7 +51,7 @@ def test_candidates_are_the_recorded_argmax(name: str) -> None:
             Request("x", tuple(prompt), run["gen_length"]),
         )
         state = DecodeState.start(request, model.special)
-        frontier = Frontier(schedule, state.prompt_len)
+        frontier = WindowTracker(schedule, state.prompt_len)
         branches = frontier.progress(state.length, winner=0, masks=[], closed=[False])
         window = frontier.move(branches, [schedule.opened(branches[0])], state.masked_KL)
         logits_KLV = forward(model, state.tokens_KL)

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import load_denoiser
 
@@ -52,7 +52,7 @@ def cases(golden: Path, file: str, method: str) -> list[dict]:
 def forward(model: TransformerDenoiser, tokens_KL: Tensor) -> Tensor:
     """Logits of every position, all fed, nothing cached."""
     length = tokens_KL.shape[1]
-    plan = Plan(Kind.DENOISE, (0, length), (0, length), (0, 0))
+    plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
     return model.forward(tokens_KL, plan, model.new_cache(length))
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.core.contracts import Plan
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.draft.dspark import DSpark
 from dllm_bench.decoding.draft.eagle3 import Eagle3
@@ -101,7 +101,7 @@ def decode(kind: str, run: dict[str, Any], length: VerifyLength) -> Generation:
 def verified(generation: Generation) -> list[tuple[Any, list[int]]]:
     """(forward, tokens it committed) of every round."""
     rows = enumerate(generation.trace.forwards)
-    new = {i: [] for i, row in rows if row.kind == Kind.VERIFY}
+    new = {i: [] for i, row in rows if row.kind == ForwardKind.VERIFY}
     for token, born in zip(generation.ids, generation.born, strict=True):
         new.get(born, []).append(token)
     return [(generation.trace.forwards[i], tokens) for i, tokens in new.items()]
@@ -198,7 +198,9 @@ def test_target_forward_and_taps() -> None:
     length = ids_1L.shape[1]
     kv = target().new_cache(length)
     span = (0, length)
-    plan = Plan(Kind.PREFILL, span, (1, length + 1), span, "block_causal", 1, taps=(0, 1, 2))
+    plan = ForwardPlan(
+        ForwardKind.PREFILL, span, (1, length + 1), span, "block_causal", 1, taps=(0, 1, 2)
+    )
     logits = target().forward(ids_1L, plan, kv)
     torch.testing.assert_close(logits, stored["target/logits"], atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(kv.features, stored["target/taps"], atol=TOLERANCE, rtol=0)
@@ -314,7 +316,7 @@ class Given(Chain):
 
     def forward(self, tokens_KL: torch.Tensor, plan: Any, kv: Any) -> torch.Tensor:
         first_1RV = super().forward(tokens_KL, plan, kv)
-        return first_1RV if plan.kind == Kind.PREFILL else self.logits_NV[None]
+        return first_1RV if plan.kind == ForwardKind.PREFILL else self.logits_NV[None]
 
 
 @dataclass(frozen=True)

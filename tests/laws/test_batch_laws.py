@@ -18,7 +18,7 @@ from scipy.stats import chi2
 
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Lengths, Proposal, VerifyLength
-from dllm_bench.core.trace import Forward, Kind
+from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.decoding.draft.model import DraftModel
 from dllm_bench.decoding.length.asynchronous import Asynchronous
 from dllm_bench.decoding.length.fixed import Fixed
@@ -186,6 +186,6 @@ def test_rows_say_what_was_fed_for_each(folder: Path, target: TransformerDenoise
     for request, found in zip(REQUESTS, decoder.generate_batch(target, REQUESTS), strict=True):
         position = len(request.prompt_ids)
         for index, row in enumerate(found.trace.forwards):
-            if row.kind == Kind.VERIFY:
+            if row.kind == ForwardKind.VERIFY:
                 assert (row.fed, row.cached) == (row.proposed + 1, position)
                 position += found.born.count(index)

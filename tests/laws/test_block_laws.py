@@ -13,8 +13,8 @@ from itertools import product
 import pytest
 from torch import Tensor
 
-from dllm_bench.core.blocks import BlockGrid, Progress
-from dllm_bench.core.contracts import Ended, Explore, Schedule, Scores, Select, Stop, Window
+from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
+from dllm_bench.core.contracts import Explore, Schedule, Scores, Select, Stop, StopFlags
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.cache.none import NoCache
@@ -49,7 +49,7 @@ class Shows(Stop):
     canvas: Canvas = field(compare=False)
     length: int | None = None
 
-    def ended(self, branches: DecodeState) -> Ended:
+    def ended(self, branches: DecodeState) -> StopFlags:
         self.canvas.born_KL, self.canvas.asked = branches.born_KL.clone(), 0
         self.canvas.rounds += 1
         return self.inner.ended(branches)
@@ -80,10 +80,10 @@ class Counts(Schedule):
     def grid(self, prompt_len: int, length: int) -> BlockGrid:
         return self.inner.grid(prompt_len, length)
 
-    def pushes(self, branch: Progress, n: int) -> bool:
+    def pushes(self, branch: BlockProgress, n: int) -> bool:
         return self.inner.pushes(branch, n)
 
-    def opened(self, branch: Progress) -> int:
+    def opened(self, branch: BlockProgress) -> int:
         assert self.canvas.born_KL is not None
         born_L, grid = self.canvas.born_KL[self.canvas.asked], branch.grid
         self.canvas.asked += 1

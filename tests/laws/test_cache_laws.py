@@ -13,10 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Cache, Plan, Scores, Select, Window
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Cache, Scores, Select
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
@@ -66,7 +69,7 @@ class Watched(Table):
         super().__init__()
         self.seen: list[tuple[int, int, int, int]] = []
 
-    def forward(self, tokens_KL: Tensor, plan: Plan, kv) -> Tensor:
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv) -> Tensor:
         logits_KRV = super().forward(tokens_KL, plan, kv)
         cached = sum(stop - start for start, stop in kv.spans)
         fed = plan.feed[1] - plan.feed[0]
@@ -123,7 +126,7 @@ def renewals(cache: Cache, select: Select | None = None, request: Request = REQU
 
 
 def letters(generation: Generation) -> str:
-    return "".join("d" if f.kind is Kind.DENOISE else "R" for f in generation.trace.forwards)
+    return "".join("d" if f.kind is ForwardKind.DENOISE else "R" for f in generation.trace.forwards)
 
 
 @pytest.mark.parametrize("kind", [PrefixCache, DualCache])
@@ -188,8 +191,8 @@ def test_a_forward_behind_the_cache_reads_one_buffer_and_joins_nothing() -> None
     hidden_KFD = torch.zeros(1, 4, 3)
     known, fresh = (torch.randn(1, 2, 4, 5, generator=generator) for _ in "ab")
     for plan, states, branches in (
-        (Plan(Kind.PREFILL, (0, 4), (3, 4), (0, 4)), known, 1),
-        (Plan(Kind.DENOISE, (4, 6), (4, 6), (4, 6)), fresh, 2),
+        (ForwardPlan(ForwardKind.PREFILL, (0, 4), (3, 4), (0, 4)), known, 1),
+        (ForwardPlan(ForwardKind.DENOISE, (4, 6), (4, 6), (4, 6)), fresh, 2),
     ):
         cache.begin(plan, 8)
         keys, values = cache.update(states, -states, 0)

@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Window
-from dllm_bench.core.request import DllmBenchError, Request, SpecialTokens
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder

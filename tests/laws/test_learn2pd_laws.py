@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.contracts import Select
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.cache.prefix import PrefixCache

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Window
-from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.none import NoCache

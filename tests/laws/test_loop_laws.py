@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dllm_bench.core.contracts import Plan, Stop
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.contracts import Stop
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.causal import CausalCache
 from dllm_bench.decoding.cache.dual import DualCache
@@ -53,7 +55,7 @@ def model(request: pytest.FixtureRequest):
 def whole_forward(model, tokens_1L: torch.Tensor) -> torch.Tensor:
     """Logits of every position, nothing cached, full attention."""
     length = tokens_1L.shape[1]
-    plan = Plan(Kind.DENOISE, (0, length), (0, length), (0, 0))
+    plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
     return model.forward(tokens_1L, plan, model.new_cache(length))
 
 

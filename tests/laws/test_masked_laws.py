@@ -13,7 +13,8 @@ from itertools import product
 import pytest
 import torch
 
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache

@@ -13,7 +13,8 @@ from itertools import product
 import pytest
 
 from dllm_bench.core.contracts import Explore, Piece, Schedule, Score, Select
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.causal import CausalCache
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -38,7 +39,7 @@ def decoder(cache: CausalCache | BlockCache, block: int) -> MaskedDecoder:
 
 def run(layout: str, decoder: MaskedDecoder, batch: int = 1) -> dict[str, Generation]:
     model = tiny_denoiser(layout, seed=1)
-    return {g.request_id: g for g in decoder.generate_many(model, REQUESTS, batch)}
+    return {g.request_id: g for g in decoder.generate_stream(model, REQUESTS, batch)}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,6 @@ def test_nothing_is_taken_from_another_decoder(first: int) -> None:
     """Keys and values of one model under blocks of another length are others."""
     model = tiny_denoiser("sdar", seed=1)
     request, blocks = REQUESTS[1], {4: 8, 8: 4}
-    list(decoder(BlockCache(reuse="exact"), first).generate_many(model, [request], 1))
+    list(decoder(BlockCache(reuse="exact"), first).generate_stream(model, [request], 1))
     found = decoder(BlockCache(reuse="exact"), blocks[first]).generate(model, request)
     assert found.trace.forwards[0].cached == 0

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Plan
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Request
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding import masked
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from tests.helpers import tiny_denoiser
@@ -78,7 +78,7 @@ def test_decoded_positions_cost_no_row_unless_they_are_read() -> None:
 def test_a_model_gives_the_rows_asked_for(layout: str) -> None:
     model = tiny_denoiser(layout, seed=1)
     tokens_KL = torch.randint(5, 80, (3, 12), generator=torch.Generator().manual_seed(0))
-    plan = Plan(Kind.DENOISE, (0, 12), (4, 10), (0, 0))
+    plan = ForwardPlan(ForwardKind.DENOISE, (0, 12), (4, 10), (0, 0))
     only_M = torch.tensor([0, 5, 6, 13, 17])
     whole_KRV = model.forward(tokens_KL, plan, model.new_cache(12))
     some_1MV = model.forward(tokens_KL, replace(plan, only_M=only_M), model.new_cache(12))

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal
 from dllm_bench.decoding.draft.ngram import NGram
 from dllm_bench.decoding.length.asynchronous import Asynchronous

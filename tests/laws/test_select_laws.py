@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Select, Window
-from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.explore.greedy import Greedy

@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.request import DllmBenchError, Generation, Request, SpecialTokens
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.draft.adversarial import Adversarial
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.draft.dspark import DSpark
@@ -85,7 +86,9 @@ def plain_text(model: TransformerDenoiser, prompt: tuple[int, ...], new: int) ->
     text = list(prompt)
     while len(text) < len(prompt) + new and text[len(prompt) :].count(model.special.eos) == 0:
         length = len(text)
-        plan = Plan(Kind.VERIFY, (0, length), (length, length + 1), (0, 0), "block_causal", block=1)
+        plan = ForwardPlan(
+            ForwardKind.VERIFY, (0, length), (length, length + 1), (0, 0), "block_causal", block=1
+        )
         logits = model.forward(torch.tensor([text]), plan, model.new_cache(length))
         text.append(int(logits[0, 0].argmax()))
     return text[len(prompt) :]
@@ -109,7 +112,7 @@ def test_the_verified_length_does_not_change_the_text(
     decoder = SpeculativeDecoder(draft, length=Fixed(tokens))
     generation = decoder.generate(target, Request("cut", prompt, NEW))
     assert list(generation.ids[: generation.cut["length"]]) == plain_text(target, prompt, NEW)
-    rows = [row for row in generation.trace.forwards if row.kind == Kind.VERIFY]
+    rows = [row for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
     assert max(row.proposed for row in rows) <= tokens
     if tokens == 0:
         assert len(rows) == NEW - 1
@@ -148,8 +151,8 @@ class Observed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def forward(self, tokens_KL: Tensor, plan: Plan, kv: Any) -> Tensor:
-        if plan.kind != Kind.DRAFT:  # a drafter may ask the target too
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: Any) -> Tensor:
+        if plan.kind != ForwardKind.DRAFT:  # a drafter may ask the target too
             self.kv = kv
         return self.model.forward(tokens_KL, plan, kv)
 
@@ -165,7 +168,9 @@ def fed_at_once(target: TransformerDenoiser, text: list[int], taps: tuple[int, .
     """A cache that holds all of the text but its last token, made by one forward."""
     end = len(text) - 1
     kv = target.new_cache(end)
-    plan = Plan(Kind.PREFILL, (0, end), (end, end + 1), (0, end), "block_causal", 1, taps=taps)
+    plan = ForwardPlan(
+        ForwardKind.PREFILL, (0, end), (end, end + 1), (0, end), "block_causal", 1, taps=taps
+    )
     target.forward(torch.tensor([text]), plan, kv)
     kv.keep(plan, torch.tensor(0))
     return kv
@@ -209,16 +214,16 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
         target, Request("facts", PROMPTS[2], NEW, seed=3)
     )
     rows = generation.trace.forwards
-    assert rows[0].kind == Kind.PREFILL
+    assert rows[0].kind == ForwardKind.PREFILL
     assert (rows[0].fed, rows[0].cached) == (len(PROMPTS[2]), 0)
     position = len(PROMPTS[2])
     for index, row in enumerate(rows[1:], start=1):
-        if row.kind == Kind.DRAFT:
+        if row.kind == ForwardKind.DRAFT:
             assert generation.born.count(index) == 0
             assert row.calls >= 1
             continue
-        if row.kind == Kind.HEAD:
-            assert rows[index - 1].kind == Kind.DRAFT
+        if row.kind == ForwardKind.HEAD:
+            assert rows[index - 1].kind == ForwardKind.DRAFT
             assert (row.fed, row.calls) == (0, len(rows[index + 1].drafted))
             continue
         new = generation.born.count(index)
@@ -234,7 +239,7 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
     assert len(generation.born) == len(generation.ids) == position - len(PROMPTS[2]) + 1
     found = acceptance.rounds(generation)
     assert sum(r.committed for r in found) == len(generation.ids) - 1, "all but the prefill's"
-    headed = any(row.kind == Kind.HEAD for row in rows)
+    headed = any(row.kind == ForwardKind.HEAD for row in rows)
     assert headed == isinstance(draft, DSpark), "the only draft with a head to be timed apart"
 
 
@@ -280,7 +285,7 @@ def test_a_drafter_that_is_the_target_has_every_token_accepted(
 ) -> None:
     decoder = SpeculativeDecoder(MAKERS["target_itself"](folder), temperature=temperature)
     rows = decoder.generate(target, Request("own", PROMPTS[1], NEW, seed=1)).trace.forwards
-    verified = [row for row in rows if row.kind == Kind.VERIFY]
+    verified = [row for row in rows if row.kind == ForwardKind.VERIFY]
     assert all(row.accepted == row.proposed == 4 for row in verified[:-1])
 
 
@@ -300,7 +305,7 @@ def test_a_diffusion_model_is_no_target() -> None:
 
 
 def test_traces_of_before_still_load() -> None:
-    rows = [Forward(Kind.DENOISE, 1, 4, 0, ms=2.0)]
+    rows = [Forward(ForwardKind.DENOISE, 1, 4, 0, ms=2.0)]
     columns = Trace(rows).columns()
     assert not {"calls", "proposed", "accepted", "drafted", "survival"} & columns.keys()
     assert Trace.from_columns(columns).forwards == rows

@@ -13,12 +13,13 @@ from functools import lru_cache
 import pytest
 from torch import Tensor
 
-from dllm_bench.core.contracts import Denoiser
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward
 from dllm_bench.decoding import batching as together
 from dllm_bench.decoding import masked
-from dllm_bench.decoding.batching import Ask, forward
+from dllm_bench.decoding.batching import RunForward, forward
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
@@ -53,7 +54,7 @@ def facts(found: Generation) -> tuple[tuple[int, ...], tuple[int, ...], list[For
 
 
 def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> None:
-    side_by_side = list(decoder.generate_many(denoiser, REQUESTS, batch))
+    side_by_side = list(decoder.generate_stream(denoiser, REQUESTS, batch))
     alone = {request.id: decoder.generate(denoiser, request) for request in REQUESTS}
     assert sorted(found.request_id for found in side_by_side) == sorted(alone)
     for found in side_by_side:
@@ -89,7 +90,7 @@ def test_places_are_taken_by_the_next(batch: int, monkeypatch: pytest.MonkeyPatc
     sizes: list[int] = []
     begun: list[str] = []
 
-    def watched(denoiser: Denoiser, asks: Sequence[Ask]) -> list[Tensor]:
+    def watched(denoiser: Denoiser, asks: Sequence[RunForward]) -> list[Tensor]:
         sizes.append(len(asks))
         return forward(denoiser, asks)
 
@@ -100,7 +101,7 @@ def test_places_are_taken_by_the_next(batch: int, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(together, "forward", watched)
     finished = []
-    for found in BLOCKS.generate_many(model("llada"), waiting(), batch):
+    for found in BLOCKS.generate_stream(model("llada"), waiting(), batch):
         assert len(begun) - len(finished) <= batch
         finished.append(found)
     assert [*begun] == [request.id for request in REQUESTS] and len(finished) == len(REQUESTS)
@@ -118,4 +119,4 @@ def test_rows_may_be_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_request_that_cannot_be_decoded_says_so() -> None:
     wrong = replace(REQUESTS[1], prompt_ids=(model("llada").special.mask, 5))
     with pytest.raises(DllmBenchError, match="'long' begins with the padding token"):
-        list(BLOCKS.generate_many(model("llada"), [REQUESTS[0], wrong], 2))
+        list(BLOCKS.generate_stream(model("llada"), [REQUESTS[0], wrong], 2))

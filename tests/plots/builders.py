@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.contracts import SampleScore
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.benchmark import SampleScore
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import Figure
 from dllm_bench.run import token_replay as evolution
@@ -54,7 +54,7 @@ def sample(
 def drafted_sample(key: str, random: Random, longest: int | None, surviving: bool) -> SampleRecord:
     """A request of the draft-verify loop, of whose drafts at most `longest` tokens are verified."""
     ids = [random.randrange(100) for _ in range(LENGTH)]
-    rows = [Forward(Kind.PREFILL, 1, 5, 0, ms=1.0)]
+    rows = [Forward(ForwardKind.PREFILL, 1, 5, 0, ms=1.0)]
     born = [0]
     while len(born) < LENGTH:
         right = min(random.choice((0, 2, 3, 7)), LENGTH - len(born))
@@ -62,10 +62,10 @@ def drafted_sample(key: str, random: Random, longest: int | None, surviving: boo
         said = tuple(random.gauss(2.0 if k < right else -0.5, 1.5) for k in range(SLOTS))
         proposed = SLOTS if longest is None else min(longest, SLOTS)
         kept = min(right, proposed)
-        rows.append(Forward(Kind.DRAFT, 1, SLOTS, 0, ms=1.0))
+        rows.append(Forward(ForwardKind.DRAFT, 1, SLOTS, 0, ms=1.0))
         rows.append(
             Forward(
-                Kind.VERIFY,
+                ForwardKind.VERIFY,
                 1,
                 proposed + 1,
                 0,
@@ -92,7 +92,7 @@ def masked_sample(key: str, random: Random) -> SampleRecord:
             for position in random.sample(left, min(random.randint(1, 4), len(left))):
                 left.remove(position)
                 born[position] = len(rows)
-            rows.append(Forward(Kind.DENOISE, 1, BLOCK, 5, ms=1.0, masks=masks))
+            rows.append(Forward(ForwardKind.DENOISE, 1, BLOCK, 5, ms=1.0, masks=masks))
     return sample(key, [random.randrange(100) for _ in born], born, rows)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.trace import Forward, Kind
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import Forward, ForwardKind
 from dllm_bench.figures import (
     readings_draft,
     readings_evolution,
@@ -29,7 +29,7 @@ from dllm_bench.run.token_replay import Evolution
 from dllm_bench.store.record import SampleRecord
 from tests.plots.builders import drafted_sample, sample
 
-STEP = Forward(Kind.DENOISE, 1, 4, 0, ms=1.0)
+STEP = Forward(ForwardKind.DENOISE, 1, 4, 0, ms=1.0)
 EMPTY: dict[str, Any] = {}
 
 

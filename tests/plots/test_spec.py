@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.cli.main import compose
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures import style
 from dllm_bench.figures.draw_kinds import KINDS
 from dllm_bench.figures.readings import reading

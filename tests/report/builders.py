@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.site import site as site_module
 from dllm_bench.site.site import Site
 from dllm_bench.site.texts import Texts
@@ -34,9 +34,9 @@ def lookaheads(name: str) -> SampleRecord:
     """Ten positions in blocks of four, three forwards: base, forced, second of two lookaheads."""
     trace = Trace(
         [
-            Forward(Kind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
-            Forward(Kind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=2, forced=1),
-            Forward(Kind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=1),
+            Forward(ForwardKind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
+            Forward(ForwardKind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=2, forced=1),
+            Forward(ForwardKind.DENOISE, branches=3, fed=8, cached=12, ms=2.5, winner=1),
         ]
     )
     born = [0, 1, 2, 2, 0, 0, 2, 2, 2, -1]
@@ -47,12 +47,12 @@ def lookaheads(name: str) -> SampleRecord:
 
 def drafts(name: str) -> SampleRecord:
     """A round of drafts: four proposed, three verified, two accepted, one token of the target's."""
-    verify = Forward(Kind.VERIFY, 1, fed=4, cached=20, ms=3.0, proposed=3, accepted=2)
+    verify = Forward(ForwardKind.VERIFY, 1, fed=4, cached=20, ms=3.0, proposed=3, accepted=2)
     verify = replace(verify, drafted=(2, 3, 1, 4), survival=(2.0, 0.0, -2.0, -4.0))
     trace = Trace(
         [
-            Forward(Kind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
-            Forward(Kind.DRAFT, branches=1, fed=4, cached=20, ms=1.0),
+            Forward(ForwardKind.PREFILL, branches=1, fed=20, cached=0, ms=5.0),
+            Forward(ForwardKind.DRAFT, branches=1, fed=4, cached=20, ms=1.0),
             verify,
         ]
     )

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.cli.main import main
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.metrics import accuracy
 from dllm_bench.paths import assets_dir
 from dllm_bench.site import html as site_html

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store, read_samples
 

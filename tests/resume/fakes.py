@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from dllm_bench.core.contracts import Encode, SampleScore
+from dllm_bench.core.benchmark import Encode, SampleScore
 from dllm_bench.core.request import Generation, Request, SpecialTokens
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.run.dependencies import Parts
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
@@ -103,7 +103,9 @@ class FakeDecoder:
         time.sleep(self.pause_s)
         ids = self.ids or self._draw(request)
         born = tuple(-1 if token == SPECIAL.mask else i // 4 for i, token in enumerate(ids))
-        forwards = [Forward(Kind.DENOISE, 2, 12, 3, ms=5.0 + i, forced=i % 2) for i in range(3)]
+        forwards = [
+            Forward(ForwardKind.DENOISE, 2, 12, 3, ms=5.0 + i, forced=i % 2) for i in range(3)
+        ]
         return Generation(request.id, ids, born, {}, Trace(forwards))
 
     def _draw(self, request: Request) -> tuple[int, ...]:

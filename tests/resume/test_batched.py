@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.cli.main import compose
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.launch.ranks import run
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.metrics.facts import NO_TIME
@@ -42,7 +43,7 @@ class Many(fakes.FakeDecoder):
         torch.manual_seed(request.seed)
         return super()._draw(request)
 
-    def generate_many(
+    def generate_stream(
         self, model: Any, requests: Iterable[Request], batch: int
     ) -> Iterator[Generation]:
         waiting, going, ended = iter(requests), list[Request](), 0

@@ -28,8 +28,9 @@ from typing import Any
 import pytest
 
 from dllm_bench.cli.main import compose
-from dllm_bench.core.contracts import Encode, SampleScore
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.benchmark import Encode, SampleScore
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.launch import ranks
 from dllm_bench.run.dependencies import REAL
 from dllm_bench.run.runner import run

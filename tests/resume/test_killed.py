@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.run import runner
 from dllm_bench.run.dependencies import Parts
 from dllm_bench.run.runner import run

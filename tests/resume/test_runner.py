@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.contracts import Encode
-from dllm_bench.core.request import DllmBenchError, Generation, Request
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.benchmark import Encode
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.run.runner import cut, run
 from dllm_bench.store import files
 from dllm_bench.store.store import SAMPLES, Store, read_samples
@@ -106,7 +107,7 @@ def generated(text: str, *, stop: tuple[str, ...] = (), eos_at: int | None = Non
     if eos_at is not None:
         ids[eos_at] = EOS
     request = Request("r", (9,), len(ids), stop)
-    trace = Trace([Forward(Kind.DENOISE, 1, 4, 0)])
+    trace = Trace([Forward(ForwardKind.DENOISE, 1, 4, 0)])
     return cut(Generation("r", tuple(ids), (0,) * len(ids), {}, trace), request, MODEL)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.cli import doctor_model
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.serving.client import Client
 from dllm_bench.serving.engine import Engine, begin_otherwise, encode, prompt_of
 from dllm_bench.serving.stream import Stream, TryError

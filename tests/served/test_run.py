@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.cli.main import compose, main
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import pool as launch
 from dllm_bench.launch.ranks import run
 from dllm_bench.metrics import definitions

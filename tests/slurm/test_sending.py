@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.cli import main as cli
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import jobs
 from dllm_bench.launch.packed import Packed
 from dllm_bench.launch.pool import Command, Sent, resources, submit

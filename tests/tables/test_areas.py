@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.metrics.tradeoff import aup
 from dllm_bench.store.record import RunRecord

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.store.record import RunRecord

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.inputs import AbsentError, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, slug, split

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.paths import conf_dir
 from dllm_bench.tables.reading import REPORTED, load_profile, load_table, read_yaml, table_names

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.acceptance import Round
 from dllm_bench.metrics.accuracy import wilson
@@ -60,11 +60,11 @@ def test_an_interval_comes_from_the_samples() -> None:
 
 def test_rounds_come_from_trace_and_tokens() -> None:
     rows = [
-        Forward(Kind.PREFILL, 1, 5, 0),
-        Forward(Kind.DRAFT, 1, 12, 0),
-        Forward(Kind.VERIFY, 1, 8, 5, proposed=7, accepted=2),
-        Forward(Kind.DRAFT, 1, 10, 5),
-        Forward(Kind.VERIFY, 1, 8, 8, proposed=7, accepted=4),
+        Forward(ForwardKind.PREFILL, 1, 5, 0),
+        Forward(ForwardKind.DRAFT, 1, 12, 0),
+        Forward(ForwardKind.VERIFY, 1, 8, 5, proposed=7, accepted=2),
+        Forward(ForwardKind.DRAFT, 1, 10, 5),
+        Forward(ForwardKind.VERIFY, 1, 8, 8, proposed=7, accepted=4),
     ]
     born = (0, 2, 2, 2, 4, 4, 4, 4)
     found = acceptance.rounds_of(Trace(rows), born)

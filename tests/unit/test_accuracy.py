@@ -8,7 +8,7 @@ from math import comb
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import (
     compare,
     mcnemar,

@@ -21,8 +21,8 @@ from dllm_bench.benchmarks.evalplus import SETS, EvalPlusBenchmark, _download
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import data
-from dllm_bench.core.contracts import Turns
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.benchmark import Turns
+from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import (
     COMPLETION,
     Bench,

@@ -19,7 +19,7 @@ from dllm_bench.benchmarks.evalplus import HUMANEVAL_RULES, MBPP_RULES, EvalPlus
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, as_lm, load_task
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import data
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import (
     COMPLETION,
     EXTRACTED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import DEFINITIONS, FAMILIES, definition, measure, measure_all
 from tests.facts import drafted, sample
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from dllm_bench.cli.main import main
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.draft.dspark import DSpark

@@ -18,10 +18,11 @@ import torch
 
 from dllm_bench.cli import simulate_options as load_options
 from dllm_bench.cli.main import main
-from dllm_bench.core.contracts import SampleScore
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.benchmark import SampleScore
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.draft.dspark import DSpark
 from dllm_bench.decoding.draft.model import DraftModel
 from dllm_bench.decoding.draft.ngram import NGram
@@ -142,7 +143,7 @@ def test_simulated_rounds_are_those_of_the_loop(
 
 
 def verified(generation: Generation) -> list[Forward]:
-    return [row for row in generation.trace.forwards if row.kind == Kind.VERIFY]
+    return [row for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
 
 
 # --- what is recorded ----------------------------------------------------------------------------
@@ -150,12 +151,12 @@ def verified(generation: Generation) -> list[Forward]:
 
 def test_a_draft_is_held_against_what_follows() -> None:
     rows = [
-        Forward(Kind.PREFILL, 1, 3, 0, ms=9.0),
-        Forward(Kind.DRAFT, 1, 8, 0, ms=2.0),
-        Forward(Kind.HEAD, 1, 0, 0, ms=1.0, calls=3),
-        Forward(Kind.VERIFY, 1, 1, 3, ms=5.0, drafted=(5, 6, 0), survival=(2.0, 1.0, -1.0)),
-        Forward(Kind.DRAFT, 1, 8, 1, ms=4.0),
-        Forward(Kind.VERIFY, 1, 1, 4, ms=5.0, drafted=(6, 7, 8), survival=(0.5, 0.0, 0.0)),
+        Forward(ForwardKind.PREFILL, 1, 3, 0, ms=9.0),
+        Forward(ForwardKind.DRAFT, 1, 8, 0, ms=2.0),
+        Forward(ForwardKind.HEAD, 1, 0, 0, ms=1.0, calls=3),
+        Forward(ForwardKind.VERIFY, 1, 1, 3, ms=5.0, drafted=(5, 6, 0), survival=(2.0, 1.0, -1.0)),
+        Forward(ForwardKind.DRAFT, 1, 8, 1, ms=4.0),
+        Forward(ForwardKind.VERIFY, 1, 1, 4, ms=5.0, drafted=(6, 7, 8), survival=(0.5, 0.0, 0.0)),
     ]
     trace, born, ids = Trace(rows), (0, 3, 5), (4, 5, 6)
     first, last = recorded(trace, born, ids)

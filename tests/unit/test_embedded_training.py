@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import embedded
 from dllm_bench.models import load as loading
 from dllm_bench.models.spec import ModelSpec

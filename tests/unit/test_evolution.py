@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dllm_bench.cli.main import compose
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.registry import instantiate
 from dllm_bench.run import token_replay as evolution

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError, Generation, SpecialTokens
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, SpecialTokens
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import DEFINITIONS, measure
 from dllm_bench.metrics.facts import Facts, count, from_columns, idle_forwards
@@ -19,9 +20,9 @@ def test_counting_a_generation() -> None:
     ids = (50, 51, 0, 52, 3, 60, 1, 2, 0, 61)
     born = (0, 0, -1, 1, 1, 1, 2, 2, -1, 2)
     forwards = [
-        Forward(Kind.PREFILL, 1, 20, 0, ms=1.0),
-        Forward(Kind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2),
-        Forward(Kind.DENOISE, 3, 10, 8, ms=1.0, forced=1),
+        Forward(ForwardKind.PREFILL, 1, 20, 0, ms=1.0),
+        Forward(ForwardKind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2),
+        Forward(ForwardKind.DENOISE, 3, 10, 8, ms=1.0, forced=1),
     ]
     generation = Generation("r", ids, born, {"eos": 4, "length": 10}, Trace(forwards))
     assert count(generation, special) == {
@@ -37,7 +38,7 @@ def test_counting_a_generation() -> None:
     }
 
 
-def generation_of(*blocks: list[tuple[Kind, int]]) -> Generation:
+def generation_of(*blocks: list[tuple[ForwardKind, int]]) -> Generation:
     """Blocks as lists of (kind, positions committed) of their forwards."""
     forwards, born = [], []
     for block in blocks:
@@ -52,22 +53,36 @@ def generation_of(*blocks: list[tuple[Kind, int]]) -> Generation:
 @pytest.mark.parametrize(
     ("blocks", "idle", "unrolled"),
     [
-        ([[(Kind.DENOISE, 8)]], 0, 0),  # 8 masks // 8 = 1 round
-        ([[(Kind.DENOISE, 30), (Kind.DENOISE, 2)]], 0, 2),  # 32 // 8 = 4 rounds at once
-        ([[(Kind.DENOISE, 8), (Kind.DENOISE, 8), (Kind.DENOISE, 24)]], 0, 1),  # 4 rounds, not 5
-        ([[(Kind.PREFILL, 16)]], 1, 2),  # two rounds of window after a renewal that filled it
-        ([[(Kind.PREFILL, 4), (Kind.DENOISE, 4)], [(Kind.REFRESH, 8)]], 1, 1),
-        ([[(Kind.PREFILL, 4), (Kind.REFRESH, 4), (Kind.REFRESH, 4)]], 1, 1),
+        ([[(ForwardKind.DENOISE, 8)]], 0, 0),  # 8 masks // 8 = 1 round
+        (
+            [[(ForwardKind.DENOISE, 30), (ForwardKind.DENOISE, 2)]],
+            0,
+            2,
+        ),  # 32 // 8 = 4 rounds at once
+        (
+            [[(ForwardKind.DENOISE, 8), (ForwardKind.DENOISE, 8), (ForwardKind.DENOISE, 24)]],
+            0,
+            1,
+        ),  # 4 rounds, not 5
+        (
+            [[(ForwardKind.PREFILL, 16)]],
+            1,
+            2,
+        ),  # two rounds of window after a renewal that filled it
+        ([[(ForwardKind.PREFILL, 4), (ForwardKind.DENOISE, 4)], [(ForwardKind.REFRESH, 8)]], 1, 1),
+        ([[(ForwardKind.PREFILL, 4), (ForwardKind.REFRESH, 4), (ForwardKind.REFRESH, 4)]], 1, 1),
     ],
 )
-def test_idle_forwards(blocks: list[list[tuple[Kind, int]]], idle: int, unrolled: int) -> None:
+def test_idle_forwards(
+    blocks: list[list[tuple[ForwardKind, int]]], idle: int, unrolled: int
+) -> None:
     generation = generation_of(*blocks)
     assert idle_forwards(generation) == idle
     assert idle_forwards(generation, unroll=4, tokens_per_forward=8) == unrolled
 
 
 def test_a_block_left_with_masks_has_no_idle_forwards() -> None:
-    generation = generation_of([(Kind.PREFILL, 8), (Kind.DENOISE, 24)])
+    generation = generation_of([(ForwardKind.PREFILL, 8), (ForwardKind.DENOISE, 24)])
     cut = Generation("r", (5,) * 8, (0,) * 8, {}, Trace(generation.trace.forwards[:1]))
     assert idle_forwards(cut, unroll=4, tokens_per_forward=8) == 0
 
@@ -111,12 +126,12 @@ BORN = (0, 3, 3, 3, 6, 6, 6, 6)
 
 def draft_trace(*rounds: tuple[Sequence[int], int, int]) -> Trace:
     """A prefill, then draft, head and verification of each (drafted, proposed, accepted)."""
-    rows = [Forward(Kind.PREFILL, 1, 5, 0, ms=1.0)]
+    rows = [Forward(ForwardKind.PREFILL, 1, 5, 0, ms=1.0)]
     for tokens, proposed, accepted in rounds:
-        rows.append(Forward(Kind.DRAFT, 1, 8, 0, ms=2.0))
-        rows.append(Forward(Kind.HEAD, 1, 0, 0, ms=3.0, calls=len(tokens)))
+        rows.append(Forward(ForwardKind.DRAFT, 1, 8, 0, ms=2.0))
+        rows.append(Forward(ForwardKind.HEAD, 1, 0, 0, ms=3.0, calls=len(tokens)))
         survival = tuple(0.5 * i for i in range(len(tokens)))
-        verified = Forward(Kind.VERIFY, 1, proposed + 1, 5, 4.0, proposed=proposed)
+        verified = Forward(ForwardKind.VERIFY, 1, proposed + 1, 5, 4.0, proposed=proposed)
         facts = {"accepted": accepted, "drafted": tuple(tokens), "survival": survival}
         rows.append(Forward(**{**vars(verified), **facts}))
     return Trace(rows)
@@ -141,14 +156,20 @@ def test_the_text_ends_what_can_be_right() -> None:
 
 
 def test_facts_that_a_trace_does_not_have() -> None:
-    older = [Forward(Kind.PREFILL, 1, 5, 0), Forward(Kind.VERIFY, 1, 4, 5, proposed=3, accepted=2)]
+    older = [
+        Forward(ForwardKind.PREFILL, 1, 5, 0),
+        Forward(ForwardKind.VERIFY, 1, 4, 5, proposed=3, accepted=2),
+    ]
     found = acceptance.of_trace(Trace(older), (0, 1, 1, 1), TEXT)
     assert found["rounds"] == [[3, 2, 3]]
     assert "right" not in found
     assert "survival" not in found
     at_once = acceptance.of_trace(Trace(older[:1]), (0,), TEXT)
     assert at_once["rounds"] == at_once["right"] == [], "the prefill's token was the end"
-    for row in (Forward(Kind.DENOISE, 1, 8, 0, masks=4), Forward(Kind.PREFILL, 1, 8, 0, masks=4)):
+    for row in (
+        Forward(ForwardKind.DENOISE, 1, 8, 0, masks=4),
+        Forward(ForwardKind.PREFILL, 1, 8, 0, masks=4),
+    ):
         assert acceptance.of_trace(Trace([row]), (0,), TEXT) == {}
     assert acceptance.of_trace(Trace(), (), ()) == {}
 

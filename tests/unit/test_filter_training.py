@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dllm_bench.cli.main import main
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.decoding.select.filter import Filter
 from dllm_bench.decoding.select.oracle import Oracle
 from dllm_bench.models.filters import LearnedFilter

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.decoding.fused import DTYPES, SPAN, row_statistics
-from dllm_bench.decoding.numerics import look
+from dllm_bench.decoding.numerics import read_logits
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed (extra: kernels)", allow_module_level=True)
@@ -193,7 +193,7 @@ def test_one_read_is_the_definition(read: Callable[..., Read], name: str) -> Non
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_one_read_says_what_torch_passes_say(read: Callable[..., Read], name: str) -> None:
-    seen = look(DRAWN[name](), "float32", entropy=True)
+    seen = read_logits(DRAWN[name](), "float32", entropy=True)
     best_N, index_N, sum_N, weighted_N = read(name)
     assert index_N.equal(seen.ids_KW)
     log_N = sum_N.log()

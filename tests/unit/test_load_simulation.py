@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
 from dllm_bench.decoding.length.asynchronous import Asynchronous
 from dllm_bench.decoding.length.chances import Temperatures, chances

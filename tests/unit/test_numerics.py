@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dllm_bench.decoding import fused, numerics
-from dllm_bench.decoding.numerics import argmax, look, margin
+from dllm_bench.decoding.numerics import argmax, margin, read_logits
 
 LENGTHS = (7, 552, 2**12, 4613, 2**17 + 1)
 
@@ -30,7 +30,7 @@ def logits_of(length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_the_pass_is_the_definition(length: int) -> None:
     logits_KWV = logits_of(length)
     law_KWV = logits_KWV.double().softmax(-1)
-    seen = look(logits_KWV, entropy=True)
+    seen = read_logits(logits_KWV, entropy=True)
     assert seen.ids_KW.equal(law_KWV.argmax(-1))
     assert torch.allclose(seen.probability_KW.double(), law_KWV.amax(-1), rtol=2e-6, atol=0)
     entropy_KW = torch.special.entr(law_KWV).sum(-1)
@@ -43,7 +43,9 @@ def test_large_logits_leave_a_probability_its_digits(length: int) -> None:
     """exp(max - logsumexp) would lose those below the last digit of a logit: 4e-6 at 40."""
     logits_KWV = logits_of(length) + 40
     law_KW = logits_KWV.double().softmax(-1).amax(-1)
-    assert torch.allclose(look(logits_KWV).probability_KW.double(), law_KW, rtol=5e-7, atol=0)
+    assert torch.allclose(
+        read_logits(logits_KWV).probability_KW.double(), law_KW, rtol=5e-7, atol=0
+    )
     two_KW2 = logits_KWV.double().softmax(-1).topk(2).values
     apart_KW = two_KW2[..., 0] - two_KW2[..., 1]
     assert torch.allclose(margin(logits_KWV).double(), apart_KW, rtol=5e-7, atol=1e-7)
@@ -55,9 +57,9 @@ def test_tokens_that_were_cut_have_no_part(length: int) -> None:
     cut_KWV = logits_of(length)
     cut_KWV[..., 5:] = -torch.inf
     law_KW = cut_KWV.double().softmax(-1).amax(-1)
-    assert torch.allclose(look(cut_KWV).probability_KW.double(), law_KW, rtol=5e-7, atol=0)
+    assert torch.allclose(read_logits(cut_KWV).probability_KW.double(), law_KW, rtol=5e-7, atol=0)
     cut_KWV[..., 1:] = -torch.inf
-    for seen in (look(cut_KWV), look(cut_KWV, entropy=True)):
+    for seen in (read_logits(cut_KWV), read_logits(cut_KWV, entropy=True)):
         assert bool((seen.probability_KW == 1).all()) and bool((seen.ids_KW == 0).all())
     assert seen.neg_entropy_KW is not None and not seen.neg_entropy_KW.any()
 
@@ -67,7 +69,7 @@ def test_tokens_asked_about_have_their_own_probability(length: int) -> None:
     logits_KWV = logits_of(length, torch.bfloat16)
     ids_KW = torch.arange(6).view(2, 3)
     expected_KW = logits_KWV.double().softmax(-1).gather(-1, ids_KW[..., None])[..., 0]
-    seen = look(logits_KWV, "float64", ids_KW=ids_KW)
+    seen = read_logits(logits_KWV, "float64", ids_KW=ids_KW)
     assert seen.ids_KW.equal(ids_KW)
     assert torch.allclose(seen.probability_KW, expected_KW, rtol=1e-12, atol=0)
     assert float(seen.probability_KW[1, 0]) == 0.0  # the token at -inf
@@ -84,17 +86,17 @@ def test_of_equal_tokens_the_first_is_taken(length: int) -> None:
 
 def test_the_size_of_a_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits_KWV = logits_of(4613)
-    whole = look(logits_KWV, entropy=True)
+    whole = read_logits(logits_KWV, entropy=True)
     monkeypatch.setattr(numerics, "CACHED", 1)
-    rows = look(logits_KWV, entropy=True)
+    rows = read_logits(logits_KWV, entropy=True)
     for name in ("ids_KW", "probability_KW", "neg_entropy_KW"):
         assert getattr(whole, name).equal(getattr(rows, name))
 
 
 def test_short_precisions_leave_the_entropy_to_the_published_form() -> None:
     logits_KWV = logits_of(50, torch.bfloat16)
-    assert look(logits_KWV, "model", entropy=True).neg_entropy_KW is None
-    assert look(logits_KWV, "float32", entropy=True).neg_entropy_KW is not None
+    assert read_logits(logits_KWV, "model", entropy=True).neg_entropy_KW is None
+    assert read_logits(logits_KWV, "float32", entropy=True).neg_entropy_KW is not None
 
 
 @pytest.mark.parametrize("length", LENGTHS)

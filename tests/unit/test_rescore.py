@@ -15,8 +15,9 @@ import pytest
 
 from dllm_bench.benchmarks import base
 from dllm_bench.cli.main import main
-from dllm_bench.core.request import DllmBenchError, Generation, Request
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.run import rescore as again
 from dllm_bench.run.runner import run
 from dllm_bench.store.ineffective import unused
@@ -62,7 +63,7 @@ class Knowing:
         text = text if number % self.wrong else "#### 1000"
         ids = (*fakes.FakeModel().encode(text), fakes.SPECIAL.eos)
         winner = [1, 0, 1]
-        forwards = [Forward(Kind.DENOISE, 2, 12, 0, ms=1.0, winner=w) for w in winner]
+        forwards = [Forward(ForwardKind.DENOISE, 2, 12, 0, ms=1.0, winner=w) for w in winner]
         return Generation(request.id, ids, (0,) * len(ids), {}, Trace(forwards))
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.execution import Limits, execute
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from tests.unit.drills import DRILL_S, drill, needs, nothing_is_left  # noqa: F401
 
 SECRET = "DLLM_BENCH_TEST_SECRET"

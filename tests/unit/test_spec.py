@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dllm_bench.cli.main import compose
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.select.filter import Filter
 from dllm_bench.models.filters import FilterFacts, LearnedFilter, locate, save

@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
-from dllm_bench.core.request import DllmBenchError, Request, SpecialTokens
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState
-from dllm_bench.core.trace import Forward, Kind, Trace
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
 
 SPECIAL = SpecialTokens(mask=1, eos=2, eot=3)
 
@@ -80,14 +81,19 @@ def test_ends_name_each_token_once() -> None:
 
 
 def test_trace_columns_round_trip() -> None:
-    trace = Trace([Forward(Kind.PREFILL, 1, 20, 0, 1.5), Forward(Kind.DENOISE, 4, 16, 20, 2.5, 3)])
+    trace = Trace(
+        [
+            Forward(ForwardKind.PREFILL, 1, 20, 0, 1.5),
+            Forward(ForwardKind.DENOISE, 4, 16, 20, 2.5, 3),
+        ]
+    )
     assert Trace.from_columns(trace.columns()) == trace
     assert Trace.from_columns(Trace().columns()) == Trace()
 
 
 def test_trace_columns_are_plain_and_hold_no_defaults() -> None:
     verified = Forward(
-        Kind.VERIFY,
+        ForwardKind.VERIFY,
         1,
         4,
         20,
@@ -97,7 +103,7 @@ def test_trace_columns_are_plain_and_hold_no_defaults() -> None:
         drafted=(7, 8, 9),
         survival=(0.5, -1.0, 2.0),
     )
-    trace = Trace([Forward(Kind.HEAD, 1, 0, 0, 1.5), verified])
+    trace = Trace([Forward(ForwardKind.HEAD, 1, 0, 0, 1.5), verified])
     columns = json.loads(json.dumps(trace.columns()))
     assert columns == trace.columns()
     assert Trace.from_columns(columns) == trace

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.cli.main import compose, main
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.length.profile import StepProfile, read_profile
 from dllm_bench.training.step_profile import ProfileJob, measure, profile_of
 from tests.helpers import load_denoiser, tiny_checkpoint, tiny_denoiser
@@ -35,7 +35,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def forward(self, tokens_KL: Tensor, plan: Plan, kv: Any) -> Tensor:
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: Any) -> Tensor:
         held = kv.length
         logits = self.model.forward(tokens_KL, plan, kv)
         self.seen.append((plan.kind, plan.feed, held, tuple(logits.shape[:2])))
@@ -45,8 +45,8 @@ class Watched:
 def test_every_step_feeds_its_tokens_after_the_same_context(tmp_path: Path) -> None:
     model = Watched(load_denoiser(tiny_checkpoint("qwen3", tmp_path, 0)))
     spent = measure(model, SMALL)
-    turn = [(Kind.VERIFY, (16, 16 + n), 16, (1, n)) for n in SMALL.batches]
-    assert model.seen == [(Kind.PREFILL, (0, 16), 0, (1, 1)), *turn * 3]
+    turn = [(ForwardKind.VERIFY, (16, 16 + n), 16, (1, n)) for n in SMALL.batches]
+    assert model.seen == [(ForwardKind.PREFILL, (0, 16), 0, (1, 1)), *turn * 3]
     assert [len(found) for found in spent] == [2, 2, 2], "warm-up turns are not kept"
 
 

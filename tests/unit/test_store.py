@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.run.runner import run
 from dllm_bench.store import files, provenance
 from dllm_bench.store.files import Appender, Lock, lines, write_atomic

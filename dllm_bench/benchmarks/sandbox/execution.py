@@ -33,7 +33,7 @@ from types import CodeType
 from typing import IO, Literal, TypeVar
 
 from dllm_bench.benchmarks.sandbox import container
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 Verdict = Literal["passed", "failed", "timeout", "crashed", "memory", "refused"]
 CONSENT = "DLLM_BENCH_ALLOW_CODE"

@@ -21,7 +21,7 @@ from dllm_bench.benchmarks import base
 from dllm_bench.benchmarks.embedded import base as mini
 from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
 from dllm_bench.benchmarks.tasks import readers
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 if TYPE_CHECKING:
     from datasets import Dataset

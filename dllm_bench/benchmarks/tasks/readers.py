@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.benchmarks.base import read_jsonl
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 
 Row = dict[str, Any]
 KORBENCH = ("cipher", "counterfactual", "logic", "operation", "puzzle")

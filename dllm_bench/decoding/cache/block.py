@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dllm_bench.core.contracts import Attention, Cache, KVCache, Plan, Reuse, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Cache, Reuse
+from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import check_choice
 
 
@@ -40,9 +42,9 @@ class BlockCache(Cache):
         exact = {("schedule", "absolute blocks")} if self.reuse == "exact" else set()
         return frozenset({("schedule", "blocks that finish in order")} | exact)
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
-        return Plan(
-            kind=Kind.DENOISE if kv.kept else Kind.PREFILL,
+    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+        return ForwardPlan(
+            kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
             feed=(kv.length, window.visible),
             rows=(window.start, window.stop),
             store=(kv.length, window.retired),

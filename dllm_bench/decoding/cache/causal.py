@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dllm_bench.core.contracts import Attention, Cache, KVCache, Plan, Reuse, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Cache, Reuse
+from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import check_choice
 
 
@@ -27,10 +29,10 @@ class CausalCache(Cache):
     def __post_init__(self) -> None:
         check_choice(self, "reuse", self.reuse, Reuse)
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
+    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         fed = (kv.length, window.start)
-        return Plan(
-            kind=Kind.DENOISE if kv.kept else Kind.PREFILL,
+        return ForwardPlan(
+            kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
             feed=fed,
             rows=(window.start, window.stop),
             store=fed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dllm_bench.core.contracts import Window
+from dllm_bench.core.blocks import Window
 from dllm_bench.decoding.cache.prefix import PrefixCache
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dllm_bench.core.contracts import Attention, Cache, KVCache, Plan, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Cache
+from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.guidance import WHOLE
 
 
@@ -18,9 +20,9 @@ class NoCache(Cache):
     attention: Attention = "full"
     gives: ClassVar[frozenset[str]] = frozenset({WHOLE})
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
-        return Plan(
-            kind=Kind.DENOISE,
+    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+        return ForwardPlan(
+            kind=ForwardKind.DENOISE,
             feed=(0, window.visible),
             rows=(window.start, window.stop),
             store=(0, 0),

@@ -12,10 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from dllm_bench.core.contracts import Attention, Cache, KVCache, Plan, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Cache
+from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 
 Clock = Literal["block", "request"]
 
@@ -42,10 +44,12 @@ class PrefixCache(Cache):
                 f"{', '.join(get_args(Clock))}."
             )
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
+    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         renews = self._renews(branches, window, kv.kept)
-        return Plan(
-            kind=(Kind.REFRESH if kv.length else Kind.PREFILL) if renews else Kind.DENOISE,
+        return ForwardPlan(
+            kind=(ForwardKind.REFRESH if kv.length else ForwardKind.PREFILL)
+            if renews
+            else ForwardKind.DENOISE,
             feed=(0, window.visible) if renews else self._fed(window),
             rows=(window.start, window.stop),
             store=(0, self._kept(window)) if renews else (0, 0),
@@ -57,7 +61,7 @@ class PrefixCache(Cache):
             clock=self._round(branches, window, kv.kept),
         )
 
-    def _renews(self, branches: DecodeState, window: Window, last: Plan | None) -> bool:
+    def _renews(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> bool:
         """At the start of a block, and when the clock says so; `last` is the last renewal."""
         if last is None or last.rows[0] != window.start:
             return True
@@ -68,7 +72,7 @@ class PrefixCache(Cache):
             return now > last.clock and now % self.every == 0
         return branches.forwards - last.forward >= self.every
 
-    def _round(self, branches: DecodeState, window: Window, last: Plan | None) -> int:
+    def _round(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> int:
         """Index of this forward's round in the request; a new block begins a round."""
         if last is None:
             return 0

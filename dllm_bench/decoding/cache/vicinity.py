@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dllm_bench.core.contracts import KVCache, Plan, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
@@ -37,12 +38,12 @@ class VicinityCache(DualCache):
                 f"{self.warmup}; none of them may be negative."
             )
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> Plan:
+    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         if branches.forwards < self.warmup:
             return NoCache(self.attention).plan(branches, window, kv)
         return super().plan(branches, window, kv)
 
-    def _renews(self, branches: DecodeState, window: Window, last: Plan | None) -> bool:
+    def _renews(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> bool:
         if super()._renews(branches, window, last):
             return True
         if last is None or not self.renews_twice or last.rows[0] <= branches.prompt_len:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dllm_bench.core.contracts import KVCache
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.denoiser import KVCache
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Target
 from dllm_bench.decoding.draft.model import next_logits
 

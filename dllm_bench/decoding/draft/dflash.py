@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import KVCache
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.denoiser import KVCache
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import (
     BlockDrafter,
     BlockNetwork,

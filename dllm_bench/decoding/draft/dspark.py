@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import BlockNetwork, Context, Sampler, State
 from dllm_bench.decoding.draft.dflash import DFlash, Drawn
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import KVCache
-from dllm_bench.core.request import DllmBenchError, first_end
+from dllm_bench.core.denoiser import KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import first_end
 from dllm_bench.core.speculative import ChainDrafter, Context, Draft, Proposal, Sampler, Target
 
 

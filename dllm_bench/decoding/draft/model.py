@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Denoiser, KVCache, Plan
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.speculative import Context, Draft, ModelDrafter, Proposal, Sampler, Target
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.trace import ForwardKind
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def next_logits(model: Denoiser, text_L: Tensor, kv: KVCache) -> Tensor:
     """Logits (1, V) of what follows the text; the cache then holds all of it."""
     fed = (kv.length, len(text_L))
     rows = (len(text_L), len(text_L) + 1)
-    plan = Plan(Kind.DRAFT, fed, rows, store=fed, attention="block_causal", block=1)
+    plan = ForwardPlan(ForwardKind.DRAFT, fed, rows, store=fed, attention="block_causal", block=1)
     logits_1V = model.forward(text_L[None], plan, kv)[0]
     kv.keep(plan, torch.zeros((), dtype=torch.long, device=text_L.device))
     return logits_1V

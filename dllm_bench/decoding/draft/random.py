@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import Explore, Scores, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.state import DecodeState
 
 

@@ -17,8 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Explore, Scores, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Explore, Scores
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import at_least_float32, check_choice, stable_top
 

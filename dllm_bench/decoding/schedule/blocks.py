@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dllm_bench.core.blocks import BlockGrid, Progress
+from dllm_bench.core.blocks import BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Schedule
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.schedule.window import check_divides
 
 
@@ -53,7 +53,7 @@ class Blocks(Schedule):
         origin = 0 if self.absolute else prompt_len
         return BlockGrid(origin, self.block or max(length - prompt_len, 1), prompt_len, length)
 
-    def opened(self, branch: Progress) -> int:
+    def opened(self, branch: BlockProgress) -> int:
         """A closed branch goes on with a block that is begun, not with a fresh one."""
         done = branch.done
         more = done < branch.grid.blocks and (branch.begun(done) or not branch.closed)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dllm_bench.core.blocks import BlockGrid, Progress
+from dllm_bench.core.blocks import BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Schedule
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.schedule.window import check_divides
 
 
@@ -46,15 +46,15 @@ class Pipeline(Schedule):
     def grid(self, prompt_len: int, length: int) -> BlockGrid:
         return BlockGrid(prompt_len, self.block, prompt_len, length)
 
-    def opened(self, branch: Progress) -> int:
+    def opened(self, branch: BlockProgress) -> int:
         last = branch.opened - 1
         full = branch.opened >= branch.grid.blocks
         due = last < 0 or self._reaches(branch, last, self.tau_add)
         return branch.opened + (due and not full and not branch.closed)
 
-    def pushes(self, branch: Progress, n: int) -> bool:
+    def pushes(self, branch: BlockProgress, n: int) -> bool:
         return n == 0 or self._reaches(branch, n - 1, self.tau_act)
 
-    def _reaches(self, branch: Progress, n: int, share: float) -> bool:
+    def _reaches(self, branch: BlockProgress, n: int, share: float) -> bool:
         """Whether block `n` is decoded to a share of its positions."""
         return self.block - branch.left(n) >= math.ceil(share * self.block - 1e-9)

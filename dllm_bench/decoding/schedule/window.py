@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dllm_bench.core.blocks import Progress
-from dllm_bench.core.contracts import Schedule, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import BlockProgress, Window
+from dllm_bench.core.contracts import Schedule
+from dllm_bench.core.errors import DllmBenchError
 
 
 def check_divides(block: int, new: int) -> None:
@@ -35,7 +35,7 @@ def masks_per_block(masked_KL: Tensor, window: Window | None) -> Tensor:
 
 
 @dataclass
-class Frontier:
+class WindowTracker:
     """Where the blocks of one request stand; `opened`: leading blocks that the winner had open."""
 
     schedule: Schedule
@@ -45,18 +45,20 @@ class Frontier:
 
     def progress(
         self, length: int, winner: int, masks: Sequence[int], closed: Sequence[int]
-    ) -> list[Progress]:
+    ) -> list[BlockProgress]:
         """Every branch of the round that begins; `masks` are `masks_per_block`, laid flat."""
         grid = self.schedule.grid(self.prompt_len, length)
         first = 0 if self.window is None else (self.window.start - grid.origin) // grid.block
         blocks, opened = len(masks) // len(closed), self.opened[winner]
         return [
-            Progress(grid, first, masks[k * blocks : (k + 1) * blocks], opened, bool(is_closed))
+            BlockProgress(
+                grid, first, masks[k * blocks : (k + 1) * blocks], opened, bool(is_closed)
+            )
             for k, is_closed in enumerate(closed)
         ]
 
     def move(
-        self, branches: Sequence[Progress], opened: Sequence[int], masked_KL: Tensor
+        self, branches: Sequence[BlockProgress], opened: Sequence[int], masked_KL: Tensor
     ) -> Window:
         """The window of the branches that go on, with `opened` leading blocks open."""
         grid = branches[-1].grid
@@ -78,12 +80,12 @@ class Frontier:
             eligible_KW=eligible_KW,
             must_KN=self._must(branches, max(opened), masked_KL.device),
             visible_K=None if self.schedule.sees_future else end_K,
-            masks=sum(map(Progress.open_masks, branches, opened)),
+            masks=sum(map(BlockProgress.open_masks, branches, opened)),
         )
         return self.window
 
     def _must(
-        self, branches: Sequence[Progress], opened: int, device: torch.device
+        self, branches: Sequence[BlockProgress], opened: int, device: torch.device
     ) -> Tensor | None:
         """Blocks of the window that have to make progress, (K, N); None: all."""
         window_blocks = range(branches[-1].done, opened)

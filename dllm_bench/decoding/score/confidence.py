@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.request import EndTokens
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import Seen, check_choice
+from dllm_bench.decoding.numerics import Candidates, check_choice
 from dllm_bench.decoding.score.ranked import Ranked
 
 
@@ -30,7 +31,7 @@ class Confidence(Ranked):
         if self.last is not None:
             check_choice(self, "last", self.last, EndTokens)
 
-    def rank(self, logits_KWV: Tensor, seen: Seen) -> Tensor:
+    def rank(self, logits_KWV: Tensor, seen: Candidates) -> Tensor:
         return seen.probability_KW
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:

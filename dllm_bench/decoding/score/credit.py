@@ -16,8 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Score, Scores, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState
 from dllm_bench.decoding.numerics import check_choice, top1
 

@@ -13,7 +13,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import Score, Scores, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import check_choice, draw, generator, rounded
 from dllm_bench.decoding.score.confidence import Confidence

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dllm_bench.decoding.numerics import Seen, margin
+from dllm_bench.decoding.numerics import Candidates, margin
 from dllm_bench.decoding.score.ranked import Ranked
 
 
@@ -17,5 +17,5 @@ from dllm_bench.decoding.score.ranked import Ranked
 class Margin(Ranked):
     """p_1 - p_2 for every window position."""
 
-    def rank(self, logits_KWV: Tensor, seen: Seen) -> Tensor:
+    def rank(self, logits_KWV: Tensor, seen: Candidates) -> Tensor:
         return margin(logits_KWV, self.precision)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dllm_bench.core.request import DllmBenchError
-from dllm_bench.decoding.numerics import Seen, neg_entropy
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.decoding.numerics import Candidates, neg_entropy
 from dllm_bench.decoding.score.ranked import Ranked
 
 
@@ -30,7 +30,7 @@ class NegEntropy(Ranked):
     def reads_entropy(self) -> bool:  # type: ignore[override]
         return self.eps == 0
 
-    def rank(self, logits_KWV: Tensor, seen: Seen) -> Tensor:
+    def rank(self, logits_KWV: Tensor, seen: Candidates) -> Tensor:
         if seen.neg_entropy_KW is not None:
             return seen.neg_entropy_KW
         return neg_entropy(logits_KWV, self.precision, self.eps)

@@ -13,10 +13,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import Score, Scores, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import Precision, Seen, check_choice, look
+from dllm_bench.decoding.numerics import Candidates, Precision, check_choice, read_logits
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Ranked(Score):
         check_choice(self, "precision", self.precision, Precision)
 
     @abstractmethod
-    def rank(self, logits_KWV: Tensor, seen: Seen) -> Tensor:
+    def rank(self, logits_KWV: Tensor, seen: Candidates) -> Tensor:
         """The ranking value (K, W), larger is surer; `seen` is what one pass has found already."""
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -42,7 +43,7 @@ class Ranked(Score):
         return self._scores(logits_KWV, ids_KW)
 
     def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
-        seen = look(logits_KWV, self.precision, self.reads_entropy, ids_KW)
+        seen = read_logits(logits_KWV, self.precision, self.reads_entropy, ids_KW)
         return Scores(seen.ids_KW, seen.probability_KW, self.rank(logits_KWV, seen))
 
 

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import Score, Scores, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import draw, generator, keep_top_k, keep_top_p, rounded
 from dllm_bench.decoding.score.confidence import Confidence

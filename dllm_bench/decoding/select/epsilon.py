@@ -16,11 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Select, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import generator, shaken
-from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block, surest
+from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Epsilon(Select):
             numbers = generator(state, "positions")
             drawn_KW = shaken(scores.confidence_KW, self.alg_temp, numbers, window)
             scores = replace(scores, confidence_KW=drawn_KW)
-        return surest(scores, window, (masks_K * self._share(step_K, window)).long())
+        return most_confident(scores, window, (masks_K * self._share(step_K, window)).long())
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         where_KW, ids_KW = super().on_stall(scores, window, state)

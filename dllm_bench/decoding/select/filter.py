@@ -14,8 +14,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import FilterHead, Scores, Select, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import FilterHead, Scores, Select
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 
 ACCEPTED = "filter.accepted"  # memo: what the filter accepted at the last forward, (K, W)

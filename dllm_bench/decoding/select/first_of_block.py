@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Select, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block
 

@@ -13,8 +13,11 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import Decoder, Denoiser, Scores, Select, Window
-from dllm_bench.core.request import DllmBenchError, Request
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Decoder, Scores, Select
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.core.state import REFERENCE, DecodeState
 
 Stall = Literal["token", "block"]

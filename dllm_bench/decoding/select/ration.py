@@ -12,10 +12,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Select, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block, surest
+from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Ration(Select):
         step_K, total_K = step_in_block(state, window)
         due_K = total_K * (step_K + 1).clamp(max=self.steps) // self.steps
         left_K = due_K - (total_K - window.eligible_KW.sum(1))
-        return surest(scores, window, left_K) & self.inner(scores, window, state)
+        return most_confident(scores, window, left_K) & self.inner(scores, window, state)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         return self.inner.on_stall(scores, window, state)

@@ -1,8 +1,8 @@
 """What the selectors with a step count share: where a block's decoding stands, and the surest n.
 
 `step_in_block` counts the forwards of the open block in the memo, so it follows its branch and
-needs one open block at a time; all selectors of a decoder read the same count. `surest` picks a
-count of positions that may differ by branch.
+needs one open block at a time; all selectors of a decoder read the same count. `most_confident`
+picks a count of positions that may differ by branch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import stable_top
 
@@ -43,7 +44,7 @@ def open_block(window: Window) -> Tensor:
     return (eligible_KW.int().argmax(1) + before) // window.block
 
 
-def surest(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:
+def most_confident(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:
     """The `count` eligible positions of largest confidence (None: one), ties to the lower position,
     (K, W).
     """

@@ -11,10 +11,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Select, Window
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block, surest
+from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class TopK(Select):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         if self.steps is None:
-            return surest(scores, window)
+            return most_confident(scores, window)
         step_K, total_K = step_in_block(state, window)
-        return surest(scores, window, total_K // self.steps + (step_K < total_K % self.steps))
+        return most_confident(
+            scores, window, total_K // self.steps + (step_K < total_K % self.steps)
+        )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Select, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.state import DecodeState
 
 

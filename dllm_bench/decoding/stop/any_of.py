@@ -9,7 +9,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Ended, Scores, Stop, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Stop, StopFlags
 from dllm_bench.core.state import DecodeState
 
 
@@ -27,9 +28,9 @@ class AnyOf(Stop):
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
 
-    def ended(self, branches: DecodeState) -> Ended:
+    def ended(self, branches: DecodeState) -> StopFlags:
         said = [rule.ended(branches) for rule in self.rules]
-        return Ended(
+        return StopFlags(
             any_of(each.closed_K for each in said), any_of(each.finished_K for each in said)
         )
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dllm_bench.core.contracts import Ended, Stop
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.contracts import Stop, StopFlags
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 
 
@@ -24,7 +24,7 @@ class Budget(Stop):
         if self.forwards < 1:
             raise DllmBenchError(f"Budget forwards is {self.forwards}; give 1 or more.")
 
-    def ended(self, branches: DecodeState) -> Ended:
+    def ended(self, branches: DecodeState) -> StopFlags:
         spent = branches.forwards >= self.forwards
         device = branches.tokens_KL.device
-        return Ended(finished_K=torch.full((branches.branches,), spent, device=device))
+        return StopFlags(finished_K=torch.full((branches.branches,), spent, device=device))

@@ -14,8 +14,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Ended, Stop
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.contracts import Stop, StopFlags
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 
 Scope = Literal["block", "token"]
@@ -42,11 +42,11 @@ class Eos(Stop):
             found_KG = found_KG | (generated_KG == end)
         return found_KG
 
-    def ended(self, branches: DecodeState) -> Ended:
+    def ended(self, branches: DecodeState) -> StopFlags:
         found_KG = self._ends(branches)
         closed_K = found_KG.any(dim=1)
         if self.scope == "block":
-            return Ended(closed_K)
+            return StopFlags(closed_K)
         masked_KG = branches.masked_KL[:, branches.prompt_len :]
         first_K1 = (found_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
-        return Ended(closed_K, found_KG.gather(1, first_K1)[:, 0])
+        return StopFlags(closed_K, found_KG.gather(1, first_K1)[:, 0])

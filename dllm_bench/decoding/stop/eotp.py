@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Scores, Stop, Window
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Stop
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.select.filter import ACCEPTED
 

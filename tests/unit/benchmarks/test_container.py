@@ -18,7 +18,7 @@ import pytest
 from dllm_bench.benchmarks.sandbox import container
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.execution import Limits
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import evalplus_benchmark, gold, mean
 
 IMAGE = "example/python"

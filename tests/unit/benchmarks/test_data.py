@@ -18,7 +18,7 @@ import pytest
 from dllm_bench.benchmarks import base
 from dllm_bench.benchmarks.prompts import CAPS, PromptsBenchmark
 from dllm_bench.benchmarks.tasks import data, readers
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import encode, evalplus_benchmark, lm_eval_benchmark
 
 SIZES = {

@@ -13,7 +13,7 @@ import pytest
 
 from dllm_bench.benchmarks.lm_eval import MODEL, TASKS
 from dllm_bench.cli.main import compose, main
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.run.runner import run
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples

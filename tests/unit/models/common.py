@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.load import LoadedModel, ModelSpec
 from tests.helpers import IDS
 
@@ -31,7 +31,7 @@ def spec(folder: Path, **changes: Any) -> ModelSpec:
 
 def logits(model: LoadedModel) -> Tensor:
     length = TOKENS.shape[1]
-    plan = Plan(Kind.DENOISE, (0, length), (0, length), (0, 0))
+    plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
     return model.denoiser.forward(TOKENS, plan, model.denoiser.new_cache(length))
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import IDS, VOCAB
 from tests.unit.models.restated import Sees
@@ -37,11 +37,13 @@ def canvas(seed: int = 0) -> Tensor:
     return tokens_1L.masked_fill(masked_1L, MASK)
 
 
-def step(form: str, feed: tuple[int, int], rows: tuple[int, int], store: tuple[int, int]) -> Plan:
+def step(
+    form: str, feed: tuple[int, int], rows: tuple[int, int], store: tuple[int, int]
+) -> ForwardPlan:
     if form == "full":
-        return Plan(Kind.DENOISE, feed, rows, store)
+        return ForwardPlan(ForwardKind.DENOISE, feed, rows, store)
     block, origin = (1, 0) if form == "causal" else (BLOCK, PROMPT)
-    return Plan(Kind.DENOISE, feed, rows, store, "block_causal", block, origin)
+    return ForwardPlan(ForwardKind.DENOISE, feed, rows, store, "block_causal", block, origin)
 
 
 def ours(model: TransformerDenoiser, tokens_1L: Tensor, form: str) -> Tensor:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.request import DllmBenchError, Request
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.draft.dspark import DSpark
 from dllm_bench.decoding.draft.eagle3 import Eagle3
@@ -33,7 +34,9 @@ def stored(folder: Path, name: str, **changes: Any) -> str:
 
 def test_taps_come_in_the_order_asked_and_begin_before_the_first_layer() -> None:
     target, tokens_1L = tiny_denoiser("qwen3", 0), torch.tensor([[1, 2, 3, 4]])
-    plan = Plan(Kind.PREFILL, (0, 4), (1, 5), (0, 0), "block_causal", 1, taps=(1, -1, 0))
+    plan = ForwardPlan(
+        ForwardKind.PREFILL, (0, 4), (1, 5), (0, 0), "block_causal", 1, taps=(1, -1, 0)
+    )
     kv = target.new_cache(4)
     logits = target.forward(tokens_1L, plan, kv)
     last, embedded, first = kv.features.chunk(3, dim=-1)

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models import quantized
 from dllm_bench.models.compiled import BUCKET, CompiledDenoiser
 from dllm_bench.models.load import ModelSpec, load
@@ -38,7 +38,7 @@ def compiled(folder: Path, mode: str) -> CompiledDenoiser:
     return denoiser
 
 
-def plans(model: TransformerDenoiser) -> list[Plan]:
+def plans(model: TransformerDenoiser) -> list[ForwardPlan]:
     """Prefill, a cached step that keeps, one that does not, and one in the middle of the canvas."""
     causal = model.attention_form == "causal"
     form: tuple[Any, int, int] = ("block_causal", 1, 0) if causal else ("full", 0, 0)
@@ -50,7 +50,7 @@ def plans(model: TransformerDenoiser) -> list[Plan]:
         ((21, LENGTH), (22, LENGTH), (21, LENGTH)),
         ((29, 37), (30, 37), (29, 37)),
     ]
-    return [Plan(Kind.DENOISE, *span, *form) for span in spans]
+    return [ForwardPlan(ForwardKind.DENOISE, *span, *form) for span in spans]
 
 
 def outputs(model: TransformerDenoiser, branches: int = 1) -> list[Tensor]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.filters import FilterFacts, LearnedFilter, save
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import describe, instantiate

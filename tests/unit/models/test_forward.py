@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Attention, Plan
-from dllm_bench.core.request import DllmBenchError
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.masks import MaskShape, attention_mask
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -47,11 +47,15 @@ def plan(
     store: tuple[int, int] = (0, 0),
     attention: Attention = "full",
     visible_K: Tensor | None = None,
-) -> Plan:
-    return Plan(Kind.DENOISE, feed, rows or feed, store, attention, BLOCK, PROMPT, visible_K)
+) -> ForwardPlan:
+    return ForwardPlan(
+        ForwardKind.DENOISE, feed, rows or feed, store, attention, BLOCK, PROMPT, visible_K
+    )
 
 
-def forward(model: TransformerDenoiser, tokens_KL: Tensor, what: Plan, kv: PositionCache) -> Tensor:
+def forward(
+    model: TransformerDenoiser, tokens_KL: Tensor, what: ForwardPlan, kv: PositionCache
+) -> Tensor:
     """One forward whose K/V are kept (of branch 0) if the plan says so."""
     logits_KRV = model.forward(tokens_KL, what, kv)
     kv.keep(what, FIRST)

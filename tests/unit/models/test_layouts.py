@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.load import ADAPTERS, ModelSpec, load
 from dllm_bench.models.spec import ADAPTER_NAMES
 from tests.helpers import CONFIGS, load_denoiser, shard, tiny_checkpoint

@@ -14,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.load import ADAPTERS, LoadedModel, ModelSpec, content_hash, load
 from dllm_bench.paths import conf_dir
 from tests.helpers import (

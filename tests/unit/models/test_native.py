@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.checkpoint import published_shapes, shapes_of
 from dllm_bench.models.load import ADAPTERS
 from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint

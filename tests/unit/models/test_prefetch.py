@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import save_file
 
 from dllm_bench.cli.main import main
-from dllm_bench.core.request import DllmBenchError
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import prefetch, sources
 from dllm_bench.models.load import ModelSpec, load
 from tests.helpers import tiny_checkpoint

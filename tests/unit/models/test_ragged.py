@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
@@ -26,12 +26,12 @@ FEEDS = [  # (start, stop) of every request in three forwards, beginning with th
 TAPS = (-1, 1)
 
 
-def plan(feed: tuple[int, int], kind: Kind = Kind.VERIFY) -> Plan:
+def plan(feed: tuple[int, int], kind: ForwardKind = ForwardKind.VERIFY) -> ForwardPlan:
     rows = (feed[1] - 1, feed[1] + 1) if feed[1] - feed[0] > 1 else (feed[1], feed[1] + 1)
-    return Plan(kind, feed, rows, feed, "block_causal", 1, taps=TAPS)
+    return ForwardPlan(kind, feed, rows, feed, "block_causal", 1, taps=TAPS)
 
 
-def keep(caches: list[PositionCache], plans: list[Plan]) -> None:
+def keep(caches: list[PositionCache], plans: list[ForwardPlan]) -> None:
     for kv, found in zip(caches, plans, strict=True):
         kv.keep(found, FIRST)
 

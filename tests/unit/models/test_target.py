@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dllm_bench.core.contracts import Plan
-from dllm_bench.core.trace import Kind
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import load_denoiser
 
@@ -23,8 +23,8 @@ def target(golden: Path) -> TransformerDenoiser:
     return load_denoiser(golden / "spec" / "ckpt" / "target")
 
 
-def causal(feed: tuple[int, int], rows: tuple[int, int], store: tuple[int, int]) -> Plan:
-    return Plan(Kind.DENOISE, feed, rows, store, "block_causal", 1, 0)
+def causal(feed: tuple[int, int], rows: tuple[int, int], store: tuple[int, int]) -> ForwardPlan:
+    return ForwardPlan(ForwardKind.DENOISE, feed, rows, store, "block_causal", 1, 0)
 
 
 def test_recorded_logits(golden: Path, target: TransformerDenoiser) -> None:

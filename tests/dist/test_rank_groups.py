@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.request import DllmBenchError, Generation, Request
+from dllm_bench.core.errors import (DllmBenchError)
+from dllm_bench.core.request import (Generation, Request)
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
@@ -27,8 +28,8 @@ from dllm_bench.decoding.score.neg_entropy import NegEntropy
 from dllm_bench.decoding.score.sampled import Sampled
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.parallel.group import Layout, Team, decoded, encoded
-from tests.dist.teams import together
+from dllm_bench.parallel.group import (ParallelLayout, RankGroup, decoded, encoded)
+from tests.dist.rank_groups import together
 from tests.helpers import tiny_denoiser
 
 pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
@@ -61,14 +62,14 @@ class Decode:
     decoders: dict[str, MaskedDecoder]
     layout: str = "dream"
 
-    def __call__(self, team: Team) -> dict[str, Found]:
+    def __call__(self, ranks: RankGroup) -> dict[str, Found]:
         model, found = tiny_denoiser(self.layout, seed=1), {}
-        team.split(model)
+        ranks.split(model)
         for name, decoder in self.decoders.items():
-            before = len(team.crew.ledger.exchanged)
-            generation = team.generate(decoder, model, REQUEST)
-            ledger = team.crew.ledger
-            found[name] = generation, ledger.exchanged[before:], ledger.committed[before:]
+            before = len(ranks.workers.traffic.exchanged)
+            generation = ranks.generate(decoder, model, REQUEST)
+            traffic = ranks.workers.traffic
+            found[name] = generation, traffic.exchanged[before:], traffic.committed[before:]
         return found
 
 
@@ -87,9 +88,9 @@ def alone(decoders: dict[str, MaskedDecoder], layout: str = "dream") -> dict[str
 @pytest.mark.parametrize(
     ("layout", "decoders"),
     [
-        (Layout(branches=2), CASES),
-        (Layout(branches=3), CASES),
-        (Layout(branches=2, commits=False), FINAL),
+        (ParallelLayout(branches=2), CASES),
+        (ParallelLayout(branches=3), CASES),
+        (ParallelLayout(branches=2, commits=False), FINAL),
     ],
     ids=["two", "three", "two without commits"],
 )
@@ -105,7 +106,7 @@ def test_a_round_sends_a_number_a_branch_and_three_a_position(tmp_path: Path) ->
     decoder = replace(LOPA, schedule=Blocks(None), cache=NoCache())
     finishing = replace(LOPA, schedule=Blocks(8, sees_future=False))
     decoders = {"window": decoder, "credit": replace(decoder, score=Confidence()), "kv": finishing}
-    for found in together(Layout(branches=2), Decode(decoders), tmp_path):
+    for found in together(ParallelLayout(branches=2), Decode(decoders), tmp_path):
         for name, numbers in (("window", 3), ("credit", 2)):  # a probability that ranks goes once
             generation, exchanged, committed = found[name]
             branches = [forward.branches for forward in generation.trace.forwards]
@@ -121,13 +122,13 @@ def test_a_round_sends_a_number_a_branch_and_three_a_position(tmp_path: Path) ->
 
 def test_without_commits_approximate_keys_and_values_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DllmBenchError, match=r"hardware.commit=none .* has full attention"):
-        together(Layout(branches=2, commits=False), Decode({"lopa": LOPA}), tmp_path)
+        together(ParallelLayout(branches=2, commits=False), Decode({"lopa": LOPA}), tmp_path)
 
 
 @pytest.mark.parametrize("branches", [1, 2])
 def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, tmp_path) -> None:
     decoders = {name: CASES[name] for name in ("lopa", "greedy", "dual")}
-    layout = Layout(branches=branches, tensors=2)
+    layout = ParallelLayout(branches=branches, tensors=2)
     for found in together(layout, Decode(decoders, "llada"), tmp_path):
         here = {name: facts(generation) for name, (generation, *_) in found.items()}
         assert here == alone(decoders, "llada")

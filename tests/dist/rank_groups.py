@@ -16,15 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dllm_bench.parallel.group import Layout, Team
+from dllm_bench.parallel.group import (ParallelLayout, RankGroup)
 from dllm_bench.launch.ranks import PRELOAD
 
 PATIENCE_S = 120.0  # for a machine with much other work
 
-Job = Callable[[Team], Any]
+Job = Callable[[RankGroup], Any]
 
 
-def together(layout: Layout, job: Job, folder: Path) -> list[Any]:
+def together(layout: ParallelLayout, job: Job, folder: Path) -> list[Any]:
     """What `job` returned in each process; an exception of one is raised here."""
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -47,11 +47,11 @@ def together(layout: Layout, job: Job, folder: Path) -> list[Any]:
     return answers
 
 
-def _serve(layout: Layout, rank: int, folder: Path, job: Job, pipe: Connection) -> None:
+def _serve(layout: ParallelLayout, rank: int, folder: Path, job: Job, pipe: Connection) -> None:
     """A process's life."""
     torch.set_num_threads(1)
     try:
-        answer: Any = job(Team.join(layout, rank, folder / "team", "cpu"))
+        answer: Any = job(RankGroup.join(layout, rank, folder / "team", "cpu"))
     except Exception as error:
         answer = error
     with suppress(BrokenPipeError):
