@@ -1,6 +1,6 @@
 """Readings of how tokens became sure: what was said of the final tokens before they were decoded.
 
-From the evolutions that `run/token_replay` stores for the first samples of a run. Steps and positions
+From the token replays that `run/token_replay` stores for first samples of a run. Steps, positions
 count from 1; a step is a forward. Probabilities and ranks are those of the distribution that
 decides (with credit, where a decoder adds it), of the open blocks alone; whether a candidate was
 the final token is known ahead of them too.
