@@ -60,15 +60,15 @@ def table(args: Namespace, compose: Compose) -> int:
     from dllm_bench.cli import views as terminal
     from dllm_bench.store.files import writing
     from dllm_bench.tables.build import build
-    from dllm_bench.tables.cost import sealed_runs
+    from dllm_bench.tables.cost import measured_runs
+    from dllm_bench.tables.load import load_table
     from dllm_bench.tables.options import chosen
-    from dllm_bench.tables.reading import load_table
     from dllm_bench.tables.render import write
 
     store = store_of(args, compose)
     papers = [load_table(name) for name in chosen("table", args.table)]
     plans, failed = filled(args, compose, papers, store)
-    kin = sealed_runs(store)
+    kin = measured_runs(store)
     tables = [build(*plan, kin) for plan in plans]
     folder = store.root.parent / folder_of("tables", args)
     with writing(folder):
@@ -110,8 +110,8 @@ def filled(
     to; sentences of what failed.
     """
     from dllm_bench.store.settings import Settings
+    from dllm_bench.tables.load import load_profile
     from dllm_bench.tables.plan import Runs, distinct_runs, plan
-    from dllm_bench.tables.reading import load_profile
 
     table_options.check(args)
     profile = load_profile(args.profile)
@@ -153,10 +153,10 @@ def fill(args: Namespace, runs: Sequence[PlannedRun], store: Store) -> list[str]
     from dllm_bench.launch import jobs
     from dllm_bench.launch import pool as launch
     from dllm_bench.run.progress import Board
-    from dllm_bench.tables import submission
+    from dllm_bench.tables.submit import send
 
     if args.submit:
-        echo(submission.send(runs, store, args.slurm))
+        echo(send(runs, store, args.slurm))
         asked = {run.spec.identity_hash for run in runs if run.open and run.spec}
         return jobs.wait(store, Board(0), asked) if args.wait else []
     specs = [run.spec for run in runs if run.open and run.spec]

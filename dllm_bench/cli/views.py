@@ -22,7 +22,7 @@ from dllm_bench.store.spec import SHOWN
 from dllm_bench.store.store import Entry, State, Store, read_record
 from dllm_bench.tables import view
 from dllm_bench.tables.build import BuiltTable
-from dllm_bench.tables.cost import in_words
+from dllm_bench.tables.cost import cost_in_words
 
 Decode = Callable[[Sequence[int]], str]
 BOARD = ("run", "state", "done", "benchmark", "model", "decoder", "score", "tpf", "tps")
@@ -220,7 +220,7 @@ def listing(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
         yield from (f"{built.table.name}: {line}" for line in view.cost_lines(built))
     together = {run.command: run.cost for built in tables for run in built.open}
     if together:
-        cost = in_words(list(together.values()))
+        cost = cost_in_words(list(together.values()))
         yield f"together: {len(together)} different runs to make, {cost}"
     yield f"written: md, html, tex, csv and json of each below {folder}"
 
@@ -247,7 +247,7 @@ def open_lines(built: BuiltTable) -> Iterator[str]:
         yield f"the other {len(built.open) - SINGLE_COMMANDS} commands are in the written table"
 
 
-def table_row(row: view.Row) -> tuple[str, ...]:
+def table_row(row: view.TableRow) -> tuple[str, ...]:
     """Leading entries, then for every metric measured and, if the block has it, reported."""
     measured = map(view.measured_text, row.cells)
     if not row.reported:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from dllm_bench.figures import style
-from dllm_bench.figures.draw_kinds import KINDS, Panel, front, front_swatch
-from dllm_bench.figures.layout import Place, categories, grid, series_of
+from dllm_bench.figures.layout import PanelSlot, categories, grid, series_of
+from dllm_bench.figures.panels import KINDS, Panel, front, front_swatch
 from dllm_bench.figures.points import BuiltFigure
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def drawing(built: BuiltFigure) -> Drawing:
     return drawn
 
 
-def fill(ax: Axes, built: BuiltFigure, place: Place) -> None:
+def fill(ax: Axes, built: BuiltFigure, place: PanelSlot) -> None:
     """One panel."""
     figure = built.figure
     ax.set_title(f"{figure.label(place.name)}\n{place.whence}".strip(), color=style.INK)
@@ -85,7 +85,9 @@ def fill(ax: Axes, built: BuiltFigure, place: Place) -> None:
         name_categories(ax, built, place, order)
 
 
-def name_categories(ax: Axes, built: BuiltFigure, place: Place, order: Mapping[str, int]) -> None:
+def name_categories(
+    ax: Axes, built: BuiltFigure, place: PanelSlot, order: Mapping[str, int]
+) -> None:
     """Labels of an x axis that counts nothing, with the stand-in where there are several; what has
     no number says why.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.figures.spec import Figure
+from dllm_bench.figures.spec import PaperFigure
 from dllm_bench.run import token_replay as evolution
 from dllm_bench.tables.plan import PlannedCell
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def lacking(
-    figure: Figure, planned: Iterable[PlannedCell], store: Store
+    figure: PaperFigure, planned: Iterable[PlannedCell], store: Store
 ) -> Iterator[tuple[RunSpec, int]]:
     """Sealed runs without an evolution that a reading asks for, and of how many samples."""
     asked: dict[RunSpec, int] = {}

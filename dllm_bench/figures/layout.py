@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dllm_bench.figures.points import BuiltFigure, Point
+from dllm_bench.figures.points import BuiltFigure, FigurePoint
 
 OURS, THEIRS, EITHER = (True,), (False,), (True, False)
 BESIDE = 4  # categories of two panels that have room side by side
 
 
 @dataclass(frozen=True)
-class Place:
+class PanelSlot:
     """One panel: its quantity, its name, and its points, those without a number too."""
 
     quantity: str
     name: str
-    points: tuple[Point, ...]
+    points: tuple[FigurePoint, ...]
 
     @property
-    def numbers(self) -> list[Point]:
+    def numbers(self) -> list[FigurePoint]:
         """The points that can be drawn."""
         return [point for point in self.points if point.y is not None]
 
@@ -52,12 +52,12 @@ class Place:
         return " on ".join(filter(None, (", ".join(self.models), ", ".join(self.tasks))))
 
 
-def _parts(points: Sequence[Point], part: int) -> list[str]:
+def _parts(points: Sequence[FigurePoint], part: int) -> list[str]:
     found = {point.source.partition(" on ")[part] for point in points}
     return sorted(found - {""})
 
 
-def grid(built: BuiltFigure) -> list[list[Place | None]]:
+def grid(built: BuiltFigure) -> list[list[PanelSlot | None]]:
     """The panels, row by row."""
     quantities, panels = list(built.figure.quantities), panels_of(built)
     if len(panels) > 1 or len(quantities) == 1:
@@ -87,10 +87,12 @@ def _kinds(built: BuiltFigure, quantity: str) -> list[tuple[bool, ...]]:
     return [OURS, THEIRS] if ours & theirs else [EITHER]
 
 
-def _place(built: BuiltFigure, quantity: str, panel: str, kinds: tuple[bool, ...]) -> Place | None:
+def _place(
+    built: BuiltFigure, quantity: str, panel: str, kinds: tuple[bool, ...]
+) -> PanelSlot | None:
     key = (quantity, panel)
     mine = [p for p in built.points if (p.quantity, p.panel) == key and p.measured in kinds]
-    return Place(quantity, panel, tuple(mine)) if mine else None
+    return PanelSlot(quantity, panel, tuple(mine)) if mine else None
 
 
 def panels_of(built: BuiltFigure) -> list[str]:

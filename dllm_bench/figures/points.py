@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.figures.readings import Run, reading
-from dllm_bench.figures.spec import Call, Figure, Front
+from dllm_bench.figures.readings import StoredRun, reading
+from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall
 from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.tables.build import BuiltCell, BuiltTable, build, setting_text
 from dllm_bench.tables.plan import PlannedCell, distinct_runs
-from dllm_bench.tables.spec import Metric, Profile
+from dllm_bench.tables.spec import Profile, TableMetric
 
 if TYPE_CHECKING:
     from dllm_bench.store.record import RunRecord
@@ -31,7 +31,7 @@ Position = float | str | None
 
 
 @dataclass(frozen=True)
-class Point:
+class FigurePoint:
     """One number of a figure. panel, series, quantity: names; x: a number or a category.
 
     z: the value at (x, y) of a heat map; kind: measured, printed or digitised; n: samples (or what
@@ -66,28 +66,28 @@ class Point:
 class BuiltFigure:
     """A figure ready to be written: its points, and the table behind them with all states."""
 
-    figure: Figure
+    figure: PaperFigure
     built: BuiltTable
-    points: tuple[Point, ...]
+    points: tuple[FigurePoint, ...]
 
-    def drawn(self, measured: bool) -> list[Point]:
+    def drawn(self, measured: bool) -> list[FigurePoint]:
         """The measured points that have a number, or the reported ones."""
         return [p for p in self.points if p.y is not None and p.measured == measured]
 
-    def without(self) -> list[Point]:
+    def without(self) -> list[FigurePoint]:
         """The cells that have no number yet, or cannot have one here."""
         return [point for point in self.points if point.y is None]
 
 
 def build_figure(
-    figure: Figure, profile: Profile, planned: Sequence[PlannedCell], store: Store
+    figure: PaperFigure, profile: Profile, planned: Sequence[PlannedCell], store: Store
 ) -> BuiltFigure:
     """The figure with every point that the sealed records give."""
     built = build(figure.table, profile, planned)
     building = _Building(
         figure,
         {(*c.cell.keys.values(), c.cell.metric.name): c for c in built.cells},
-        {r.identity_hash: Run(r, store.path(r.spec)) for r in _records(planned)},
+        {r.identity_hash: StoredRun(r, store.path(r.spec)) for r in _records(planned)},
     )
     points = [
         point
@@ -100,10 +100,10 @@ def build_figure(
     return BuiltFigure(figure, built, (*points, *_reported(figure)))
 
 
-def with_front(points: Sequence[Point], front: Front) -> Iterator[Point]:
+def with_front(points: Sequence[FigurePoint], front: ParetoFront) -> Iterator[FigurePoint]:
     """The points, those marked that nothing of their panel beats."""
     side = 1 if front.better == "high" else -1
-    panels: dict[tuple[str, str], list[Point]] = {}
+    panels: dict[tuple[str, str], list[FigurePoint]] = {}
     for point in points:
         if point.y is not None and point.series not in front.without:
             panels.setdefault((point.panel, point.quantity), []).append(point)
@@ -123,11 +123,11 @@ def _records(planned: Sequence[PlannedCell]) -> Iterator[RunRecord]:
 class _Building:
     """Cells to points: all cells by their keys, and the sealed runs by hash."""
 
-    figure: Figure
+    figure: PaperFigure
     cells: Mapping[tuple[str, ...], BuiltCell]
-    runs: Mapping[str, Run]
+    runs: Mapping[str, StoredRun]
 
-    def points(self, cell: BuiltCell) -> Iterator[Point]:
+    def points(self, cell: BuiltCell) -> Iterator[FigurePoint]:
         """The point of a cell, or those of its reading."""
         blank, call = self._blank(cell), self.figure.calls.get(self._metric(cell))
         if call and cell.run.record:
@@ -144,13 +144,13 @@ class _Building:
         """The metric's name in the yaml, without a position."""
         return cell.cell.metric.name.partition("@")[0]
 
-    def _blank(self, cell: BuiltCell) -> Point:
+    def _blank(self, cell: BuiltCell) -> FigurePoint:
         """All of a point but its numbers."""
         figure, keys, metric = self.figure, cell.cell.keys, self._metric(cell)
         named = {**keys, BY_METRIC: metric}
         series = named.get(figure.draw.series, "")
         chosen = cell.run.chosen
-        return Point(
+        return FigurePoint(
             panel=keys.get(figure.draw.panels, ""),
             series=figure.group.get(series, series),
             quantity=figure.rows.get(metric, metric),
@@ -167,13 +167,13 @@ class _Building:
             return self.cells[(*keys.values(), axis.metric)].measured
         if axis.setting:
             configs = [run.config for run in cell.planned.runs if run.config]
-            asked = Metric("x", "x", setting=axis.setting)
+            asked = TableMetric("x", "x", setting=axis.setting)
             return number(setting_text(configs[0], asked)) if configs else None
         if axis.facet:
             return number(self.figure.at.get(keys[axis.facet], keys[axis.facet]))
         return number(cell.cell.metric.name.partition("@")[2]) or None
 
-    def _read(self, cell: BuiltCell, call: Call, blank: Point) -> Iterator[Point]:
+    def _read(self, cell: BuiltCell, call: SeriesCall, blank: FigurePoint) -> Iterator[FigurePoint]:
         """What a reading finds in a sealed run; it may name panel and series itself."""
         assert cell.run.record
         run = self.runs[cell.run.record.identity_hash]
@@ -190,10 +190,10 @@ class _Building:
             yield replace(whose, x=r.x, y=r.y, low=r.low, high=r.high, z=r.z, n=r.n)
 
 
-def _reported(figure: Figure) -> Iterator[Point]:
+def _reported(figure: PaperFigure) -> Iterator[FigurePoint]:
     for p in figure.reported:
         x = number(p.x)
-        yield Point(p.panel, p.series, p.quantity, x, p.y, kind=p.kind, source=p.source)
+        yield FigurePoint(p.panel, p.series, p.quantity, x, p.y, kind=p.kind, source=p.source)
 
 
 def number(text: str) -> float | str:

@@ -23,7 +23,7 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class StoredRun:
     """A sealed run: its record, and what lies in its folder."""
 
     record: RunRecord
@@ -43,7 +43,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Read:
+class SeriesPoint:
     """One point; panel and series where the reading decides them, not a facet."""
 
     x: float | str
@@ -56,7 +56,7 @@ class Read:
     series: str = ""
 
 
-Reading = Callable[[Run, Settings], Iterable[Read]]
+Reading = Callable[[StoredRun, Settings], Iterable[SeriesPoint]]
 
 
 def reading(name: str) -> Reading:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dllm_bench.figures.readings import Read, Run, Settings
+from dllm_bench.figures.readings import SeriesPoint, Settings, StoredRun
 from dllm_bench.metrics import calibration
 
 
-def reliability(run: Run, settings: Settings) -> Iterator[Read]:
+def reliability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     """Predicted and happened survival by bin: a panel per position, before and after scaling.
 
     Temperatures are fitted on the first half of the samples, both series are of the second.
@@ -24,4 +24,6 @@ def reliability(run: Run, settings: Settings) -> Iterator[Read]:
     for k in settings["positions"]:
         for series, outcomes in found.items():
             for bar in calibration.reliability(outcomes(facts, k), settings["bins"]):
-                yield Read(bar.predicted, bar.happened, n=bar.count, panel=str(k), series=series)
+                yield SeriesPoint(
+                    bar.predicted, bar.happened, n=bar.count, panel=str(k), series=series
+                )

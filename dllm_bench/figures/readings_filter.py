@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from hashlib import sha256
 
-from dllm_bench.figures.readings import Read, Run, Settings
+from dllm_bench.figures.readings import SeriesPoint, Settings, StoredRun
 from dllm_bench.paths import place_of
 
 CURVE, WEIGHTS = "curve.jsonl", "filter.safetensors"
 
 
-def filter_loss(run: Run, settings: Settings) -> Iterator[Read]:
+def filter_loss(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     """Loss by epoch on the rows trained on and on those held out (Learn2PD, figure 8); nothing
     where the weights there are not those of the run.
     """
@@ -25,4 +25,4 @@ def filter_loss(run: Run, settings: Settings) -> Iterator[Read]:
     for line in (folder / CURVE).read_text(encoding="utf-8").splitlines():
         point = json.loads(line)
         for series in ("train", "validation"):
-            yield Read(point["epoch"], point[series], series=series)
+            yield SeriesPoint(point["epoch"], point[series], series=series)

@@ -16,7 +16,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.decoding.length.chances import Temperatures
 from dllm_bench.decoding.length.profile import StepProfile, check_profile, read_profile
-from dllm_bench.figures.readings import Read, Run, Settings
+from dllm_bench.figures.readings import SeriesPoint, Settings, StoredRun
 from dllm_bench.metrics.calibration import fit_temperatures
 from dllm_bench.serving import rules
 from dllm_bench.serving.drafts import Drafts
@@ -33,31 +33,31 @@ RULES: Mapping[str, NewRule] = {
 }
 
 
-def frontier_points(run: Run, settings: Settings) -> Iterator[Read]:
+def frontier_points(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     """Tokens/s per device against tokens/s per user, a point per number of requests."""
     for point in served(run, settings):
-        yield Read(point.tokens_per_s_user, point.tokens_per_s_device, n=point.requests)
+        yield SeriesPoint(point.tokens_per_s_user, point.tokens_per_s_device, n=point.requests)
 
 
-def device_speed(run: Run, settings: Settings) -> Iterator[Read]:
+def device_speed(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     """Tokens/s per device against the number of requests."""
     for point in served(run, settings):
-        yield Read(point.requests, point.tokens_per_s_device, n=point.requests)
+        yield SeriesPoint(point.requests, point.tokens_per_s_device, n=point.requests)
 
 
-def budget(run: Run, settings: Settings) -> Iterator[Read]:
+def budget(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     """Tokens verified per request and step against the number of requests."""
     for point in served(run, settings):
-        yield Read(point.requests, point.verified_per_request, n=point.requests)
+        yield SeriesPoint(point.requests, point.verified_per_request, n=point.requests)
 
 
-def served(run: Run, settings: Settings) -> list[Point]:
+def served(run: StoredRun, settings: Settings) -> list[Point]:
     """One system at every number of requests; simulated once for all readings."""
     return _served(run, json.dumps(settings, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _served(run: Run, text: str) -> list[Point]:
+def _served(run: StoredRun, text: str) -> list[Point]:
     settings = json.loads(text)
     profile = _profile(run.record.spec.model["name"], settings["profile"])
     fit, serve = _drafts(run).halves()
@@ -80,6 +80,6 @@ def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
 
 
 @lru_cache(maxsize=8)
-def _drafts(run: Run) -> Drafts:
+def _drafts(run: StoredRun) -> Drafts:
     samples = run.samples
     return Drafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)

@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, quantiles
 
-from dllm_bench.figures.readings import Read, Run, Settings
+from dllm_bench.figures.readings import SeriesPoint, Settings, StoredRun
 from dllm_bench.store.record import SampleRecord
 
 FEWEST = 0.05  # of the samples; where fewer are left, a mean says little
 
 
-def spread(x: float, values: Sequence[float]) -> Read:
+def spread(x: float, values: Sequence[float]) -> SeriesPoint:
     """Mean and quartiles."""
     if len(values) < 2:
-        return Read(x, values[0], values[0], values[0], n=1)
+        return SeriesPoint(x, values[0], values[0], values[0], n=1)
     low, _, high = quantiles(values, n=4, method="inclusive")
-    return Read(x, fmean(values), low, high, n=len(values))
+    return SeriesPoint(x, fmean(values), low, high, n=len(values))
 
 
 def per_step(sample: SampleRecord) -> list[int]:
@@ -30,7 +30,7 @@ def per_step(sample: SampleRecord) -> list[int]:
     return [born[step] for step in range(max(sample.born) + 1)]
 
 
-def parallel_tokens(run: Run, settings: Settings) -> Iterator[Read]:
+def parallel_tokens(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     """Tokens decoded at a step, by step (LoPA, figure 5)."""
     counts = [per_step(sample) for sample in run.samples]
     for step in range(max(map(len, counts))):
@@ -39,17 +39,17 @@ def parallel_tokens(run: Run, settings: Settings) -> Iterator[Read]:
             yield spread(step + 1, values)
 
 
-def progress(run: Run, settings: Settings) -> Iterator[Read]:
+def progress(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     """Decoded positions against steps, both in percent of the text's positions, mean over samples;
     one token a step is the diagonal (CreditDecoding, figure 9).
     """
     counts = [(per_step(sample), len(sample.born)) for sample in run.samples]
     for percent in range(0, 101, settings["every"]):
         shares = [sum(c[: round(percent * n / 100)]) / sum(c) for c, n in counts]
-        yield Read(percent, 100 * fmean(shares), n=len(shares))
+        yield SeriesPoint(percent, 100 * fmean(shares), n=len(shares))
 
 
-def steps_of_positions(run: Run, settings: Settings) -> Iterator[Read]:
+def steps_of_positions(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     """Step at which a position was decoded, mean over samples (CreditDecoding, figure 8)."""
     for position in range(max(len(sample.born) for sample in run.samples)):
         born = [s.born[position] + 1 for s in run.samples if position < len(s.born)]
@@ -58,7 +58,7 @@ def steps_of_positions(run: Run, settings: Settings) -> Iterator[Read]:
             yield spread(position + 1, decoded)
 
 
-def steps_per_block(run: Run, settings: Settings) -> Iterator[Read]:
+def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     """How many blocks took so many steps (Learn2PD, figure 5); a block counts its own steps."""
     size = run.record.spec.decoder["schedule"]["block"]
     taken = [
@@ -67,4 +67,6 @@ def steps_per_block(run: Run, settings: Settings) -> Iterator[Read]:
         for start in range(0, len(sample.born), size)
     ]
     counts = Counter(steps for steps in taken if steps)
-    yield from (Read(steps, counts[steps], n=len(taken)) for steps in range(1, max(counts) + 1))
+    yield from (
+        SeriesPoint(steps, counts[steps], n=len(taken)) for steps in range(1, max(counts) + 1)
+    )

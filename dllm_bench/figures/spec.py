@@ -17,18 +17,17 @@ from typing import Any, Literal
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE, conf_dir
+from dllm_bench.tables.load import REPORTED as TABLES
+from dllm_bench.tables.load import read_csv, read_yaml, steps_of, table_of
 from dllm_bench.tables.options import names
-from dllm_bench.tables.reading import REPORTED as TABLES
-from dllm_bench.tables.reading import read_csv, read_yaml, table_of
 from dllm_bench.tables.spec import PaperTable
-from dllm_bench.tables.sweeps import steps_of
 
-REPORTED = PACKAGE / "plots" / "reported"
+REPORTED = PACKAGE / "figures" / "reported"
 PLAIN = "score"  # the definition a reading is planned under; it is never shown
 
 
 @dataclass(frozen=True)
-class Axis:
+class XAxis:
     """What stands on the x axis: a facet's value, a setting of the run (a dotted key of its
     configuration), a metric, or (none of them) what the points say.
     """
@@ -41,7 +40,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Front:
+class ParetoFront:
     """Marks the points that nothing beats: a high y is better, and a `high` or `low` x; `without`
     these series, which no method can reach.
     """
@@ -51,7 +50,7 @@ class Front:
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawSpec:
     """How the points become a drawing.
 
     panels, series: facets, empty where there is none; a series may be "metric"; z: what colours
@@ -59,16 +58,16 @@ class Draw:
     """
 
     kind: str
-    x: Axis
+    x: XAxis
     panels: str = ""
     series: str = ""
     z: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    front: Front | None = None
+    front: ParetoFront | None = None
 
 
 @dataclass(frozen=True)
-class Call:
+class SeriesCall:
     """A reading by name with its settings; `of`: facet value -> settings of its cells alone.
 
     evolve: of how many samples it reads the tokens' evolution (`run/token_replay`).
@@ -99,17 +98,17 @@ class ReportedPoint:
 
 
 @dataclass(frozen=True)
-class Figure:
+class PaperFigure:
     """One figure. quantities: the rows of panels, name -> label; rows: metric -> the quantity it
     belongs to; calls: metric -> its reading; at, group: value of a swept facet -> its x, and the
     sweep it belongs to.
     """
 
     table: PaperTable
-    draw: Draw
+    draw: DrawSpec
     quantities: Mapping[str, str]
     rows: Mapping[str, str]
-    calls: Mapping[str, Call]
+    calls: Mapping[str, SeriesCall]
     at: Mapping[str, str]
     group: Mapping[str, str]
     reported: tuple[ReportedPoint, ...]
@@ -134,7 +133,7 @@ class Figure:
 
 
 @lru_cache
-def load_figure(name: str) -> Figure:
+def load_figure(name: str) -> PaperFigure:
     """The figure called `<paper>/<figure>`."""
     known = names("figure")
     if name not in known:
@@ -142,7 +141,7 @@ def load_figure(name: str) -> Figure:
     return read_figure(name, conf_dir() / "figure" / f"{name}.yaml", REPORTED)
 
 
-def read_figure(name: str, path: Path, data: Path) -> Figure:
+def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
     """A figure from its yaml; the csv files of its reported points lie below `data`."""
     plain = read_yaml(path)
     facets, metrics = plain["facets"], plain["metrics"]
@@ -152,7 +151,7 @@ def read_figure(name: str, path: Path, data: Path) -> Figure:
     draw = _draw(plain["draw"])
     rows = {name: metric["row"] for name, metric in metrics.items() if "row" in metric}
     drawn = {name: metric["label"] for name, metric in metrics.items() if name != draw.x.metric}
-    return Figure(
+    return PaperFigure(
         table=table,
         draw=draw,
         quantities={rows.get(k, k): draw.labels.get(rows.get(k, k), t) for k, t in drawn.items()},
@@ -166,9 +165,9 @@ def read_figure(name: str, path: Path, data: Path) -> Figure:
     )
 
 
-def _draw(plain: Mapping[str, Any]) -> Draw:
-    front = {"front": Front(**plain["front"])} if "front" in plain else {}
-    return Draw(**{**plain, "x": Axis(**plain["x"]), **front})
+def _draw(plain: Mapping[str, Any]) -> DrawSpec:
+    front = {"front": ParetoFront(**plain["front"])} if "front" in plain else {}
+    return DrawSpec(**{**plain, "x": XAxis(**plain["x"]), **front})
 
 
 def _metrics(plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -185,9 +184,9 @@ def _metrics(plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict
             yield name, kept
 
 
-def _call(plain: Mapping[str, Any]) -> Call:
+def _call(plain: Mapping[str, Any]) -> SeriesCall:
     settings, of = plain.get("with", {}), plain.get("of", {})
-    return Call(plain["reading"], settings, of, plain.get("evolve", 0))
+    return SeriesCall(plain["reading"], settings, of, plain.get("evolve", 0))
 
 
 def _reported(entry: Mapping[str, Any], data: Path, source: str) -> Iterator[ReportedPoint]:

@@ -2,7 +2,7 @@
 
 A method has one colour, marker and line everywhere. Colours are told apart by people who see fewer
 of them, and no figure needs them: marker and line alone name the series, so a grey print is
-readable (`tests/plots` holds every committed figure to that). Variants of a method share its hue.
+readable (`tests/figures` holds every committed figure to that). Variants of a method share its hue.
 """
 
 from __future__ import annotations

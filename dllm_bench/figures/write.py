@@ -14,9 +14,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from dllm_bench.figures.draw import images
-from dllm_bench.figures.points import EVOLUTION, BuiltFigure, Point
+from dllm_bench.figures.points import EVOLUTION, BuiltFigure, FigurePoint
 from dllm_bench.tables import view
-from dllm_bench.tables.cost import in_words
+from dllm_bench.tables.cost import cost_in_words
 
 DIGITS = 6
 
@@ -39,7 +39,7 @@ def write(built: BuiltFigure, folder: Path) -> list[Path]:
 def as_csv(built: BuiltFigure) -> str:
     """One line per point."""
     text = io.StringIO()
-    names = [field.name for field in fields(Point)]
+    names = [field.name for field in fields(FigurePoint)]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for point in built.points:
@@ -68,7 +68,7 @@ def lines(built: BuiltFigure) -> Iterator[str]:
     yield headline(built)
     yield from (f"cannot run here: {reason}" for reason in table.impossible)
     if table.open:
-        cost = in_words([run.cost for run in table.open])
+        cost = cost_in_words([run.cost for run in table.open])
         command = f"dllm-bench figure {table.table.name} {table.profile.flags} --run"
         yield f"{len(table.open)} runs to fill ({cost}): {command}"
     lacking = {point.run for point in built.without() if point.reason == EVOLUTION}

@@ -21,14 +21,14 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec, leaves
 from dllm_bench.store.store import Entry
 from dllm_bench.tables.build import MEASURED, UNDEFINED, BuiltTable
-from dllm_bench.tables.plan import State
+from dllm_bench.tables.plan import CellState
 
 BAR = (240, 12)  # width and height of a table's bar
 STATE_COLUMN = 1
 STANDINGS = (  # of cells, as a bar shows them from left to right
     MEASURED,
-    *map(str, (State.SETTING, State.PARTIAL, State.MISSING, State.FAILED)),
-    *map(str, (State.REPORTED, State.IMPOSSIBLE)),
+    *map(str, (CellState.SETTING, CellState.PARTIAL, CellState.MISSING, CellState.FAILED)),
+    *map(str, (CellState.REPORTED_ONLY, CellState.UNAVAILABLE)),
     UNDEFINED,
 )
 

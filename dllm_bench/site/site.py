@@ -28,10 +28,10 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import Settings
 from dllm_bench.store.store import RECORD, Entry, State, Store, read_record, read_samples
 from dllm_bench.tables.build import BuiltTable, build
-from dllm_bench.tables.cost import sealed_runs
+from dllm_bench.tables.cost import measured_runs
+from dllm_bench.tables.load import load_profile, load_table
 from dllm_bench.tables.options import names
 from dllm_bench.tables.plan import Runs, plan
-from dllm_bench.tables.reading import load_profile, load_table
 from dllm_bench.tables.render import render
 from dllm_bench.tables.render_html import STYLE
 
@@ -126,7 +126,7 @@ class Site:
         """The tables as (address, table), each written in all its forms."""
         profile, runs = load_profile(self.profile), Runs()
         settings = Settings(self.store.root.parent, self.compose)
-        kin = sealed_runs(self.store)
+        kin = measured_runs(self.store)
         for name in self.track(names("table"), "tables"):
             table = load_table(name)
             given = (settings.compose, self.store, False, settings.resolve, runs)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
-from dllm_bench.tables.cost import Check, Cost, CostModel, Kin
+from dllm_bench.tables.cost import Cost, CostModel, EstimateCheck, MeasuredRuns
 from dllm_bench.tables.derive import (
     PERCENT,
     Curve,
@@ -29,8 +29,8 @@ from dllm_bench.tables.derive import (
     has_curve,
     unit_of,
 )
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs, trained_first
-from dllm_bench.tables.spec import Cell, Metric, Note, PaperTable, Profile
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs, trained_first
+from dllm_bench.tables.spec import Cell, Note, PaperTable, Profile, TableMetric
 
 if TYPE_CHECKING:
     from dllm_bench.store.record import RunRecord
@@ -47,7 +47,7 @@ CLOCKED = ("tokens/s", "s", "ms", "×")  # units of numbers that hardware decide
 MEASURED, UNDEFINED = "measured", "undefined"
 
 
-class Verdict(StrEnum):
+class CellVerdict(StrEnum):
     """Measured against reported."""
 
     EQUAL = "equal"  # of settings
@@ -72,7 +72,7 @@ class BuiltCell:
     interval: Interval | None = None
     n: int = 0
     delta: float | None = None
-    verdict: Verdict = Verdict.NONE
+    verdict: CellVerdict = CellVerdict.NONE
     why: str = ""
     setting: str = ""
     curve: Curve | None = None
@@ -95,12 +95,12 @@ class BuiltCell:
     def standing(self) -> str:
         """Where the cell stands, in a word: measured, or why it is empty."""
         if self.setting or self.measured is not None:
-            return str(State.SETTING) if self.setting else MEASURED
-        return UNDEFINED if self.run.state is State.SEALED else str(self.run.state)
+            return str(CellState.SETTING) if self.setting else MEASURED
+        return UNDEFINED if self.run.state is CellState.SEALED else str(self.run.state)
 
 
 @dataclass(frozen=True)
-class Definition:
+class ShownDefinition:
     """A metric's label, the name of its definition, and the definition in words."""
 
     label: str
@@ -110,11 +110,11 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class OpenRun:
+class RunToMake:
     """A run that is still to be made, with a rough cost (None: nothing to judge by)."""
 
     command: str
-    state: State
+    state: CellState
     reason: str
     cost: Cost | None
 
@@ -130,21 +130,21 @@ class BuiltTable:
     table: PaperTable
     profile: Profile
     cells: tuple[BuiltCell, ...]
-    definitions: tuple[Definition, ...]
+    definitions: tuple[ShownDefinition, ...]
     hardware: tuple[str, ...]
     code: tuple[str, ...]
     inputs: tuple[str, ...]
-    open: tuple[OpenRun, ...]
+    open: tuple[RunToMake, ...]
     impossible: tuple[str, ...]
     reported_only: tuple[str, ...]
     trained_first: tuple[str, ...]
     elsewhere: tuple[Cost | None, ...]
-    check: Check | None
+    check: EstimateCheck | None
 
-    def states(self) -> dict[State, int]:
+    def states(self) -> dict[CellState, int]:
         """How many runs stand where, in the order of `State`."""
         states = [run.state for run in distinct_runs(self.planned())]
-        return {state: states.count(state) for state in State if state in states}
+        return {state: states.count(state) for state in CellState if state in states}
 
     def standings(self) -> dict[str, int]:
         """How many cells are measured, reported only, impossible, …, the most frequent first."""
@@ -159,7 +159,7 @@ def build(
     table: PaperTable,
     profile: Profile,
     planned: Sequence[PlannedCell],
-    kin: Kin | None = None,
+    kin: MeasuredRuns | None = None,
 ) -> BuiltTable:
     """The table with every number that the sealed records give; costs are estimated from `kin`, or
     else from its own runs.
@@ -167,8 +167,8 @@ def build(
     planned = [remarked(entry, profile) for entry in planned]
     runs = distinct_runs(planned)
     records = [run.record for run in runs if run.record]
-    costs = CostModel(planned, kin or Kin.of(records))
-    impossible = [run for run in runs if run.state is State.IMPOSSIBLE]
+    costs = CostModel(planned, kin or MeasuredRuns.of(records))
+    impossible = [run for run in runs if run.state is CellState.UNAVAILABLE]
     estimated = any(run.open for run in runs) or any(run.config for run in impossible)
     return BuiltTable(
         table=replace(table, notes=(*table.notes, *remarks_of(planned, profile))),
@@ -179,7 +179,7 @@ def build(
         code=tuple(sorted({code_of(one) for record in records for one in record.environments})),
         inputs=tuple(sorted({text for record in records for text in inputs_of(record)})),
         open=tuple(
-            OpenRun(run.command, run.state, run.reason, costs.estimate(run))
+            RunToMake(run.command, run.state, run.reason, costs.estimate(run))
             for run in runs
             if run.open
         ),
@@ -205,16 +205,20 @@ def remarks_of(planned: Sequence[PlannedCell], profile: Profile) -> list[Note]:
 
 def only_reported(planned: Sequence[PlannedCell]) -> list[str]:
     """Why some cells have no run, derived ones left out."""
-    found = [p for p in planned if p.run.state is State.REPORTED and (p.cell.only or not p.parts)]
+    found = [
+        p
+        for p in planned
+        if p.run.state is CellState.REPORTED_ONLY and (p.cell.only or not p.parts)
+    ]
     return [p.cell.only or p.run.reason for p in found]
 
 
 def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
     """One cell: measured from its runs' records, set against the reported value."""
     unit = unit_of(planned.cell.metric)
-    if planned.run.state is State.SETTING:
+    if planned.run.state is CellState.SETTING:
         return _setting(planned, profile)
-    if planned.run.state is not State.SEALED:
+    if planned.run.state is not CellState.SEALED:
         return BuiltCell(planned, unit, why=planned.run.reason)
     n = sum(len(run.record.columns["id"]) for run in distinct_runs([planned]) if run.record)
     measured, interval = measure(planned)
@@ -227,7 +231,7 @@ def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
         return found
     why = incomparable(planned, profile)
     if why:
-        return replace(found, verdict=Verdict.NOT_COMPARABLE, why=why)
+        return replace(found, verdict=CellVerdict.NOT_COMPARABLE, why=why)
     verdict = judge(measured, interval, reported, planned.cell.metric)
     return replace(found, delta=measured - reported, verdict=verdict)
 
@@ -282,12 +286,12 @@ def _setting(planned: PlannedCell, profile: Profile) -> BuiltCell:
         return BuiltCell(planned, "", number, setting=text)
     equal = text == reported.text if number is None else number == reported.value
     why = "" if equal or not profile.embedded else _embedded(planned)
-    differs = Verdict.NOT_COMPARABLE if why else Verdict.OUTSIDE
-    verdict = Verdict.EQUAL if equal else differs
+    differs = CellVerdict.NOT_COMPARABLE if why else CellVerdict.OUTSIDE
+    verdict = CellVerdict.EQUAL if equal else differs
     return BuiltCell(planned, "", number, None, 0, None, verdict, why, text)
 
 
-def setting_text(config: Mapping[str, Any], metric: Metric) -> str:
+def setting_text(config: Mapping[str, Any], metric: TableMetric) -> str:
     """What the configuration says at the metric's dotted key; empty where it has no such key."""
     try:
         value = reduce(lambda group, name: group[name], metric.setting.split("."), config)
@@ -325,21 +329,23 @@ def _embedded(planned: PlannedCell) -> str:
     return f"embedded{model}" + (f" on {chosen['benchmark']}" if "benchmark" in chosen else "")
 
 
-def judge(measured: float, interval: Interval | None, reported: float, metric: Metric) -> Verdict:
+def judge(
+    measured: float, interval: Interval | None, reported: float, metric: TableMetric
+) -> CellVerdict:
     """Reported value inside our interval, inside the table's tolerance, or outside of both."""
     if interval and interval[0] <= reported <= interval[1]:
-        return Verdict.INSIDE_CI
+        return CellVerdict.INSIDE_CI
     near = abs(measured - reported) <= metric.allowed(reported)
-    return Verdict.INSIDE_TOLERANCE if near else Verdict.OUTSIDE
+    return CellVerdict.INSIDE_TOLERANCE if near else CellVerdict.OUTSIDE
 
 
-def _definition(metric: Metric) -> Definition:
+def _definition(metric: TableMetric) -> ShownDefinition:
     unit = unit_of(metric)
     if metric.setting:
-        return Definition(metric.label, metric.formula, unit, SETTING_TEXT)
+        return ShownDefinition(metric.label, metric.formula, unit, SETTING_TEXT)
     known = SCORE_TEXT if metric.is_score else definitions.definition(metric.definition).text
     text = f"{AREA_TEXT} {known}" if metric.area else known
-    return Definition(metric.label, metric.formula, unit, text)
+    return ShownDefinition(metric.label, metric.formula, unit, text)
 
 
 def hardware_of(record: RunRecord) -> str:

@@ -22,8 +22,8 @@ from dllm_bench.paths import conf_dir
 from dllm_bench.store.cache import Memory, mark
 from dllm_bench.store.inputs import is_served
 from dllm_bench.tables.derive import unit_of
+from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
-from dllm_bench.tables.reading import read_yaml
 from dllm_bench.tables.spec import Query
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Check:
+class EstimateCheck:
     """Measured ÷ estimated seconds of sealed runs, each estimated from the others."""
 
     runs: int
@@ -68,7 +68,7 @@ class Check:
 class CostModel:
     """Estimates from sealed runs (any will do) and from the values reported at the cells."""
 
-    def __init__(self, planned: Sequence[PlannedCell], kin: Kin) -> None:
+    def __init__(self, planned: Sequence[PlannedCell], kin: MeasuredRuns) -> None:
         self.kin = kin
         self._tpf = {id(run): tpf for cell in planned for run, tpf in _reported_tpf(cell)}
 
@@ -78,7 +78,9 @@ class CostModel:
         return _cost(run.config, items, run.done, self._tpf.get(id(run)), self.kin)
 
 
-def _cost(config: Plain, items: int | None, done: int, tpf: float | None, kin: Kin) -> Cost | None:
+def _cost(
+    config: Plain, items: int | None, done: int, tpf: float | None, kin: MeasuredRuns
+) -> Cost | None:
     each_ms = forward_ms(config)
     if items is None or each_ms is None:
         return None
@@ -89,7 +91,7 @@ def _cost(config: Plain, items: int | None, done: int, tpf: float | None, kin: K
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class MeasuredRun:
     """A sealed run: what it was asked, and what it took."""
 
     config: Plain
@@ -98,7 +100,7 @@ class Known:
     forwards: float
 
     @classmethod
-    def of(cls, record: RunRecord) -> Known:
+    def of(cls, record: RunRecord) -> MeasuredRun:
         """What a record says."""
         spec, columns = record.spec, record.columns
         groups = {name: getattr(spec, name) for name in ("model", "benchmark", "hardware")}
@@ -118,22 +120,22 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Kin:
+class MeasuredRuns:
     """Sealed runs to judge others by, found by their groups' names; `without` is left out."""
 
-    runs: Sequence[Known]
-    without: Known | None = None
+    runs: Sequence[MeasuredRun]
+    without: MeasuredRun | None = None
 
     @classmethod
-    def of(cls, records: Iterable[RunRecord]) -> Kin:
+    def of(cls, records: Iterable[RunRecord]) -> MeasuredRuns:
         """Those of records that tell forwards and times: not of served engines, not of batches."""
         asked = ("forwards", "seconds")
         told = (r for r in records if not any(None in r.columns[name] for name in asked))
-        return cls([Known.of(record) for record in told])
+        return cls([MeasuredRun.of(record) for record in told])
 
     @cached_property
-    def _named(self) -> dict[Query, list[Known]]:
-        found: dict[Query, list[Known]] = {}
+    def _named(self) -> dict[Query, list[MeasuredRun]]:
+        found: dict[Query, list[MeasuredRun]] = {}
         for known in self.runs:
             for must, better in NEAREST.items():
                 names = (must, _name(known.config, must))
@@ -141,17 +143,17 @@ class Kin:
                     found.setdefault(key, []).append(known)
         return found
 
-    def others(self, known: Known) -> Kin:
+    def others(self, known: MeasuredRun) -> MeasuredRuns:
         """All but one."""
-        kin = Kin(self.runs, known)
+        kin = MeasuredRuns(self.runs, known)
         vars(kin)["_named"] = self._named
         return kin
 
-    def all(self) -> list[Known]:
+    def all(self) -> list[MeasuredRun]:
         """Every run of it."""
         return [known for known in self.runs if known is not self.without]
 
-    def nearest(self, config: Plain, must: str) -> list[Known]:
+    def nearest(self, config: Plain, must: str) -> list[MeasuredRun]:
         """Runs with the same `must` group, only those with the same NEAREST one too if any."""
         names, better = (must, _name(config, must)), NEAREST[must]
         for key in ((*names, better, _name(config, better)), names):
@@ -161,7 +163,7 @@ class Kin:
         return []
 
     @cached_property
-    def check(self) -> Check | None:
+    def check(self) -> EstimateCheck | None:
         """How far estimates are off for these runs; None with less than three."""
         ratios = []
         for known in self.runs:
@@ -171,10 +173,10 @@ class Kin:
         if len(ratios) < 3:
             return None
         tenths = quantiles(ratios, n=10, method="inclusive")
-        return Check(len(ratios), median(ratios), tenths[0], tenths[-1])
+        return EstimateCheck(len(ratios), median(ratios), tenths[0], tenths[-1])
 
 
-def share(config: Plain, tpf: float | None, kin: Kin) -> float:
+def share(config: Plain, tpf: float | None, kin: MeasuredRuns) -> float:
     """Forwards of a sample by its length: of runs with the same decoder, on the same task if any;
     else the reported TPF's, else those of other decoders' runs.
     """
@@ -187,7 +189,7 @@ def share(config: Plain, tpf: float | None, kin: Kin) -> float:
     return median(others) if others else 1.0
 
 
-def scale(config: Plain, kin: Kin) -> float:
+def scale(config: Plain, kin: MeasuredRuns) -> float:
     """Measured ÷ estimated per forward on the same hardware, of the same model if any; else 1."""
     ratios = []
     for known in kin.nearest(config, "hardware"):
@@ -196,11 +198,11 @@ def scale(config: Plain, kin: Kin) -> float:
     return median(ratios) if ratios else 1.0
 
 
-def sealed_runs(store: Store) -> Kin:
+def measured_runs(store: Store) -> MeasuredRuns:
     """All sealed runs, remembered beside them; a damaged record is left to who needs it."""
     from dllm_bench.store.store import RECORD, read_record
 
-    memory = Memory(Path(store.root) / FILE, [__version__, *(f.name for f in fields(Known))])
+    memory = Memory(Path(store.root) / FILE, [__version__, *(f.name for f in fields(MeasuredRun))])
     found = []
     for folder in store.folders():
         name, state = folder.relative_to(store.root).as_posix(), mark(folder / RECORD)
@@ -208,11 +210,11 @@ def sealed_runs(store: Store) -> Kin:
         if state and known is None:
             with suppress(DllmBenchError):
                 record = read_record(folder)
-                known = [asdict(one) for one in Kin.of([record] if record else []).runs]
+                known = [asdict(one) for one in MeasuredRuns.of([record] if record else []).runs]
                 memory.keep(name, state, known)
-        found += [Known(**plain) for plain in known or ()]
+        found += [MeasuredRun(**plain) for plain in known or ()]
     memory.save(used_only=True)
-    return Kin(found)
+    return MeasuredRuns(found)
 
 
 def _name(config: Plain, group: str) -> str:
@@ -225,7 +227,7 @@ def one_by_one(config: Plain) -> bool:
     return str(select.get("_target_", "")).endswith(ONE_BY_ONE)
 
 
-def in_words(costs: Sequence[Cost | None]) -> str:
+def cost_in_words(costs: Sequence[Cost | None]) -> str:
     """A rough cost in words; what nothing is known of is left out, and said."""
     known = [found for found in costs if found]
     if not known:

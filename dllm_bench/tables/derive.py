@@ -21,7 +21,7 @@ from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
 from dllm_bench.metrics.numbers import TotalRatio
 from dllm_bench.tables.plan import PlannedCell
-from dllm_bench.tables.spec import CUT, Metric, Query
+from dllm_bench.tables.spec import CUT, Query, TableMetric
 
 if TYPE_CHECKING:
     from dllm_bench.store.record import RunRecord
@@ -34,7 +34,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Samples:
+class ItemSums:
     """A number as sum of `tops` ÷ sum of `bottoms` over items; a sample without one has 0 and 0."""
 
     benchmark: str
@@ -44,7 +44,7 @@ class Samples:
     bottoms: tuple[float, ...]
 
 
-def unit_of(metric: Metric) -> str:
+def unit_of(metric: TableMetric) -> str:
     """The unit of a metric's number."""
     if metric.over:
         return "%" if metric.gain else "×"
@@ -153,14 +153,14 @@ def _area(planned: PlannedCell, numbers: Sequence[N]) -> N:
     return tradeoff.area(points, reduce(np.maximum, numbers[len(names) :]))
 
 
-def samples(metric: Metric, record: RunRecord) -> Samples | None:
+def item_sums(metric: TableMetric, record: RunRecord) -> ItemSums | None:
     """The per-item parts of a metric's number, None where it has none."""
     spec = record.spec
     head = (str(spec.benchmark["name"]), spec.seed)
     if metric.is_score:
         graded = record.values
         tops = tuple(PERCENT * value for value in graded.values())
-        return Samples(*head, tuple(graded), tops, (1.0,) * len(tops))
+        return ItemSums(*head, tuple(graded), tops, (1.0,) * len(tops))
     definition, facts = definitions.definition(metric.definition), record.facts
     ids = tuple(record.columns["id"])
     if isinstance(definition.function, TotalRatio):
@@ -168,7 +168,7 @@ def samples(metric: Metric, record: RunRecord) -> Samples | None:
     else:
         each = [definition([fact]) for fact in facts]
         pairs = [(0.0, 0.0) if value is None else (value, 1.0) for value in each]
-    found = Samples(*head, ids, *(tuple(map(float, side)) for side in zip(*pairs, strict=True)))
+    found = ItemSums(*head, ids, *(tuple(map(float, side)) for side in zip(*pairs, strict=True)))
     value, divisor = definition(facts), sum(found.bottoms)
     mean = value is not None and divisor and math.isclose(value, sum(found.tops) / divisor)
     return found if mean else None
@@ -180,7 +180,7 @@ def bootstrap(planned: PlannedCell) -> Interval | None:
 
     leaves = _leaves(planned)
     found = {
-        id(leaf): samples(leaf.cell.metric, leaf.run.record) for leaf in leaves if leaf.run.record
+        id(leaf): item_sums(leaf.cell.metric, leaf.run.record) for leaf in leaves if leaf.run.record
     }
     known = {key: sample for key, sample in found.items() if sample}
     items = {(sample.benchmark, sample.ids) for sample in known.values()}
@@ -200,7 +200,7 @@ def _leaves(planned: PlannedCell) -> list[PlannedCell]:
     return [leaf for part in planned.parts for leaf in _leaves(part)] or [planned]
 
 
-def _resampled(sample: Samples) -> Any:
+def _resampled(sample: ItemSums) -> Any:
     """The number over every resample, as an array."""
     counts_RN = _draws(sample.benchmark, len(sample.ids), sample.seed)
     return (counts_RN @ list(sample.tops)) / (counts_RN @ list(sample.bottoms))

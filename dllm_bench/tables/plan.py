@@ -29,23 +29,29 @@ Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 Resolve = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class State(StrEnum):
+class CellState(StrEnum):
     """Where the run of a cell stands; the later, the further from a number."""
 
     SEALED = "sealed"
     PARTIAL = "partial"
     MISSING = "missing"
     FAILED = "failed"
-    IMPOSSIBLE = "impossible"
+    UNAVAILABLE = "impossible"
     SETTING = "setting"  # read from the run's configuration, nothing to run
-    REPORTED = "reported only"  # no run can give it
+    REPORTED_ONLY = "reported only"  # no run can give it
 
 
 SERVED = "model=served"
 NOT_ASKED = "A served engine, which profile {!r} does not ask; --profile paper does."
 TRAINED = "results/training/"  # where `dllm-bench train` writes, and tables look
-OPEN = (State.PARTIAL, State.MISSING, State.FAILED)
-WORST_FIRST = (State.REPORTED, State.IMPOSSIBLE, State.FAILED, State.MISSING, State.PARTIAL)
+OPEN = (CellState.PARTIAL, CellState.MISSING, CellState.FAILED)
+WORST_FIRST = (
+    CellState.REPORTED_ONLY,
+    CellState.UNAVAILABLE,
+    CellState.FAILED,
+    CellState.MISSING,
+    CellState.PARTIAL,
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class PlannedRun:
     """
 
     query: Query
-    state: State
+    state: CellState
     short: str = ""
     reason: str = ""
     spec: RunSpec | None = None
@@ -96,7 +102,7 @@ class PlannedCell:
         """The runs behind the number; none where no run can give it."""
         if self.parts:
             return tuple(run for part in self.parts for run in part.runs)
-        return () if self.run.state in (State.SETTING, State.REPORTED) else (self.run,)
+        return () if self.run.state in (CellState.SETTING, CellState.REPORTED_ONLY) else (self.run,)
 
 
 Runs = dict[tuple[Query, Query, bool], PlannedRun]
@@ -143,7 +149,9 @@ def plan(
 def _planned(cell: Cell, table: PaperTable, run_of: Callable[[Cell], PlannedRun]) -> PlannedCell:
     """The cell with its run, or with its parts."""
     if cell.only:
-        return PlannedCell(cell, PlannedRun((), State.REPORTED, "reported only", cell.only))
+        return PlannedCell(
+            cell, PlannedRun((), CellState.REPORTED_ONLY, "reported only", cell.only)
+        )
     parts = tuple(_planned(part, table, run_of) for part in table.parts(cell))
     if parts:
         return PlannedCell(cell, joined([part.run for part in parts]), parts)
@@ -159,7 +167,7 @@ def joined(runs: Sequence[PlannedRun]) -> PlannedRun:
                 own = shlex.join(o for o in run.query if o not in query)
                 reason = f"{own}: {run.reason}" if own else run.reason
                 return PlannedRun(query, state, run.short, reason)
-    return PlannedRun(query, State.SEALED)
+    return PlannedRun(query, CellState.SEALED)
 
 
 def distinct_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
@@ -187,13 +195,17 @@ def _planned_run(
         query = profile.translate(cell.run)
     except DllmBenchError as error:
         if SERVED in cell.run:
-            return PlannedRun((), State.REPORTED, "reported only", NOT_ASKED.format(profile.name))
-        return _impossible("an embedded counterpart", str(error), PlannedRun((), State.IMPOSSIBLE))
-    asked = PlannedRun(query, State.SETTING, config=compose(query))
+            return PlannedRun(
+                (), CellState.REPORTED_ONLY, "reported only", NOT_ASKED.format(profile.name)
+            )
+        return _impossible(
+            "an embedded counterpart", str(error), PlannedRun((), CellState.UNAVAILABLE)
+        )
+    asked = PlannedRun(query, CellState.SETTING, config=compose(query))
     if cell.metric.setting:
         return asked
     if cell.needs and not profile.embedded:
-        other = PlannedRun(query, State.IMPOSSIBLE)
+        other = PlannedRun(query, CellState.UNAVAILABLE)
         return _impossible(", ".join(cell.needs), "This machine cannot stand in for it.", other)
     hardware = asked.config.get("hardware", {})
     elsewhere = anywhere or is_served(asked.config.get("model", {}))
@@ -219,7 +231,7 @@ def _any_like(config: Mapping[str, Any], store: Store) -> bool:
 
 def _impossible(what: str, why: str, asked: PlannedRun) -> PlannedRun:
     short = f"needs: {what}"
-    return replace(asked, state=State.IMPOSSIBLE, short=short, reason=f"{short}. {why}")
+    return replace(asked, state=CellState.UNAVAILABLE, short=short, reason=f"{short}. {why}")
 
 
 def _refused(error: DllmBenchError, asked: PlannedRun) -> PlannedRun:
@@ -228,7 +240,7 @@ def _refused(error: DllmBenchError, asked: PlannedRun) -> PlannedRun:
 
     if isinstance(error, AbsentError):
         return _impossible("weights or data", str(error), asked)
-    return replace(asked, state=State.IMPOSSIBLE, short="refused", reason=f"refused: {error}")
+    return replace(asked, state=CellState.UNAVAILABLE, short="refused", reason=f"refused: {error}")
 
 
 def missing_device(hardware: Mapping[str, Any]) -> str:
@@ -250,17 +262,17 @@ def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
         record = store.record(spec)
         entry = None if record else store.entry(spec)
     except DllmBenchError as error:
-        return PlannedRun(query, State.FAILED, "failed", str(error), spec, folder=folder)
+        return PlannedRun(query, CellState.FAILED, "failed", str(error), spec, folder=folder)
     if record is not None:
         n = len(record.columns["id"])
-        return PlannedRun(query, State.SEALED, "", "", spec, record, folder, n, n)
+        return PlannedRun(query, CellState.SEALED, "", "", spec, record, folder, n, n)
     if entry is None:
-        return PlannedRun(query, State.MISSING, "missing", "not run yet", spec, folder=folder)
+        return PlannedRun(query, CellState.MISSING, "missing", "not run yet", spec, folder=folder)
     progress = f"{entry.done} of {entry.total or 'an unknown number of'} samples"
     if entry.error:
-        state, short, reason = State.FAILED, "failed", f"{entry.error} ({progress} finished)"
+        state, short, reason = CellState.FAILED, "failed", f"{entry.error} ({progress} finished)"
     else:
-        state, short, reason = State.PARTIAL, progress, f"{progress} finished"
+        state, short, reason = CellState.PARTIAL, progress, f"{progress} finished"
     return PlannedRun(query, state, short, reason, spec, None, folder, entry.done, entry.total)
 
 
@@ -270,7 +282,7 @@ def followed(run: PlannedRun, jobs: Jobs) -> PlannedRun:
     if not remark:
         return run
     told = replace(run, reason=f"{run.reason}; {remark}")
-    return replace(told, state=State.FAILED, short="failed") if over else told
+    return replace(told, state=CellState.FAILED, short="failed") if over else told
 
 
 def trained_first(runs: Iterable[PlannedRun]) -> list[str]:

@@ -13,10 +13,10 @@ from html import escape
 from itertools import groupby
 
 from dllm_bench.tables import view
-from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict
+from dllm_bench.tables.build import BuiltCell, BuiltTable, CellVerdict
 from dllm_bench.tables.plan import PlannedRun
 from dllm_bench.tables.spec import Query
-from dllm_bench.tables.view import Block, Row
+from dllm_bench.tables.view import TableBlock, TableRow
 
 Address = Callable[[PlannedRun], str]  # of the page behind a run's numbers, "" where there is none
 CODE = re.compile("`([^`]*)`")
@@ -47,12 +47,12 @@ td.head:first-child, th.head:first-child { position: sticky; left: 0; background
 .soft { color: var(--soft); } footer { margin-top: 2rem; border-top: 1px solid var(--line); }
 """
 CLASSES = {
-    Verdict.EQUAL: "ok",
-    Verdict.INSIDE_CI: "ok",
-    Verdict.INSIDE_TOLERANCE: "near",
-    Verdict.OUTSIDE: "off",
-    Verdict.NOT_COMPARABLE: "soft",
-    Verdict.NONE: "soft",
+    CellVerdict.EQUAL: "ok",
+    CellVerdict.INSIDE_CI: "ok",
+    CellVerdict.INSIDE_TOLERANCE: "near",
+    CellVerdict.OUTSIDE: "off",
+    CellVerdict.NOT_COMPARABLE: "soft",
+    CellVerdict.NONE: "soft",
 }
 SIDES = ("here", "paper")  # measured, reported
 
@@ -89,7 +89,7 @@ def prose(text: str) -> str:
     return CODE.sub(r"<code>\1</code>", escape(text))
 
 
-def _section(section: str, blocks: Sequence[Block], address: Address) -> Iterator[str]:
+def _section(section: str, blocks: Sequence[TableBlock], address: Address) -> Iterator[str]:
     if section:
         yield f"<h2>{escape(section)}</h2>"
     yield '<div class="scroll"><table><thead>'
@@ -102,7 +102,7 @@ def _section(section: str, blocks: Sequence[Block], address: Address) -> Iterato
     yield from (_verdict(block) for block in blocks)
 
 
-def _head(blocks: Sequence[Block]) -> Iterator[str]:
+def _head(blocks: Sequence[TableBlock]) -> Iterator[str]:
     span = len(blocks[0].metrics)
     groups = [(side, block) for block in blocks for side in zip(SIDES, block.groups, strict=False)]
     top = "".join(
@@ -121,7 +121,9 @@ def _head(blocks: Sequence[Block]) -> Iterator[str]:
     yield f"<tr>{''.join(labels)}</tr>"
 
 
-def _row(rows: Sequence[Row | None], blocks: Sequence[Block], address: Address) -> Iterator[str]:
+def _row(
+    rows: Sequence[TableRow | None], blocks: Sequence[TableBlock], address: Address
+) -> Iterator[str]:
     """One row of all blocks; a block that lacks it has a gap."""
     known = [row for row in rows if row]
     first, *rest = known[0].heads
@@ -174,7 +176,7 @@ def _notes(names: Sequence[str]) -> str:
     return f" <sup>{escape(' '.join(names))}</sup>" if names else ""
 
 
-def _verdict(block: Block) -> str:
+def _verdict(block: TableBlock) -> str:
     text = block.judgement()
     if not text:
         return ""

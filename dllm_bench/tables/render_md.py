@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dllm_bench.tables import view
 from dllm_bench.tables.build import BuiltCell, BuiltTable
-from dllm_bench.tables.view import Block, Row
+from dllm_bench.tables.view import TableBlock, TableRow
 
 SPECIAL = re.compile(r"[\\`*_\[\]|]")
 
@@ -26,7 +26,7 @@ def markdown(built: BuiltTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _block(built: BuiltTable, block: Block) -> Iterator[str]:
+def _block(built: BuiltTable, block: TableBlock) -> Iterator[str]:
     yield "### " + " · ".join(filter(None, (text(block.paper), f"measured: {block.measured_on}")))
     yield ""
     yield _line(_headers(block))
@@ -38,7 +38,7 @@ def _block(built: BuiltTable, block: Block) -> Iterator[str]:
         yield from ("", block.judgement())
 
 
-def _headers(block: Block) -> Iterator[str]:
+def _headers(block: TableBlock) -> Iterator[str]:
     yield from map(text, block.heads)
     measured = "".join(f"<br>{text(name)}" for name in block.here or ("measured",))
     above = [text(name) for name in (block.section, block.paper) if name]
@@ -48,7 +48,7 @@ def _headers(block: Block) -> Iterator[str]:
     yield "Run"
 
 
-def _row(built: BuiltTable, row: Row, marked: bool) -> Iterator[str]:
+def _row(built: BuiltTable, row: TableRow, marked: bool) -> Iterator[str]:
     first, *rest = row.heads
     yield text(first) + _notes(row.notes)
     yield from map(text, rest)
@@ -57,7 +57,7 @@ def _row(built: BuiltTable, row: Row, marked: bool) -> Iterator[str]:
     yield _runs(built, row)
 
 
-def _runs(built: BuiltTable, row: Row) -> str:
+def _runs(built: BuiltTable, row: TableRow) -> str:
     """Hashes of the row's runs, sealed ones lead to their folders."""
     found = [run for run in row.runs if run.spec]
     shown = [
@@ -78,7 +78,7 @@ def _measured(cell: BuiltCell, marked: bool) -> str:
     return " ".join(filter(None, parts))
 
 
-def _reported(cell: BuiltCell, row: Row) -> str:
+def _reported(cell: BuiltCell, row: TableRow) -> str:
     return text(view.reported_text(cell)) + _notes(view.own_notes(cell, row.notes))
 
 

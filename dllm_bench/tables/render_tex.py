@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dllm_bench.tables import view
 from dllm_bench.tables.build import BuiltCell, BuiltTable
-from dllm_bench.tables.view import Block, Row
+from dllm_bench.tables.view import TableBlock, TableRow
 
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -87,7 +87,7 @@ def latex(built: BuiltTable) -> str:
     return "\n".join([*lines, r"\par\endgroup"]) + "\n"
 
 
-def _block(built: BuiltTable, block: Block, index: int) -> Iterator[str]:
+def _block(built: BuiltTable, block: TableBlock, index: int) -> Iterator[str]:
     heads, metrics, groups = len(block.heads), len(block.metrics), block.groups
     parts = (f"{part}." for part in (built.table.title, block.title) if part)
     caption = " ".join((*parts, _verdict(block))).strip()
@@ -107,13 +107,13 @@ def _block(built: BuiltTable, block: Block, index: int) -> Iterator[str]:
     yield from (r"\bottomrule", r"\end{tabular}}", r"\end{table*}", "")
 
 
-def _verdict(block: Block) -> str:
+def _verdict(block: TableBlock) -> str:
     if all(map(view.is_empty, block.cells)):
         return "Nothing measured yet."
     return block.judgement()
 
 
-def _row(row: Row, marked: bool) -> Iterator[str]:
+def _row(row: TableRow, marked: bool) -> Iterator[str]:
     first, *rest = row.heads
     yield escape(first) + _notes(row.notes)
     yield from (escape(text) for text in rest)

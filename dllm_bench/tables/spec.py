@@ -21,7 +21,7 @@ Query = tuple[str, ...]  # Hydra-style overrides, "key=value"
 
 
 @dataclass(frozen=True)
-class Value:
+class FacetValue:
     """One value of a facet: what it adds to a run query, what it needs, what is shown beside it.
 
     only: why no run can give these cells, reported values stand alone; hidden: measured as a part
@@ -44,7 +44,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Condition:
+class CellCondition:
     """What a cell's attributes have to be: facet values, columns of a facet's file, the metric."""
 
     where: Mapping[str, Query]
@@ -55,14 +55,14 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Rule(Condition):
+class Rule(CellCondition):
     """`value` holds for the cells meant, beside the values of their facets."""
 
-    value: Value
+    value: FacetValue
 
 
 @dataclass(frozen=True)
-class Note(Condition):
+class Note(CellCondition):
     """A remark on the cells meant; an empty `where` is the whole table."""
 
     name: str
@@ -70,7 +70,7 @@ class Note(Condition):
 
 
 @dataclass(frozen=True)
-class Metric:
+class TableMetric:
     """A number of the table and the name of its definition.
 
     tolerance: accepted difference to a reported value, in its unit or (relative) as a share.
@@ -98,7 +98,7 @@ class Metric:
         return self.definition == SCORE
 
     @property
-    def plain(self) -> Metric:
+    def plain(self) -> TableMetric:
         """The number that is divided or subtracted; what is said of the result is not said of it,
         so it has no name.
         """
@@ -121,7 +121,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportedValue:
     """A printed value: its text, digit by digit, and its number (None: it is a word)."""
 
     text: str
@@ -143,15 +143,15 @@ class Cell:
     values: by facet; rules: what else holds.
     """
 
-    values: Mapping[str, Value]
-    metric: Metric
+    values: Mapping[str, FacetValue]
+    metric: TableMetric
     run: Query
-    reported: Reported | None
+    reported: ReportedValue | None
     notes: Query
-    rules: tuple[Value, ...] = ()
+    rules: tuple[FacetValue, ...] = ()
 
     @property
-    def holding(self) -> tuple[Value, ...]:
+    def holding(self) -> tuple[FacetValue, ...]:
         """All that holds for the cell."""
         return (*self.values.values(), *self.rules)
 
@@ -201,10 +201,10 @@ class PaperTable:
     sections: Query
     rows: Query
     columns: Query
-    facets: Mapping[str, tuple[Value, ...]]
-    metrics: tuple[Metric, ...]
+    facets: Mapping[str, tuple[FacetValue, ...]]
+    metrics: tuple[TableMetric, ...]
     run: Query
-    reported: Mapping[Query, Reported]
+    reported: Mapping[Query, ReportedValue]
     notes: tuple[Note, ...]
     rules: tuple[Rule, ...] = ()
 
@@ -246,7 +246,7 @@ class PaperTable:
         xs = [self._at(cell, {facet: name}, single) for name in cell.curve]
         return (*xs, *(self._at(cell, {facet: name}, score) for name in (*cell.curve, *rest)))
 
-    def _at(self, cell: Cell, keys: Mapping[str, str], metric: Metric) -> Cell:
+    def _at(self, cell: Cell, keys: Mapping[str, str], metric: TableMetric) -> Cell:
         """The cell at other facet values."""
         values = {
             facet: next((v for v in self.facets[facet] if v.name == name), None)
@@ -261,7 +261,7 @@ class PaperTable:
             )
         return part
 
-    def _cell(self, values: Mapping[str, Value], metric: Metric) -> Cell:
+    def _cell(self, values: Mapping[str, FacetValue], metric: TableMetric) -> Cell:
         names = {facet: value.name for facet, value in values.items()}
         attributes = {key: text for v in values.values() for key, text in v.attributes.items()}
         marked = {**attributes, **names, "metric": metric.name}
@@ -273,7 +273,7 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
-class Remark:
+class RunRemark:
     """What has to be said of cells that run one of some models on a benchmark."""
 
     name: str
@@ -307,7 +307,7 @@ class Profile:
     set: Query
     instead: tuple[tuple[Query, Query], ...] = ()
     untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[RunRemark, ...] = ()
     limit: int | None = None
 
     @property

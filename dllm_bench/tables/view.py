@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from dllm_bench.tables.build import UNDEFINED, BuiltCell, BuiltTable, Verdict
-from dllm_bench.tables.cost import in_words
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, distinct_runs
-from dllm_bench.tables.spec import Cell, Metric, Query, Value
+from dllm_bench.tables.build import UNDEFINED, BuiltCell, BuiltTable, CellVerdict
+from dllm_bench.tables.cost import cost_in_words
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
+from dllm_bench.tables.spec import Cell, FacetValue, Query, TableMetric
 
 DECIMALS = 1  # of measured numbers; more would be noise
 MORE_DECIMALS = {  # of units whose numbers are small
@@ -29,12 +29,12 @@ SHOWN_HASH = 10
 SHOWN_RUNS = 3  # of a row; all of them are in the json form
 NO_CELL = "–"  # where the table has no number at all
 MARKS = {
-    Verdict.EQUAL: "eq",
-    Verdict.INSIDE_CI: "ci",
-    Verdict.INSIDE_TOLERANCE: "tol",
-    Verdict.OUTSIDE: "out",
-    Verdict.NOT_COMPARABLE: "nc",
-    Verdict.NONE: "",
+    CellVerdict.EQUAL: "eq",
+    CellVerdict.INSIDE_CI: "ci",
+    CellVerdict.INSIDE_TOLERANCE: "tol",
+    CellVerdict.OUTSIDE: "out",
+    CellVerdict.NOT_COMPARABLE: "nc",
+    CellVerdict.NONE: "",
 }
 LEGEND = (
     "ci: the reported value lies inside our 95 % interval; tol: inside the table's tolerance; "
@@ -43,7 +43,7 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A combination of row facets: leading entries, notes of the whole row, a cell per metric.
 
     key: the facet values; reported: the cells again, for the reported columns; empty in a block
@@ -64,7 +64,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Block:
+class TableBlock:
     """Rows under one pair of column groups, measured `here` and reported by the `paper`."""
 
     section: str
@@ -72,7 +72,7 @@ class Block:
     here: Query
     heads: Query
     metrics: Query
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
     @property
     def measured_on(self) -> str:
@@ -110,9 +110,11 @@ class Block:
         return [cell for row in self.rows for cell in row.cells]
 
     @property
-    def _verdicts(self) -> set[tuple[Verdict, str]]:
+    def _verdicts(self) -> set[tuple[CellVerdict, str]]:
         """The verdicts given, each with what makes it so."""
-        return {(cell.verdict, cell.why) for cell in self.cells if cell.verdict is not Verdict.NONE}
+        return {
+            (cell.verdict, cell.why) for cell in self.cells if cell.verdict is not CellVerdict.NONE
+        }
 
     def verdict(self) -> str:
         """The verdict that all cells with one share, in words; empty when they differ."""
@@ -129,7 +131,7 @@ class Block:
         return f"Verdict: {common}." if common else f"Marks: {LEGEND}."
 
 
-def blocks(built: BuiltTable) -> list[Block]:
+def blocks(built: BuiltTable) -> list[TableBlock]:
     """All blocks that hold a cell, section by section."""
     table = built.table
     keyed = {(*cell.cell.keys.values(), cell.cell.metric.name): cell for cell in built.cells}
@@ -153,25 +155,27 @@ def blocks(built: BuiltTable) -> list[Block]:
     return found
 
 
-def _shown(values: Iterable[Value], cells: Iterable[BuiltCell], facet: str) -> list[Value]:
+def _shown(
+    values: Iterable[FacetValue], cells: Iterable[BuiltCell], facet: str
+) -> list[FacetValue]:
     """The values of a facet that any cell shown has."""
     names = {cell.cell.keys[facet] for cell in cells}
     return [value for value in values if value.name in names]
 
 
-def _row(values: Sequence[Value], cells: Sequence[BuiltCell]) -> Row:
+def _row(values: Sequence[FacetValue], cells: Sequence[BuiltCell]) -> TableRow:
     heads = (*(v.label for v in values), *(text for v in values for text in v.shown.values()))
     key = tuple(value.name for value in values)
-    return Row(key, heads, shared_notes(cells), tuple(cells), reported=tuple(cells))
+    return TableRow(key, heads, shared_notes(cells), tuple(cells), reported=tuple(cells))
 
 
-def _blank(metric: Metric) -> BuiltCell:
+def _blank(metric: TableMetric) -> BuiltCell:
     """Stands where a row has no such number."""
-    run = PlannedRun((), State.REPORTED, NO_CELL, "the table has no such cell")
+    run = PlannedRun((), CellState.REPORTED_ONLY, NO_CELL, "the table has no such cell")
     return BuiltCell(PlannedCell(Cell({}, metric, (), None, ()), run), "", why=run.reason)
 
 
-def _with_stand_ins(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _with_stand_ins(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
     """Rows of different models or benchmarks say which; the header cannot."""
     common = here(run for row in rows for run in _asked(row))
     own = [here(_asked(row)) for row in rows]
@@ -181,16 +185,18 @@ def _with_stand_ins(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(replace(row, heads=(*row.heads, t)) for row, t in zip(rows, texts, strict=True))
 
 
-def _asked(row: Row) -> list[PlannedRun]:
+def _asked(row: TableRow) -> list[PlannedRun]:
     return [cell.run for cell in row.cells]
 
 
-def _block(built: BuiltTable, outer: Sequence[Value], rows: tuple[Row, ...]) -> Block:
+def _block(
+    built: BuiltTable, outer: Sequence[FacetValue], rows: tuple[TableRow, ...]
+) -> TableBlock:
     table = built.table
     split = len(table.sections)
     shown = [title for facet in table.rows for title in _titles(table.facets[facet])]
     heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *shown)
-    return Block(
+    return TableBlock(
         section=", ".join(value.label for value in outer[:split]),
         paper=", ".join(value.label for value in outer[split:]),
         here=here(run for row in rows for run in _asked(row)),
@@ -200,7 +206,7 @@ def _block(built: BuiltTable, outer: Sequence[Value], rows: tuple[Row, ...]) -> 
     )
 
 
-def _titles(values: Iterable[Value]) -> Query:
+def _titles(values: Iterable[FacetValue]) -> Query:
     """Titles of what is shown beside the values."""
     return next((tuple(value.shown) for value in values if value.shown), ())
 
@@ -267,7 +273,7 @@ def short_hash(run: PlannedRun) -> str:
     return run.spec.identity_hash[:SHOWN_HASH] if run.spec else ""
 
 
-def hashes(row: Row) -> str:
+def hashes(row: TableRow) -> str:
     """The row's runs as shown."""
     found = [short_hash(run) for run in row.runs if run.spec]
     more = f" … ({len(found)} runs)" if len(found) > SHOWN_RUNS else ""
@@ -287,11 +293,11 @@ def cost_lines(built: BuiltTable) -> list[str]:
     lines = []
     if built.open:
         lines.append(
-            f"{len(built.open)} runs to make, {in_words([run.cost for run in built.open])}"
+            f"{len(built.open)} runs to make, {cost_in_words([run.cost for run in built.open])}"
         )
     if built.elsewhere:
         where = f"{len(built.elsewhere)} runs are impossible here"
-        lines.append(f"{where}; where they are possible: {in_words(built.elsewhere)}")
+        lines.append(f"{where}; where they are possible: {cost_in_words(built.elsewhere)}")
     if lines and built.check:
         check, off = built.check, "measured ÷ estimated seconds of"
         tenths = f"{check.low:.1f} to {check.high:.1f} in 8 of 10"
@@ -372,6 +378,7 @@ def _undefined_lines(built: BuiltTable) -> list[str]:
 def _open_lines(built: BuiltTable) -> list[str]:
     """The whole cost, then a line per run to be made."""
     lines = [
-        f"`{run.command}` ({run.state}: {run.reason}; {in_words([run.cost])})" for run in built.open
+        f"`{run.command}` ({run.state}: {run.reason}; {cost_in_words([run.cost])})"
+        for run in built.open
     ]
     return [*cost_lines(built), *lines]

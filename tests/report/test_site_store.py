@@ -16,7 +16,7 @@ from dllm_bench.site.run_page import run_address
 from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import build as tables
 from dllm_bench.tables.build import BuiltTable
-from dllm_bench.tables.cost import sealed_runs
+from dllm_bench.tables.cost import measured_runs
 from tests.report import builders
 
 
@@ -33,7 +33,7 @@ def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(
     builders.fill(tmp_path)
     builders.make(tmp_path)
     store = Store(tmp_path / "runs")
-    every = [known.config for known in sealed_runs(store).runs]
+    every = [known.config for known in measured_runs(store).runs]
     assert judged_by == [every] and len(every) == len(list(store.records()))
 
 

@@ -29,8 +29,8 @@ from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
 from dllm_bench.tables.build import build
-from dllm_bench.tables.plan import State, plan
-from dllm_bench.tables.reading import read_table
+from dllm_bench.tables.load import read_table
+from dllm_bench.tables.plan import CellState, plan
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import Profile
 from tests.served.server import Asked, Causal, Reply, Server, said, scripted
@@ -290,7 +290,7 @@ def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
     cells = {
         c.cell.metric.name: c for c in build(table, profile, plan_of(table, profile, store)).cells
     }
-    assert {cell.run.state for cell in cells.values()} == {State.SEALED}  # no GPU is asked for
+    assert {cell.run.state for cell in cells.values()} == {CellState.SEALED}  # no GPU is asked for
     record = store.record(spec_of("model.concurrency=2"))
     assert record is not None and record.score is not None
     assert cells["score"].measured == 100 * record.score.mean
@@ -301,7 +301,7 @@ def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
     assert built.hardware == ("here, 2 request(s) in flight",)
     assert NO_TRACE in "".join(render(built).values())
     missing = plan_of(table, profile, Store(tmp_path))
-    assert {cell.run.state for cell in missing} == {State.MISSING}
+    assert {cell.run.state for cell in missing} == {CellState.MISSING}
     assert "model=served" in missing[0].run.command
 
 

@@ -28,7 +28,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import State, Store, read_samples
 from dllm_bench.tables.build import build
 from dllm_bench.tables.plan import distinct_runs
-from dllm_bench.tables.submission import send
+from dllm_bench.tables.submit import send
 from dllm_bench.tables.view import is_empty
 from tests.resume import fakes
 from tests.resume.drill import WARMUPS

@@ -21,9 +21,8 @@ from dllm_bench.launch.pool import Command, Sent, resources, submit
 from dllm_bench.run.progress import Board
 from dllm_bench.run.runner import run
 from dllm_bench.store.store import State, Store
-from dllm_bench.tables.plan import TRAINED, PlannedRun, distinct_runs, followed
-from dllm_bench.tables.plan import State as Standing
-from dllm_bench.tables.submission import send, training
+from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, distinct_runs, followed
+from dllm_bench.tables.submit import send, training
 from tests.resume import fakes
 from tests.tables.builders import TINY, planned_small
 
@@ -88,8 +87,8 @@ def test_a_table_is_one_array_of_exactly_what_is_missing(
     assert len(shown) == 5 and shown[0].endswith("job 1_0 is pending")
     cluster.says("1_0 RUNNING")
     found = runs()
-    assert [r.state for r in found].count(Standing.FAILED) == 4, "over, and not sealed"
-    over = next(r for r in found if r.state is Standing.FAILED)
+    assert [r.state for r in found].count(CellState.FAILED) == 4, "over, and not sealed"
+    over = next(r for r in found if r.state is CellState.FAILED)
     log = tmp_path / ".launch"
     assert re.search(rf"its job 1_\d is over, log: {log}/.*\.err", over.reason)
     assert "submitted 4 runs as one array, job 2" in send(found, store, [])
@@ -127,9 +126,9 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
     assert len(failed) == 1 and re.search(r"its job 1_1 is over, log: .*1_1", failed[0])
     assert "[1/2]" in stream.getvalue() and "done" in stream.getvalue()
     (cluster.folder / "squeue").write_text("#!/bin/sh\nexit 1\n")
-    asked = PlannedRun((), Standing.PARTIAL, "", "half", specs[1])
+    asked = PlannedRun((), CellState.PARTIAL, "", "half", specs[1])
     told = followed(asked, jobs.Jobs.of(store))
-    assert told.state is Standing.PARTIAL and "log of job 1_1" in told.reason, "SLURM is silent"
+    assert told.state is CellState.PARTIAL and "log of job 1_1" in told.reason, "SLURM is silent"
 
 
 def test_a_job_makes_the_run_and_can_be_queued_again(tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ def test_training_is_sent_before_the_runs_that_read_it(
     more = ["decoder/length=hardware_aware", f"decoder.length.profile.source={source}"]
     query = ("model=tiny-qwen3", "decoder=dspark", *more, "hardware=cpu")
     config = cli.compose(query)
-    lacking = PlannedRun(query, Standing.IMPOSSIBLE, config=config)
+    lacking = PlannedRun(query, CellState.UNAVAILABLE, config=config)
     store = Store(tmp_path / "results" / "runs")
     lines = send([lacking], store, [])
     assert lines[0].startswith("submitted job 1: dllm-bench train sps tiny-qwen3 hardware=cpu")
@@ -203,7 +202,7 @@ def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> N
     for source in sorted(found):
         models = [m for m in cli.options("model") if source.split("/")[-1].startswith(f"{m}-")]
         config: dict[str, Any] = {"model": {"name": max(models, key=len)}}
-        arguments = training(source, PlannedRun((), Standing.IMPOSSIBLE, config=config))
+        arguments = training(source, PlannedRun((), CellState.UNAVAILABLE, config=config))
         assert arguments, source
         args = cli.parser().parse_args(arguments)
         assert str(args.out) == source

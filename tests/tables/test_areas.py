@@ -15,8 +15,8 @@ from dllm_bench.metrics.tradeoff import aup
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, build
+from dllm_bench.tables.load import load_table, table_of
 from dllm_bench.tables.plan import distinct_runs
-from dllm_bench.tables.reading import load_table, table_of
 from dllm_bench.tables.render import as_json, markdown
 from dllm_bench.tables.spec import PaperTable
 from tests.tables.builders import FULL, HERE, planned_small, record_of, run_cells, seal

@@ -10,9 +10,9 @@ import pytest
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import wilson
 from dllm_bench.store.store import Store
-from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict, build
-from dllm_bench.tables.plan import State
-from dllm_bench.tables.spec import Remark
+from dllm_bench.tables.build import BuiltCell, BuiltTable, CellVerdict, build
+from dllm_bench.tables.plan import CellState
+from dllm_bench.tables.spec import RunRemark
 from tests.tables.builders import (
     FULL,
     TINY,
@@ -66,9 +66,9 @@ def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path, mon
 @pytest.mark.parametrize(
     ("right", "verdict"),
     [
-        (11, Verdict.INSIDE_CI),  # 55.0 of 55.00
-        (20, Verdict.OUTSIDE),  # 100 against 55
-        (1, Verdict.OUTSIDE),
+        (11, CellVerdict.INSIDE_CI),  # 55.0 of 55.00
+        (20, CellVerdict.OUTSIDE),  # 100 against 55
+        (1, CellVerdict.OUTSIDE),
     ],
 )
 def test_a_score_is_judged_by_its_interval(tmp_path, monkeypatch, right, verdict) -> None:
@@ -83,23 +83,23 @@ def test_a_score_outside_of_a_narrow_interval_may_be_inside_the_tolerance(
 ) -> None:
     found = cell(sealed(tmp_path, FULL, monkeypatch, right=5680, n=10000), "S1", "quiz", "score")
     assert found.interval[0] > 55.0
-    assert found.verdict is Verdict.INSIDE_TOLERANCE
+    assert found.verdict is CellVerdict.INSIDE_TOLERANCE
 
 
 def test_a_speed_is_compared_on_the_reported_hardware_only(tmp_path, monkeypatch) -> None:
     built = sealed(tmp_path, FULL, monkeypatch)
     found = cell(built, "S1", "quiz", "tps_max")
-    assert found.verdict is Verdict.OUTSIDE
+    assert found.verdict is CellVerdict.OUTSIDE
     assert found.delta is not None
     record = found.run.record
     record.environment["device"] = "Another CPU"
     planned = built.planned()
     again = build(small_table(), FULL, planned)
     speed_cell, score_cell = (cell(again, "S1", "quiz", m) for m in ("tps_max", "score"))
-    assert speed_cell.verdict is Verdict.NOT_COMPARABLE
+    assert speed_cell.verdict is CellVerdict.NOT_COMPARABLE
     assert speed_cell.delta is None
     assert speed_cell.why == "measured on Another CPU, reported on Test CPU"
-    assert score_cell.verdict is Verdict.INSIDE_CI
+    assert score_cell.verdict is CellVerdict.INSIDE_CI
 
 
 def test_a_run_that_went_on_elsewhere_names_every_machine(tmp_path, monkeypatch) -> None:
@@ -124,13 +124,13 @@ def test_an_embedded_number_is_never_compared(tmp_path, monkeypatch) -> None:
     built = every_state(tmp_path, TINY, monkeypatch)
     measured = [c for c in built.cells if c.measured is not None]
     assert len(measured) == 9
-    assert {c.verdict for c in measured} == {Verdict.NOT_COMPARABLE}
+    assert {c.verdict for c in measured} == {CellVerdict.NOT_COMPARABLE}
     assert all(c.delta is None for c in measured)
     assert measured[0].why == "embedded model tiny-alpha on miniquiz"
 
 
 def test_what_a_profile_has_to_say_of_a_run_stands_at_its_cells(tmp_path, monkeypatch) -> None:
-    remark = Remark("E1", "Only a few of these are known.", "miniquiz", ("tiny-alpha",))
+    remark = RunRemark("E1", "Only a few of these are known.", "miniquiz", ("tiny-alpha",))
     plain, built = (
         every_state(tmp_path / name, replace(TINY, remarks=remarks), monkeypatch)
         for name, remarks in (("plain", ()), ("said", (remark,)))
@@ -150,13 +150,13 @@ def test_an_empty_cell_carries_its_reason(tmp_path, monkeypatch) -> None:
     built = every_state(tmp_path, FULL, monkeypatch)
     empty = [c for c in built.cells if c.measured is None]
     assert len(empty) == 15
-    assert all(c.why and c.run.short and c.verdict is Verdict.NONE for c in empty)
+    assert all(c.why and c.run.short and c.verdict is CellVerdict.NONE for c in empty)
     assert built.states() == {
-        State.SEALED: 1,
-        State.PARTIAL: 1,
-        State.MISSING: 1,
-        State.FAILED: 1,
-        State.IMPOSSIBLE: 2,
+        CellState.SEALED: 1,
+        CellState.PARTIAL: 1,
+        CellState.MISSING: 1,
+        CellState.FAILED: 1,
+        CellState.UNAVAILABLE: 2,
     }
     assert built.impossible == ("needs: NPU × 8. This machine cannot stand in for it.",)
 
@@ -166,7 +166,7 @@ def test_a_table_that_reports_nothing_gives_numbers_alone(tmp_path, monkeypatch,
     built = nothing_reported(tmp_path, profile, monkeypatch)
     measured = [c for c in built.cells if c.measured is not None]
     assert [c.measured for c in measured] == pytest.approx([55.0, 20 * 64 / 219])
-    assert {(c.verdict, c.delta, c.why) for c in measured} == {(Verdict.NONE, None, "")}
+    assert {(c.verdict, c.delta, c.why) for c in measured} == {(CellVerdict.NONE, None, "")}
 
 
 def test_nothing_reported_gives_no_verdict(tmp_path, monkeypatch) -> None:
@@ -176,4 +176,4 @@ def test_nothing_reported_gives_no_verdict(tmp_path, monkeypatch) -> None:
     built = build(small_table(), FULL, planned_small(store, FULL, monkeypatch))
     found = cell(built, "S2", "code", "tps_max")
     assert found.measured is not None
-    assert (found.verdict, found.delta, found.cell.reported) == (Verdict.NONE, None, None)
+    assert (found.verdict, found.delta, found.cell.reported) == (CellVerdict.NONE, None, None)

@@ -10,13 +10,21 @@ from typing import Any
 import pytest
 
 from dllm_bench.paths import options
-from dllm_bench.tables.cost import Cost, CostModel, Kin, _known, forward_ms, in_words, positions
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, State
-from dllm_bench.tables.spec import Cell, Metric, Reported
+from dllm_bench.tables.cost import (
+    Cost,
+    CostModel,
+    MeasuredRuns,
+    _known,
+    cost_in_words,
+    forward_ms,
+    positions,
+)
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
+from dllm_bench.tables.spec import Cell, ReportedValue, TableMetric
 from tests.tables.builders import FULL, every_state, record_of, spec_of
 
-SCORE = Metric("score", "Score", "score")
-TPF = Metric("tpf", "TPF", "tpf/committed")
+SCORE = TableMetric("score", "Score", "score")
+TPF = TableMetric("tpf", "TPF", "tpf/committed")
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -41,16 +49,16 @@ def model_of(*runs: PlannedRun, tpf: str = "") -> CostModel:
     """The cost model of these runs; the first one's cell reports `tpf`."""
     cells = [planned(run) for run in runs]
     cells += [planned(runs[0], TPF, tpf)] if tpf else []
-    return CostModel(cells, Kin.of(run.record for run in runs if run.record))
+    return CostModel(cells, MeasuredRuns.of(run.record for run in runs if run.record))
 
 
-def planned(run: PlannedRun, metric: Metric = SCORE, reported: str = "") -> PlannedCell:
-    printed = Reported(reported, "", "") if reported else None
+def planned(run: PlannedRun, metric: TableMetric = SCORE, reported: str = "") -> PlannedCell:
+    printed = ReportedValue(reported, "", "") if reported else None
     return PlannedCell(Cell({}, metric, (), printed, ()), run)
 
 
 def missing(**changes: Any) -> PlannedRun:
-    return PlannedRun((str(changes),), State.MISSING, config=config(**changes))
+    return PlannedRun((str(changes),), CellState.MISSING, config=config(**changes))
 
 
 def sealed(forwards: int, seconds: float, n: int = 20, **changes: Any) -> PlannedRun:
@@ -61,7 +69,7 @@ def sealed(forwards: int, seconds: float, n: int = 20, **changes: Any) -> Planne
     record = record_of(spec, n=n)
     record.columns["forwards"][:] = [forwards] * n
     record.columns["seconds"][:] = [seconds] * n
-    return PlannedRun((str(changes),), State.SEALED, "", "", spec, record, "x", n, n, plain)
+    return PlannedRun((str(changes),), CellState.SEALED, "", "", spec, record, "x", n, n, plain)
 
 
 def test_at_most_one_token_per_forward_where_nothing_is_known() -> None:
@@ -118,8 +126,8 @@ def test_all_items_where_there_is_no_limit() -> None:
 def test_nothing_is_guessed_of_an_unknown_model_or_task() -> None:
     assert model_of().estimate(missing(model={"name": "omega"})) is None
     assert model_of().estimate(missing(benchmark={"name": "riddles"})) is None
-    assert in_words([None]) == "unknown"
-    assert in_words([Cost(10, 30, 1e6), None]).endswith("and 1 runs of unknown cost")
+    assert cost_in_words([None]) == "unknown"
+    assert cost_in_words([Cost(10, 30, 1e6), None]).endswith("and 1 runs of unknown cost")
 
 
 @pytest.mark.parametrize("name", [n for n in options("model") if n != "served"])

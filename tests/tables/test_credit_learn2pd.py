@@ -32,8 +32,8 @@ from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.registry import instantiate
 from dllm_bench.store.store import Store
 from dllm_bench.tables.build import build
-from dllm_bench.tables.plan import State, plan
-from dllm_bench.tables.reading import load_profile, load_table
+from dllm_bench.tables.load import load_profile, load_table
+from dllm_bench.tables.plan import CellState, plan
 from dllm_bench.tables.spec import Cell
 from tests.tables.builders import run_cells
 
@@ -224,8 +224,8 @@ def test_no_cell_is_silently_empty(name: str, profile: str, tmp_path) -> None:
     for cell in built.cells:
         assert cell.cell.reported
         assert cell.setting or (cell.run.short and cell.why)
-        assert cell.run.state in (State.MISSING, State.IMPOSSIBLE, State.SETTING)
-        if cell.run.state is State.IMPOSSIBLE:
+        assert cell.run.state in (CellState.MISSING, CellState.UNAVAILABLE, CellState.SETTING)
+        if cell.run.state is CellState.UNAVAILABLE:
             assert cell.run.short.startswith("needs: ")
 
 

@@ -14,12 +14,12 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.store.record import RunRecord
-from dllm_bench.tables.build import BuiltCell, BuiltTable, Verdict, build_cell
-from dllm_bench.tables.derive import bootstrap, combine, samples
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, State, joined
-from dllm_bench.tables.reading import read_csv, read_yaml, table_of
+from dllm_bench.tables.build import BuiltCell, BuiltTable, CellVerdict, build_cell
+from dllm_bench.tables.derive import bootstrap, combine, item_sums
+from dllm_bench.tables.load import read_csv, read_yaml, table_of
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, joined
 from dllm_bench.tables.render import cell_plain
-from dllm_bench.tables.spec import Cell, Metric
+from dllm_bench.tables.spec import Cell, TableMetric
 from tests.tables.builders import (
     FULL,
     HERE,
@@ -31,8 +31,8 @@ from tests.tables.builders import (
     spec_of,
 )
 
-SCORE = Metric("score", "Score", "score")
-TPF = Metric("tpf", "TPF", "tpf/committed")
+SCORE = TableMetric("score", "Score", "score")
+TPF = TableMetric("tpf", "TPF", "tpf/committed")
 
 
 @pytest.fixture
@@ -46,13 +46,15 @@ def cell(built: BuiltTable, decoder: str, benchmark: str, metric: str) -> BuiltC
     return next(c for c in built.cells if (*c.cell.keys.values(), c.cell.metric.name) == wanted)
 
 
-def planned_with(record: RunRecord, metric: Metric, name: str = "cell") -> PlannedCell:
+def planned_with(record: RunRecord, metric: TableMetric, name: str = "cell") -> PlannedCell:
     """A planned cell of a sealed run."""
-    run = PlannedRun(("model=alpha",), State.SEALED, spec=record.spec, record=record, folder=name)
+    run = PlannedRun(
+        ("model=alpha",), CellState.SEALED, spec=record.spec, record=record, folder=name
+    )
     return PlannedCell(Cell({}, metric, (), None, ()), run)
 
 
-def with_parts(metric: Metric, *parts: PlannedCell) -> PlannedCell:
+def with_parts(metric: TableMetric, *parts: PlannedCell) -> PlannedCell:
     """A derived cell of these parts."""
     run = joined([part.run for part in parts])
     return PlannedCell(Cell({}, metric, (), None, ()), run, parts)
@@ -77,14 +79,14 @@ def test_a_difference_of_scores_is_in_points_with_a_paired_interval(built) -> No
     assert found.n == 40
     low, high = found.interval
     assert 0 <= low < 10 < high  # two items gained, none lost: never below 0 when paired
-    assert (found.delta, found.verdict) == (pytest.approx(5.0), Verdict.INSIDE_CI)
+    assert (found.delta, found.verdict) == (pytest.approx(5.0), CellVerdict.INSIDE_CI)
 
 
 def test_a_ratio_of_speeds_and_a_gain_in_percent(built) -> None:
     speedup = cell(built, "quick", "quiz", "speedup")
     assert (speedup.unit, speedup.measured) == ("×", pytest.approx(2.0))
     assert speedup.interval == pytest.approx((2.0, 2.0))  # each item is twice as fast
-    assert speedup.verdict is Verdict.INSIDE_CI
+    assert speedup.verdict is CellVerdict.INSIDE_CI
     gain = cell(built, "quick", "quiz", "gain")
     assert (gain.unit, gain.measured) == ("%", pytest.approx(0.0))
 
@@ -118,17 +120,21 @@ def test_rules_add_to_the_run_and_the_later_wins(built) -> None:
 
 def test_a_setting_is_compared_and_needs_no_run(built) -> None:
     equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
-    assert (equal.verdict, equal.run.state, equal.runs) == (Verdict.EQUAL, State.SETTING, [])
-    assert differs.verdict is Verdict.OUTSIDE
+    assert (equal.verdict, equal.run.state, equal.runs) == (
+        CellVerdict.EQUAL,
+        CellState.SETTING,
+        [],
+    )
+    assert differs.verdict is CellVerdict.OUTSIDE
     assert differs.why == ""
 
 
 def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path, monkeypatch) -> None:
     built = derived(tmp_path, TINY, monkeypatch)
     equal, differs = (cell(built, "quicker", b, "k") for b in ("quiz", "code"))
-    assert equal.verdict is Verdict.EQUAL
+    assert equal.verdict is CellVerdict.EQUAL
     assert (differs.verdict, differs.why) == (
-        Verdict.NOT_COMPARABLE,
+        CellVerdict.NOT_COMPARABLE,
         "embedded model tiny-alpha on minicode",
     )
 
@@ -137,7 +143,7 @@ def test_a_cell_without_a_run_says_why(built) -> None:
     served = [c for c in built.cells if c.cell.keys["model"] == "served"]
     assert {c.why for c in served} == {"A served engine, not run here."}
     assert {(c.run.state, c.standing, c.measured) for c in served} == {
-        (State.REPORTED, "reported only", None)
+        (CellState.REPORTED_ONLY, "reported only", None)
     }
     assert {c.cell.keys["decoder"] for c in served} == {"quick", "quicker"}
     assert built.reported_only == ("Quick has no k.", "A served engine, not run here.")
@@ -148,7 +154,7 @@ def test_a_derived_cell_stands_where_its_worst_part_stands(built) -> None:
     assert (found.measured, found.standing) == (None, "missing")
     assert found.run.short == "missing"
     assert found.why == "decoder=lost decoder.k=9: benchmark=quiz: not run yet"
-    assert {run.state for run in found.runs} == {State.SEALED, State.MISSING}
+    assert {run.state for run in found.runs} == {CellState.SEALED, CellState.MISSING}
 
 
 def test_every_cell_stands_somewhere(built) -> None:
@@ -186,15 +192,15 @@ def test_every_reported_value_is_reached() -> None:
 @pytest.mark.parametrize("metric", ["score", "tpf/committed", "tps/no_first_step", "step_ms"])
 def test_samples_give_the_number_back(metric: str) -> None:
     one = record("quiz", 11)
-    found = samples(Metric("m", "M", metric), one)
+    found = item_sums(TableMetric("m", "M", metric), one)
     value = 100 * one.score.mean if metric == "score" else definitions.measure(metric, one.facts)
     assert sum(found.tops) / sum(found.bottoms) == pytest.approx(value, rel=1e-9)
 
 
 @pytest.mark.parametrize("metric", ["tps/max", "latency/p95"])
 def test_extremes_have_no_interval(metric: str) -> None:
-    planned = planned_with(record("quiz", 11), Metric("m", "M", metric))
-    assert samples(planned.cell.metric, planned.run.record) is None
+    planned = planned_with(record("quiz", 11), TableMetric("m", "M", metric))
+    assert item_sums(planned.cell.metric, planned.run.record) is None
     assert bootstrap(planned) is None
     assert build_cell(planned, FULL).measured is not None
 

@@ -25,8 +25,8 @@ from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
 from dllm_bench.tables import build
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, State
-from dllm_bench.tables.spec import Cell, Metric
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
+from dllm_bench.tables.spec import Cell, TableMetric
 from tests.resume import fakes
 from tests.speculative import Chain, FromLaw
 
@@ -83,8 +83,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, list[Samp
 
 def cell_of(record: RunRecord, name: str) -> tuple[float | None, Any]:
     """What a table's cell shows of the number called `name`, with its interval."""
-    cell = Cell({}, Metric("m", "M", name), run=(), reported=None, notes=())
-    return build.measure(PlannedCell(cell, PlannedRun((), State.SEALED, record=record)))
+    cell = Cell({}, TableMetric("m", "M", name), run=(), reported=None, notes=())
+    return build.measure(PlannedCell(cell, PlannedRun((), CellState.SEALED, record=record)))
 
 
 def to_the_microsecond(facts: Facts) -> Facts:

@@ -13,15 +13,15 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import plan as planning
+from dllm_bench.tables.load import load_profile, load_table, table_names
 from dllm_bench.tables.plan import (
+    CellState,
     PlannedRun,
-    State,
     distinct_runs,
     open_runs,
     plan,
     trained_first,
 )
-from dllm_bench.tables.reading import load_profile, load_table, table_names
 from tests.tables.builders import (
     FULL,
     TINY,
@@ -37,7 +37,7 @@ from tests.tables.builders import (
 )
 
 
-def states(store: Store, profile, monkeypatch) -> dict[tuple[str, str], State]:
+def states(store: Store, profile, monkeypatch) -> dict[tuple[str, str], CellState]:
     planned = planned_small(store, profile, monkeypatch)
     return {(p.cell.keys["setting"], p.cell.keys["benchmark"]): p.run.state for p in planned}
 
@@ -46,7 +46,7 @@ def test_the_metrics_of_a_combination_share_a_run(tmp_path, monkeypatch) -> None
     planned = planned_small(Store(tmp_path), TINY, monkeypatch)
     assert len(planned) == 3 * 2 * 3
     assert len(distinct_runs(planned)) == 3 * 2
-    assert all(run.state is State.MISSING for run in distinct_runs(planned))
+    assert all(run.state is CellState.MISSING for run in distinct_runs(planned))
 
 
 def test_every_state_is_told_from_the_store(tmp_path, monkeypatch) -> None:
@@ -56,22 +56,22 @@ def test_every_state_is_told_from_the_store(tmp_path, monkeypatch) -> None:
     start(store, spec_at(planned, "S1", "code"), done=7, total=20)
     start(store, spec_at(planned, "S2", "quiz"), done=3, total=20, error="The disk is full.")
     assert states(store, FULL, monkeypatch) == {
-        ("S1", "quiz"): State.SEALED,
-        ("S1", "code"): State.PARTIAL,
-        ("S2", "quiz"): State.FAILED,
-        ("S2", "code"): State.MISSING,
-        ("S3", "quiz"): State.IMPOSSIBLE,
-        ("S3", "code"): State.IMPOSSIBLE,
+        ("S1", "quiz"): CellState.SEALED,
+        ("S1", "code"): CellState.PARTIAL,
+        ("S2", "quiz"): CellState.FAILED,
+        ("S2", "code"): CellState.MISSING,
+        ("S3", "quiz"): CellState.UNAVAILABLE,
+        ("S3", "code"): CellState.UNAVAILABLE,
     }
     planned = planned_small(store, FULL, monkeypatch)
     assert [run.state for run in open_runs(planned)] == [
-        State.PARTIAL,
-        State.FAILED,
-        State.MISSING,
+        CellState.PARTIAL,
+        CellState.FAILED,
+        CellState.MISSING,
     ]
-    failed = next(p.run for p in planned if p.run.state is State.FAILED)
+    failed = next(p.run for p in planned if p.run.state is CellState.FAILED)
     assert failed.reason == "The disk is full. (3 of 20 samples finished)"
-    partial = next(p.run for p in planned if p.run.state is State.PARTIAL)
+    partial = next(p.run for p in planned if p.run.state is CellState.PARTIAL)
     assert (partial.short, partial.done, partial.total) == ("7 of 20 samples", 7, 20)
 
 
@@ -81,7 +81,7 @@ def test_a_damaged_record_is_a_failed_run(tmp_path, monkeypatch) -> None:
     folder = seal(store, record_of(spec_at(planned, "S1", "quiz")))
     (folder / RECORD).write_text("{")
     run = planned_small(store, TINY, monkeypatch)[0].run
-    assert run.state is State.FAILED
+    assert run.state is CellState.FAILED
     assert "is no run record" in run.reason
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_cannot_be_specified_says_why(error, short, tmp_path, monkeyp
 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(refuse))
     run = plan(small_table(), FULL, compose, Store(tmp_path))[0].run
-    assert (run.state, run.short) == (State.IMPOSSIBLE, short)
+    assert (run.state, run.short) == (CellState.UNAVAILABLE, short)
     assert run.reason.startswith(short) and run.reason.endswith(str(error))
 
 
@@ -121,10 +121,10 @@ def test_an_absent_device_makes_a_cell_impossible(tmp_path, monkeypatch) -> None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Y90")
     run = plan(small_table(), FULL, on_cuda, Store(tmp_path))[0].run
-    assert (run.state, run.short) == (State.IMPOSSIBLE, "needs: a GPU (Z100)")
+    assert (run.state, run.short) == (CellState.UNAVAILABLE, "needs: a GPU (Z100)")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Z100 80GB")
     run = plan(small_table(), FULL, on_cuda, Store(tmp_path))[0].run
-    assert run.state is State.MISSING
+    assert run.state is CellState.MISSING
 
 
 def test_a_sealed_run_needs_no_device(tmp_path, monkeypatch) -> None:
@@ -135,8 +135,8 @@ def test_a_sealed_run_needs_no_device(tmp_path, monkeypatch) -> None:
         patch.setattr(planning, "missing_device", lambda hardware: "")
         seal(store, record_of(spec_at(planned_small(store, FULL, patch), "S1", "quiz")))
     assert states(store, FULL, monkeypatch) == {
-        **dict.fromkeys(states(store, FULL, monkeypatch), State.IMPOSSIBLE),
-        ("S1", "quiz"): State.SEALED,
+        **dict.fromkeys(states(store, FULL, monkeypatch), CellState.UNAVAILABLE),
+        ("S1", "quiz"): CellState.SEALED,
     }
 
 
@@ -148,7 +148,7 @@ def test_runs_for_another_machine_need_no_device_here(tmp_path, monkeypatch) -> 
         {p.run.state for p in plan(small_table(), FULL, compose, Store(tmp_path), anywhere)}
         for anywhere in (False, True)
     ]
-    assert states == [{State.IMPOSSIBLE}, {State.MISSING, State.IMPOSSIBLE}]
+    assert states == [{CellState.UNAVAILABLE}, {CellState.MISSING, CellState.UNAVAILABLE}]
 
 
 def test_a_plan_asks_no_server_for_items_unless_told_to(tmp_path, monkeypatch) -> None:
@@ -173,14 +173,16 @@ def test_what_has_to_be_trained_first_is_named(tmp_path, monkeypatch) -> None:
     (tmp_path / "results/training/filters/there").mkdir(parents=True)
     heads = [{"head": {"source": f"results/training/filters/{n}"}} for n in ("there", "absent")]
     others = [{"source": "assets/filters/x"}, {"source": None}, {"source": "owner/hub-id"}]
-    runs = [PlannedRun((), State.MISSING, config={"decoder": d}) for d in (*heads, *heads, *others)]
+    runs = [
+        PlannedRun((), CellState.MISSING, config={"decoder": d}) for d in (*heads, *heads, *others)
+    ]
     assert trained_first(runs) == ["results/training/filters/absent"]
 
 
 def test_a_value_without_counterpart_is_impossible_not_an_error(tmp_path, monkeypatch) -> None:
     bare = TINY.__class__("embedded", True, {"model": {}}, ("hardware=cpu",))
     run = planned_small(Store(tmp_path), bare, monkeypatch)[0].run
-    assert run.state is State.IMPOSSIBLE
+    assert run.state is CellState.UNAVAILABLE
     assert "no counterpart of model=alpha" in run.reason
 
 
@@ -207,7 +209,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
     )
     runs = distinct_runs(planned)
     assert (len(planned), len(runs)) == (288, 72)
-    assert {run.state for run in runs} == {State.MISSING}
+    assert {run.state for run in runs} == {CellState.MISSING}
     assert len({run.spec for run in runs}) == 72
     monkeypatch.chdir(tmp_path)
     for run in runs[::8]:

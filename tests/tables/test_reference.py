@@ -26,10 +26,10 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, Store, read_record
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.derive import has_curve
-from dllm_bench.tables.plan import PlannedCell, State, distinct_runs, plan
-from dllm_bench.tables.reading import load_profile, load_table, table_names
+from dllm_bench.tables.load import load_profile, load_table, table_names
+from dllm_bench.tables.plan import CellState, PlannedCell, distinct_runs, plan
 from dllm_bench.tables.render import render
-from dllm_bench.tables.spec import Metric
+from dllm_bench.tables.spec import TableMetric
 from dllm_bench.tables.view import number
 from tests.tables.builders import TINY, every_state, planned_small, seal
 
@@ -38,7 +38,7 @@ TABLES = [name for name in table_names() if (REFERENCE / "tables" / f"{name}.jso
 RECORDS = sorted(REFERENCE.glob(f"runs/*/*/*/{RECORD}"))
 here = pytest.mark.skipif(not TABLES, reason=f"nothing is committed below {REFERENCE.name}")
 DIGITS = 4  # of the json form
-SCORE = Metric("score", "Score", "score")
+SCORE = TableMetric("score", "Score", "score")
 
 
 @cache
@@ -55,7 +55,7 @@ def built(name: str) -> BuiltTable:
     return build(table, profile, plan(table, profile, compose, Store(REFERENCE / "runs")))
 
 
-def again(metric: Metric, columns: Mapping[str, list]) -> float:
+def again(metric: TableMetric, columns: Mapping[str, list]) -> float:
     """A number of a run from its per-sample columns; a score is computed here, item by item."""
     if not metric.is_score:
         value = definitions.measure(metric.definition, from_columns(columns))
@@ -157,7 +157,7 @@ def test_a_record_alone_gives_the_table(tmp_path, monkeypatch) -> None:
     planned = planned_small(Store(tmp_path / "bare"), TINY, monkeypatch)
     bare = build(whole.table, TINY, planned)
     for one, other in zip(whole.cells, bare.cells, strict=True):
-        if one.run.state is State.SEALED:
+        if one.run.state is CellState.SEALED:
             assert (one.measured, one.interval, one.why) == (
                 other.measured,
                 other.interval,

@@ -19,8 +19,8 @@ import pytest
 
 from dllm_bench.cli import views as terminal
 from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables.load import load_table
 from dllm_bench.tables.plan import distinct_runs
-from dllm_bench.tables.reading import load_table
 from dllm_bench.tables.render import FORMS, render, write
 from dllm_bench.tables.render_tex import escape
 from dllm_bench.tables.view import SHOWN_HASH, number

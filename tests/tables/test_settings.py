@@ -16,8 +16,8 @@ from dllm_bench.store.cache import Memory, mark, marks
 from dllm_bench.store.settings import Settings, default_paths
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
-from dllm_bench.tables.cost import Kin, Known, sealed_runs
-from dllm_bench.tables.reading import load_profile, load_table, table_names
+from dllm_bench.tables.cost import MeasuredRun, MeasuredRuns, measured_runs
+from dllm_bench.tables.load import load_profile, load_table, table_names
 from tests.tables.builders import TINY, planned_small, record_of, run_cells, seal, spec_at
 
 QUERY = ("decoder=fast_dllm", "hardware=cpu", "limit=3")
@@ -225,16 +225,16 @@ def test_costs_are_judged_by_records_as_they_are_now(
     record = record_of(spec)
     seal(store, record)
 
-    def facts(kin: Kin) -> list[tuple]:
+    def facts(kin: MeasuredRuns) -> list[tuple]:
         return [(one.config, one.samples, one.seconds, one.forwards) for one in kin.runs]
 
-    assert facts(sealed_runs(store)) == facts(Kin.of([record]))
-    of: Callable[..., Known] = Known.of
-    monkeypatch.setattr(Known, "of", never)
-    assert facts(sealed_runs(store)) == [
+    assert facts(measured_runs(store)) == facts(MeasuredRuns.of([record]))
+    of: Callable[..., MeasuredRun] = MeasuredRun.of
+    monkeypatch.setattr(MeasuredRun, "of", never)
+    assert facts(measured_runs(store)) == [
         (one.config, one.samples, one.seconds, one.forwards) for one in [of(record)]
     ]
     monkeypatch.undo()
     file = store.path(spec) / RECORD
     file.write_text("damaged")
-    assert facts(sealed_runs(store)) == []
+    assert facts(measured_runs(store)) == []

@@ -12,7 +12,7 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.paths import conf_dir
-from dllm_bench.tables.reading import REPORTED, load_profile, load_table, read_yaml, table_names
+from dllm_bench.tables.load import REPORTED, load_profile, load_table, read_yaml, table_names
 from dllm_bench.tables.spec import Profile
 from tests.tables.builders import TINY, own_table, run_cells, small_table
 

@@ -12,7 +12,7 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -21,17 +21,16 @@ from dllm_bench.paths import PACKAGE, conf_dir
 from dllm_bench.tables.spec import (
     CUT,
     WHOLE,
-    Metric,
+    FacetValue,
     Note,
     PaperTable,
     Profile,
     Query,
-    Remark,
-    Reported,
+    ReportedValue,
     Rule,
-    Value,
+    RunRemark,
+    TableMetric,
 )
-from dllm_bench.tables.sweeps import spelled, spelled_rule, steps_of
 
 REPORTED = PACKAGE / "tables" / "reported"
 LAYOUT = ("sections", "rows", "columns")
@@ -98,7 +97,7 @@ def load_profile(name: str) -> Profile:
     }
     instead = tuple((tuple(e["asked"]), tuple(e["here"])) for e in plain.get("instead", ()))
     remarks = tuple(
-        Remark(mark, entry["text"], entry["benchmark"], tuple(entry["models"]))
+        RunRemark(mark, entry["text"], entry["benchmark"], tuple(entry["models"]))
         for mark, entry in plain.get("remarks", {}).items()
     )
     return Profile(
@@ -124,7 +123,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _values(entry: Mapping[str, Any], data: Path) -> Iterator[Value]:
+def _values(entry: Mapping[str, Any], data: Path) -> Iterator[FacetValue]:
     """A facet's values: spelled out in the yaml, or one per row of a csv file."""
     for name, plain in entry.get("values", {}).items():
         yield _value(name, plain, VALUE)
@@ -132,11 +131,11 @@ def _values(entry: Mapping[str, Any], data: Path) -> Iterator[Value]:
         yield _row_value(row, entry)
 
 
-def _value(name: str, plain: Mapping[str, Any], known: Sequence[str]) -> Value:
+def _value(name: str, plain: Mapping[str, Any], known: Sequence[str]) -> FacetValue:
     strange = sorted(set(plain) - set(known))
     if strange:
         raise DllmBenchError(f"{name}: {', '.join(strange)} is none of {', '.join(known)}.")
-    return Value(
+    return FacetValue(
         name=name,
         label=plain.get("label", name),
         run=tuple(plain.get("run", ())),
@@ -157,11 +156,11 @@ def _several(plain: object) -> Query:
     return tuple(str(e).lower() if isinstance(e, bool) else str(e) for e in entries)
 
 
-def _row_value(row: Mapping[str, str], entry: Mapping[str, Any]) -> Value:
+def _row_value(row: Mapping[str, str], entry: Mapping[str, Any]) -> FacetValue:
     """A csv row as a facet value: `run` filled with its columns, the rest looked up by column."""
     labels = entry.get("labels", {})
     name = row[entry["key"]]
-    return Value(
+    return FacetValue(
         name=name,
         label=name,
         run=(*(text.format(**row) for text in entry["run"]), *_chosen(row, entry.get("when", {}))),
@@ -193,11 +192,11 @@ def _rules(entry: Mapping[str, Any], data: Path) -> Iterator[Rule]:
         yield Rule({**where, **matched}, _value("rule", filled, RULE))
 
 
-def _metric(name: str, plain: Mapping[str, Any]) -> Metric:
+def _metric(name: str, plain: Mapping[str, Any]) -> TableMetric:
     """`tolerance: 10 %` is relative, a bare number is in the metric's unit."""
     text = str(plain.get("tolerance", 0))
     relative = text.endswith("%")
-    return Metric(
+    return TableMetric(
         name=name,
         label=plain["label"],
         definition=plain.get("definition", ""),
@@ -221,9 +220,9 @@ def _one_of(known: Sequence[str], word: str) -> str:
 def _reported(
     rows: Sequence[Mapping[str, str]],
     facets: Sequence[str],
-    metrics: Sequence[Metric],
+    metrics: Sequence[TableMetric],
     source: str,
-) -> dict[Query, Reported]:
+) -> dict[Query, ReportedValue]:
     """(facet values …, metric) -> printed value; the source is cut at its first semicolon."""
     where = source.partition(";")[0]
     found = {}
@@ -231,9 +230,9 @@ def _reported(
         keys = tuple(row[facet] for facet in facets)
         if "metric" in row:
             unit = row.get("unit", "")
-            found[(*keys, row["metric"])] = Reported(row["value"], unit, where)
+            found[(*keys, row["metric"])] = ReportedValue(row["value"], unit, where)
         else:
-            wide = {m.name: Reported(row[m.name], "", where) for m in metrics if m.name in row}
+            wide = {m.name: ReportedValue(row[m.name], "", where) for m in metrics if m.name in row}
             found |= {(*keys, name): value for name, value in wide.items()}
     return found
 
@@ -241,3 +240,63 @@ def _reported(
 def _note(row: Mapping[str, str]) -> Note:
     pairs = (condition.partition("=")[::2] for condition in row["where"].split())
     return Note({key: tuple(value.split("|")) for key, value in pairs}, row["id"], row["text"])
+
+
+class SweepStep(NamedTuple):
+    """A value that a sweep gives: its name, its x, the sweep it belongs to."""
+
+    value: str
+    x: str
+    group: str
+
+
+def spelled(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A facet with its sweeps as values."""
+    values = dict(plain.get("values", {}))
+    for group, sweep in _sweeps(plain):
+        curve = [sweep["from"]] if "from" in sweep else []
+        for x, at in _steps(sweep["at"]):
+            run = [text.format(at=at) for text in sweep["run"]]
+            hidden = {"hidden": True} if curve else {}
+            values[_name(group, x)] = {"label": sweep.get("label", x), "run": run, **hidden}
+        if curve:
+            points = [*curve, *(_name(group, x) for x, _ in _steps(sweep["at"]))]
+            values[group] = {"label": sweep.get("label", group), "curve": points}
+    rest = {key: entry for key, entry in plain.items() if key not in ("at", "run", "sweeps")}
+    return {**rest, "values": values} if values else dict(plain)
+
+
+def steps_of(facets: Mapping[str, Mapping[str, Any]]) -> list[SweepStep]:
+    """Every value that a sweep of any facet gives."""
+    return [
+        SweepStep(_name(group, x), x, group)
+        for facet in facets.values()
+        for group, sweep in _sweeps(facet)
+        for x, _ in _steps(sweep["at"])
+    ]
+
+
+def spelled_rule(plain: Mapping[str, Any], steps: Sequence[SweepStep]) -> dict[str, Any]:
+    """A rule of the table; a sweep's name in `where` stands for all of its values."""
+
+    def every(allowed: Any) -> list[Any]:
+        wanted = allowed if isinstance(allowed, list) else [allowed]
+        return [*wanted, *(step.value for step in steps if step.group in wanted)]
+
+    return {**plain, "where": {key: every(entry) for key, entry in plain["where"].items()}}
+
+
+def _sweeps(plain: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    if "at" in plain:
+        return [("", plain)]
+    return list(plain.get("sweeps", {}).items())
+
+
+def _steps(at: Any) -> Iterator[tuple[str, Any]]:
+    """(x, what the run is given): a list where both are one, a mapping where they differ."""
+    pairs = at.items() if isinstance(at, Mapping) else ((x, x) for x in at)
+    return ((str(x), value) for x, value in pairs)
+
+
+def _name(group: str, x: str) -> str:
+    return f"{group}-{x}" if group else x

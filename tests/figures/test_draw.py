@@ -10,16 +10,16 @@ import pytest
 from dllm_bench.cli.main import compose as real_compose
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import drawing, images
-from dllm_bench.figures.draw_kinds import KINDS
-from dllm_bench.figures.points import UNDEFINED, BuiltFigure, Point, build_figure
+from dllm_bench.figures.panels import KINDS
+from dllm_bench.figures.points import UNDEFINED, BuiltFigure, FigurePoint, build_figure
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.figures.write import write
 from dllm_bench.run import token_replay as evolution
 from dllm_bench.store.store import Store
+from dllm_bench.tables.load import load_profile
 from dllm_bench.tables.options import names
-from dllm_bench.tables.reading import load_profile
-from tests.plots.builders import built_full, evolutions_of
-from tests.plots.test_points import built
+from tests.figures.builders import built_full, evolutions_of
+from tests.figures.test_points import built
 
 CURVE = "learn2pd/figure8"  # of a filter's own training, which made-up runs have not
 
@@ -69,7 +69,7 @@ def test_the_style_ends_with_the_drawing(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
-    base = Point("quiz", "alpha", "tpf", x=1.0, y=1.0, source="tiny-alpha on miniquiz")
+    base = FigurePoint("quiz", "alpha", "tpf", x=1.0, y=1.0, source="tiny-alpha on miniquiz")
     points = [
         replace(base, x=float(x), y=y, z=0.5 if kind == "heat" else None, low=y - 0.1, high=y + 0.1)
         for x, y in ((1, 0.25), (2, 0.5), (3, 1.0))

@@ -9,21 +9,23 @@ import pytest
 
 from dllm_bench.figures.layout import grid, panels_of, series_of
 from dllm_bench.figures.points import BuiltFigure, build_figure
-from dllm_bench.figures.spec import Axis, Figure, read_figure
+from dllm_bench.figures.spec import PaperFigure, XAxis, read_figure
 from dllm_bench.figures.write import as_csv, lines
 from dllm_bench.store.store import Store
-from tests.plots.builders import planned, record_of, samples_of, store_run
+from tests.figures.builders import planned, record_of, samples_of, store_run
 from tests.tables.builders import TINY, compose, start
 
 SMALL = Path(__file__).parent / "small"
 ALPHA = replace(TINY, replace={**TINY.replace, "model": {"alpha": "tiny-alpha"}})
 
 
-def small() -> Figure:
+def small() -> PaperFigure:
     return read_figure("small/figure", SMALL / "figure.yaml", SMALL)
 
 
-def built(root: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure | None = None) -> BuiltFigure:
+def built(
+    root: Path, monkeypatch: pytest.MonkeyPatch, figure: PaperFigure | None = None
+) -> BuiltFigure:
     """The small figure: quiz sealed but for beta-4, code not run."""
     figure, store = figure or small(), Store(root)
     for cell in planned(figure, ALPHA, store, compose, monkeypatch):
@@ -87,10 +89,10 @@ def test_reported_points_stay_apart(tmp_path, monkeypatch) -> None:
 
 def test_x_may_be_a_setting_or_another_metric(tmp_path, monkeypatch) -> None:
     figure = small()
-    setting = replace(figure.draw, x=Axis("Length", setting="benchmark.max_new_tokens"))
+    setting = replace(figure.draw, x=XAxis("Length", setting="benchmark.max_new_tokens"))
     found = built(tmp_path, monkeypatch, replace(figure, draw=setting))
     assert {p.x for p in found.drawn(measured=True) if p.quantity == "tpf"} == {64.0}
-    metric = replace(figure.draw, x=Axis("TPF", metric="tpf"))
+    metric = replace(figure.draw, x=XAxis("TPF", metric="tpf"))
     found = built(tmp_path, monkeypatch, replace(figure, draw=metric, calls={}))
     assert all(point.quantity == "steps" for point in found.drawn(measured=True))
     by_hand = {

@@ -11,18 +11,18 @@ import pytest
 from dllm_bench.cli.main import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures import style
-from dllm_bench.figures.draw_kinds import KINDS
+from dllm_bench.figures.panels import KINDS
 from dllm_bench.figures.readings import reading
-from dllm_bench.figures.spec import REPORTED, Figure, load_figure, read_figure
+from dllm_bench.figures.spec import REPORTED, PaperFigure, load_figure, read_figure
 from dllm_bench.store.spec import slug
+from dllm_bench.tables.load import load_profile, read_yaml
 from dllm_bench.tables.options import names
-from dllm_bench.tables.reading import load_profile, read_yaml
 
 SMALL = Path(__file__).parent / "small"
 FIGURES = names("figure")
 
 
-def small() -> Figure:
+def small() -> PaperFigure:
     return read_figure("small/figure", SMALL / "figure.yaml", SMALL)
 
 
@@ -90,7 +90,7 @@ def test_an_unknown_figure_lists_the_known_ones() -> None:
         style.look("nobody's method")
 
 
-def series_names(figure: Figure) -> set[str]:
+def series_names(figure: PaperFigure) -> set[str]:
     """Every series the figure can have, but those that readings name."""
     draw, metrics = figure.draw, {m.name.partition("@")[0] for m in figure.table.metrics}
     measured = metrics if draw.series == "metric" else set(figure.facet_labels(draw.series))

@@ -20,7 +20,7 @@ from dllm_bench.run.dependencies import REAL, Parts
 from dllm_bench.store import inputs
 from dllm_bench.store.spec import digest
 from dllm_bench.store.store import Store
-from dllm_bench.tables.plan import TRAINED, PlannedRun, State, trained_first
+from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, trained_first
 
 SIZES = {
     "filters": {"block": "--block", "layers": "--layers"},
@@ -71,7 +71,7 @@ def _untrained(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     return [
         run
         for run in runs
-        if run.state is State.IMPOSSIBLE and trained_first([run]) and _has_weights(run)
+        if run.state is CellState.UNAVAILABLE and trained_first([run]) and _has_weights(run)
     ]
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
-from dllm_bench.figures.points import Point
+from dllm_bench.figures.points import FigurePoint
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -39,21 +39,21 @@ class Panel:
     paper's; z: what the colours of a heat map mean.
     """
 
-    points: Sequence[Point]
+    points: Sequence[FigurePoint]
     series: Mapping[str, int]
     order: Mapping[str, int]
     muted: bool
     z: str = ""
 
-    def place(self, point: Point) -> float:
+    def place(self, point: FigurePoint) -> float:
         """Where a point stands on the x axis."""
         return self.order[point.x] if isinstance(point.x, str) else float(point.x or 0)
 
-    def heights(self, points: Sequence[Point]) -> list[float]:
+    def heights(self, points: Sequence[FigurePoint]) -> list[float]:
         """Where points stand on the y axis; all of a panel have a number."""
         return [float(point.y or 0) for point in points]
 
-    def each(self) -> Iterator[tuple[style.Look, list[Point]]]:
+    def each(self) -> Iterator[tuple[style.Look, list[FigurePoint]]]:
         """Looks and points, series by series, from left to right."""
         for name in self.series:
             mine = [point for point in self.points if point.series == name]
@@ -74,7 +74,7 @@ def marked(look: style.Look, muted: bool) -> dict[str, Any]:
     }
 
 
-def whiskers(ax: Axes, xs: Sequence[float], points: Sequence[Point], colour: str) -> None:
+def whiskers(ax: Axes, xs: Sequence[float], points: Sequence[FigurePoint], colour: str) -> None:
     """Thin bars over the intervals that are known."""
     known = [(x, p.low, p.high) for x, p in zip(xs, points, strict=True) if p.low is not None]
     if known:
@@ -212,7 +212,7 @@ def box_swatch(look: style.Look, label: str) -> Artist:
 
 
 @dataclass(frozen=True)
-class Kind:
+class PanelKind:
     """How panels of a kind are filled, what stands in the legend, how wide a panel is.
 
     wide: of the usual width; per_category: at least so much for each category; numbered: whether
@@ -230,12 +230,12 @@ class Kind:
         return max(self.wide, self.per_category * categories)
 
 
-KINDS: Mapping[str, Kind] = {
-    "lines": Kind(lines),
-    "band": Kind(band, wide=1.15),
-    "scatter": Kind(scatter, mark_swatch, wide=1.3, numbered=True),
-    "bars": Kind(bars, box_swatch, wide=1.3, per_category=0.26),
-    "histogram": Kind(histogram, box_swatch, wide=1.2),
-    "heat": Kind(heat, wide=1.25),
-    "reliability": Kind(reliability, wide=0.8),
+KINDS: Mapping[str, PanelKind] = {
+    "lines": PanelKind(lines),
+    "band": PanelKind(band, wide=1.15),
+    "scatter": PanelKind(scatter, mark_swatch, wide=1.3, numbered=True),
+    "bars": PanelKind(bars, box_swatch, wide=1.3, per_category=0.26),
+    "histogram": PanelKind(histogram, box_swatch, wide=1.2),
+    "heat": PanelKind(heat, wide=1.25),
+    "reliability": PanelKind(reliability, wide=0.8),
 }

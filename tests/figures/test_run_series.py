@@ -22,12 +22,12 @@ from dllm_bench.figures import (
     readings_load,
     readings_trace,
 )
-from dllm_bench.figures.readings import Read
+from dllm_bench.figures.readings import SeriesPoint
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.facts import Facts
 from dllm_bench.run.token_replay import Evolution
 from dllm_bench.store.record import SampleRecord
-from tests.plots.builders import drafted_sample, sample
+from tests.figures.builders import drafted_sample, sample
 
 STEP = Forward(ForwardKind.DENOISE, 1, 4, 0, ms=1.0)
 EMPTY: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def test_consistency_counts_back_from_decoding() -> None:
 def test_maps_hold_a_value_per_position_and_step() -> None:
     run = evolved(BORN, FOUND, CHANCE)
     ranks = list(readings_evolution.rank_map(run, EMPTY))
-    assert Read(2, 1, z=log2(4), n=1) in ranks
+    assert SeriesPoint(2, 1, z=log2(4), n=1) in ranks
     assert [(r.x, r.y) for r in ranks if r.z is None] == [(1, 1), (2, 4), (3, 3)]
     chances = {(r.x, r.y): r.z for r in readings_evolution.chance_map(run, EMPTY)}
     assert chances[2, 3] == 0.75

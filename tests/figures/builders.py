@@ -14,7 +14,7 @@ import pytest
 from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.figures.points import BuiltFigure, build_figure
-from dllm_bench.figures.spec import Figure
+from dllm_bench.figures.spec import PaperFigure
 from dllm_bench.run import token_replay as evolution
 from dllm_bench.run.token_replay import Evolution
 from dllm_bench.store.record import RunRecord, SampleRecord, Session, seal
@@ -135,7 +135,7 @@ def own_spec(config: Mapping[str, Any]) -> RunSpec:
 
 
 def planned(
-    figure: Figure,
+    figure: PaperFigure,
     profile: Profile,
     store: Store,
     compose: Callable[..., Any],
@@ -154,7 +154,7 @@ def fill(cells: Sequence[PlannedCell], store: Store, most: int = 30) -> None:
 
 
 def built_full(
-    figure: Figure,
+    figure: PaperFigure,
     profile: Profile,
     root: Path,
     compose: Callable[..., Any],
