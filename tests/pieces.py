@@ -79,6 +79,8 @@ def decoders() -> dict[str, MaskedDecoder]:
 class Table:
     """Logits from a table of positions and the mean of the tokens that are seen."""
 
+    picks_rows = False
+
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.special, self.device, self.vocab_size = (

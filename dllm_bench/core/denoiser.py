@@ -74,11 +74,16 @@ class KVCache(Protocol):
 
 
 class Denoiser(Protocol):
-    """Tokens to logits aligned with positions; logit shift, mask form, position ids are hidden."""
+    """Tokens to logits aligned with positions; logit shift, mask form, position ids are hidden.
+
+    picks_rows: whether `forward` computes only the rows `ForwardPlan.only_M` where a plan names
+    some; a model that keeps the default, False, is never given such a plan.
+    """
 
     special: SpecialTokens
     device: torch.device
     vocab_size: int
+    picks_rows: bool = False
 
     def new_cache(self, length: int) -> KVCache:
         """An empty cache for a canvas of `length` positions."""

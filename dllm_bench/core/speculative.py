@@ -24,10 +24,16 @@ Uniforms = Callable[[int], Tensor]  # n -> (n,) float64 of [0, 1), on the model'
 
 
 class Target(Denoiser, Protocol):
-    """An autoregressive model whose insides a drafter may borrow."""
+    """An autoregressive model whose insides a drafter may borrow.
+
+    num_layers, hidden_size: its transformer layers and the width D of their outputs, by which a
+    drafter checks that it was trained for this model.
+    """
 
     attention_form: str
     dtype: torch.dtype
+    num_layers: int
+    hidden_size: int
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows (..., D) of the embedding table."""

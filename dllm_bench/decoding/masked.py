@@ -198,7 +198,7 @@ class MaskedDecoder:
 
         All rows where gathering some costs more than a small vocabulary's head and softmax.
         """
-        if window.masks is None or not getattr(model, "picks_rows", False):
+        if window.masks is None or not model.picks_rows:
             return plan
         if not ((self.score.costly or model.vocab_size >= LARGE) and self._reads_masked_alone):
             return plan

@@ -100,13 +100,12 @@ class Trained(Stored):
 
     def _check(self, target: Target) -> None:
         """Refuse a target of other sizes than the drafter was trained beside."""
-        config: Any = getattr(target, "module").config  # noqa: B009 - no part of the contract
         own = (
             self.facts.target_layers,
             value(self.published, "vocab_size"),
             value(self.published, "hidden_size"),
         )
-        found = (config.num_hidden_layers, target.vocab_size, config.hidden_size)
+        found = (target.num_layers, target.vocab_size, target.hidden_size)
         if own != found:
             raise DllmBenchError(
                 f"Drafter {self.source!r} was trained beside a target of {own[0]} layers, {own[1]} "

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import ragged
@@ -28,7 +28,7 @@ EMBEDDED = -1  # the "layer" whose output is the embedding
 Rotation = tuple[Tensor, Tensor]
 
 
-class TransformerDenoiser:
+class TransformerDenoiser(Denoiser):
     """Implements `core.protocols.Denoiser` over a `*ForCausalLM` module of transformers.
 
     `attention_form` and `block` say how the weights were trained, for whoever chooses a plan.
@@ -54,6 +54,8 @@ class TransformerDenoiser:
         self.device: torch.device = module.lm_head.weight.device
         self.dtype: torch.dtype = module.lm_head.weight.dtype
         config = module.config
+        self.num_layers: int = config.num_hidden_layers
+        self.hidden_size: int = config.hidden_size
         config.is_causal = False
         for layer in module.model.layers:
             layer.self_attn.is_causal = False  # without a mask every position sees all others

@@ -105,6 +105,8 @@ def random_model(
 class Table:
     """Logits by position, the same in every forward; no row is copied and no layer is run."""
 
+    picks_rows = False
+
     def __init__(self, vocab: int, branches: int, rows: int) -> None:
         self.special, self.vocab_size, self.device = special(vocab), vocab, torch.device("cpu")
         generator = torch.Generator().manual_seed(2)
