@@ -1,6 +1,6 @@
 """Write stored results into the documents that quote them: README.md and the model cards.
 
-    .venv/bin/python scripts/update_docs.py [RESULTS_OF_THE_CARDS]
+    .venv/bin/python -m scripts.update_docs [RESULTS_OF_THE_CARDS]
 
 The README quotes one section of the committed Table 4 and where it was measured; a card quotes the
 sealed runs of its model found in the given results directory (cards are left alone without one).
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dllm_bench.paths import assets_dir
 from dllm_bench.store.store import State, Store, read_record
-from dllm_bench.training.card import measured
+from scripts.embedded.card import measured
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "results" / "reference" / "tables" / "lopa" / "table4.md"

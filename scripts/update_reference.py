@@ -1,7 +1,7 @@
 """Make results/reference from a results directory in which everything was measured (`make all`).
 
-    .venv/bin/python scripts/update_reference.py [RESULTS]
-    .venv/bin/python scripts/update_docs.py
+    .venv/bin/python -m scripts.update_reference [RESULTS]
+    .venv/bin/python -m scripts.update_docs
 
 Copied are the records without their samples, the tables, and the figures as csv and svg; what was
 in results/reference before is removed. RESULTS is results/ where nothing is said. To be done after

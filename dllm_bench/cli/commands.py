@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import no_such
 from dllm_bench.store.files import check_results
 from dllm_bench.tables import options as table_options
 from dllm_bench.tables.options import EMBEDDED
@@ -294,24 +293,12 @@ def prefetch(args: Namespace, compose: Compose) -> int:
     return echo([told] if manifest.is_file() else [])
 
 
-def train_embedded(args: Namespace, compose: Compose) -> int:
-    """Train an embedded model from its recipe."""
-    from dllm_bench.training.embedded import train
-    from dllm_bench.training.recipes import RECIPES
-
-    if args.model not in RECIPES:
-        raise DllmBenchError(no_such("recipe", args.model, list(RECIPES)))
-    results = Path(paths_of(args, compose)["results"])
-    folder = train(args.model, args.out or results / "training" / args.model, steps=args.steps)
-    return echo([f"written: {folder}"])
-
-
 def train_filter(args: Namespace, compose: Compose) -> int:
     """Train a filter for Learn2PD decoding on a model's own traces."""
     from dataclasses import fields
 
     from dllm_bench.store import inputs
-    from dllm_bench.training import filter as training
+    from dllm_bench.training import filters as training
 
     given = {f.name: getattr(args, f.name) for f in fields(training.FilterJob) if f.name in args}
     job = training.FilterJob(**given)
@@ -330,7 +317,7 @@ def train_drafter(args: Namespace, compose: Compose) -> int:
     """Train a drafter beside its target, on the target's own texts."""
     from dllm_bench.models.load import load
     from dllm_bench.store import inputs
-    from dllm_bench.training import drafter as training
+    from dllm_bench.training import drafters as training
     from dllm_bench.training.drafter_options import job_of
 
     job, config = job_of(args), compose([f"model={args.model}", *args.settings])
@@ -363,11 +350,11 @@ def train_temperatures(args: Namespace, compose: Compose) -> int:
 def train_sps(args: Namespace, compose: Compose) -> int:
     """Measure a model's steps per second against tokens in the step."""
     from dllm_bench.store.files import write_json
-    from dllm_bench.training import step_profile
+    from dllm_bench.training import step_profiles
 
-    job = step_profile.ProfileJob(args.batches, args.context, args.repeats)
+    job = step_profiles.ProfileJob(args.batches, args.context, args.repeats)
     config = compose([f"model={args.model}", *args.settings])
-    measured = step_profile.run(job, config)
+    measured = step_profiles.run(job, config)
     folder = Path(paths_of(args, compose)["results"]) / "training" / "sps"
     out = args.out or folder / f"{args.model}-{measured['hardware']['name']}.json"
     write_json(out, measured)

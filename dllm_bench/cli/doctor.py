@@ -93,15 +93,15 @@ def device_lines() -> Iterator[Line]:
 
 def asset_lines() -> Iterator[Line]:
     """Embedded models: present, and how large."""
-    from dllm_bench.models.embedded import EMBEDDED
+    from dllm_bench.models.sources import SHIPPED_MODELS
 
-    for name in sorted(EMBEDDED):
+    for name in sorted(SHIPPED_MODELS):
         files = sorted((assets_dir() / name).glob("*.safetensors"))
         size = sum(path.stat().st_size for path in files) / MEBIBYTE
         if files:
             yield OK, name, f"embedded weights, {size:.1f} MiB"
         else:
-            yield NEED, name, f"no weights; make them with `dllm-bench train embedded {name}`"
+            yield NEED, name, f"no weights; in a clone: python -m scripts.embedded {name}"
 
 
 def path_lines(paths: Mapping[str, Any]) -> Iterator[Line]:

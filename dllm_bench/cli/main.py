@@ -307,14 +307,10 @@ def parser() -> argparse.ArgumentParser:
 
 def add_train(listed: Any) -> None:
     """The kinds of `train`."""
-    text = "train an embedded model, a drafter, or a filter; measure steps, fit temperatures"
+    text = "train a filter or a drafter; measure steps, fit temperatures"
     kinds = listed.add_parser("train", help=text, description=text).add_subparsers(
         dest="kind", metavar="KIND", required=True
     )
-    model = add(kinds, "embedded", commands.train_embedded, "an embedded model, from its recipe")
-    model.add_argument("model", metavar="NAME", help="for example tiny-llada")
-    model.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/training/NAME")
-    model.add_argument("--steps", type=positive, metavar="N", help="at most N steps, a smoke run")
     learn = add(kinds, "filter", commands.train_filter, "a filter for Learn2PD decoding")
     learn.add_argument("model", metavar="MODEL", help="a model as in `dllm-bench run model=…`")
     learn.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/training/filters")

@@ -97,7 +97,7 @@ def check_model(model: Mapping[str, Any]) -> None:
         if shipped != source and not any(place_of(source).glob("*.safetensors")):
             raise DllmBenchError(
                 f"Model {name!r} needs {source}, which this installation does not have; make it "
-                f"with `dllm-bench train embedded {shipped}`."
+                f"in a clone of the repository with `python -m scripts.embedded {shipped}`."
             )
         if shipped == source and HUB_ID.fullmatch(source) and not is_cached(source):
             raise DllmBenchError(

@@ -17,6 +17,20 @@ from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, assets_dir, place_of
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+SHIPPED_MODELS = (
+    "tiny-d2f-diffucoder",
+    "tiny-d2f-dream-base",
+    "tiny-d2f-dream-instruct",
+    "tiny-diffucoder",
+    "tiny-dream-base",
+    "tiny-dream-instruct",
+    "tiny-llada",
+    "tiny-llada-moe",
+    "tiny-llada2",
+    "tiny-qwen3",
+    "tiny-sdar",
+)
+"""Models in the package's `assets` folder; scripts/embedded makes them."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")  # no code, no pickles
 
@@ -30,7 +44,7 @@ def locate(source: str, revision: str | None = None) -> Path:
         shipped = sorted(path.name for path in assets_dir().glob("*/")) or ["none"]
         raise DllmBenchError(
             f"The package ships no model {source!r}; choose one of {', '.join(shipped)}, or "
-            f"train it with: dllm-bench train embedded {folder.name}"
+            f"train it in a clone of the repository: python -m scripts.embedded {folder.name}"
         )
     if is_hub(source):
         return _cached_snapshot(source, revision)

@@ -1,1 +1,1 @@
-"""How the embedded models are made."""
+"""Training of parts that users add to a model: filters, drafters, step profiles, temperatures."""

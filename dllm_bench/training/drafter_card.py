@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dllm_bench.training.drafter import DrafterJob, Run
+    from dllm_bench.training.drafters import DrafterJob, Run
 
 NAMES = {"": "DFlash", "vanilla": "DSpark, Markov head", "gated": "DSpark, gated head"}
 NAMES |= {"rnn": "DSpark, RNN head"}
@@ -33,7 +33,7 @@ def render(name: str, run: Run) -> str:
 
 def command(model: str, job: DrafterJob) -> str:
     """The command that trains the drafter; what its kind has anyway is left out."""
-    from dllm_bench.training.drafter import KINDS
+    from dllm_bench.training.drafters import KINDS
 
     given = {f.name: getattr(job, f.name) for f in fields(job)}
     changed = {n: v for n, v in given.items() if v != getattr(KINDS[job.kind], n)}

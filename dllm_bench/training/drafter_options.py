@@ -16,7 +16,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import no_such
 
 if TYPE_CHECKING:
-    from dllm_bench.training.drafter import DrafterJob
+    from dllm_bench.training.drafters import DrafterJob
 
 TEXT = "a drafter beside its target: DFlash, DSpark, EAGLE-3 (a second call goes on)"
 COUNTS = {
@@ -67,7 +67,7 @@ def rate(text: str) -> float:
 
 def job_of(args: Namespace) -> DrafterJob:
     """The kind's job with the options that were given."""
-    from dllm_bench.training.drafter import KINDS
+    from dllm_bench.training.drafters import KINDS
 
     if args.drafter not in KINDS:
         raise DllmBenchError(no_such("kind of drafter", args.drafter, list(KINDS)))

@@ -22,7 +22,6 @@ from dllm_bench.decoding.draft.none import NoDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import EMBEDDED, WHOLE, TransformerDenoiser
-from dllm_bench.training import data
 from dllm_bench.training.drafter_blocks import Rows
 
 Report = Callable[[str], None]
@@ -71,12 +70,6 @@ def batch(texts: Sequence[Text], end: int) -> tuple[Tensor, Tensor]:
         ids_BS[row, : len(text.ids)] = torch.tensor(text.ids)
         answer_BS[row, text.prompt : len(text.ids)] = True
     return ids_BS, answer_BS
-
-
-def pairs(tasks: Sequence[str], count: int, seed: int) -> list[tuple[str, str]]:
-    """(prompt, gold answer) of the train splits, the tasks in turn."""
-    each = [data.texts(task, "train", -(-count // len(tasks)), seed) for task in tasks]
-    return [pair for turn in zip(*each, strict=True) for pair in turn][:count]
 
 
 def gold(loaded: LoadedModel, found: Sequence[tuple[str, str]]) -> list[Text]:

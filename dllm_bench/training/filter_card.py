@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dllm_bench.models.filters import LearnedFilter
-    from dllm_bench.training.filter import FilterJob, Fitted
+    from dllm_bench.training.filters import FilterJob, Fitted
     from dllm_bench.training.traces import Traces
 
 SCOPES = {

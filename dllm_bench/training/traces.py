@@ -8,23 +8,20 @@ they are easy and many. Traces are stored, found again by what they depend on, a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dllm_bench import DECODING_VERSION
-from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.denoiser import Denoiser
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import REFERENCE, DecodeState
 from dllm_bench.decoding.cache.none import NoCache
@@ -194,72 +191,3 @@ def load(file: Path) -> Traces:
     with safe_open(file, framework="pt") as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         return Traces(**tensors, done=int(handle.metadata()["done"]))
-
-
-# --- prompts -------------------------------------------------------------------------------------
-
-
-def generated_prompts(benchmarks: Sequence[str], count: int, seed: int) -> list[str]:
-    """`count` prompts of the train splits, the benchmarks in turn."""
-    from dllm_bench.training.data import texts
-
-    share = -(-count // len(benchmarks))
-    drawn = [[prompt for prompt, _ in texts(name, "train", share, seed)] for name in benchmarks]
-    return [prompt for turn in zip(*drawn, strict=True) for prompt in turn][:count]
-
-
-def flan_prompts(folder: Path, per_task: int, seed: int) -> list[str]:
-    """`per_task` prompts of every task, drawn evenly from the jsonl files (task, inputs) below.
-
-    A task with fewer gives all it has. One pass, and only what is kept is held (a reservoir).
-    """
-    import random
-
-    random_numbers = random.Random(f"flan/{seed}")
-    kept: dict[str, list[str]] = {}
-    seen: dict[str, int] = {}
-    for task, text in _flan_rows(folder):
-        chosen = kept.setdefault(task, [])
-        seen[task] = seen.get(task, 0) + 1
-        if len(chosen) < per_task:
-            chosen.append(text)
-        elif (place := random_numbers.randrange(seen[task])) < per_task:
-            chosen[place] = text
-    return [text for task in sorted(kept) for text in kept[task]]
-
-
-def _flan_rows(folder: Path) -> Iterator[tuple[str, str]]:
-    files = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
-    if not files:
-        raise DllmBenchError(
-            f"{folder} holds no .jsonl file; name a directory of FLAN rows with the fields task "
-            "and inputs."
-        )
-    for file in files:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _flan_row(file, number, line)
-
-
-def _flan_row(file: Path, number: int, line: str) -> tuple[str, str]:
-    try:
-        row: dict[str, Any] = json.loads(line)
-        return str(row["task"]), str(row["inputs"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DllmBenchError(
-            f"Line {number} of {file} is no FLAN row ({error!r}); each line is a JSON object with "
-            "the fields task and inputs."
-        ) from None
-
-
-def hash_of(prompts: Sequence[str]) -> str:
-    """sha256 of the prompts in their order."""
-    return hashlib.sha256("\0".join(prompts).encode()).hexdigest()
-
-
-def encoder(encode: Encode, chat: bool) -> Callable[[str], list[int]]:
-    """Prompt ids as the benchmarks make them: a user turn for chat models, else the plain text."""
-    if not chat:
-        return encode
-    return lambda text: encode([{"role": "user", "content": text}])

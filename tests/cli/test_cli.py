@@ -122,7 +122,7 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
         (["benchmark=gsm8k", "paths.data=."], ["gsm8k/test.jsonl", "paths.data=DIR"]),
         (["benchmark=gsm8k", "paths.data=null"], ["no data directory", "paths.data=DIR"]),
         (["model=dream-base"], ["Dream-org/", "hf download"]),
-        (["model.path=assets/nope"], ["assets/nope", "train embedded nope"]),
+        (["model.path=assets/nope"], ["assets/nope", "scripts.embedded nope"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 from dllm_bench.paths import assets_dir
-from dllm_bench.training import card
+from scripts import update_docs
+from scripts.embedded import card
 from tests.tables.builders import compose, record_of, spec_of
-
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = runpy.run_path(str(ROOT / "scripts" / "update_docs.py"))
 
 
 def test_the_readme_quotes_one_section_and_its_hardware() -> None:
@@ -19,11 +14,13 @@ def test_the_readme_quotes_one_section_and_its_hardware() -> None:
         "### GSM8K 4-shot\n\n| S1 | 90.0 | [`abc`](../../runs/abc) |\n\nVerdict: none.\n\nmore\n\n"
         "**Measured on**\n\n- a CPU\n\n**Code**\n"
     )
-    readme = DOCS["quote"](f"above\n{DOCS['BEGIN']}\nold\n{DOCS['END']}\nbelow\n", table)
+    readme = update_docs.quote(
+        f"above\n{update_docs.BEGIN}\nold\n{update_docs.END}\nbelow\n", table
+    )
     assert readme.startswith("above\n") and readme.endswith("\nbelow\n")
     assert "| S1 | 90.0 | `abc` |\n\nVerdict: none.\n\nMeasured on:\n\n- a CPU" in readme
     assert "old" not in readme and "other" not in readme and "more" not in readme
-    assert DOCS["quote"](readme, table) == readme
+    assert update_docs.quote(readme, table) == readme
 
 
 def test_a_card_keeps_its_text_and_lists_the_runs() -> None:

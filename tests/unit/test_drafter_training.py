@@ -26,7 +26,6 @@ from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlock, TrainedChain
 from dllm_bench.models.load import LoadedModel, load
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.training import drafter as training
 from dllm_bench.training import (
     drafter_blocks,
     drafter_card,
@@ -34,10 +33,11 @@ from dllm_bench.training import (
     drafter_options,
     drafter_target,
 )
-from dllm_bench.training.drafter import KINDS, DrafterJob
+from dllm_bench.training import drafters as training
 from dllm_bench.training.drafter_blocks import Rows
 from dllm_bench.training.drafter_loss import Shares
 from dllm_bench.training.drafter_target import Text
+from dllm_bench.training.drafters import KINDS, DrafterJob
 from tests.facts import drafted
 from tests.helpers import ROLES, tiny_checkpoint
 from tests.speculative import DRAFTERS, trainable, write_drafter

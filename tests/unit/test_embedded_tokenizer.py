@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.embedded import minicode, minigsm
-from dllm_bench.models import embedded
+from dllm_bench.models.sources import SHIPPED_MODELS
+from dllm_bench.paths import assets_dir
+from scripts.embedded import tokenizer as embedded
+from scripts.embedded.recipes import RECIPES
 
 MAX_ASSET_BYTES = 4 * 2**20
-FOLDERS = [m.folder for m in embedded.EMBEDDED.values() if m.folder.exists()]
+FOLDERS = [assets_dir() / name for name in SHIPPED_MODELS]
 
 
 @pytest.fixture(scope="module")
@@ -92,4 +95,4 @@ def test_asset_is_small_and_its_ids_agree(folder: Path, tokenizer: Any) -> None:
             assert config[f"{kind}_token_id"] == getattr(tokenizer, f"{kind}_token_id")
     else:
         config = json.loads((folder / "adapter_config.json").read_text())
-        assert config["base_model_name_or_path"] == embedded.EMBEDDED[folder.name].base
+        assert config["base_model_name_or_path"] == RECIPES[folder.name].start

@@ -14,12 +14,15 @@ import pytest
 import torch
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models import embedded
 from dllm_bench.models import load as loading
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.training import adapt, data, export, net, objectives, progress
-from dllm_bench.training import embedded as training
-from dllm_bench.training.recipes import RECIPES, Phase
+from dllm_bench.training import progress
+from dllm_bench.training.prompts import task_pairs
+from scripts.embedded import adapt, data, export, objectives
+from scripts.embedded import network as net
+from scripts.embedded import tokenizer as embedded
+from scripts.embedded import train as training
+from scripts.embedded.recipes import RECIPES, Phase
 
 TOLERANCE = 1e-4  # float32, states of size 1
 BLOCK = 4
@@ -104,7 +107,7 @@ def test_no_expert_holds_a_neuron_twice(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _batch(count: int = 6, length: int = 64) -> data.Batch:
-    pool = data.make_pool(data.texts("minirule", "train", 40, 0), chat=False)
+    pool = data.make_pool(task_pairs("minirule", "train", 40, 0), chat=False)
     eos = _tokenizer().eos_token_id
     return data.draw_rows(pool, count, length, torch.Generator().manual_seed(0), eos, False)
 

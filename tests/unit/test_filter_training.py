@@ -15,9 +15,9 @@ from dllm_bench.core.request import Request
 from dllm_bench.decoding.select.filter import Filter
 from dllm_bench.decoding.select.oracle import Oracle
 from dllm_bench.models.filters import LearnedFilter
-from dllm_bench.training import filter as training
-from dllm_bench.training import filter_card, traces
-from dllm_bench.training.filter import FilterJob
+from dllm_bench.training import filter_card, prompts, traces
+from dllm_bench.training import filters as training
+from dllm_bench.training.filters import FilterJob
 from dllm_bench.training.traces import Plan, Traces
 from tests.helpers import ROLES, Watched, tiny_denoiser
 
@@ -142,10 +142,10 @@ def test_prompts_are_of_the_train_split() -> None:
     from dllm_bench.benchmarks.embedded import minigsm
 
     test = {minigsm.prompt_of(p.question) for p in minigsm.generate("test", 1000)}
-    drawn = traces.generated_prompts(("minigsm", "minicode"), 101, seed=0)
+    drawn = prompts.train_prompts(("minigsm", "minicode"), 101, seed=0)
     assert len(set(drawn)) == 101 and test.isdisjoint(drawn)
     assert [text.startswith("Question:") for text in drawn] == [i % 2 == 0 for i in range(101)]
-    assert drawn != traces.generated_prompts(("minigsm", "minicode"), 101, seed=1)
+    assert drawn != prompts.train_prompts(("minigsm", "minicode"), 101, seed=1)
 
 
 # --- FLAN ----------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_directory_that_is_no_flan_is_refused(
     if content is not None:
         (tmp_path / "rows.jsonl").write_text(content)
     with pytest.raises(DllmBenchError, match=word):
-        traces.flan_prompts(tmp_path, 40, 0)
+        prompts.flan_prompts(tmp_path, 40, 0)
 
 
 # --- fitting -------------------------------------------------------------------------------------

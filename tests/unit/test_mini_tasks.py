@@ -18,7 +18,7 @@ from dllm_bench.benchmarks.embedded import base as mini
 from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file
 from dllm_bench.benchmarks.tasks import data
-from dllm_bench.models import embedded
+from scripts.embedded import tokenizer as embedded
 
 COUNT = 400
 DRAWS: Mapping[str, mini.Draw] = {

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import pytest
 
 from dllm_bench.cli.main import compose
-from dllm_bench.models import embedded
 from dllm_bench.models import load as loading
+from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.paths import options
+from dllm_bench.paths import assets_dir, options
 from dllm_bench.registry import instantiate
-from dllm_bench.training.recipes import RECIPES
+from scripts.embedded.recipes import RECIPES
 
 ITEMS = 3
 DECODERS: Mapping[str, str] = {"full": "fast_dllm", "block_causal": "d2f", "causal": "ar"}
@@ -29,7 +29,7 @@ def _decoder(model: Mapping[str, object]) -> list[str]:
     return [f"decoder={DECODERS[str(model['attention_form'])]}"]
 
 
-@pytest.mark.parametrize("name", list(embedded.EMBEDDED))
+@pytest.mark.parametrize("name", SHIPPED_MODELS)
 def test_a_shipped_model_answers(name: str) -> None:
     task = RECIPES[name].tasks[0]
     overrides = [f"model={name}", f"benchmark={task}", f"+benchmark.limit={ITEMS}"]
@@ -38,6 +38,7 @@ def test_a_shipped_model_answers(name: str) -> None:
     decoder = compose([*overrides, *_decoder(model)])["decoder"]
     decode = instantiate({key: value for key, value in decoder.items() if key != "name"})
     loaded = loading.load(ModelSpec(**model, dtype="float32", device="cpu"))
+    assert loaded.facts.adapter == RECIPES[name].layout
     benchmark = instantiate(config["benchmark"])
     texts = {
         request.id: loaded.decode(decode.generate(loaded.denoiser, request).ids)
@@ -47,7 +48,7 @@ def test_a_shipped_model_answers(name: str) -> None:
 
 
 def test_models_that_ship_have_a_recipe_and_a_yaml() -> None:
-    for name, model in embedded.EMBEDDED.items():
-        assert RECIPES[name].layout == model.layout
+    for name in SHIPPED_MODELS:
+        assert name in RECIPES
         assert name in options("model")
-        assert (model.folder / "CARD.md").exists()
+        assert (assets_dir() / name / "CARD.md").exists()

@@ -14,7 +14,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.filters import FilterFacts, LearnedFilter, save
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import describe, instantiate
-from dllm_bench.training.filter import network_of
+from dllm_bench.training.filters import network_of
 
 FACTS = FilterFacts(labels="masked", gen_length=64, model="tiny", weights="w" * 64)
 SHIPPED = sorted(path.name for path in (assets_dir() / "filters").iterdir())
@@ -132,7 +132,7 @@ def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
 def test_the_command_on_a_shipped_card_asks_for_the_data_it_describes(name: str) -> None:
     """Its settings are read as `dllm-bench train filter` reads them today."""
     from dllm_bench.cli.main import parser
-    from dllm_bench.training.filter import FilterJob
+    from dllm_bench.training.filters import FilterJob
 
     card = (assets_dir() / "filters" / name / "CARD.md").read_text()
     asked = parser().parse_args(re.findall(r"`dllm-bench (train filter [^`]+)`", card)[0].split())

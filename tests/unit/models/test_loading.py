@@ -168,7 +168,7 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("assets/no-such-model", "dllm-bench train embedded no-such-model"),
+        ("assets/no-such-model", "python -m scripts.embedded no-such-model"),
         ("no such folder", "no model folder"),
         ("nobody-org/no-such-model", "hf download nobody-org/no-such-model --revision abc"),
     ],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dllm_bench.training.net import Experts, NetConfig, Weights
+from scripts.embedded.network import Experts, NetConfig, Weights
 
 COPY_NOISE = 0.05
 """Relative noise on weights that more than one expert begins with."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.store.record import RunRecord
-from dllm_bench.training.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
+from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
 OBJECTIVES = {
     "causal": "next token under causal attention on the answer (autoregressive)",
@@ -81,7 +81,7 @@ def render(recipe: Recipe, wall_s: float) -> str:
     lines = [
         f"# {recipe.name}", "",
         f"A small {kind} in the {recipe.layout} layout ({shift}), trained by this project",
-        f"with `dllm-bench train embedded {recipe.name}`. MIT licence, as the package.",
+        f"with `python -m scripts.embedded {recipe.name}`. MIT licence, as the package.",
         "",
         "## Data", "",
         *_data_lines(recipe), "",

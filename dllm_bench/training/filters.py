@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models import filters
-from dllm_bench.training import filter_card, progress, traces
+from dllm_bench.models import filters as filter_files
+from dllm_bench.training import filter_card, progress, prompts, traces
 from dllm_bench.training.traces import Plan, Traces
 
 Labels = Literal["masked", "all"]
@@ -73,8 +73,8 @@ class FilterJob:
     def texts(self) -> list[str]:
         """The prompts."""
         if self.flan is not None:
-            return traces.flan_prompts(self.flan, FLAN_PER_TASK, self.seed)
-        return traces.generated_prompts(self.benchmarks, self.prompts, self.seed)
+            return prompts.flan_prompts(self.flan, FLAN_PER_TASK, self.seed)
+        return prompts.train_prompts(self.benchmarks, self.prompts, self.seed)
 
     def source(self) -> str:
         """Where the prompts come from, for the card."""
@@ -100,7 +100,7 @@ def train(
     out: Path,
     traces_folder: Path,
     report: Report = print,
-) -> filters.LearnedFilter:
+) -> filter_files.LearnedFilter:
     """Collect what is missing, fit, write the filter with curve and card to `out`.
 
     `model` is a resolved configuration group.
@@ -110,14 +110,14 @@ def train(
     found = traces_of(plan, model, texts, traces_folder, report)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fitted = fit(found.to(device), job, report)
-    facts = filters.FilterFacts(
+    facts = filter_files.FilterFacts(
         labels=job.labels,
         gen_length=job.gen_length,
         model=plan.model,
         weights=plan.weights,
         tokenizer=plan.tokenizer,
     )
-    learned = filters.save(out, fitted.tensors, facts)
+    learned = filter_files.save(out, fitted.tensors, facts)
     curve = "".join(json.dumps(point) + "\n" for point in fitted.curve)
     (out / "curve.jsonl").write_text(curve)
     filter_card.plot(out / "curve.png", fitted.curve, fitted.epoch)
@@ -154,7 +154,7 @@ def plan_of(job: FilterJob, model: Mapping[str, Any], texts: Sequence[str]) -> P
         model=str(model["name"]),
         weights=hashes["weights"],
         tokenizer=hashes.get("tokenizer", ""),
-        prompts=traces.hash_of(texts),
+        prompts=prompts.hash_of(texts),
         block=job.block,
         gen_length=job.gen_length,
         all_blocks=job.all_blocks,
@@ -174,7 +174,7 @@ def traces_of(
         return stored
     spec = model_spec(model)
     loaded = loading.load(spec)
-    encode = traces.encoder(loaded.encode, spec.chat)
+    encode = prompts.encoder(loaded.encode, spec.chat)
     return traces.collect(loaded.denoiser, encode, texts, plan, folder, report)
 
 

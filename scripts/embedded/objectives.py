@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_bench.training.data import Batch
+from scripts.embedded.data import Batch
 
 NEVER = -1e4
 WINDOWS = torch.tensor([1, 2, 4, 8, 16, 32])

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dllm_bench.training.net import NetConfig, Weights
+from scripts.embedded.network import NetConfig, Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.models import drafters
+from dllm_bench.models import drafters as drafter_files
 from dllm_bench.models.drafter_nets import BlockNet, ChainNet, DraftNetwork
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -31,7 +31,7 @@ from dllm_bench.training import (
     drafter_chain,
     drafter_loss,
     progress,
-    traces,
+    prompts,
 )
 from dllm_bench.training import drafter_target as sources
 from dllm_bench.training.drafter_loss import Shares
@@ -182,7 +182,7 @@ class Run:
         target = loaded.denoiser
         assert isinstance(target, TransformerDenoiser)
         published = job.published(target)
-        network = drafters.fresh(published, target, job.seed)
+        network = drafter_files.fresh(published, target, job.seed)
         learned = [weight for weight in network.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(learned, job.lr, weight_decay=0.0)
         few = min(HELD_OUT, max(1, len(texts) // 10))
@@ -290,7 +290,7 @@ def rounded(point: Point) -> Point:
 
 def save(run: Run, out: Path) -> None:
     """Write the drafter as it is, its curve and card, and the state to go on from."""
-    drafters.save(out, run.published, run.network.state_dict())
+    drafter_files.save(out, run.published, run.network.state_dict())
     (out / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in run.curve))
     (out / "CARD.md").write_text(drafter_card.render(out.name, run))
     torch.save(run.state(), out / "state.tmp")
@@ -307,7 +307,7 @@ def texts_of(
     job: DrafterJob, loaded: LoadedModel, chat: bool, file: Path, report: Report = print
 ) -> list[Text]:
     """The rows of a job; the target's own answers are kept in `file`."""
-    found = sources.pairs(sources.TASKS, job.prompts, job.seed)
+    found = prompts.train_pairs(sources.TASKS, job.prompts, job.seed)
     if job.texts == "gold":
         if chat:
             raise DllmBenchError(
@@ -315,7 +315,7 @@ def texts_of(
                 "texts=target."
             )
         return sources.gold(loaded, found)
-    encode = traces.encoder(loaded.text.encode, chat)
+    encode = prompts.encoder(loaded.text.encode, chat)
     requests = [
         Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.seed + index)
         for index, (prompt, _) in enumerate(found)

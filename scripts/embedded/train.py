@@ -22,10 +22,14 @@ from torch import Tensor
 
 from dllm_bench.benchmarks.embedded import minigsm
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models import embedded
-from dllm_bench.training import adapt, card, data, export, net, objectives, progress
-from dllm_bench.training.optim import Optimizer, learning_rate_factor
-from dllm_bench.training.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
+from dllm_bench.models.sources import SHIPPED_MODELS
+from dllm_bench.paths import assets_dir
+from dllm_bench.training import progress
+from dllm_bench.training.prompts import task_pairs
+from scripts.embedded import adapt, card, data, export, objectives, tokenizer
+from scripts.embedded import network as net
+from scripts.embedded.optim import Optimizer, learning_rate_factor
+from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
 LORA_TARGETS = ("q", "k", "v", "o")
 PROBE_ROWS = 256
@@ -96,26 +100,26 @@ def train(
 def _start_folder(recipe: Recipe, out_dir: Path) -> Path | None:
     if recipe.start is None:
         return None
-    beside, shipped = out_dir.parent / recipe.start, embedded.EMBEDDED.get(recipe.start)
+    beside = out_dir.parent / recipe.start
     trained = (beside / "model.safetensors").exists()
-    return beside if trained or shipped is None else shipped.folder
+    return beside if trained or recipe.start not in SHIPPED_MODELS else assets_dir() / recipe.start
 
 
 def prepare(recipe: Recipe, cache: Path | None, start_dir: Path | None = None) -> Run:
     """Build vocabulary, pools, probes and starting weights."""
-    tokenizer = embedded.build_tokenizer(recipe.chat, recipe.first_vocabulary)
-    cfg = _net_config(recipe.layout, len(tokenizer))
+    words = tokenizer.build_tokenizer(recipe.chat, recipe.first_vocabulary)
+    cfg = _net_config(recipe.layout, len(words))
     tasks = recipe.tasks
     pools = {
         t: data.load_pool(t, recipe.pool_size, recipe.pool_seed, recipe.chat, cache) for t in tasks
     }
     operands = data.ANY if "minimath" in tasks else data.SMALL
-    equations = data.equation_table(tokenizer, operands)
-    facts = data.fact_table(tokenizer) if RECALL in recipe.drills else torch.empty(0)
-    base = _starting_weights(recipe, cfg, start_dir, tokenizer.convert_tokens_to_ids)
+    equations = data.equation_table(words, operands)
+    facts = data.fact_table(words) if RECALL in recipe.drills else torch.empty(0)
+    base = _starting_weights(recipe, cfg, start_dir, words.convert_tokens_to_ids)
     trained = _new_lora(base, recipe) if recipe.lora_rank else base
     run = Run(
-        recipe, cfg, _vocabulary(tokenizer), pools, {}, equations, facts, base,
+        recipe, cfg, _vocabulary(words), pools, {}, equations, facts, base,
         {n: t.requires_grad_() for n, t in trained.items()},
     )  # fmt: skip
     run.probes = {t: _probe_batch(recipe, t, run.vocabulary.eos_id) for t in tasks}
@@ -126,9 +130,9 @@ def _starting_weights(
     recipe: Recipe, cfg: net.NetConfig, start_dir: Path | None, to_ids: Callable
 ) -> net.Weights:
     if start_dir is None:
-        return net.initial_weights(cfg, recipe.seed, to_ids([" " + n for n in embedded.NUMBERS]))
+        return net.initial_weights(cfg, recipe.seed, to_ids([" " + n for n in tokenizer.NUMBERS]))
     start = RECIPES[str(recipe.start)]
-    words = embedded.build_tokenizer(first=start.first_vocabulary)
+    words = tokenizer.build_tokenizer(first=start.first_vocabulary)
     source = _net_config(start.layout, len(words))
     weights = export.read_weights(start_dir, list(net.shapes(source)), start.layout)
     if len(weights["wte"]) != source.vocab_size:
@@ -168,18 +172,18 @@ def _new_lora(base: net.Weights, recipe: Recipe) -> net.Weights:
     return lora
 
 
-def _vocabulary(tokenizer: Any) -> objectives.Vocabulary:
-    hard = [" " + n for n in embedded.NUMBERS] + [*"abcxry", "xs", "ys", "zs"]
+def _vocabulary(words: Any) -> objectives.Vocabulary:
+    hard = [" " + n for n in tokenizer.NUMBERS] + [*"abcxry", "xs", "ys", "zs"]
     hard += [" " + w for w in "a b c x r y xs ys zs + - * % > < == max min".split()]
-    if len(tokenizer) > len(embedded.first_pieces()):
-        hard += [" " + word for word in (*embedded.LATER_WORDS, *minigsm.NAMES, *minigsm.ITEMS)]
-    hard_V = torch.zeros(len(tokenizer), dtype=torch.bool)
-    hard_V[torch.tensor(tokenizer.convert_tokens_to_ids(hard))] = True
-    return objectives.Vocabulary(tokenizer.mask_token_id, tokenizer.eos_token_id, hard_V)
+    if len(words) > len(tokenizer.first_pieces()):
+        hard += [" " + word for word in (*tokenizer.LATER_WORDS, *minigsm.NAMES, *minigsm.ITEMS)]
+    hard_V = torch.zeros(len(words), dtype=torch.bool)
+    hard_V[torch.tensor(words.convert_tokens_to_ids(hard))] = True
+    return objectives.Vocabulary(words.mask_token_id, words.eos_token_id, hard_V)
 
 
 def _probe_batch(recipe: Recipe, task: str, eos: int) -> data.Batch:
-    pool = data.make_pool(data.texts(task, "test", PROBE_ROWS, 99), recipe.chat)
+    pool = data.make_pool(task_pairs(task, "test", PROBE_ROWS, 99), recipe.chat)
     return data.draw_rows(pool, PROBE_ROWS, 128, torch.Generator().manual_seed(0), eos, False)
 
 
@@ -324,7 +328,7 @@ def _restore(run: Run, saved: dict[str, Any]) -> None:
 def write(run: Run, out_dir: Path, trained: net.Weights) -> None:
     """Write the model folder (checkpoint or adapter) and the training log."""
     recipe = run.recipe
-    words = embedded.build_tokenizer(recipe.chat, recipe.first_vocabulary)
+    words = tokenizer.build_tokenizer(recipe.chat, recipe.first_vocabulary)
     if recipe.lora_rank:
         export.write_adapter(out_dir, trained, str(recipe.start), recipe.lora_rank, words)
     else:

@@ -8,46 +8,11 @@ any text encodes and decodes without loss. Loading weights into modules is left 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from dllm_bench.paths import assets_dir
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-
-@dataclass(frozen=True)
-class EmbeddedModel:
-    """One shipped model: layout as in training/export.py; `base` is set for an adapter."""
-
-    name: str
-    layout: str
-    base: str | None = None
-    chat: bool = False
-
-    @property
-    def folder(self) -> Path:
-        return assets_dir() / self.name
-
-
-EMBEDDED: dict[str, EmbeddedModel] = {
-    m.name: m
-    for m in (
-        EmbeddedModel("tiny-llada", "llada"),
-        EmbeddedModel("tiny-qwen3", "qwen3"),
-        EmbeddedModel("tiny-llada2", "llada2"),
-        EmbeddedModel("tiny-sdar", "sdar"),
-        EmbeddedModel("tiny-llada-moe", "llada_moe"),
-        EmbeddedModel("tiny-dream-base", "dream"),
-        EmbeddedModel("tiny-dream-instruct", "dream", chat=True),
-        EmbeddedModel("tiny-diffucoder", "dream", chat=True),
-        EmbeddedModel("tiny-d2f-dream-base", "dream", base="tiny-dream-base"),
-        EmbeddedModel("tiny-d2f-dream-instruct", "dream", base="tiny-dream-instruct", chat=True),
-        EmbeddedModel("tiny-d2f-diffucoder", "dream", base="tiny-diffucoder", chat=True),
-    )
-}
 
 MASK, EOS, EOT, PAD, BOS = "<|mask|>", "<|endoftext|>", "<|eot|>", "<|pad|>", "<|bos|>"
 USER, ASSISTANT, UNK = "<|user|>", "<|assistant|>", "<|unk|>"

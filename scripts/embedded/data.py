@@ -7,7 +7,6 @@ padding, no attention mask. Drill rows are bare equations. Nothing here knows an
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import cycle
@@ -17,22 +16,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dllm_bench.benchmarks.embedded import base as mini
-from dllm_bench.benchmarks.embedded import minicode, minigsm, minimath, miniread, minirule
-from dllm_bench.models import embedded
+from dllm_bench.benchmarks.embedded import minigsm, miniread
+from dllm_bench.training.prompts import task_pairs
+from scripts.embedded.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 POOL_WIDTH = 120
 RESULT = 4  # column of the result in an equation, of the word to recall in a fact
-STEP_WEIGHTS = (1.0, 1.0, 1.5, 2.0, 2.5)
-DRAWN: Mapping[str, mini.Draw] = {
-    "minimath": minimath.draw,
-    "miniread": mini.mixture(miniread.span, miniread.span, miniread.count),
-    "minirule": mini.mixture(minirule.free, minirule.choice),
-}
-"""Tasks beside minigsm and minicode, all forms of each."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +53,6 @@ class Batch:
     asked_BL: Tensor
 
 
-def texts(task: str, split: str, count: int, seed: int) -> list[tuple[str, str]]:
-    """(prompt, gold continuation without EOS) pairs of one task."""
-    if task == "minigsm":
-        weights = STEP_WEIGHTS if split == "train" else (1.0,) * minigsm.MAX_STEPS
-        problems = minigsm.generate(split, count, seed, weights)
-        return [(minigsm.prompt_of(p.question), " " + p.answer) for p in problems]
-    if task in DRAWN:
-        drawn = mini.generate(task, DRAWN[task], split, count, seed)
-        return [(p.prompt, " " + p.answer) for p in drawn]
-    if split == "test":
-        return [(p.prompt, p.canonical_solution) for p in minicode.generate(split, count, seed)]
-    rng = random.Random(f"minicode/{split}/{seed}")
-    programs = minicode.draw_programs(split, rng)
-    entry_points = minicode.ENTRY_POINTS
-    return [
-        (minicode.prompt_of(p, rng.choice(entry_points)), p.body)
-        for p, _ in zip(programs, range(count), strict=False)
-    ]
-
-
 def chat_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
     """The plain prompt as a user turn, ready for the assistant's answer."""
     turns = [{"role": "user", "content": prompt}]
@@ -89,7 +61,7 @@ def chat_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
 
 def make_pool(pairs: list[tuple[str, str]], chat: bool) -> Pool:
     """Tokenise pairs into a pool; the later pieces do not change the older tasks' tokens."""
-    tokenizer = embedded.build_tokenizer(chat)
+    tokenizer = build_tokenizer(chat)
     backend = tokenizer.backend_tokenizer
     if chat:
         pairs = [(chat_prompt(tokenizer, prompt), answer) for prompt, answer in pairs]
@@ -109,7 +81,7 @@ def load_pool(task: str, count: int, seed: int, chat: bool, cache: Path | None) 
     path = cache / f"{task}-{count}-{seed}-{int(chat)}.pt" if cache else None
     if path and path.exists():
         return Pool(**torch.load(path))
-    pool = make_pool(texts(task, "train", count, seed), chat)
+    pool = make_pool(task_pairs(task, "train", count, seed), chat)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(vars(pool), path)

@@ -1,0 +1,119 @@
+"""Prompts and gold answers from the train splits of the embedded tasks; prompts from FLAN files.
+
+Learned filters, drafters and the embedded models are all trained on these texts. The test split is
+drawn with the same functions, for measurements during training. Tokens are left to the users.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dllm_bench.benchmarks.embedded import base as mini
+from dllm_bench.benchmarks.embedded import minicode, minigsm, minimath, miniread, minirule
+from dllm_bench.core.benchmark import Encode
+from dllm_bench.core.errors import DllmBenchError
+
+Pair = tuple[str, str]
+"""A prompt and its gold answer, without an end token."""
+
+STEP_WEIGHTS = (1.0, 1.0, 1.5, 2.0, 2.5)
+"""How often minigsm problems of 1 to 5 steps occur in the train split, relative to each other."""
+DRAWN: Mapping[str, mini.Draw] = {
+    "minimath": minimath.draw,
+    "miniread": mini.mixture(miniread.span, miniread.span, miniread.count),
+    "minirule": mini.mixture(minirule.free, minirule.choice),
+}
+"""Task -> how one problem is drawn, all of its forms included. minigsm and minicode have generators
+of their own."""
+
+
+def task_pairs(task: str, split: str, count: int, seed: int) -> list[Pair]:
+    """`count` pairs of one task; the same for the same split and seed."""
+    if task == "minigsm":
+        weights = STEP_WEIGHTS if split == "train" else (1.0,) * minigsm.MAX_STEPS
+        problems = minigsm.generate(split, count, seed, weights)
+        return [(minigsm.prompt_of(p.question), " " + p.answer) for p in problems]
+    if task in DRAWN:
+        drawn = mini.generate(task, DRAWN[task], split, count, seed)
+        return [(p.prompt, " " + p.answer) for p in drawn]
+    if split == "test":
+        return [(p.prompt, p.canonical_solution) for p in minicode.generate(split, count, seed)]
+    rng = random.Random(f"minicode/{split}/{seed}")
+    programs = minicode.draw_programs(split, rng)
+    return [
+        (minicode.prompt_of(p, rng.choice(minicode.ENTRY_POINTS)), p.body)
+        for p, _ in zip(programs, range(count), strict=False)
+    ]
+
+
+def train_pairs(tasks: Sequence[str], count: int, seed: int) -> list[Pair]:
+    """`count` pairs from the train splits, one task after the other in turn."""
+    per_task = -(-count // len(tasks))
+    drawn = [task_pairs(task, "train", per_task, seed) for task in tasks]
+    return [pair for turn in zip(*drawn, strict=True) for pair in turn][:count]
+
+
+def train_prompts(tasks: Sequence[str], count: int, seed: int) -> list[str]:
+    """The prompts of `train_pairs`."""
+    return [prompt for prompt, _ in train_pairs(tasks, count, seed)]
+
+
+def flan_prompts(folder: Path, per_task: int, seed: int) -> list[str]:
+    """`per_task` prompts of every task, drawn uniformly from all jsonl rows (task, inputs) in
+    `folder`; a task with fewer rows gives all of them.
+
+    The files are read once, and only the chosen prompts are held in memory (reservoir sampling).
+    """
+    rng = random.Random(f"flan/{seed}")
+    kept: dict[str, list[str]] = {}
+    seen: dict[str, int] = {}
+    for task, text in _flan_rows(folder):
+        chosen = kept.setdefault(task, [])
+        seen[task] = seen.get(task, 0) + 1
+        if len(chosen) < per_task:
+            chosen.append(text)
+        elif (place := rng.randrange(seen[task])) < per_task:
+            chosen[place] = text
+    return [text for task in sorted(kept) for text in kept[task]]
+
+
+def _flan_rows(folder: Path) -> Iterator[tuple[str, str]]:
+    files = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
+    if not files:
+        raise DllmBenchError(
+            f"{folder} holds no .jsonl file; name a directory of FLAN rows with the fields task "
+            "and inputs."
+        )
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _flan_row(file, number, line)
+
+
+def _flan_row(file: Path, number: int, line: str) -> tuple[str, str]:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        return str(row["task"]), str(row["inputs"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DllmBenchError(
+            f"Line {number} of {file} is no FLAN row ({error!r}); each line must be a JSON object "
+            "with the fields task and inputs."
+        ) from None
+
+
+def hash_of(prompts: Sequence[str]) -> str:
+    """sha256 of the prompts in their order."""
+    return hashlib.sha256("\0".join(prompts).encode()).hexdigest()
+
+
+def encoder(encode: Encode, chat: bool) -> Callable[[str], list[int]]:
+    """Prompt -> ids, as benchmarks do it: one user turn for chat models, else the plain text."""
+    if not chat:
+        return encode
+    return lambda text: encode([{"role": "user", "content": text}])

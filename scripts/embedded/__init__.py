@@ -1,0 +1,1 @@
+"""How the embedded models are made: `python -m scripts.embedded MODEL`."""
