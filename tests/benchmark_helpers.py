@@ -8,29 +8,29 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks import base
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
+from dllm_bench.benchmarks.items import Item
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
-from dllm_bench.benchmarks.tasks import data, math_answers
+from dllm_bench.benchmarks.tasks import math_answers, sources
 from dllm_bench.core.benchmark import SampleScore, Turns
 
 STRICT, FLEXIBLE = "exact_match,strict-match", "exact_match,flexible-extract"
 COMPLETION, EXTRACTED = "pass@1,completion", "pass@1,extracted"
-Answer = Callable[[base.Item], str]
+Answer = Callable[[Item], str]
 
 
-def number_of(item: base.Item) -> str:
+def number_of(item: Item) -> str:
     return str(item["answer"]).split("#### ")[-1]
 
 
-def minerva(item: base.Item) -> str:
+def minerva(item: Item) -> str:
     answer = math_answers.boxed(item["solution"])
     return (
         f"{item['solution']}\nFinal Answer: The final answer is ${answer}$. I hope it is correct."
     )
 
 
-def korbench_answer(item: base.Item) -> str:
+def korbench_answer(item: Item) -> str:
     """What a right reply says: one of the accepted answers, where the item lists several."""
     answer = str(item["answer"])
     if item["category"] != "puzzle":
@@ -40,7 +40,7 @@ def korbench_answer(item: base.Item) -> str:
     return f"[[{inner.split(several)[0].strip() if several else inner}]]"
 
 
-def looked_up(item: base.Item) -> str:
+def looked_up(item: Item) -> str:
     """LiveCodeBench has no reference solutions: a program that knows the tests' outputs."""
     tests = json.loads(item["tests"])
     if not item["function"]:
@@ -120,7 +120,7 @@ def stock_config(
 
     config: dict[str, Any] = load_yaml(Path(inspect.getfile(lm_eval.tasks)).parent / path)
     config.pop("tag", None)
-    ours = data.dataset(
+    ours = sources.dataset(
         source=task,
         shots_from="train" if shots else None,
         split=split,

@@ -19,8 +19,23 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks import base, programs
+from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.embedded import minicode
+from dllm_bench.benchmarks.items import (
+    PLAIN,
+    Item,
+    LazyRequests,
+    active_stops,
+    answered_items,
+    choose_items,
+    content_hash,
+    cut_at_stop,
+    data_file,
+    downloads_allowed,
+    read_jsonl,
+    require_cache_or_server,
+    require_known,
+)
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.core.errors import DllmBenchError
 
@@ -81,7 +96,7 @@ SETS: Mapping[str, ProblemSet] = {
 
 
 CHAT, DIFFUCODER = "chat", "diffucoder"
-FORMS = (base.PLAIN, CHAT, DIFFUCODER)
+FORMS = (PLAIN, CHAT, DIFFUCODER)
 DIFFUCODER_PROMPT = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
     "Please complete the following problem:\n```\n{prompt}\n```\n<|im_end|>\n"
@@ -93,19 +108,19 @@ Program = Callable[[str, str, str], str]
 
 
 def _assembled(prompt: str, answer: str, entry_point: str) -> str:
-    return programs.assemble(prompt, answer)
+    return code_answers.assemble(prompt, answer)
 
 
 def _sanitized(prompt: str, answer: str, entry_point: str) -> str:
-    return sanitized(programs.assemble(prompt, answer), entry_point)
+    return sanitized(code_answers.assemble(prompt, answer), entry_point)
 
 
 def _diffucoder(prompt: str, answer: str, entry_point: str) -> str:
-    return sanitized(programs.diffucoder(prompt, answer), entry_point)
+    return sanitized(code_answers.diffucoder(prompt, answer), entry_point)
 
 
 def _lopa(prompt: str, answer: str, entry_point: str) -> str:
-    return programs.lopa_sanitized(programs.lopa_code(prompt, answer), entry_point)
+    return code_answers.lopa_sanitized(code_answers.lopa_code(prompt, answer), entry_point)
 
 
 POSTPROCESS: Mapping[str, Program] = {
@@ -131,7 +146,7 @@ class EvalPlusBenchmark:
     dataset: str
     max_new_tokens: int
     shots: int = 0
-    template: str = base.PLAIN
+    template: str = PLAIN
     chat: bool = True
     instruction: str = ""
     stop: Sequence[str] = ()
@@ -147,12 +162,12 @@ class EvalPlusBenchmark:
 
     def check(self) -> None:
         """Raise for what would fail later: names, data, EvalPlus, consent. Loads nothing."""
-        base.known("EvalPlus problem set", self.dataset, SETS)
-        base.known(f"template of {self.name!r}", self.template, FORMS)
-        base.known(f"postprocess of {self.name!r}", self.postprocess, POSTPROCESS)
-        base.known(f"primary metric of {self.name!r}", self.primary, STAGES)
+        require_known("EvalPlus problem set", self.dataset, SETS)
+        require_known(f"template of {self.name!r}", self.template, FORMS)
+        require_known(f"postprocess of {self.name!r}", self.postprocess, POSTPROCESS)
+        require_known(f"primary metric of {self.name!r}", self.primary, STAGES)
         source = SETS[self.dataset]
-        base.known(f"split of {self.name!r}", self.split, source.splits)
+        require_known(f"split of {self.name!r}", self.split, source.splits)
         self._check_data(source)
         if self._needs_evalplus and importlib.util.find_spec("evalplus") is None:
             raise DllmBenchError(
@@ -168,10 +183,10 @@ class EvalPlusBenchmark:
 
     def _check_data(self, source: ProblemSet) -> None:
         if source.file and self.data_dir is not None:
-            base.data_file(self.data_dir, source.file, self.name)
+            data_file(self.data_dir, source.file, self.name)
         elif source.file:
             cache_dir = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-            base.require_download(self.name, "github.com", cache_dir / "evalplus", source.file)
+            require_cache_or_server(self.name, "github.com", cache_dir / "evalplus", source.file)
 
     @property
     def drawn(self) -> bool:
@@ -186,27 +201,27 @@ class EvalPlusBenchmark:
         return sanitizes or source.needs_evalplus or downloads
 
     @cached_property
-    def items(self) -> list[base.Item]:
+    def items(self) -> list[Item]:
         """The chosen problems with an `id`, inputs still as JSON has them."""
         problems = _problems(self.dataset, self.split, self.data_dir)
-        return base.choose(problems, self.limit, self.repeats)
+        return choose_items(problems, self.limit, self.repeats)
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
         """Strings that end an answer."""
-        return base.stops(self.stop, self.hard_stop, self.escape_until)
+        return active_stops(self.stop, self.hard_stop, self.escape_until)
 
     @property
     def _form(self) -> str:
-        return base.PLAIN if self.template == CHAT and not self.chat else self.template
+        return PLAIN if self.template == CHAT and not self.chat else self.template
 
     def requests(self, encode: Encode) -> Sequence[Request]:
         """One request per problem, in the fixed order."""
-        return base.Requests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
+        return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
 
-    def _prompt(self, problem: base.Item) -> str | Turns:
+    def _prompt(self, problem: Item) -> str | Turns:
         text = _stripped(problem)
-        if self._form == base.PLAIN:
+        if self._form == PLAIN:
             return text
         if self._form == DIFFUCODER:
             return DIFFUCODER_PROMPT.format(prompt=text.rstrip("\n"))
@@ -221,27 +236,27 @@ class EvalPlusBenchmark:
     @cached_property
     def _hash(self) -> str:
         form = [self._form, self.instruction if self._form == CHAT else "", list(self.stops)]
-        return base.content_hash({"items": self.items, "form": form})
+        return content_hash({"items": self.items, "form": form})
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """Run every answer against its problem's inputs; needs consent, no model."""
         sandbox.require_consent(self.allow_code_execution, self.name)
-        problems = base.by_id(texts, self.items, self.name)
+        problems = answered_items(texts, self.items, self.name)
         scores = sandbox.map_in_threads(lambda p: self._grade(p, texts[p["id"]]), problems)
         return {p["id"]: score for p, score in zip(problems, scores, strict=True)}
 
-    def program(self, problem: base.Item, text: str) -> str:
+    def program(self, problem: Item, text: str) -> str:
         """The program an answer makes."""
-        answer = base.cut(text, self.stops)
+        answer = cut_at_stop(text, self.stops)
         return POSTPROCESS[self.postprocess](_stripped(problem), answer, problem["entry_point"])
 
     def samples(self, texts: Mapping[str, str]) -> Iterator[str]:
         """Lines of a samples file as `evalplus.evaluate` reads it; it wants all problems."""
-        for problem in base.by_id(texts, self.items, self.name):
+        for problem in answered_items(texts, self.items, self.name):
             program = self.program(problem, texts[problem["id"]])
             yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
 
-    def _grade(self, problem: base.Item, text: str) -> SampleScore:
+    def _grade(self, problem: Item, text: str) -> SampleScore:
         from dllm_bench.core.benchmark import SampleScore
 
         if not text.strip():
@@ -259,7 +274,7 @@ class EvalPlusBenchmark:
         outcome = sandbox.execute(sandbox.harness("check_function"), payload, source.limits)
         return _sample_score(problem["id"], outcome, self.primary)
 
-    def _inputs(self, problem: base.Item) -> dict[str, list[Any]]:
+    def _inputs(self, problem: Item) -> dict[str, list[Any]]:
         """stage -> argument lists, with the tuples, sets and complex numbers JSON cannot hold."""
         inputs = {stage: list(problem[f"{stage}_input"]) for stage in STAGES}
         if self.dataset != "mbpp_plus":
@@ -289,7 +304,7 @@ def _sample_score(item_id: str, outcome: sandbox.Outcome, primary: str) -> Sampl
 
 
 @cache
-def _problems(dataset: str, split: str, data_dir: str | None) -> list[base.Item]:
+def _problems(dataset: str, split: str, data_dir: str | None) -> list[Item]:
     """All problems of a split."""
     source = SETS[dataset]
     if not source.file:
@@ -297,8 +312,8 @@ def _problems(dataset: str, split: str, data_dir: str | None) -> list[base.Item]
     if data_dir is None:
         file = _download(dataset, *source.download)
     else:
-        file = base.data_file(data_dir, source.file, dataset)
-    rows = base.read_jsonl(file)
+        file = data_file(data_dir, source.file, dataset)
+    rows = read_jsonl(file)
     return [{"id": f"{dataset}/{split}/{row['task_id'].split('/')[-1]}", **row} for row in rows]
 
 
@@ -307,7 +322,7 @@ def _download(dataset: str, module: str, function: str) -> Path:
     try:
         made: Any = importlib.import_module(module)
         fetch = made.make_cache
-        made.make_cache = fetch if base.asks() else _only_kept
+        made.make_cache = fetch if downloads_allowed() else _only_kept
         try:
             return Path(getattr(made, function)())
         finally:
@@ -326,7 +341,7 @@ def _only_kept(url: str, file: str) -> None:
         raise FileNotFoundError(f"{file} is not there, and {url} was not asked")
 
 
-def _stripped(problem: base.Item) -> str:
+def _stripped(problem: Item) -> str:
     """The prompt as it is asked: without outer white space, ending in a newline."""
     return str(problem["prompt"]).strip() + "\n"
 
@@ -335,4 +350,4 @@ def sanitized(program: str, entry_point: str) -> str:
     """EvalPlus's own sanitising of the first lines; its search is quadratic in their number."""
     from evalplus.sanitize import sanitize
 
-    return sanitize("\n".join(program.split("\n")[: programs.MAX_LINES]), entry_point)
+    return sanitize("\n".join(program.split("\n")[: code_answers.MAX_LINES]), entry_point)

@@ -20,9 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dllm_bench.benchmarks import base
+from dllm_bench.benchmarks.items import (
+    PLAIN,
+    TEMPLATES,
+    Item,
+    LazyRequests,
+    active_stops,
+    answered_items,
+    choose_items,
+    content_hash,
+    cut_at_stop,
+    require_known,
+)
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.tasks import data
+from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import no_such
 
@@ -69,7 +80,7 @@ class LmEvalBenchmark:
     max_new_tokens: int
     primary: str
     shots: int = 0
-    template: str = base.PLAIN
+    template: str = PLAIN
     chat: bool = True
     stop: Sequence[str] = ()
     hard_stop: Sequence[str] = ()
@@ -82,12 +93,12 @@ class LmEvalBenchmark:
 
     def check(self) -> None:
         """Raise for what would fail later: names, data files, consent. Loads neither."""
-        base.known("lm-eval task", self.task, task_names())
-        base.known(f"template of {self.name!r}", self.template, base.TEMPLATES)
-        base.known(f"primary metric of {self.name!r}", self.primary, _metrics(self.task))
-        data.check(self._source, self.split, self.data_dir)
+        require_known("lm-eval task", self.task, task_names())
+        require_known(f"template of {self.name!r}", self.template, TEMPLATES)
+        require_known(f"primary metric of {self.name!r}", self.primary, _metrics(self.task))
+        sources.check(self._source, self.split, self.data_dir)
         if self.shots and self._shots_from:
-            data.check(self._source, self._shots_from, self.data_dir)
+            sources.check(self._source, self._shots_from, self.data_dir)
         if self.runs_code:
             sandbox.require_consent(self.allow_code_execution, self.name)
 
@@ -103,7 +114,7 @@ class LmEvalBenchmark:
     @property
     def drawn(self) -> bool:
         """Whether code of the package makes the items, so that nothing is read for them."""
-        return not data.SOURCES[self._source].files
+        return not sources.SOURCES[self._source].files
 
     @property
     def _shots_from(self) -> str | None:
@@ -111,16 +122,16 @@ class LmEvalBenchmark:
         return found
 
     @cached_property
-    def items(self) -> list[base.Item]:
+    def items(self) -> list[Item]:
         """The chosen items in the fixed order, each with an `id`."""
-        return base.choose(
-            data.rows(self._source, self.split, self.data_dir), self.limit, self.repeats
+        return choose_items(
+            sources.rows(self._source, self.split, self.data_dir), self.limit, self.repeats
         )
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
         """Strings that end a text."""
-        return base.stops(self.stop, self.hard_stop, self.escape_until)
+        return active_stops(self.stop, self.hard_stop, self.escape_until)
 
     @cached_property
     def _lm_eval_task(self) -> ConfigurableTask:
@@ -141,14 +152,14 @@ class LmEvalBenchmark:
 
     @property
     def _form(self) -> str:
-        return self.template if self.chat else base.PLAIN
+        return self.template if self.chat else PLAIN
 
     def requests(self, encode: Encode) -> Sequence[Request]:
         """One request per item; lm-eval builds the prompts."""
-        return base.Requests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
+        return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
 
-    def _prompt(self, item: base.Item) -> str | Turns:
-        chat, multiturn = base.TEMPLATES[self._form]
+    def _prompt(self, item: Item) -> str | Turns:
+        chat, multiturn = TEMPLATES[self._form]
         prompt: str | Turns = self._lm_eval_task.fewshot_context(
             dict(item),
             self.shots,
@@ -166,10 +177,10 @@ class LmEvalBenchmark:
     def _hash(self) -> str:
         file = task_file(self.task)
         form = {key: file[key] for key in PROMPT_KEYS if key in file}
-        return base.content_hash(
+        return content_hash(
             {
                 "items": self.items,
-                "shots": data.shots(self._source, self._shots_from, self.shots, self.data_dir),
+                "shots": sources.shots(self._source, self._shots_from, self.shots, self.data_dir),
                 "form": [form, self._form, list(self.stops)],
             }
         )
@@ -178,10 +189,10 @@ class LmEvalBenchmark:
         """Grade texts with the task's filters and metrics; needs no model."""
         if self.runs_code:
             sandbox.require_consent(self.allow_code_execution, self.name)
-        items = base.by_id(texts, self.items, self.name)
+        items = answered_items(texts, self.items, self.name)
         if not items:
             return {}
-        cut = [base.cut(texts[item["id"]], self.stops) for item in items]
+        cut = [cut_at_stop(texts[item["id"]], self.stops) for item in items]
         task, instances = self._lm_eval_task, _answered(self.task, items, cut)
         task._instances = instances
         task.apply_filters()
@@ -197,7 +208,7 @@ def _turns(turns: Turns, add_generation_prompt: bool = True) -> Turns:
     return turns
 
 
-def _answered(task: str, items: Sequence[base.Item], texts: Sequence[str]) -> list[Instance]:
+def _answered(task: str, items: Sequence[Item], texts: Sequence[str]) -> list[Instance]:
     """lm-eval's record of a question and its answer."""
     from lm_eval.api.instance import Instance
 
@@ -255,7 +266,7 @@ def _metrics(task: str) -> list[str]:
 
 
 def load_task(task: str, options: Mapping[str, Any]) -> ConfigurableTask:
-    """An lm-eval task of `tasks/`; `options` go to `data.dataset`."""
+    """An lm-eval task of `tasks/`; `options` go to `sources.dataset`."""
     for name in ("lm_eval", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
@@ -294,7 +305,9 @@ def _lm_class() -> type[LM]:
             until = settings.get("until") or ()
             stops = (until,) if isinstance(until, str) else tuple(until)
             budget = int(settings.get("max_gen_toks") or MAX_NEW_TOKENS)
-            text = base.cut(self._generate(self._turns.get(prompt, prompt), budget, stops), stops)
+            text = cut_at_stop(
+                self._generate(self._turns.get(prompt, prompt), budget, stops), stops
+            )
             self.cache_hook.add_partial("generate_until", (prompt, settings), text)
             return text
 

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dllm_bench.benchmarks import base
+from dllm_bench.benchmarks.items import (
+    Item,
+    LazyRequests,
+    answered_items,
+    content_hash,
+    data_file,
+    read_jsonl,
+    repeat_items,
+    require_known,
+)
 from dllm_bench.core.errors import DllmBenchError
 
 if TYPE_CHECKING:
@@ -44,42 +53,42 @@ class PromptsBenchmark:
 
     def check(self) -> None:
         """Raise for what would fail later: the name and the file."""
-        base.known("set of prompts", self.dataset, CAPS)
+        require_known("set of prompts", self.dataset, CAPS)
         if self.data_dir is None:
             raise DllmBenchError(
                 f"Benchmark {self.name!r} reads {FOLDER}/{self.dataset}.jsonl and has no data "
                 "directory; name the one that holds it with paths.data=DIR."
             )
-        base.data_file(self.data_dir, f"{FOLDER}/{self.dataset}.jsonl", self.name)
+        data_file(self.data_dir, f"{FOLDER}/{self.dataset}.jsonl", self.name)
 
     @cached_property
-    def items(self) -> list[base.Item]:
+    def items(self) -> list[Item]:
         """The chosen prompts in DeepSpec's order, each with an `id` that is its line."""
         self.check()
-        file = base.data_file(str(self.data_dir), f"{FOLDER}/{self.dataset}.jsonl", self.name)
+        file = data_file(str(self.data_dir), f"{FOLDER}/{self.dataset}.jsonl", self.name)
         rows = [
             {"id": f"prompts/{self.dataset}/{i}", "prompt": row["turns"][0]}
-            for i, row in enumerate(base.read_jsonl(file))
+            for i, row in enumerate(read_jsonl(file))
         ]
         if len(rows) > CAPS[self.dataset]:
             random.Random(ORDER_SEED).shuffle(rows)
-        return base.repeat(rows[: CAPS[self.dataset]][: self.limit], self.repeats)
+        return repeat_items(rows[: CAPS[self.dataset]][: self.limit], self.repeats)
 
     def requests(self, encode: Encode) -> Sequence[Request]:
         """One request per prompt."""
-        return base.Requests(self.items, self._prompt, encode, self.max_new_tokens, ())
+        return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, ())
 
-    def _prompt(self, item: base.Item) -> str | Turns:
+    def _prompt(self, item: Item) -> str | Turns:
         text = str(item["prompt"])
         return [{"role": "user", "content": text}] if self.chat else text
 
     def dataset_hash(self) -> str:
         """sha256 over the prompts and their form."""
-        return base.content_hash({"items": self.items, "form": self.chat})
+        return content_hash({"items": self.items, "form": self.chat})
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """No grade for any text."""
         from dllm_bench.core.benchmark import SampleScore
 
-        items = base.by_id(texts, self.items, self.name)
+        items = answered_items(texts, self.items, self.name)
         return {item["id"]: SampleScore(math.nan, "not graded", {}) for item in items}

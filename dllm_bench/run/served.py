@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from dllm_bench.benchmarks.base import cut
+from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import Trace
@@ -107,7 +107,7 @@ class ServedWork(runner.Work):
         seeded = replace(request, seed=runner.seed_of(self.spec, request) % SEEDS)
         asked = self.client.ask(seeded)
         answer = asked.answer
-        text = cut(answer.text, request.stop)
+        text = cut_at_stop(answer.text, request.stop)
         told = answer.tokens
         tokens = self.client.tokens_in(answer.text) if told is None else told
         return SampleRecord(

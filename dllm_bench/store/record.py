@@ -16,7 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
-from dllm_bench.benchmarks.base import item_of
+from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics import definitions
@@ -319,7 +319,7 @@ def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for key, value in zip(columns["id"], columns["value"], strict=True):
         if value is not None:
-            found.setdefault(item_of(key), []).append(value)
+            found.setdefault(item_id_of(key), []).append(value)
     return found
 
 

@@ -125,7 +125,7 @@ def plan(
     instead of `inputs.resolve`; runs: what tables of one profile and one moment share; asks: items
     that are not on this disk may be had from a server, as runs have them.
     """
-    from dllm_bench.benchmarks.base import from_disk
+    from dllm_bench.benchmarks.items import local_data_only
     from dllm_bench.launch.jobs import Jobs
 
     jobs, shared = Jobs.of(store), {} if runs is None else runs
@@ -133,7 +133,7 @@ def plan(
     def specify(config: Mapping[str, Any]) -> RunSpec:
         from dllm_bench.store.spec import RunSpec
 
-        with from_disk(alone=not asks):
+        with local_data_only(not asks):
             return RunSpec.from_config(config, resolve) if resolve else RunSpec.from_config(config)
 
     def run_of(cell: Cell) -> PlannedRun:

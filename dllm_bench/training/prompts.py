@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import base as mini
+from dllm_bench.benchmarks.embedded import generated as mini
 from dllm_bench.benchmarks.embedded import minicode, minigsm, minimath, miniread, minirule
 from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError

@@ -152,12 +152,12 @@ def test_runs_for_another_machine_need_no_device_here(tmp_path, monkeypatch) -> 
 
 
 def test_a_plan_asks_no_server_for_items_unless_told_to(tmp_path, monkeypatch) -> None:
-    from dllm_bench.benchmarks import base
+    from dllm_bench.benchmarks.items import downloads_allowed
 
     seen = []
 
     def note(config) -> RunSpec:
-        seen.append(base.asks())
+        seen.append(downloads_allowed())
         return spec_of(config)
 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(note))
@@ -165,7 +165,7 @@ def test_a_plan_asks_no_server_for_items_unless_told_to(tmp_path, monkeypatch) -
         plan(small_table(), FULL, compose, Store(tmp_path), asks=asks)
         assert set(seen) == {asks}
         seen.clear()
-    assert base.asks(), "only while planning"
+    assert downloads_allowed(), "only while planning"
 
 
 def test_what_has_to_be_trained_first_is_named(tmp_path, monkeypatch) -> None:

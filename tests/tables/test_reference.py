@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.base import item_of
+from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.cli.main import compose
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.facts import from_columns
@@ -62,7 +62,7 @@ def again(metric: TableMetric, columns: Mapping[str, list]) -> float:
         assert value is not None
         return value
     pairs = sorted(
-        (item_of(key), value)
+        (item_id_of(key), value)
         for key, value in zip(columns["id"], columns["value"], strict=True)
         if value is not None
     )

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import base, programs
+from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.embedded import minigsm
 from dllm_bench.benchmarks.evalplus import SETS, EvalPlusBenchmark, _download
+from dllm_bench.benchmarks.items import is_reachable, local_data_only
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.tasks import data
+from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import (
@@ -162,7 +163,7 @@ def test_what_would_fail_later_is_said_at_once(
     monkeypatch.delenv(sandbox.CONSENT, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    monkeypatch.setattr(base, "reachable", lambda host: False)
+    monkeypatch.setattr("dllm_bench.benchmarks.items.is_reachable", lambda host: False)
     began = time.monotonic()
     with pytest.raises(DllmBenchError, match=sentence):
         benchmark.check()
@@ -172,7 +173,7 @@ def test_what_would_fail_later_is_said_at_once(
 def test_a_host_that_is_not_there_is_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     began = time.monotonic()
-    assert not base.reachable("huggingface.co")
+    assert not is_reachable("huggingface.co")
     assert time.monotonic() - began < 1
 
 
@@ -189,19 +190,19 @@ def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    data._had.cache_clear()
+    sources._had.cache_clear()
     benchmark = LmEvalBenchmark("g", "gsm8k", 64, "exact_match,strict-match")
     try:
         for _ in range(2):
             with (
-                base.from_disk(),
+                local_data_only(),
                 pytest.raises(DllmBenchError, match=r"cache.*fetched by `--run`"),
             ):
                 benchmark.dataset_hash()
             with pytest.raises(DllmBenchError, match=r"could not be had from the hub"):
                 benchmark.dataset_hash()
     finally:
-        data._had.cache_clear()
+        sources._had.cache_clear()
     assert offline == [True, False] and not datasets.config.HF_HUB_OFFLINE
 
 
@@ -217,11 +218,11 @@ def test_evalplus_downloads_nothing_where_this_disk_is_meant(
     monkeypatch.setattr(utils, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(theirs, "make_cache", fetch)
     download = SETS["humaneval_plus"].download
-    with base.from_disk(), pytest.raises(DllmBenchError, match="was not asked"):
+    with local_data_only(), pytest.raises(DllmBenchError, match="was not asked"):
         _download("humaneval_plus", *download)
     assert theirs.make_cache is fetch and not list(tmp_path.iterdir())
     fetched = _download("humaneval_plus", *download)
-    with base.from_disk():
+    with local_data_only():
         assert _download("humaneval_plus", *download) == fetched
 
 
@@ -237,16 +238,16 @@ def test_evalplus_downloads_nothing_where_this_disk_is_meant(
     ],
 )
 def test_code_of_an_answer(answer: str, code: str) -> None:
-    assert programs.code_of(answer) == code
+    assert code_answers.code_of(answer) == code
 
 
 def test_programs_from_answers() -> None:
     prompt = 'def f():\n    """One."""\n'
-    assert programs.assemble(prompt, "    return 1\n") == prompt + "    return 1\n"
-    anew = programs.assemble(prompt, "```python\ndef f():\n    return 1\n```")
-    assert programs.parses(anew)
+    assert code_answers.assemble(prompt, "    return 1\n") == prompt + "    return 1\n"
+    anew = code_answers.assemble(prompt, "```python\ndef f():\n    return 1\n```")
+    assert code_answers.parses(anew)
     assert anew.endswith("\n\ndef f():\n    return 1")
     broken = prompt + "    return 1\n\nThat is it."
-    assert programs.trimmed(broken) == prompt + "    return 1\n\n"
-    assert not programs.parses("def f(:")
-    assert programs.trimmed("def f(:") == "def f(:"
+    assert code_answers.trimmed(broken) == prompt + "    return 1\n\n"
+    assert not code_answers.parses("def f(:")
+    assert code_answers.trimmed("def f(:") == "def f(:"

@@ -18,7 +18,7 @@ import pytest
 from dllm_bench.benchmarks.evalplus import HUMANEVAL_RULES, MBPP_RULES, EvalPlusBenchmark
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, as_lm, load_task
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.tasks import data
+from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import (
     COMPLETION,
@@ -242,7 +242,7 @@ def test_the_hash_sees_shots_and_items(real_data: Path, tmp_path: Path) -> None:
     settings["data_dir"] = str(tmp_path)
     assert lm_eval_benchmark("gsm8k", **settings).dataset_hash() == before
     (tmp_path / "gsm8k" / "train.jsonl").write_text(text)
-    data.rows.cache_clear()
+    sources.rows.cache_clear()
     assert lm_eval_benchmark("gsm8k", **settings).dataset_hash() != before
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded import base as mini
+from dllm_bench.benchmarks.embedded import generated as mini
 from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file
-from dllm_bench.benchmarks.tasks import data
+from dllm_bench.benchmarks.tasks import sources
 from scripts.embedded import tokenizer as embedded
 
 COUNT = 400
@@ -218,7 +218,7 @@ def test_the_harness_asks_and_grades(name: str) -> None:
         f"{task_file(name)['metric_list'][0]['metric']},{task_file(name)['filter_list'][0]['name']}"
     )
     benchmark = LmEvalBenchmark(name, name, 64, primary, chat=False, limit=12)
-    rows = data.rows(name, "test", None)
+    rows = sources.rows(name, "test", None)
     assert [row["id"] for row in rows[:2]] == [f"{name}/test/0", f"{name}/test/1"]
     assert len(rows) == mini.TEST_SIZE
     asked = list(benchmark.requests(lambda text: [len(text)]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import base
+from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -57,7 +57,7 @@ class Knowing:
 
     def generate(self, model: Any, request: Request) -> Generation:
         items = {item["id"]: item for item in benchmark_of(MINIGSM).items}  # type: ignore[attr-defined]
-        text = GOLD["minigsm"](items[base.item_of(request.id)]) + "\nQuestion: x #### 9"
+        text = GOLD["minigsm"](items[item_id_of(request.id)]) + "\nQuestion: x #### 9"
         number = int(request.id.rpartition("#")[2]) if "#" in request.id else self.asked
         self.asked += 1
         text = text if number % self.wrong else "#### 1000"
@@ -170,7 +170,7 @@ def test_repeats_give_avg_and_pass_at_k(tmp_path: Path) -> None:
     assert record.scores["pass@1"] == 0.5
     assert record.scores["pass@2"] == pytest.approx(5 / 6)
     assert record.scores["pass@4"] == 1
-    assert set(record.values) == {base.item_of(key) for key in record.columns["id"]}
+    assert set(record.values) == {item_id_of(key) for key in record.columns["id"]}
     assert store.record(record.spec) == record
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dllm_bench.benchmarks.embedded import base as mini
+from dllm_bench.benchmarks.embedded import generated as mini
 from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, apply_op
 
 MIN_OPS, MAX_OPS = 2, 4

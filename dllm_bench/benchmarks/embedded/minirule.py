@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dllm_bench.benchmarks.embedded import base as mini
+from dllm_bench.benchmarks.embedded import generated as mini
 from dllm_bench.benchmarks.embedded.minigsm import ITEMS, MAX_VALUE, apply_op
 from dllm_bench.benchmarks.embedded.miniread import COLORS
 

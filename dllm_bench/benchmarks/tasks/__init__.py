@@ -1,1 +1,1 @@
-"""Task files of lm-eval: one yaml per task, `data.py` reads the items, `scorers.py` grades code."""
+"""Task files of lm-eval: one yaml per task, `sources.py` reads the items, `code_scorers.py` grades code."""

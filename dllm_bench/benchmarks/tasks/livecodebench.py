@@ -13,9 +13,9 @@ from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any
 
-from dllm_bench.benchmarks import programs
+from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.tasks.scorers import each, verdicts
+from dllm_bench.benchmarks.tasks.code_scorers import each, verdicts
 
 Doc = dict[str, Any]
 TEST_S = 6  # LiveCodeBench's own limit
@@ -56,12 +56,12 @@ def prompt(doc: Doc) -> str:
 
 def first_fenced(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """Version 1: the first fenced block."""
-    return each(resps, docs, lambda text, doc: programs.fenced(text, last=False))
+    return each(resps, docs, lambda text, doc: code_answers.fenced(text, last=False))
 
 
 def last_fenced(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """Version 2: the last fenced block."""
-    return each(resps, docs, lambda text, doc: programs.fenced(text, last=True))
+    return each(resps, docs, lambda text, doc: code_answers.fenced(text, last=True))
 
 
 def score(doc: Doc, results: list[str]) -> dict[str, float]:

@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.base import read_jsonl
+from dllm_bench.benchmarks.items import read_jsonl
 from dllm_bench.core.errors import DllmBenchError
 
 Row = dict[str, Any]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import base
+from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.benchmarks.prompts import CAPS, PromptsBenchmark
-from dllm_bench.benchmarks.tasks import data, readers
+from dllm_bench.benchmarks.tasks import readers, sources
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import encode, evalplus_benchmark, lm_eval_benchmark
 
@@ -39,7 +39,7 @@ SIZES = {
 
 @pytest.mark.parametrize(("source", "split"), SIZES, ids=str)
 def test_all_items_are_read_with_ids_of_their_own(source: str, split: str, real_data: Path) -> None:
-    rows = data.rows(source, split, str(real_data))
+    rows = sources.rows(source, split, str(real_data))
     ids = [row["id"] for row in rows]
     assert len(ids) == len(set(ids)) == SIZES[source, split]
     assert all(key.startswith(f"{source}/{split}") for key in ids)
@@ -50,15 +50,15 @@ def test_a_part_of_a_set_names_itself(
     source: str, real_data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     split = "release_v1" if source == "livecodebench" else "dev"
-    data.rows.cache_clear()
+    sources.rows.cache_clear()
     with caplog.at_level(logging.WARNING):
-        rows = data.rows(source, split, str(real_data))
+        rows = sources.rows(source, split, str(real_data))
     assert "only a part is there" in caplog.text
     assert all(row["id"].startswith(f"{source}/{split}.") for row in rows)
 
 
 def test_korbench_has_five_equal_categories(real_data: Path) -> None:
-    rows = data.rows("korbench", "test", str(real_data))
+    rows = sources.rows("korbench", "test", str(real_data))
     assert set(Counter(row["category"] for row in rows).values()) == {250}
     first = next(row for row in rows if row["id"] == "korbench/test/cipher/1")
     prompt = lm_eval_benchmark("korbench", "accuracy,none", data_dir=str(real_data))
@@ -75,7 +75,7 @@ def test_an_incomplete_korbench_is_one_sentence(real_data: Path, tmp_path: Path)
         text = (real_data / f"korbench/cipher/{name}.jsonl").read_text()
         (tmp_path / f"korbench/cipher/{name}.jsonl").write_text(text)
     with pytest.raises(DllmBenchError, match="counterfactual/rule.jsonl"):
-        data.rows("korbench", "test", str(tmp_path))
+        sources.rows("korbench", "test", str(tmp_path))
 
 
 def test_squad_from_the_hub_s_shape(real_data: Path) -> None:
@@ -168,11 +168,11 @@ def test_repeats_ask_the_same_item_under_ids_of_their_own(kind: str) -> None:
     once, thrice = make(kind, limit=4), make(kind, limit=4, repeats=3)
     ids = [request.id for request in thrice.requests(encode)]
     assert len(set(ids)) == 12
-    assert [base.item_of(key) for key in ids[::3]] == [item["id"] for item in once.items]
-    assert ids[:3] == [f"{base.item_of(ids[0])}#{k}" for k in range(3)]
+    assert [item_id_of(key) for key in ids[::3]] == [item["id"] for item in once.items]
+    assert ids[:3] == [f"{item_id_of(ids[0])}#{k}" for k in range(3)]
     assert len({request.prompt for request in thrice.requests(encode)}) == 4
-    assert base.item_of("mbpp/test/11") == "mbpp/test/11"
-    assert base.item_of("a#b") == "a#b"
+    assert item_id_of("mbpp/test/11") == "mbpp/test/11"
+    assert item_id_of("a#b") == "a#b"
 
 
 @pytest.mark.parametrize("name", sorted(CAPS))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks import base
+from dllm_bench.benchmarks.items import Item
 from dllm_bench.benchmarks.tasks import math_answers
 from tests.benchmark_helpers import (
     GOLD,
@@ -35,7 +35,7 @@ def stock_task(config: Mapping[str, Any]) -> Any:
     return ConfigurableTask(config=dict(config))
 
 
-def graded(task: Any, doc: base.Item, text: str) -> dict[str, float]:
+def graded(task: Any, doc: Item, text: str) -> dict[str, float]:
     """All metrics of lm-eval's own task for one text, as "<metric>,<filter>"."""
     from lm_eval.api.instance import Instance
 
@@ -187,7 +187,7 @@ def test_the_box_of_a_solution_is_lm_eval_s(real_data: Path) -> None:
         assert math_answers.boxed(item["solution"]) == wanted
 
 
-BREAKS: Sequence[Callable[[str, base.Item], str]] = (
+BREAKS: Sequence[Callable[[str, Item], str]] = (
     lambda text, item: text,
     lambda text, item: text.replace("return", "return None and"),
     lambda text, item: "    pass\n",
@@ -198,7 +198,7 @@ BREAKS: Sequence[Callable[[str, base.Item], str]] = (
 """Right, wrong, without a result, right on the base inputs only."""
 
 
-def arguments(item: base.Item) -> str:
+def arguments(item: Item) -> str:
     code = item["prompt"] + item["canonical_solution"]
     functions = [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef)]
     (own,) = [n for n in functions if n.name == item["entry_point"]]
@@ -228,7 +228,7 @@ def test_twenty_mixed_programs_are_graded_as_by_evalplus(real_data: Path) -> Non
     assert {tuple(metrics.values()) for metrics in found.values()} == {(0, 0), (1, 0), (1, 1)}
 
 
-def by_evalplus(problem: base.Item, solution: str) -> dict[str, float]:
+def by_evalplus(problem: Item, solution: str) -> dict[str, float]:
     """EvalPlus's verdicts, with its own expected results."""
     from evalplus.evaluate import check_correctness
     from evalplus.gen.util import trusted_exec

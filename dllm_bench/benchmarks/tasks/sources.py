@@ -17,9 +17,16 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks import base
-from dllm_bench.benchmarks.embedded import base as mini
+from dllm_bench.benchmarks.embedded import generated as mini
 from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks.items import (
+    choose_items,
+    data_file,
+    downloads_allowed,
+    read_jsonl,
+    require_cache_or_server,
+    require_known,
+)
 from dllm_bench.benchmarks.tasks import readers
 from dllm_bench.core.errors import DllmBenchError
 
@@ -64,7 +71,7 @@ class Source:
 
     files: Mapping[str, Sequence[str]]
     hub: Mapping[str, Hub]
-    read: Callable[[Path], list[Row]] = base.read_jsonl
+    read: Callable[[Path], list[Row]] = read_jsonl
     row: Callable[[Row], Row] = dict
     number: Callable[[int, Row], Any] = lambda i, row: row.get("number", i)
     splits: Mapping[str, range] | None = None
@@ -162,7 +169,7 @@ def splits(source: str) -> tuple[str, ...]:
 
 def check(source: str, split: str, data_dir: str | None) -> None:
     """Raise if the items cannot be had; reads nothing."""
-    base.known(f"split of {source!r}", split, splits(source))
+    require_known(f"split of {source!r}", split, splits(source))
     files = SOURCES[source].files
     if not files:
         return
@@ -171,7 +178,7 @@ def check(source: str, split: str, data_dir: str | None) -> None:
         return
     hub = _hub(source, split)
     folder = hub_cache() / ("datasets--" + hub.repository.replace("/", "--"))
-    base.require_download(source, HUB, folder, files[split][0])
+    require_cache_or_server(source, HUB, folder, files[split][0])
 
 
 def hub_cache() -> Path:
@@ -185,7 +192,7 @@ def _file(source: str, split: str, data_dir: str) -> tuple[Path, str]:
     made = SOURCES[source]
     names, root = made.files[split], Path(data_dir).expanduser()
     found = next((name for name in names if (root / name).is_file()), names[0])
-    file, part = base.data_file(data_dir, found, source), made.parts.get(found)
+    file, part = data_file(data_dir, found, source), made.parts.get(found)
     return file, f"{split}.{part}" if part else split
 
 
@@ -230,7 +237,7 @@ def _minigsm(split: str) -> list[Row]:
 
 def _hub_rows(source: str, split: str) -> list[Row]:
     """The rows the hub has, or its client keeps here where nothing may be asked of it."""
-    found = _had(source, split, base.asks())
+    found = _had(source, split, downloads_allowed())
     if isinstance(found, str):
         raise DllmBenchError(found)
     return found
@@ -293,7 +300,7 @@ def _dataset(
     """
     from datasets import Dataset
 
-    items = base.choose(rows(source, split, data_dir), limit, repeats)
+    items = choose_items(rows(source, split, data_dir), limit, repeats)
     if shots_count is None:
         examples = _some_shots(source, shots_from, data_dir)
     else:

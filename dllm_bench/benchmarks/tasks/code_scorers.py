@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from dllm_bench.benchmarks import programs
+from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 
 Doc = dict[str, Any]
@@ -33,7 +33,9 @@ def completed_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[st
     """HumanEval: prompt + code of the answer, without a tail that does not parse."""
 
     def program(text: str, doc: Doc) -> str:
-        return programs.trimmed(programs.assemble(doc["prompt"], text), doc["prompt"].count("\n"))
+        return code_answers.trimmed(
+            code_answers.assemble(doc["prompt"], text), doc["prompt"].count("\n")
+        )
 
     return each(resps, docs, program)
 
@@ -42,19 +44,21 @@ def lopa(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """HumanEval as LoPA reads it: fenced code behind the prompt, sanitised."""
 
     def program(text: str, doc: Doc) -> str:
-        return programs.lopa_sanitized(programs.lopa_code(doc["prompt"], text), doc["entry_point"])
+        return code_answers.lopa_sanitized(
+            code_answers.lopa_code(doc["prompt"], text), doc["entry_point"]
+        )
 
     return each(resps, docs, program)
 
 
 def first_block(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """HumanEval as OpenCompass reads it: prompt + first fenced block."""
-    return each(resps, docs, lambda text, doc: doc["prompt"] + programs.first_block(text))
+    return each(resps, docs, lambda text, doc: doc["prompt"] + code_answers.first_block(text))
 
 
 def extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """MBPP: code of the answer, without a tail that does not parse."""
-    return each(resps, docs, lambda text, doc: programs.trimmed(programs.code_of(text)))
+    return each(resps, docs, lambda text, doc: code_answers.trimmed(code_answers.code_of(text)))
 
 
 def each(

@@ -39,7 +39,7 @@ _ASKS: ContextVar[bool] = ContextVar("asks", default=True)
 
 
 @contextmanager
-def from_disk(alone: bool = True) -> Iterator[None]:
+def local_data_only(alone: bool = True) -> Iterator[None]:
     """Within, items come from this disk or not at all: no server is asked."""
     token = _ASKS.set(not alone)
     try:
@@ -48,25 +48,25 @@ def from_disk(alone: bool = True) -> Iterator[None]:
         _ASKS.reset(token)
 
 
-def asks() -> bool:
+def downloads_allowed() -> bool:
     """Whether items may be asked of a server."""
     return _ASKS.get()
 
 
-def choose(items: Sequence[Item], limit: int | None, repeats: int = 1) -> list[Item]:
+def choose_items(items: Sequence[Item], limit: int | None, repeats: int = 1) -> list[Item]:
     """The first `limit` items (None: all) of a fixed shuffle, each asked `repeats` times."""
     order = random.Random(f"order of {len(items)} items").sample(range(len(items)), len(items))
-    return repeat([items[i] for i in order[:limit]], repeats)
+    return repeat_items([items[i] for i in order[:limit]], repeats)
 
 
-def repeat(items: Sequence[Item], repeats: int) -> list[Item]:
-    """Every item `repeats` times, the repetition behind a mark in its id (see `item_of`)."""
+def repeat_items(items: Sequence[Item], repeats: int) -> list[Item]:
+    """Every item `repeats` times, the repetition behind a mark in its id (see `item_id_of`)."""
     if repeats == 1:
         return list(items)
     return [{**one, "id": f"{one['id']}{REPEAT}{k}"} for one in items for k in range(repeats)]
 
 
-def item_of(request_id: str) -> str:
+def item_id_of(request_id: str) -> str:
     """The id of the item a request asks, whichever repetition it is."""
     item, mark, count = request_id.rpartition(REPEAT)
     return item if mark and count.isdigit() else request_id
@@ -78,7 +78,7 @@ def content_hash(content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def cut(text: str, stops: Iterable[str]) -> str:
+def cut_at_stop(text: str, stops: Iterable[str]) -> str:
     """The text before the first occurrence of any stop string."""
     found = [i for i in (text.find(stop) for stop in stops if stop) if i >= 0]
     return text[: min(found)] if found else text
@@ -95,9 +95,9 @@ def data_file(data_dir: str, path: str, benchmark: str) -> Path:
     return file
 
 
-def require_download(benchmark: str, host: str, cached: Path, file: str) -> None:
+def require_cache_or_server(benchmark: str, host: str, cached: Path, file: str) -> None:
     """Raise if data are neither in a cache nor to be had from `host` (asked for a moment only)."""
-    if cached.exists() or reachable(host):
+    if cached.exists() or is_reachable(host):
         return
     raise DllmBenchError(
         f"Benchmark {benchmark!r} has no data directory, nothing lies in {str(cached)!r} and "
@@ -105,7 +105,7 @@ def require_download(benchmark: str, host: str, cached: Path, file: str) -> None
     )
 
 
-def reachable(host: str, timeout_s: float = 0.7) -> bool:
+def is_reachable(host: str, timeout_s: float = 0.7) -> bool:
     """Whether a secure connection could be opened; looking a name up may hang, so in a thread."""
     answer: list[bool] = []
 
@@ -130,19 +130,21 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines if line.strip()]
 
 
-def known(kind: str, asked: str, table: Iterable[str]) -> None:
+def require_known(kind: str, asked: str, table: Iterable[str]) -> None:
     """Raise unless `asked` is one of the table's names."""
     names = sorted(table)
     if asked not in names:
         raise DllmBenchError(f"Unknown {kind} {asked!r}; known are {', '.join(names)}.")
 
 
-def stops(stop: Sequence[str], hard_stop: Sequence[str], escape_until: bool) -> tuple[str, ...]:
+def active_stops(
+    stop: Sequence[str], hard_stop: Sequence[str], escape_until: bool
+) -> tuple[str, ...]:
     """Strings that end a text: all of them, or with `escape_until` only the hard ones."""
     return tuple(hard_stop) if escape_until else (*stop, *hard_stop)
 
 
-class Requests(Sequence[Request]):
+class LazyRequests(Sequence[Request]):
     """Requests made when they are looked at, so that a limited run prepares no more than it needs.
 
     prompt_of: item -> text or chat turns; turns are kept as JSON in `Request.prompt`.
@@ -180,7 +182,7 @@ class Requests(Sequence[Request]):
         return Request(item["id"], ids, self._max_new_tokens, self._stop, text)
 
 
-def by_id(texts: Mapping[str, str], items: Sequence[Item], benchmark: str) -> list[Item]:
+def answered_items(texts: Mapping[str, str], items: Sequence[Item], benchmark: str) -> list[Item]:
     """The items the texts answer, in the benchmark's order."""
     unknown = sorted(set(texts) - {item["id"] for item in items})
     if unknown:
