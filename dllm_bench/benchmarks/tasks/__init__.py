@@ -1,1 +1,1 @@
-"""Task files of lm-eval: one yaml per task, `sources.py` reads the items, `code_scorers.py` grades code."""
+"""The lm-eval tasks: a yaml file each, with the items, prompts and graders they name."""
