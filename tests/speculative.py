@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms, VerifyLength
-from dllm_bench.decoding.length.fixed import Fixed
+from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.drafters import empty, freeze_tables
 from tests.helpers import IDS, LAYERS, STANDARD, tiny_checkpoint
@@ -103,7 +103,7 @@ def with_drafter(decoder: dict[str, Any], folder: Path) -> dict[str, Any]:
         kind = draft["_target_"].rpartition(".")[2].lower()
         source = (
             str(tiny_checkpoint("qwen3", folder, 1))
-            if kind == "draftmodel"
+            if kind == "modeldraft"
             else write_drafter(folder, DRAFTERS[kind])
         )
         draft["drafter"]["source"] = source
@@ -125,7 +125,7 @@ class Scripted(SpeculativeDecoder):
 class WatchedLength(VerifyLength):
     """Keeps every proposal before it is cut."""
 
-    inner: VerifyLength = field(default_factory=Fixed)
+    inner: VerifyLength = field(default_factory=FixedLength)
     seen: list[Proposal] = field(default_factory=list, compare=False)
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:

@@ -16,18 +16,30 @@ from dataclasses import asdict
 from dllm_bench.cli.views import grid, sealed
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.decoding.length.chances import Temperatures, read_temperatures
-from dllm_bench.decoding.length.profile import StepProfile, check_profile, read_profile
+from dllm_bench.decoding.length.measurements import (
+    StepProfile,
+    Temperatures,
+    check_step_profile,
+    read_step_profile,
+    read_temperatures,
+)
 from dllm_bench.metrics.calibration import fit_temperatures
-from dllm_bench.serving import rules
-from dllm_bench.serving.arrivals import Service, under_arrivals
-from dllm_bench.serving.drafts import Drafts
-from dllm_bench.serving.frontier import Point, frontier
-from dllm_bench.serving.simulation import System
+from dllm_bench.serving.load_simulation import (
+    FrontierPoint,
+    ServicePoint,
+    ServingSystem,
+    asynchronous_rule,
+    fixed_rule,
+    frontier,
+    hardware_aware_rule,
+    threshold_rule,
+    under_arrivals,
+)
+from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.store.store import Entry, read_samples
 
-Points = Sequence[Point] | Sequence[Service]
-Scale = Callable[[Drafts], Temperatures]
+Points = Sequence[FrontierPoint] | Sequence[ServicePoint]
+Scale = Callable[[StoredDrafts], Temperatures]
 HEADINGS = {
     "system": "system",
     "requests": "requests",
@@ -54,8 +66,8 @@ def simulated(args: Namespace, entries: Sequence[Entry]) -> Points:
 def profile_for(source: str, entries: Sequence[Entry]) -> StepProfile:
     """The step profile in a file, which has to be of the model of all runs."""
     for model in dict.fromkeys(entry.spec.model["name"] for entry in entries):
-        check_profile(source, model)
-    return read_profile(source)
+        check_step_profile(source, model)
+    return read_step_profile(source)
 
 
 def scale_of(args: Namespace) -> Scale:
@@ -68,9 +80,9 @@ def scale_of(args: Namespace) -> Scale:
 
 def systems_of(
     entries: Sequence[Entry], profile: StepProfile, tau: float, scale: Scale
-) -> list[System]:
+) -> list[ServingSystem]:
     """What is compared: autoregressive decoding once, then each drafter under every rule."""
-    found: list[System] = []
+    found: list[ServingSystem] = []
     labels = Counter(entry.spec.label for entry in entries)
     for entry in entries:
         name = entry.spec.label
@@ -78,19 +90,19 @@ def systems_of(
         first, second = drafts_of(entry).halves()
         texts, draft_s = second.served(scale(first)), second.drafting(profile)
         if not found:
-            found.append(System("autoregressive", texts, rules.fixed(0)))
-        chosen = {"": rules.fixed()}
+            found.append(ServingSystem("autoregressive", texts, fixed_rule(0)))
+        chosen = {"": fixed_rule()}
         if first.observed():
             chosen |= {
-                f" threshold {tau}": rules.threshold(tau),
-                " scheduler": rules.hardware_aware(profile),
-                " two steps ahead": rules.asynchronous(profile),
+                f" threshold {tau}": threshold_rule(tau),
+                " scheduler": hardware_aware_rule(profile),
+                " two steps ahead": asynchronous_rule(profile),
             }
-        found += [System(name + rule, texts, new, draft_s) for rule, new in chosen.items()]
+        found += [ServingSystem(name + rule, texts, new, draft_s) for rule, new in chosen.items()]
     return found
 
 
-def drafts_of(entry: Entry) -> Drafts:
+def drafts_of(entry: Entry) -> StoredDrafts:
     """The drafts of a sealed greedy run."""
     record, spec = sealed(entry), entry.spec
     if spec.decoder.get("temperature", 0) > 0:
@@ -100,7 +112,7 @@ def drafts_of(entry: Entry) -> Drafts:
         )
     stored = read_samples(entry.path)
     samples = [stored[name] for name in record.columns["id"]]
-    drafts = Drafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)
+    drafts = StoredDrafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)
     if len(drafts.texts) < 2:
         raise DllmBenchError(
             f"Run {spec.short} holds drafts of {len(drafts.texts)} texts; name a run of a "

@@ -43,7 +43,7 @@ def number(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def percent(score: accuracy.Score | None) -> str:
+def percent(score: accuracy.MeanScore | None) -> str:
     """A score in percent with its interval."""
     if score is None:
         return "–"

@@ -28,7 +28,7 @@ class ForwardPlan:
     from `origin`; what lies before `origin` is one block. Blocks of 1 from origin 0 are causal
     attention.
     `forward` is the planned forward's index in its request, `clock` what a cache with a clock of
-    its own read. `taps` are layers whose outputs are wanted beside the logits, for a drafter.
+    its own read. `feature_layers` are layers whose outputs a drafter reads, besides the logits.
     `only_M` asks a model that `picks_rows` for these rows alone, as places in (K, rows) laid flat:
     logits are then (1, M, V).
     """
@@ -43,7 +43,7 @@ class ForwardPlan:
     visible_K: Tensor | None = None
     forward: int = 0
     clock: int = 0
-    taps: tuple[int, ...] = ()
+    feature_layers: tuple[int, ...] = ()
     only_M: Tensor | None = None
 
     def cached(self, held: int) -> int:
@@ -70,7 +70,7 @@ class KVCache(Protocol):
 
     @property
     def features(self) -> Tensor | None:
-        """Outputs of the layers `plan.taps` of the last forward, side by side: (K, F, taps * D)."""
+        """Outputs of `plan.feature_layers` in the last forward, concatenated: (K, F, layers H)."""
 
 
 class Denoiser(Protocol):

@@ -96,8 +96,8 @@ class Context:
 
     tokens_L: all committed tokens, the anchor last; the target has not fed the anchor yet.
     features_1FC: outputs of the tapped layers (C = m D) at the F positions before the anchor that
-    the target fed last, None without taps; kv: the drafter's own cache; head_begins: to be called
-    where a sequential head takes over from the drafter's network, so that they are timed apart.
+    the target fed last, None without such layers; kv: the drafter's own cache; head_begins: to be
+    called where a sequential head takes over from the drafter's network, to time them separately.
     """
 
     tokens_L: Tensor
@@ -144,14 +144,14 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerifyResult:
     """How many draft tokens are accepted (0-d) and the target's own next token (0-d)."""
 
     count: Tensor
     bonus: Tensor
 
 
-State = Tensor | None  # what a head carries from slot to slot
+HeadState = Tensor | None  # what a head carries from slot to slot
 
 
 class BlockNetwork(Protocol):
@@ -163,7 +163,9 @@ class BlockNetwork(Protocol):
     def block(self, context: Context, slots: int) -> tuple[Tensor, Tensor]:
         """Hidden states (n, D) and logits (n, V) of the slots that predict."""
 
-    def transition(self, token: Tensor, hidden_D: Tensor, state: State) -> tuple[Tensor, State]:
+    def transition(
+        self, token: Tensor, hidden_D: Tensor, state: HeadState
+    ) -> tuple[Tensor, HeadState]:
         """What the token before a slot adds to its logits (V,), and the head's next state."""
 
     def survival(self, token: Tensor, hidden_D: Tensor) -> Tensor:
@@ -179,7 +181,7 @@ class BlockDrafter(Protocol):
 
     slots: int
     silent: int
-    taps: tuple[int, ...]
+    feature_layers: tuple[int, ...]
     sequential: bool
     survives: bool
 
@@ -204,7 +206,7 @@ class ChainDrafter(Protocol):
     """A trained chain drafter: what its config says, and its network where it is needed."""
 
     steps: int
-    taps: tuple[int, ...]
+    feature_layers: tuple[int, ...]
 
     def on(self, target: Target) -> ChainNetwork:
         """The network, beside the target; a sentence where the two do not fit."""
@@ -226,7 +228,7 @@ class Draft(Piece, ABC):
         """The most tokens a proposal has."""
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def feature_layers(self) -> tuple[int, ...]:
         """Layers of the target whose outputs are read; -1 is the embedding."""
         return ()
 
@@ -242,14 +244,16 @@ class Draft(Piece, ABC):
 class Verify(Piece, ABC):
     """proposal -> accepted prefix and next token, without changing the target's output law."""
 
-    reads_law: ClassVar[bool]  # whether it uses the law of a draft; drafts are greedy if not
+    reads_probabilities: ClassVar[
+        bool
+    ]  # whether it uses the law of a draft; drafts are greedy if not
 
     @abstractmethod
-    def __call__(self, proposal: Proposal, logits_NV: Tensor, sampler: Sampler) -> Verdict:
+    def __call__(self, proposal: Proposal, logits_NV: Tensor, sampler: Sampler) -> VerifyResult:
         """logits (n + 1, V) of the target: row i judges draft token i, row n what comes after."""
 
 
-Lengths = Callable[[Sequence[Proposal]], list[int]]  # one length in 0..n per proposal
+LengthRule = Callable[[Sequence[Proposal]], list[int]]  # one length in 0..n per proposal
 
 
 class VerifyLength(Piece, ABC):
@@ -259,7 +263,7 @@ class VerifyLength(Piece, ABC):
     on earlier rounds, never on itself or on what follows.
     """
 
-    def begin(self) -> Lengths:
+    def begin(self) -> LengthRule:
         """The rule of one batch from its first round to its last; one that remembers is new."""
         return self
 

@@ -25,18 +25,18 @@ from dllm_bench.core.request import Generation, Request, first_end
 from dllm_bench.core.speculative import (
     Context,
     Draft,
-    Lengths,
+    LengthRule,
     Proposal,
     Sampler,
     Target,
     Uniforms,
-    Verdict,
     Verify,
     VerifyLength,
+    VerifyResult,
 )
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.decoding.length.fixed import Fixed
+from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.decoding.masked import check_fit
 from dllm_bench.decoding.verify.rejection import Rejection
 
@@ -47,7 +47,7 @@ class SpeculativeDecoder:
 
     draft: Draft
     verify: Verify = field(default_factory=Rejection)
-    length: VerifyLength = field(default_factory=Fixed)
+    length: VerifyLength = field(default_factory=FixedLength)
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
@@ -115,18 +115,21 @@ class SpeculativeDecoder:
         own = Sampler(self.temperature, self.uniforms(request, model.device))
         text = _Text.start(model, request, self.draft, own)
         nothing = Proposal(text.tokens_L[:0])
-        (logits_1V,) = forward([text], [text.plan(ForwardKind.PREFILL, nothing, self.draft.taps)])
+        (logits_1V,) = forward(
+            [text], [text.plan(ForwardKind.PREFILL, nothing, self.draft.feature_layers)]
+        )
         text.commit(own.sample(logits_1V)[0].tolist())
         text.features_1FC = text.kv.features
         return text
 
-    def _round(self, texts: Sequence[_Text], rule: Lengths) -> None:
+    def _round(self, texts: Sequence[_Text], rule: LengthRule) -> None:
         """Draft, cut, feed anchors and proposals together, commit what the rule accepts."""
         wholes = [self._propose(text) for text in texts]
         proposals = [whole.first(n) for whole, n in zip(wholes, rule(wholes), strict=True)]
         asked = list(zip(texts, proposals, strict=True))
         plans = [
-            text.plan(ForwardKind.VERIFY, proposal, self.draft.taps) for text, proposal in asked
+            text.plan(ForwardKind.VERIFY, proposal, self.draft.feature_layers)
+            for text, proposal in asked
         ]
         verdicts = [
             self.verify(proposal, logits_NV, text.sampler)
@@ -137,7 +140,11 @@ class SpeculativeDecoder:
 
     def _propose(self, text: _Text) -> Proposal:
         """The whole draft after a text."""
-        guess = text.sampler if self.verify.reads_law else replace(text.sampler, temperature=0.0)
+        guess = (
+            text.sampler
+            if self.verify.reads_probabilities
+            else replace(text.sampler, temperature=0.0)
+        )
         context = Context(
             text.tokens_L, text.features_1FC, text.model, text.memory, text.clock.mark
         )
@@ -145,7 +152,7 @@ class SpeculativeDecoder:
         text.drafted(proposal)
         return proposal
 
-    def _commit(self, text: _Text, whole: Proposal, verdict: Verdict) -> None:
+    def _commit(self, text: _Text, whole: Proposal, verdict: VerifyResult) -> None:
         """Keep the accepted tokens up to an end, and the target's own token after them."""
         count, bonus, drafted, survival = on_host(verdict, whole)
         end = first_end(drafted[:count], text.model.special)
@@ -228,14 +235,22 @@ class _Text:
         head = Forward(ForwardKind.HEAD, 1, 0, 0, calls=len(proposal))
         self.forwards += [row, head] if headed else [row]
 
-    def plan(self, kind: ForwardKind, proposal: Proposal, taps: tuple[int, ...]) -> ForwardPlan:
+    def plan(
+        self, kind: ForwardKind, proposal: Proposal, feature_layers: tuple[int, ...]
+    ) -> ForwardPlan:
         """Feed what is not cached and the proposed tokens; logits (n + 1) from the anchor on."""
         stop = self.committed + len(proposal)
         self.canvas_1L[0, self.committed : stop] = proposal.tokens_N
         feed, rows = (self.kv.length, stop), (self.committed, stop + 1)
         self.forwards.append(Forward(kind, 1, stop - feed[0], feed[0], proposed=len(proposal)))
         return ForwardPlan(
-            kind, feed, rows, store=feed, attention="block_causal", block=1, taps=taps
+            kind,
+            feed,
+            rows,
+            store=feed,
+            attention="block_causal",
+            block=1,
+            feature_layers=feature_layers,
         )
 
     def note(self, accepted: int, drafted: tuple[int, ...], survival: tuple[float, ...]) -> None:
@@ -295,7 +310,7 @@ class _Clock:
 
 
 def on_host(
-    verdict: Verdict, whole: Proposal
+    verdict: VerifyResult, whole: Proposal
 ) -> tuple[int, int, tuple[int, ...], tuple[float, ...]]:
     """Count, next token, drafted tokens and their survival (4 digits), in one copy."""
     none_0 = whole.tokens_N[:0]

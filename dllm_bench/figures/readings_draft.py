@@ -17,7 +17,7 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
 
     Temperatures are fitted on the first half of the samples, both series are of the second.
     """
-    facts = run.record.facts
+    facts = run.record.sample_stats
     if any(fact.survival is None for fact in facts):
         return
     found = {"before": calibration.found_unscaled, "after": calibration.found_scaled}

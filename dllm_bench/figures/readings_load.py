@@ -14,22 +14,33 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.decoding.length.chances import Temperatures
-from dllm_bench.decoding.length.profile import StepProfile, check_profile, read_profile
+from dllm_bench.decoding.length.measurements import (
+    StepProfile,
+    Temperatures,
+    check_step_profile,
+    read_step_profile,
+)
 from dllm_bench.figures.readings import SeriesPoint, Settings, StoredRun
 from dllm_bench.metrics.calibration import fit_temperatures
-from dllm_bench.serving import rules
-from dllm_bench.serving.drafts import Drafts
-from dllm_bench.serving.frontier import Point, frontier
-from dllm_bench.serving.simulation import System
+from dllm_bench.serving.load_simulation import (
+    FrontierPoint,
+    NewLengthRule,
+    ServingSystem,
+    asynchronous_rule,
+    fixed_rule,
+    frontier,
+    hardware_aware_rule,
+    threshold_rule,
+)
+from dllm_bench.serving.stored_drafts import StoredDrafts
 
-NewRule = Callable[[StepProfile, Mapping[str, Any]], rules.NewRule]
+NewRule = Callable[[StepProfile, Mapping[str, Any]], NewLengthRule]
 RULES: Mapping[str, NewRule] = {
-    "none": lambda profile, given: rules.fixed(0),
-    "fixed": lambda profile, given: rules.fixed(given.get("tokens")),
-    "threshold": lambda profile, given: rules.threshold(given["tau"]),
-    "hardware_aware": lambda profile, given: rules.hardware_aware(profile),
-    "asynchronous": lambda profile, given: rules.asynchronous(profile),
+    "none": lambda profile, given: fixed_rule(0),
+    "fixed": lambda profile, given: fixed_rule(given.get("tokens")),
+    "threshold": lambda profile, given: threshold_rule(given["tau"]),
+    "hardware_aware": lambda profile, given: hardware_aware_rule(profile),
+    "asynchronous": lambda profile, given: asynchronous_rule(profile),
 }
 
 
@@ -51,20 +62,20 @@ def budget(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
         yield SeriesPoint(point.requests, point.verified_per_request, n=point.requests)
 
 
-def served(run: StoredRun, settings: Settings) -> list[Point]:
+def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:
     """One system at every number of requests; simulated once for all readings."""
     return _served(run, json.dumps(settings, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _served(run: StoredRun, text: str) -> list[Point]:
+def _served(run: StoredRun, text: str) -> list[FrontierPoint]:
     settings = json.loads(text)
     profile = _profile(run.record.spec.model["name"], settings["profile"])
     fit, serve = _drafts(run).halves()
     texts = serve.served(Temperatures(fit_temperatures(fit.observed())))
     drafting = serve.drafting(profile, settings.get("tokens"))
     draft_s = (lambda requests: 0.0) if settings["rule"] == "none" else drafting
-    system = System("", texts, RULES[settings["rule"]](profile, settings), draft_s)
+    system = ServingSystem("", texts, RULES[settings["rule"]](profile, settings), draft_s)
     return frontier([system], profile, settings["requests"])
 
 
@@ -75,11 +86,11 @@ def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
             f"The figure names no step profile of {model}; measure one with `dllm-bench train sps "
             f"{model}` and name its file beside {', '.join(files)}."
         )
-    check_profile(files[model], model)
-    return read_profile(files[model])
+    check_step_profile(files[model], model)
+    return read_step_profile(files[model])
 
 
 @lru_cache(maxsize=8)
-def _drafts(run: StoredRun) -> Drafts:
+def _drafts(run: StoredRun) -> StoredDrafts:
     samples = run.samples
-    return Drafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)
+    return StoredDrafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)

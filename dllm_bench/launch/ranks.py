@@ -276,7 +276,7 @@ class _Progress:
 
     def sample(self, sample: SampleRecord, value: float | None) -> None:
         assert self.running is not None  # a process starts before it has a sample
-        self.running.add(sample.facts(), value, time.monotonic() - self.started)
+        self.running.add(sample.stats(), value, time.monotonic() - self.started)
         self.observer.sample(sample, self.running)
 
 

@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 from dllm_bench.core.request import Generation
 from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.metrics import accuracy
-from dllm_bench.metrics.facts import Facts
-from dllm_bench.metrics.numbers import (
-    Amount,
-    Bounds,
-    Definition,
-    Family,
+from dllm_bench.metrics.metric import (
     Interval,
+    IntervalFunction,
+    MetricDefinition,
+    MetricFamily,
+    PerSample,
     TotalRatio,
     total_ratio,
 )
+from dllm_bench.metrics.sample_stats import SampleStats
 
 
 class Round(NamedTuple):
@@ -118,7 +118,7 @@ def count(found: Sequence[Round]) -> Acceptance:
 Counts = Sequence[Acceptance]
 
 
-def counted(facts: Sequence[Facts]) -> list[Acceptance]:
+def counted(facts: Sequence[SampleStats]) -> list[Acceptance]:
     """The counts of every sample."""
     return [count([Round(*values) for values in fact.rounds or ()]) for fact in facts]
 
@@ -148,39 +148,41 @@ def conditional(counts: Counts) -> list[tuple[float | None, int]]:
     return [(ratio(a, r), r) for a, r in zip(accepted, reached, strict=True)]
 
 
-def length_per_sample(facts: Sequence[Facts]) -> float | None:
+def length_per_sample(facts: Sequence[SampleStats]) -> float | None:
     """Mean over samples of tokens per round."""
     means = [c.committed / c.rounds for c in counted(facts) if c.rounds]
     return fmean(means) if means else None
 
 
-def rounds_number(fact: Facts) -> float:
+def rounds_number(fact: SampleStats) -> float:
     return len(fact.rounds or ())
 
 
-def proposed(fact: Facts) -> float:
+def proposed(fact: SampleStats) -> float:
     return sum(proposed for proposed, _, _ in fact.rounds or ())
 
 
-def accepted(fact: Facts) -> float:
+def accepted(fact: SampleStats) -> float:
     return sum(accepted for _, accepted, _ in fact.rounds or ())
 
 
-def committed(fact: Facts) -> float:
+def committed(fact: SampleStats) -> float:
     return sum(committed for _, _, committed in fact.rounds or ())
 
 
-def verified(fact: Facts) -> float:
+def verified(fact: SampleStats) -> float:
     """Positions the target judged: draft tokens, and one more a round."""
     return proposed(fact) + rounds_number(fact)
 
 
-def per(name: str, unit: str, text: str, top: Amount, bottom: Amount = rounds_number) -> Definition:
+def per(
+    name: str, unit: str, text: str, top: PerSample, bottom: PerSample = rounds_number
+) -> MetricDefinition:
     """A ratio of sums over samples."""
-    return Definition(name, unit, text, total_ratio(top, bottom), "rounds")
+    return MetricDefinition(name, unit, text, total_ratio(top, bottom), "rounds")
 
 
-def of_time(name: str, text: str, seconds: Amount) -> Definition:
+def of_time(name: str, text: str, seconds: PerSample) -> MetricDefinition:
     """Milliseconds a round."""
     found = per(name, "ms", f"{text} ÷ verifications.", lambda fact: 1000 * seconds(fact))
     return replace(found, timed=True)
@@ -194,7 +196,7 @@ ALL = (
         "sums over samples, as DeepSpec counts.",
         committed,
     ),
-    Definition(
+    MetricDefinition(
         "acceptance/length_per_sample",
         "tokens/round",
         "the same per sample; mean over samples, as z-lab's benchmark counts.",
@@ -259,28 +261,28 @@ ALL = (
 )
 
 
-def family(name: str, text: str, asked: Callable[[Acceptance], Sequence[int]]) -> Family:
+def family(name: str, text: str, asked: Callable[[Acceptance], Sequence[int]]) -> MetricFamily:
     """Rounds that accepted a token at a position ÷ rounds `asked` counts there, with Wilson's
     interval over rounds, those of one sample being alike.
     """
 
     def share(k: int) -> TotalRatio:
-        def at(fact: Facts) -> tuple[int, int]:
+        def at(fact: SampleStats) -> tuple[int, int]:
             (counts,) = counted([fact])
             there = len(counts.proposed) >= k
             return (counts.accepted[k - 1], asked(counts)[k - 1]) if there else (0, 0)
 
         return total_ratio(lambda fact: at(fact)[0], lambda fact: at(fact)[1])
 
-    def bounds(k: int) -> Bounds:
-        def wilson(facts: Sequence[Facts]) -> Interval | None:
+    def bounds(k: int) -> IntervalFunction:
+        def wilson(facts: Sequence[SampleStats]) -> Interval | None:
             found = [share(k).amounts(fact) for fact in facts]
             happened, asked_of = ([int(pair[i]) for pair in found] for i in (0, 1))
             return accuracy.wilson_of_clusters(happened, asked_of) if any(asked_of) else None
 
         return wilson
 
-    return Family(name, "share", text, share, "rounds", bounds)
+    return MetricFamily(name, "share", text, share, "rounds", bounds)
 
 
 FAMILIES = (

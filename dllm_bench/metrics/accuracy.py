@@ -21,7 +21,7 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Score:
+class MeanScore:
     """Mean of `n` sample scores in [low, high] at `LEVEL`; `method` says how the interval came."""
 
     mean: float
@@ -62,15 +62,15 @@ def is_binary(values: Sequence[float]) -> bool:
     return all(value in (0, 1) for value in values)
 
 
-def mean_score(values: Sequence[float], *, seed: int = 0) -> Score | None:
+def mean_score(values: Sequence[float], *, seed: int = 0) -> MeanScore | None:
     """Mean and interval of sample scores in [0, 1]; None without samples."""
     if not values:
         return None
     if is_binary(values):
         low, high = wilson(int(sum(values)), len(values))
-        return Score(fmean(values), low, high, len(values), "wilson")
+        return MeanScore(fmean(values), low, high, len(values), "wilson")
     low, high = bootstrap(values, seed)
-    return Score(fmean(values), low, high, len(values), "bootstrap")
+    return MeanScore(fmean(values), low, high, len(values), "bootstrap")
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:

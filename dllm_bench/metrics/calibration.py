@@ -17,8 +17,8 @@ from itertools import accumulate, zip_longest
 from operator import mul
 from statistics import fmean
 
-from dllm_bench.metrics.facts import Facts
-from dllm_bench.metrics.numbers import Family, Measure
+from dllm_bench.metrics.metric import MetricFamily, MetricFunction
+from dllm_bench.metrics.sample_stats import SampleStats
 
 BINS = 20
 GRID = tuple(2 ** (step / 8) for step in range(-24, 25))  # 1/8 to 8, 1 among them
@@ -168,7 +168,7 @@ def fit_temperatures(
     return tuple(fitted)
 
 
-def observed(facts: Sequence[Facts]) -> list[Observed]:
+def observed(facts: Sequence[SampleStats]) -> list[Observed]:
     """The verified proposals of samples whose drafter has a confidence head."""
     return [
         Observed(tuple(logits[:proposed]), accepted)
@@ -179,7 +179,7 @@ def observed(facts: Sequence[Facts]) -> list[Observed]:
     ]
 
 
-def halves(facts: Sequence[Facts]) -> tuple[list[Observed], list[Observed]]:
+def halves(facts: Sequence[SampleStats]) -> tuple[list[Observed], list[Observed]]:
     """Proposals of the first half of the samples, to fit on, and of the second, to measure on."""
     half = len(facts) // 2
     return observed(facts[:half]), observed(facts[half:])
@@ -190,17 +190,17 @@ def _fitted(rounds: tuple[Observed, ...]) -> tuple[float, ...]:
     return fit_temperatures(rounds)
 
 
-def found_in(facts: Sequence[Facts], k: int) -> Outcomes:
+def found_in(facts: Sequence[SampleStats], k: int) -> Outcomes:
     """Predictions and outcomes at position k, from 1, over all samples."""
     return outcomes(observed(facts), k - 1)
 
 
-def found_unscaled(facts: Sequence[Facts], k: int) -> Outcomes:
+def found_unscaled(facts: Sequence[SampleStats], k: int) -> Outcomes:
     """The same over the second half of the samples."""
     return outcomes(halves(facts)[1], k - 1)
 
 
-def found_scaled(facts: Sequence[Facts], k: int) -> Outcomes:
+def found_scaled(facts: Sequence[SampleStats], k: int) -> Outcomes:
     """The same, scaled by temperatures fitted on the first half; nothing where it has no round."""
     first, second = halves(facts)
     reaching = tuple(replace(r, logits=r.logits[:k]) for r in first)
@@ -213,7 +213,7 @@ MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
     "auroc": ("chance that a prefix that survives has the higher predicted survival", auroc),
     "brier": ("mean squared distance of the predicted survival from what happened", brier),
 }
-COVERED: dict[str, tuple[str, Callable[[Sequence[Facts], int], Outcomes]]] = {
+COVERED: dict[str, tuple[str, Callable[[Sequence[SampleStats], int], Outcomes]]] = {
     "": ("as the confidence head gives it, over the rounds that verified the position", found_in),
     "_unscaled": (
         "as the head gives it, over the second half of the samples: what _scaled compares with",
@@ -227,20 +227,20 @@ COVERED: dict[str, tuple[str, Callable[[Sequence[Facts], int], Outcomes]]] = {
 }
 
 
-def family(measured: str, covered: str) -> Family:
+def family(measured: str, covered: str) -> MetricFamily:
     """One measure over one part of the samples."""
     what, number = MEASURES[measured]
     how, find = COVERED[covered]
 
-    def function(k: int) -> Measure:
-        def at(facts: Sequence[Facts]) -> float | None:
+    def function(k: int) -> MetricFunction:
+        def at(facts: Sequence[SampleStats]) -> float | None:
             found = find(facts, k)
             return number(found) if found.predicted else None
 
         return at
 
     name, unit = f"calibration/{measured}{covered}", "share"
-    return Family(name, unit, f"{what} of the prefix, {how}.", function, "survival")
+    return MetricFamily(name, unit, f"{what} of the prefix, {how}.", function, "survival")
 
 
 FAMILIES = tuple(family(measured, covered) for measured in MEASURES for covered in COVERED)

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import acceptance, calibration, served, speed
-from dllm_bench.metrics.facts import Facts
-from dllm_bench.metrics.numbers import Definition, Family
+from dllm_bench.metrics.metric import MetricDefinition, MetricFamily
+from dllm_bench.metrics.sample_stats import SampleStats
 
-DEFINITIONS: dict[str, Definition] = {
+DEFINITIONS: dict[str, MetricDefinition] = {
     entry.name: entry for entry in (*speed.ALL, *served.ALL, *acceptance.ALL)
 }
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, MetricFamily] = {
     entry.name: entry for entry in (*acceptance.FAMILIES, *calibration.FAMILIES)
 }
 
 
-def definition(name: str) -> Definition:
+def definition(name: str) -> MetricDefinition:
     """The definition called `name` or `name@k`; a sentence that lists them when there is none."""
     family, at, position = name.partition("@")
     if at and family in FAMILIES and position.isdecimal() and int(position) > 0:
@@ -34,11 +34,11 @@ def definition(name: str) -> Definition:
     raise DllmBenchError(f"No definition is called {name!r}; choose one of: {known}.")
 
 
-def measure(name: str, facts: Sequence[Facts]) -> float | None:
+def measure(name: str, facts: Sequence[SampleStats]) -> float | None:
     """The number called `name` over `facts`."""
     return definition(name)(facts)
 
 
-def measure_all(facts: Sequence[Facts]) -> dict[str, float | None]:
+def measure_all(facts: Sequence[SampleStats]) -> dict[str, float | None]:
     """Every number that is not of a position over `facts`."""
     return {name: entry(facts) for name, entry in DEFINITIONS.items()}

@@ -12,50 +12,56 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from statistics import median
 
-from dllm_bench.metrics.facts import Facts
-from dllm_bench.metrics.numbers import Amount, Definition, Measure, mean_of, percentile_of
-from dllm_bench.metrics.numbers import share_bounds as bounds
+from dllm_bench.metrics.metric import (
+    MetricDefinition,
+    MetricFunction,
+    PerSample,
+    mean_of,
+    percentile_of,
+)
+from dllm_bench.metrics.metric import share_bounds as bounds
+from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.metrics.speed import seconds
 
 
-def ttft_s(fact: Facts) -> float:
+def ttft_s(fact: SampleStats) -> float:
     return fact.ttft_s or 0.0
 
 
-def retried(fact: Facts) -> float:
+def retried(fact: SampleStats) -> float:
     return (fact.tries or 1) > 1
 
 
-def retokenised(fact: Facts) -> float:
+def retokenised(fact: SampleStats) -> float:
     return bool(fact.retokenised)
 
 
-def tokens_per_s(fact: Facts) -> float | None:
+def tokens_per_s(fact: SampleStats) -> float | None:
     """Of one request."""
     return None if fact.emitted is None else fact.emitted / seconds(fact)
 
 
-def ms_per_token(fact: Facts) -> float | None:
+def ms_per_token(fact: SampleStats) -> float | None:
     """Between the tokens of one request; none where it has no second token."""
     if fact.emitted is None or fact.emitted < 2:
         return None
     return 1000 * (seconds(fact) - ttft_s(fact)) / (fact.emitted - 1)
 
 
-def median_of(amount: Callable[[Facts], float | None]) -> Measure:
+def median_of(amount: Callable[[SampleStats], float | None]) -> MetricFunction:
     """Median over the samples that have the amount."""
 
-    def measure(facts: Sequence[Facts]) -> float | None:
+    def measure(facts: Sequence[SampleStats]) -> float | None:
         values = [value for fact in facts if (value := amount(fact)) is not None]
         return median(values) if values else None
 
     return measure
 
 
-def span_s(facts: Sequence[Facts]) -> float:
+def span_s(facts: Sequence[SampleStats]) -> float:
     """Seconds in which anything was asked: first start to last end, session by session."""
 
-    def session(fact: Facts) -> int:
+    def session(fact: SampleStats) -> int:
         return fact.session or 0
 
     total = 0.0
@@ -65,10 +71,10 @@ def span_s(facts: Sequence[Facts]) -> float:
     return total
 
 
-def per_second(amount: Callable[[Facts], float | None]) -> Measure:
+def per_second(amount: Callable[[SampleStats], float | None]) -> MetricFunction:
     """Sum over samples ÷ the time they took together."""
 
-    def measure(facts: Sequence[Facts]) -> float | None:
+    def measure(facts: Sequence[SampleStats]) -> float | None:
         values = [amount(fact) for fact in facts]
         took_s = span_s(facts)
         if None in values or not took_s:
@@ -78,13 +84,15 @@ def per_second(amount: Callable[[Facts], float | None]) -> Measure:
     return measure
 
 
-def _of_ttft(name: str, word: str, measure: Measure) -> Definition:
+def _of_ttft(name: str, word: str, measure: MetricFunction) -> MetricDefinition:
     text = "time from sending a request to its first content (connection warm)"
-    return Definition(f"ttft/{name}", "s", f"{text}; {word} over samples.", measure, "ttft_s")
+    return MetricDefinition(f"ttft/{name}", "s", f"{text}; {word} over samples.", measure, "ttft_s")
 
 
-def _share(name: str, text: str, happened: Amount, fact: str) -> Definition:
-    return Definition(f"requests/{name}", "share", text, mean_of(happened), fact, bounds(happened))
+def _share(name: str, text: str, happened: PerSample, fact: str) -> MetricDefinition:
+    return MetricDefinition(
+        f"requests/{name}", "share", text, mean_of(happened), fact, bounds(happened)
+    )
 
 
 TOGETHER = "time from the first start to the last end, all requests in flight together"
@@ -92,7 +100,7 @@ ALL = (
     _of_ttft("mean", "mean", mean_of(ttft_s)),
     _of_ttft("p50", "median", percentile_of(ttft_s, 50)),
     _of_ttft("p95", "95th percentile", percentile_of(ttft_s, 95)),
-    Definition(
+    MetricDefinition(
         "tpot/p50",
         "ms",
         "(time of a request − time to its first content) ÷ (tokens − 1); median over samples with "
@@ -100,7 +108,7 @@ ALL = (
         median_of(ms_per_token),
         "ttft_s",
     ),
-    Definition(
+    MetricDefinition(
         "tps/request_p50",
         "tokens/s",
         "tokens of a request ÷ its time, first token included; median over samples, which is no "
@@ -108,14 +116,14 @@ ALL = (
         median_of(tokens_per_s),
         "ttft_s",
     ),
-    Definition(
+    MetricDefinition(
         "tps/throughput",
         "tokens/s",
         f"tokens of all requests ÷ {TOGETHER}; ratio of sums over samples.",
         per_second(lambda fact: fact.emitted),
         "ended_s",
     ),
-    Definition(
+    MetricDefinition(
         "requests/s", "requests/s", f"requests ÷ {TOGETHER}.", per_second(lambda _: 1), "ended_s"
     ),
     _share("retried", "requests that a first try did not answer.", retried, "tries"),

@@ -8,9 +8,8 @@ step) is None. Scores live in `accuracy`, acceptance of drafts in `acceptance`.
 
 from __future__ import annotations
 
-from dllm_bench.metrics.facts import Facts
-from dllm_bench.metrics.numbers import (
-    Definition,
+from dllm_bench.metrics.metric import (
+    MetricDefinition,
     best_ratio,
     mean_of,
     mean_ratio,
@@ -18,50 +17,51 @@ from dllm_bench.metrics.numbers import (
     share_bounds,
     total_ratio,
 )
+from dllm_bench.metrics.sample_stats import SampleStats
 
 
-def allocated(fact: Facts) -> float:
+def allocated(fact: SampleStats) -> float:
     return fact.allocated or 0
 
 
-def committed(fact: Facts) -> float:
+def committed(fact: SampleStats) -> float:
     return fact.committed or 0
 
 
-def content(fact: Facts) -> float:
+def content(fact: SampleStats) -> float:
     return fact.content or 0
 
 
-def emitted(fact: Facts) -> float:
+def emitted(fact: SampleStats) -> float:
     return fact.emitted or 0
 
 
-def forwards(fact: Facts) -> float:
+def forwards(fact: SampleStats) -> float:
     return fact.forwards or 0
 
 
-def fast_dllm_forwards(fact: Facts) -> float:
+def fast_dllm_forwards(fact: SampleStats) -> float:
     return forwards(fact) + (fact.idle or 0)
 
 
-def dinfer_forwards(fact: Facts) -> float:
+def dinfer_forwards(fact: SampleStats) -> float:
     return forwards(fact) + (fact.idle_dinfer or 0)
 
 
-def rounds(fact: Facts) -> float:
+def rounds(fact: SampleStats) -> float:
     """Forwards as LoPA counts them: its last, empty round included."""
     return forwards(fact) + 1
 
 
-def seconds(fact: Facts) -> float:
+def seconds(fact: SampleStats) -> float:
     return fact.seconds or 0.0
 
 
-def steps_s(fact: Facts) -> float:
+def steps_s(fact: SampleStats) -> float:
     return fact.steps_s or 0.0
 
 
-def later_s(fact: Facts) -> float:
+def later_s(fact: SampleStats) -> float:
     """Seconds after the first step; 0 for a sample that took one step only.
 
     A served engine's steps are unknown; its first ends with the first content.
@@ -69,40 +69,40 @@ def later_s(fact: Facts) -> float:
     return 0.0 if fact.forwards in (0, 1) else seconds(fact) - (fact.first_step_s or 0.0)
 
 
-def rows(fact: Facts) -> float:
+def rows(fact: SampleStats) -> float:
     return fact.rows or 0
 
 
-def forced(fact: Facts) -> float:
+def forced(fact: SampleStats) -> float:
     return fact.forced or 0
 
 
-def baseline_s(fact: Facts) -> float:
+def baseline_s(fact: SampleStats) -> float:
     return fact.baseline_s or 0.0
 
 
-def equal(fact: Facts) -> float:
+def equal(fact: SampleStats) -> float:
     return bool(fact.baseline_equal)
 
 
 _TAIL = "decoded tokens of all opened blocks (what follows the end included)"
 _LATER = f"{_TAIL} ÷ (generation time − first step)"
 ALL = (
-    Definition(
+    MetricDefinition(
         "tpf/committed",
         "tokens/forward",
         f"{_TAIL} ÷ forwards; ratio of sums over samples.",
         total_ratio(committed, forwards),
         fact="forwards",
     ),
-    Definition(
+    MetricDefinition(
         "tpf/emitted",
         "tokens/forward",
         "tokens before the first reason to stop ÷ forwards; ratio of sums over samples.",
         total_ratio(emitted, forwards),
         fact="forwards",
     ),
-    Definition(
+    MetricDefinition(
         "tpf/lopa",
         "tokens/forward",
         "positions of all opened blocks ÷ (forwards + 1 per sample), as LoPA's single-device "
@@ -110,14 +110,14 @@ ALL = (
         total_ratio(allocated, rounds),
         fact="forwards",
     ),
-    Definition(
+    MetricDefinition(
         "tpf/lopa_dist",
         "tokens/forward",
         f"{_TAIL} ÷ (forwards + 1 per sample), as LoPA-Dist counts; ratio of sums over samples.",
         total_ratio(committed, rounds),
         fact="forwards",
     ),
-    Definition(
+    MetricDefinition(
         "tpf/lopa_coder",
         "tokens/forward",
         "decoded tokens that are neither end nor padding ÷ forwards, as LoPA's DiffuCoder script "
@@ -125,7 +125,7 @@ ALL = (
         total_ratio(content, forwards),
         fact="forwards",
     ),
-    Definition(
+    MetricDefinition(
         "tpf/dinfer",
         "tokens/forward",
         "decoded tokens that are neither end nor padding ÷ forwards as dInfer counts them (see "
@@ -133,7 +133,7 @@ ALL = (
         mean_ratio(content, dinfer_forwards),
         fact="idle_dinfer",
     ),
-    Definition(
+    MetricDefinition(
         "tps/decode",
         "tokens/s",
         "tokens before the first reason to stop ÷ time of the forwards and what belongs to them; "
@@ -142,7 +142,7 @@ ALL = (
         fact="forwards",
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "tps/e2e",
         "tokens/s",
         "tokens before the first reason to stop ÷ whole generation time (tokenisation and disk "
@@ -151,7 +151,7 @@ ALL = (
         fact="emitted",
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "tps/no_first_step",
         "tokens/s",
         f"LoPA-Dist's average TPS: {_LATER}; mean over samples of the ratio.",
@@ -159,7 +159,7 @@ ALL = (
         fact="committed",
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "tps/max",
         "tokens/s",
         f"LoPA-Dist's maximum TPS: {_LATER} of the fastest sample.",
@@ -167,7 +167,7 @@ ALL = (
         fact="committed",
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "tps/top10",
         "tokens/s",
         f"LoPA-Dist's top-10 TPS: {_LATER}; mean of the ten fastest samples.",
@@ -175,28 +175,28 @@ ALL = (
         fact="committed",
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "latency/mean",
         "s",
         "generation time of a sample; mean over samples.",
         mean_of(seconds),
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "latency/p50",
         "s",
         "generation time of a sample; median over samples.",
         percentile_of(seconds, 50),
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "latency/p95",
         "s",
         "generation time of a sample; 95th percentile over samples.",
         percentile_of(seconds, 95),
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "latency/no_first_step",
         "s",
         "LoPA-Dist's latency: generation time − first step (of a served engine: to its first "
@@ -204,7 +204,7 @@ ALL = (
         mean_of(later_s),
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "step_ms",
         "ms",
         "time of the forwards and what belongs to them ÷ forwards; ratio of sums over samples.",
@@ -212,14 +212,14 @@ ALL = (
         fact="forwards",
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "forwards/mean",
         "forwards",
         "forwards of a sample; mean over samples.",
         mean_of(forwards),
         fact="forwards",
     ),
-    Definition(
+    MetricDefinition(
         "forwards/fast_dllm",
         "forwards",
         "forwards of a sample as Fast-dLLM's block loops count: with the prefix or dual cache one "
@@ -227,7 +227,7 @@ ALL = (
         mean_of(fast_dllm_forwards),
         fact="idle",
     ),
-    Definition(
+    MetricDefinition(
         "forwards/dinfer",
         "forwards",
         "forwards of a sample as dInfer's block loop counts as released: the same, and rounds run "
@@ -236,7 +236,7 @@ ALL = (
         mean_of(dinfer_forwards),
         fact="idle_dinfer",
     ),
-    Definition(
+    MetricDefinition(
         "row_cost",
         "positions/token",
         "branches × positions fed, summed over forwards ÷ tokens before the first reason to stop; "
@@ -244,30 +244,30 @@ ALL = (
         total_ratio(rows, emitted),
         fact="rows",
     ),
-    Definition(
+    MetricDefinition(
         "forced_steps",
         "share",
         "positions the stall rule committed because the selector chose none ÷ decoded positions.",
         total_ratio(forced, committed),
         fact="forced",
     ),
-    Definition(
+    MetricDefinition(
         "empty_rate", "share", "samples whose text is blank.", mean_of(lambda fact: fact.empty)
     ),
-    Definition(
+    MetricDefinition(
         "end_only_rate",
         "share",
         "samples whose decoded tokens are all end or padding.",
         mean_of(lambda fact: committed(fact) > 0 and fact.content == 0),
         fact="content",
     ),
-    Definition(
+    MetricDefinition(
         "truncated_rate",
         "share",
         "samples that nothing but the length ended.",
         mean_of(lambda fact: fact.truncated),
     ),
-    Definition(
+    MetricDefinition(
         "speedup/baseline",
         "×",
         "generation time of the baseline, which decodes every sample in the same run, in "
@@ -276,7 +276,7 @@ ALL = (
         "baseline_s",
         timed=True,
     ),
-    Definition(
+    MetricDefinition(
         "equal/baseline",
         "share",
         "samples whose tokens, up to where the text ends, are the very same as the baseline's.",

@@ -41,7 +41,7 @@ class CompiledDenoiser(TransformerDenoiser):
         return super().new_cache(length + -length % self._bucket)
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        if plan.taps:
+        if plan.feature_layers:
             raise DllmBenchError(
                 "Outputs of layers are not available from a compiled model, and the drafter reads "
                 "them; set hardware.compile=none."

@@ -26,7 +26,7 @@ class NetFacts:
     """
 
     slots: int
-    taps: tuple[int, ...]
+    feature_layers: tuple[int, ...]
     target_layers: int
     mask: int = 0
     silent: int = 0
@@ -49,7 +49,7 @@ def z_lab(published: Published) -> NetFacts:
     slots = published.get("block_size") or nested.get("block_size")
     return NetFacts(
         slots=value({"block_size": slots}, "block_size"),
-        taps=tuple(value(nested, "target_layer_ids")),
+        feature_layers=tuple(value(nested, "target_layer_ids")),
         target_layers=value(published, "num_target_layers"),
         mask=value(nested, "mask_token_id"),
         silent=1,
@@ -67,7 +67,7 @@ def deep_spec(published: Published) -> NetFacts:
         )
     return NetFacts(
         slots=value(published, "block_size"),
-        taps=tuple(value(published, "target_layer_ids")),
+        feature_layers=tuple(value(published, "target_layer_ids")),
         target_layers=value(published, "num_target_layers"),
         mask=value(published, "mask_token_id"),
         head=head,
@@ -81,7 +81,7 @@ def eagle3(published: Published) -> NetFacts:
     """Facts of DeepSpec's EAGLE-3 config; the unrolled steps of training are the chain's length."""
     return NetFacts(
         slots=value(published, "ttt_length"),
-        taps=tuple(value(published, "target_layer_ids")),
+        feature_layers=tuple(value(published, "target_layer_ids")),
         target_layers=value(published, "num_target_layers"),
         chain=True,
     )

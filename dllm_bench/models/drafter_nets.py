@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from dllm_bench.core.speculative import Context, State, Target
+from dllm_bench.core.speculative import Context, HeadState, Target
 from dllm_bench.models.drafter_facts import NetFacts
 from dllm_bench.models.drafter_heads import HEADS, ConfidenceHead
 from dllm_bench.models.drafter_layers import BlockLayer, ChainLayer, Rotation, keep, planned
@@ -30,7 +30,7 @@ class DraftNetwork(nn.Module):
         super().__init__()
         self.facts = facts
         width = config.hidden_size
-        self.fc = nn.Linear(len(facts.taps) * width, width, bias=False)
+        self.fc = nn.Linear(len(facts.feature_layers) * width, width, bias=False)
         self.norm = Qwen3RMSNorm(width, config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
         if facts.tables:
@@ -93,9 +93,11 @@ class BlockNet(DraftNetwork):
         normalised: Tensor = self.norm(slots_1BD)
         return normalised
 
-    def transition(self, token: Tensor, hidden_D: Tensor, state: State) -> tuple[Tensor, State]:
+    def transition(
+        self, token: Tensor, hidden_D: Tensor, state: HeadState
+    ) -> tuple[Tensor, HeadState]:
         """What the token before a slot adds to its logits (V,), and the head's next state."""
-        return cast(tuple[Tensor, State], self.markov_head(token, hidden_D, state))
+        return cast(tuple[Tensor, HeadState], self.markov_head(token, hidden_D, state))
 
     def survival(self, token: Tensor, hidden_D: Tensor) -> Tensor:
         """Logit (0-d) of the probability that the slot's token is accepted."""

@@ -90,9 +90,9 @@ class Trained(Stored):
         return _facts(self.source, self.revision, self.sha256)
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def feature_layers(self) -> tuple[int, ...]:
         """Layers of the target it reads."""
-        return self.facts.taps
+        return self.facts.feature_layers
 
     def _beside(self, target: Target) -> DraftNetwork:
         self._check(target)

@@ -165,7 +165,7 @@ class TransformerDenoiser(Denoiser):
             position_1F = position_1F.repeat(1, branches)
         masks = {kind: self._mask(kind, plan, branches // groups, kv) for kind in set(self._kinds)}
         ids = tokens_KF.reshape(groups, -1)
-        hidden, tapped = self._through(ids, position_1F, masks, kv, plan.taps)
+        hidden, tapped = self._through(ids, position_1F, masks, kv, plan.feature_layers)
         if tapped is not None:
             kv.features = tapped.view(*tokens_KF.shape, -1)
         return hidden.view(*tokens_KF.shape, -1)
@@ -182,10 +182,13 @@ class TransformerDenoiser(Denoiser):
         repeated = [span_F.repeat(p.branches) for span_F, p in zip(spans, parts, strict=True)]
         position_1N = torch.cat(repeated)[None]
         seen = {kind: self._seen(kind, parts) for kind in set(self._kinds)}
-        ids_1N, taps = torch.cat([fed_KF.flatten() for fed_KF in fed])[None], parts[0].plan.taps
+        ids_1N, feature_layers = (
+            torch.cat([fed_KF.flatten() for fed_KF in fed])[None],
+            parts[0].plan.feature_layers,
+        )
         with ragged.apart(self.module.config):
             hidden, tapped = self._through(
-                ids_1N, position_1N, seen, ragged.RaggedCache(parts), taps
+                ids_1N, position_1N, seen, ragged.RaggedCache(parts), feature_layers
             )
         sizes = [part.rows for part in parts]
         if tapped is not None:
@@ -207,7 +210,7 @@ class TransformerDenoiser(Denoiser):
         position_RF: Tensor,
         masks: Mapping[str, Tensor | ragged.Seen | None],
         cache: PositionCache | ragged.RaggedCache,
-        taps: tuple[int, ...],
+        feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
         """All layers in order: hidden states (R, F, D), and those of the tapped layers abreast."""
         model = self.module.model
@@ -221,9 +224,11 @@ class TransformerDenoiser(Denoiser):
                 position_embeddings=rotations[kind],
                 past_key_values=cache,
             )
-            if index in taps:
+            if index in feature_layers:
                 tapped[index] = hidden
-        return hidden, torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None
+        return hidden, torch.cat(
+            [tapped[tap] for tap in feature_layers], dim=-1
+        ) if feature_layers else None
 
     def _mask(
         self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.metrics.accuracy import Score
+from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.run.progress import TPF, TPS, Running, Silent
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -104,7 +104,7 @@ class WandbLogger(Silent):
             )
 
 
-def _score(score: Score | None) -> dict[str, float]:
+def _score(score: MeanScore | None) -> dict[str, float]:
     if score is None:
         return {}
     return {"score": score.mean, "score/low": score.low, "score/high": score.high}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from dllm_bench.metrics import definitions
-from dllm_bench.metrics.accuracy import Score, mean_score
-from dllm_bench.metrics.facts import UNTIMED, UNTOLD, Facts
+from dllm_bench.metrics.accuracy import MeanScore, mean_score
+from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, SampleStats
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -46,12 +46,12 @@ class Running:
     total: int
     note: str | None = None
     done: int = 0
-    facts: list[Facts] = field(default_factory=list)
+    facts: list[SampleStats] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     session_done: int = 0
     session_s: float = 0.0
 
-    def add(self, facts: Facts, value: float | None, fresh_s: float | None = None) -> None:
+    def add(self, facts: SampleStats, value: float | None, fresh_s: float | None = None) -> None:
         """Count a sample; `fresh_s` is the session's age if the sample is of this session."""
         self.done += 1
         self.facts.append(facts)
@@ -68,7 +68,7 @@ class Running:
             return None
         return self.session_s / self.session_done * (self.total - self.done)
 
-    def score(self) -> Score | None:
+    def score(self) -> MeanScore | None:
         """Running score with its interval."""
         return mean_score(self.values)
 
@@ -157,7 +157,7 @@ def headline(record: RunRecord) -> str:
     return " · ".join([f"done, {len(record.columns['id'])} samples", *numbers])
 
 
-def _numbers(score: Score | None, number: Callable[[str], float | None]) -> list[str]:
+def _numbers(score: MeanScore | None, number: Callable[[str], float | None]) -> list[str]:
     parts = [f"score {100 * score.mean:.1f} ± {100 * score.margin:.1f}"] if score else []
     values = ((form, number(name)) for form, name in SHOWN.items())
     return parts + [form.format(value) for form, value in values if value is not None]
@@ -179,7 +179,7 @@ def summary(record: RunRecord) -> list[str]:
         lines.append(f"without effect (of samples): {', '.join(idle)}")
     if record.spec.baseline:
         lines.append(f"baseline: {record.spec.baseline.get('name')}, in the same run")
-    reasons = {**UNTOLD, **UNTIMED}
+    reasons = {**UNREPORTED, **UNTIMED}
     untold = {why for name, why in reasons.items() if None in record.columns.get(name, ())}
     lines += [f"left empty: {why}" for why in sorted(untold)]
     for name, value in record.summary.items():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, first_end
 from dllm_bench.core.trace import Trace
-from dllm_bench.metrics.facts import count
+from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.run.dependencies import REAL, Loaded, Parts
 from dllm_bench.run.loggers import NoLogger
 from dllm_bench.run.progress import Observer, Running, Silent, Together
@@ -149,7 +149,7 @@ class Work:
             started = self.parts.clock()
             for sample in self._samples(missing, session):
                 self.opened.append(sample)
-                running.add(sample.facts(), self._value(sample), self.parts.clock() - started)
+                running.add(sample.stats(), self._value(sample), self.parts.clock() - started)
                 self.observer.sample(sample, running)
         done = self.opened.samples
         return [done[request.id] for request in requests if request.id in done]
@@ -191,7 +191,7 @@ class Work:
     def _running(self, total: int) -> Running:
         running = Running(total, note=attention_note(self.decoder, self.loaded))
         for sample in self.opened.samples.values():
-            running.add(sample.facts(), self._value(sample))
+            running.add(sample.stats(), self._value(sample))
         return running
 
     def _begin(self, warmups: Sequence[Request]) -> int:
@@ -252,7 +252,7 @@ class Work:
             text=generation.text,
             raw=raw if raw != generation.text else None,
             trace=Trace(rows).columns(),
-            counts=count(generation, self.loaded.denoiser.special),
+            counts=count_sample(generation, self.loaded.denoiser.special),
             seconds=own.seconds,
             first_step_s=(rows[0].ms / 1000 if rows else 0.0) if timed else None,
             started_at=started_at,

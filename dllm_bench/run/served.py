@@ -16,10 +16,10 @@ from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import Trace
-from dllm_bench.metrics.facts import UNTOLD
+from dllm_bench.metrics.sample_stats import UNREPORTED
 from dllm_bench.run import runner
-from dllm_bench.serving.client import Asked, Client
-from dllm_bench.serving.engine import begin_otherwise, prompt_of
+from dllm_bench.serving.client import AnsweredRequest, Client
+from dllm_bench.serving.served_model import begin_otherwise, prompt_of
 from dllm_bench.store import provenance
 from dllm_bench.store.record import SampleRecord, Served, Session
 
@@ -47,7 +47,7 @@ class ServedWork(runner.Work):
 
     def _begin(self, warmups: Sequence[Request]) -> int:
         """Warm up every connection with prompts that nobody asks later, and note the session."""
-        told, engine = self.client.describe(), self.client.engine
+        told, engine = self.client.describe(), self.client.model
         self._check_server(told)
         count = max(len(warmups), engine.concurrency)
         asked = [self._warmup(warmups[i % len(warmups)], i) for i in range(count)]
@@ -90,7 +90,7 @@ class ServedWork(runner.Work):
                 failures.append(error)  # in the thread that would ask the next one otherwise
                 return None
 
-        with ThreadPoolExecutor(self.client.engine.concurrency) as pool:
+        with ThreadPoolExecutor(self.client.model.concurrency) as pool:
             asked = [pool.submit(ask, *one) for one in missing]
             try:
                 for done in as_completed(asked):
@@ -119,7 +119,7 @@ class ServedWork(runner.Work):
             text=text,
             raw=answer.text if answer.text != text else None,
             trace=Trace().columns(),
-            counts={**dict.fromkeys(UNTOLD), **dict.fromkeys(COUNTED, tokens)},
+            counts={**dict.fromkeys(UNREPORTED), **dict.fromkeys(COUNTED, tokens)},
             seconds=answer.seconds,
             first_step_s=answer.ttft_s,
             started_at=started_at,
@@ -127,7 +127,7 @@ class ServedWork(runner.Work):
             served=self._served(asked, retokenised=told is None and tokens is not None),
         )
 
-    def _served(self, asked: Asked, retokenised: bool) -> Served:
+    def _served(self, asked: AnsweredRequest, retokenised: bool) -> Served:
         answer = asked.answer
         return Served(
             ttft_s=answer.ttft_s,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.serving.engine import Engine, encode
+from dllm_bench.serving.served_model import ServedModel, encode
 from dllm_bench.serving.stream import Answer, Stream, TryError, message
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ TOLD = ("id", "root", "owned_by", "max_model_len")  # of a server's entry for a 
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnsweredRequest:
     """An answer with how it was got: tries, and the clock at the first one's start and the end."""
 
     answer: Answer
@@ -48,7 +48,7 @@ class Asked:
 class Client:
     """A connection that several threads share, in the place of a loaded model."""
 
-    engine: Engine
+    model: ServedModel
     clock: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
     http: httpx2.Client = field(init=False, repr=False)
@@ -57,11 +57,11 @@ class Client:
     def __post_init__(self) -> None:
         import httpx2
 
-        self.key = self.engine.key
-        seats = self.engine.concurrency
+        self.key = self.model.key
+        seats = self.model.concurrency
         self.http = httpx2.Client(
             headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
-            timeout=httpx2.Timeout(self.engine.timeout_s, connect=CONNECT_S),
+            timeout=httpx2.Timeout(self.model.timeout_s, connect=CONNECT_S),
             limits=httpx2.Limits(max_connections=seats, max_keepalive_connections=seats),
         )
 
@@ -69,26 +69,26 @@ class Client:
         """Let the connections go."""
         self.http.close()
 
-    def ask(self, request: Request) -> Asked:
+    def ask(self, request: Request) -> AnsweredRequest:
         """The answer to `request`; a sentence when no try gave one."""
-        path, body = self.engine.question(request)
-        began, tries = self.clock(), self.engine.retries + 1
+        path, body = self.model.question(request)
+        began, tries = self.clock(), self.model.retries + 1
         for turn in range(tries):
             try:
                 answer = self._try(path, body)
-                return Asked(answer, turn + 1, began, self.clock())
+                return AnsweredRequest(answer, turn + 1, began, self.clock())
             except TryError as failure:
                 if turn + 1 == tries:
                     raise DllmBenchError(self._given_up(request, tries, failure)) from None
                 wait_s = failure.wait_s
-                self.sleep(self.engine.backoff_s * 2**turn if wait_s is None else wait_s)
+                self.sleep(self.model.backoff_s * 2**turn if wait_s is None else wait_s)
         raise AssertionError("unreachable")
 
     def _try(self, path: str, body: dict[str, Any]) -> Answer:
         import httpx2
 
         started = self.clock()
-        stream = Stream(lambda: self.clock() - started, self.engine.timeout_s)
+        stream = Stream(lambda: self.clock() - started, self.model.timeout_s)
         try:
             with self.http.stream("POST", self._address(path), json=body) as response:
                 if response.status_code != 200:
@@ -109,7 +109,7 @@ class Client:
             response = self.http.get(self._address("models"))
         except httpx2.HTTPError as error:
             raise DllmBenchError(
-                f"No server answers at {self.engine.url} ({self._shown(str(error))}); start it, or "
+                f"No server answers at {self.model.url} ({self._shown(str(error))}); start it, or "
                 "name its address with model.url=http://HOST:PORT/v1."
             ) from None
         if response.status_code in (401, 403):
@@ -122,7 +122,7 @@ class Client:
 
     def describe(self) -> dict[str, Any]:
         """What the server says of the model, as far as it does not change from start to start."""
-        found = next((one for one in self.listed() if one.get("id") == self.engine.name), {})
+        found = next((one for one in self.listed() if one.get("id") == self.model.name), {})
         return {name: found[name] for name in TOLD if found.get(name) is not None}
 
     def _refusal(self, response: httpx2.Response) -> Exception:
@@ -131,7 +131,7 @@ class Client:
         said = self._said(response)
         if status in PASSING or status >= 500:
             return TryError(f"it answered {status} ({said})", retry_after(response))
-        engine, start = self.engine, f"The server at {self.engine.url} answered {status} ({said})"
+        engine, start = self.model, f"The server at {self.model.url} answered {status} ({said})"
         if status in (401, 403):
             mend = (
                 f"the key in ${engine.key_env} does not open it" if self.key else "it wants a key"
@@ -152,7 +152,7 @@ class Client:
 
     def _given_up(self, request: Request, tries: int, failure: TryError) -> str:
         return (
-            f"The server at {self.engine.url} gave no answer to {request.id!r} in {tries} tries; "
+            f"The server at {self.model.url} gave no answer to {request.id!r} in {tries} tries; "
             f"the last time {self._shown(str(failure))}. Finished samples are kept: look at the "
             "server (model.timeout_s, model.concurrency), and give the same command again."
         )
@@ -165,7 +165,7 @@ class Client:
         return text.replace(self.key, "***") if self.key else text
 
     def _address(self, path: str) -> str:
-        return f"{self.engine.url.rstrip('/')}/{path}"
+        return f"{self.model.url.rstrip('/')}/{path}"
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -173,7 +173,7 @@ class Client:
         from dllm_bench.models.sources import locate
         from dllm_bench.models.text import read_tokenizer
 
-        source = self.engine.tokenizer
+        source = self.model.tokenizer
         return read_tokenizer(locate(source, None)) if source else None
 
     def tokens_in(self, text: str) -> int | None:
@@ -188,7 +188,7 @@ class Client:
     def denoiser(self) -> Denoiser:
         """There are no logits to be had."""
         raise DllmBenchError(
-            f"Model {self.engine.name!r} is served at {self.engine.url}: its server decodes, and "
+            f"Model {self.model.name!r} is served at {self.model.url}: its server decodes, and "
             "gives texts alone; use dllm-bench run, or a model that is loaded here."
         )
 

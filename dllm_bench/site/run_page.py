@@ -93,7 +93,7 @@ def origin(record: RunRecord) -> Iterator[str]:
 
 def tiles(record: RunRecord) -> Html:
     """The score and the numbers looked at first, with their intervals."""
-    facts, found = record.facts, []
+    facts, found = record.sample_stats, []
     if score := record.score:
         ends = (100 * score.low, 100 * score.high)
         how = f"{score.method}, n = {score.n}"
@@ -211,7 +211,7 @@ def numbers_section(record: RunRecord) -> Html:
 
 def numbers_of(record: RunRecord) -> dict[str, str]:
     """Name -> value as text, one value per position for a family; empty where it is undefined."""
-    facts = record.facts
+    facts = record.sample_stats
     shown = {name: digits(value) for name, value in measure_all(facts).items()}
     longest = max((turn[0] for fact in facts for turn in fact.rounds or ()), default=0)
     for name, family in FAMILIES.items():

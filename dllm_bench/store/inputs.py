@@ -22,7 +22,7 @@ from dllm_bench.registry import TARGET, describe, instantiate
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Benchmark
     from dllm_bench.models.load import ModelSpec
-    from dllm_bench.serving.engine import Engine
+    from dllm_bench.serving.served_model import ServedModel
 
 Plain = dict[str, Any]
 AUTO = "auto"
@@ -168,11 +168,11 @@ def check_filters(made: Any, model: str, weights: str) -> None:
 
 def check_profiles(plain: Mapping[str, Any], model: str) -> None:
     """Refuse step times, at any depth of a decoder, that were measured with another model."""
-    from dllm_bench.decoding.length.profile import check_profile, read_profile
+    from dllm_bench.decoding.length.measurements import check_step_profile, read_step_profile
 
-    named = f"{read_profile.__module__}.{read_profile.__name__}"
+    named = f"{read_step_profile.__module__}.{read_step_profile.__name__}"
     for source in (part["source"] for part in sourced(plain) if part.get(TARGET) == named):
-        check_profile(source, model)
+        check_step_profile(source, model)
 
 
 def resolve_hardware(plain: Mapping[str, Any]) -> Plain:
@@ -222,9 +222,9 @@ def resolve_model(plain: Mapping[str, Any], hardware: Mapping[str, Any]) -> Plai
     return {**shared, **given}
 
 
-def engine_of(plain: Mapping[str, Any]) -> Engine:
+def engine_of(plain: Mapping[str, Any]) -> ServedModel:
     """The served engine a configuration group describes."""
-    engine: Engine = instantiate(plain)
+    engine: ServedModel = instantiate(plain)
     return engine
 
 

@@ -21,8 +21,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.acceptance import of_trace
-from dllm_bench.metrics.accuracy import Score, mean_score, repeated
-from dllm_bench.metrics.facts import Facts, from_columns
+from dllm_bench.metrics.accuracy import MeanScore, mean_score, repeated
+from dllm_bench.metrics.sample_stats import SampleStats, from_columns
 from dllm_bench.store.ineffective import unused
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 
@@ -66,14 +66,16 @@ class Served:
     retokenised: bool
     finish: str
 
-    def facts(self) -> Plain:
-        """Those of `Facts`."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in Facts.columns()}
+    def stats(self) -> Plain:
+        """Those of `SampleStats`."""
+        return {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name in SampleStats.columns()
+        }
 
 
 @dataclass(frozen=True)
 class SampleRecord:
-    """One finished request. `counts` are the facts of `facts.count`; times are in seconds.
+    """One finished request. `counts` those of `sample_stats.count_sample`; times are in seconds.
 
     cut: reason -> index in `ids` where the text ends for it; trace: columns of the forwards;
     session: which start of the run decoded it; started_at: seconds since the epoch; raw: the text
@@ -117,7 +119,7 @@ class SampleRecord:
         parts |= {"served": Served(**served) if served else None}
         return cls(**{**plain, **parts, "span": Span(**span) if span else None})
 
-    def facts(self) -> Facts:
+    def stats(self) -> SampleStats:
         """What the metrics are computed from."""
         trace, further = Trace.from_columns(self.trace), dict[str, Any](self.counts)
         if self.baseline:
@@ -125,11 +127,11 @@ class SampleRecord:
             further["baseline_s"] = self.baseline.seconds
             further["baseline_equal"] = ours == self.baseline.ids
         if self.served:
-            further |= {**self.served.facts(), "session": self.session}
+            further |= {**self.served.stats(), "session": self.session}
         if self.span:
             further |= {**asdict(self.span), "session": self.session}
         steps_s = sum(forward.ms for forward in trace.forwards) / 1000
-        return Facts(
+        return SampleStats(
             seconds=self.seconds,
             steps_s=None if self.seconds is None else steps_s,
             first_step_s=self.first_step_s,
@@ -162,7 +164,7 @@ class RunRecord:
 
     spec: RunSpec
     identity_hash: str
-    score: Score | None
+    score: MeanScore | None
     summary: dict[str, float | None]
     columns: dict[str, list]
     sessions: list[Session]
@@ -188,7 +190,7 @@ class RunRecord:
         return " and ".join(dict.fromkeys(found))
 
     @property
-    def facts(self) -> list[Facts]:
+    def sample_stats(self) -> list[SampleStats]:
         """One entry per sample, in column order."""
         return from_columns(self.columns)
 
@@ -220,7 +222,7 @@ class RunRecord:
             _check_schema(plain.get("schema"), source)
             _check_content(text, plain.pop("sha256", None), plain["schema"], source)
             plain["spec"] = RunSpec.from_plain(plain["spec"])
-            plain["score"] = Score(**plain["score"]) if plain["score"] else None
+            plain["score"] = MeanScore(**plain["score"]) if plain["score"] else None
             plain["sessions"] = [Session(**session) for session in plain["sessions"]]
             return cls(**plain)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -285,13 +287,13 @@ def seal(
     sealed_at: float,
 ) -> RunRecord:
     """The record of a complete run; samples in request order, one score each."""
-    facts = [sample.facts() for sample in samples]
+    facts = [sample.stats() for sample in samples]
     columns: dict[str, list] = {"id": [sample.id for sample in samples]}
     columns["value"] = [_number(scores[sample.id].value) for sample in samples]
     columns["verdict"] = [str(scores[sample.id].verdict) for sample in samples]
-    for name in Facts.columns():
+    for name in SampleStats.columns():
         column = [_short(getattr(fact, name)) for fact in facts]
-        if name in Facts.required() or any(value not in (None, []) for value in column):
+        if name in SampleStats.required() or any(value not in (None, []) for value in column):
             columns[name] = column
     further = sorted({name for score in scores.values() for name in score.metrics})
     for name in further:

@@ -249,7 +249,7 @@ def why_undefined(planned: PlannedCell) -> str:
     metric, record = planned.cell.metric.plain, planned.run.record
     if record is None or metric.is_score:
         return "the samples do not define this number"
-    return definitions.definition(metric.definition).why_undefined(record.facts)
+    return definitions.definition(metric.definition).why_undefined(record.sample_stats)
 
 
 def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
@@ -261,7 +261,7 @@ def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
         return None, None
     if metric.is_score:
         return _score(record)
-    definition, facts = definitions.definition(metric.definition), record.facts
+    definition, facts = definitions.definition(metric.definition), record.sample_stats
     value = definition(facts)
     if value is None:
         return None, None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
-from dllm_bench.metrics.numbers import TotalRatio
+from dllm_bench.metrics.metric import TotalRatio
 from dllm_bench.tables.plan import PlannedCell
 from dllm_bench.tables.spec import CUT, Query, TableMetric
 
@@ -98,7 +98,7 @@ def plain_value(planned: PlannedCell) -> float | None:
         return None
     if metric.is_score:
         return PERCENT * record.score.mean if record.score else None
-    return definitions.definition(metric.definition)(record.facts)
+    return definitions.definition(metric.definition)(record.sample_stats)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def item_sums(metric: TableMetric, record: RunRecord) -> ItemSums | None:
         graded = record.values
         tops = tuple(PERCENT * value for value in graded.values())
         return ItemSums(*head, tuple(graded), tops, (1.0,) * len(tops))
-    definition, facts = definitions.definition(metric.definition), record.facts
+    definition, facts = definitions.definition(metric.definition), record.sample_stats
     ids = tuple(record.columns["id"])
     if isinstance(definition.function, TotalRatio):
         pairs = [definition.function.amounts(fact) for fact in facts]

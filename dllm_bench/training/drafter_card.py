@@ -23,8 +23,8 @@ def render(name: str, run: Run) -> str:
     about = (
         f"A drafter for speculative decoding ({kind}): {job.layers} layers, {job.slots} tokens,\n"
         f"{learned:,} trained parameters; embedding and head are the target's. It reads layers\n"
-        f"{', '.join(map(str, facts.taps))} of the {facts.target_layers} of {run.model}. Made by "
-        f"this project with\n`{command(run.model, job)}`.\nMIT licence, as the package."
+        f"{', '.join(map(str, facts.feature_layers))} of the {facts.target_layers} of {run.model}. "
+        f"Made by this project with\n`{command(run.model, job)}`.\nMIT licence, as the package."
     )
     sections = {"Data": _data(job), "Recipe": _recipe(run), "Measured": _measured(run)}
     parts = [f"# {name}", about]

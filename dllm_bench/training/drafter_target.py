@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, first_end
-from dllm_bench.decoding.draft.none import NoDraft
+from dllm_bench.decoding.draft.controls import NoDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import EMBEDDED, WHOLE, TransformerDenoiser
@@ -39,7 +39,7 @@ class Text:
 
 @torch.no_grad()
 def read(
-    target: TransformerDenoiser, ids_BS: Tensor, answer_BS: Tensor, taps: Sequence[int]
+    target: TransformerDenoiser, ids_BS: Tensor, answer_BS: Tensor, feature_layers: Sequence[int]
 ) -> Rows:
     """Features of the tapped layers and normalised last states, all rows at once."""
     model, length = target.module.model, ids_BS.shape[1]
@@ -57,7 +57,7 @@ def read(
             hidden_BSD, attention_mask=causal_SS[None, None], position_embeddings=rotation
         )
         tapped[index] = hidden_BSD
-    features_BSC = torch.cat([tapped[tap] for tap in taps], dim=-1)
+    features_BSC = torch.cat([tapped[tap] for tap in feature_layers], dim=-1)
     return Rows(ids_BS, answer_BS, features_BSC.float(), model.norm(hidden_BSD).float())
 
 

@@ -108,7 +108,7 @@ class DrafterJob:
             "tie_word_embeddings": False,
             "num_hidden_layers": self.layers,
             "num_target_layers": config.num_hidden_layers,
-            "target_layer_ids": list(taps(config.num_hidden_layers)),
+            "target_layer_ids": list(feature_layers(config.num_hidden_layers)),
             "dtype": "bfloat16",
         }
         if self.chain:
@@ -145,7 +145,7 @@ KINDS: Mapping[str, DrafterJob] = {
 }
 
 
-def taps(layers: int) -> tuple[int, ...]:
+def feature_layers(layers: int) -> tuple[int, ...]:
     """Layers of the target that are read: spread from the second one on, never the last."""
     if layers < FAR:
         return tuple(range(layers - 1))
@@ -258,7 +258,7 @@ def loss_of(run: Run, texts: list[Text], rng: torch.Generator) -> tuple[Tensor, 
     """The loss of one batch, the target run for it in the same step."""
     batch, network = sources.batch(texts, run.target.special.eos), run.network
     ids_BS, answer_BS = (values.to(run.target.device) for values in batch)
-    rows = sources.read(run.target, ids_BS, answer_BS, network.facts.taps)
+    rows = sources.read(run.target, ids_BS, answer_BS, network.facts.feature_layers)
     if isinstance(network, ChainNet):
         counts_BS = drafter_chain.countable(answer_BS)
         logits = drafter_chain.unroll(network, rows)

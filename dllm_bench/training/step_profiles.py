@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.length.profile import StepProfile
+from dllm_bench.decoding.length.measurements import StepProfile
 from dllm_bench.decoding.speculative import check_target
 from dllm_bench.store import inputs, provenance
 

@@ -15,11 +15,11 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import Observed
-from dllm_bench.serving.drafts import Drafts
+from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.store.spec import Role, RunSpec, digest, split
 from dllm_bench.store.store import Entry, read_record, read_samples
 
-FIXED = "dllm_bench.decoding.length.fixed.Fixed"
+FIXED = "dllm_bench.decoding.length.fixed.FixedLength"
 Halves = tuple[list[Observed], list[Observed]]
 
 
@@ -80,14 +80,16 @@ def observed(entry: Entry) -> Halves:
     if not decoder["temperature"]:
         stored = read_samples(entry.path)
         samples = [stored[name] for name in record.columns["id"]]
-        halves = Drafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples).halves()
+        halves = StoredDrafts.of(
+            (Trace.from_columns(s.trace), s.born, s.ids) for s in samples
+        ).halves()
         return halves[0].observed(), halves[1].observed()
     if decoder["length"]["_target_"] != FIXED or decoder["length"].get("tokens") == 0:
         raise DllmBenchError(
             f"Run {entry.spec.short} is sampled and chose by the confidences what it verified; "
             "run it with decoder/length=fixed to fit temperatures."
         )
-    return calibration.halves(record.facts)
+    return calibration.halves(record.sample_stats)
 
 
 def positions(second: Sequence[Observed], temperatures: Sequence[float]) -> Iterator[Mapping]:

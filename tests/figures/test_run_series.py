@@ -24,7 +24,7 @@ from dllm_bench.figures import (
 )
 from dllm_bench.figures.readings import SeriesPoint
 from dllm_bench.metrics import calibration
-from dllm_bench.metrics.facts import Facts
+from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.run.token_replay import Evolution
 from dllm_bench.store.record import SampleRecord
 from tests.figures.builders import drafted_sample, sample
@@ -142,7 +142,7 @@ def test_reliability_is_of_the_second_half() -> None:
     times = dict.fromkeys(("seconds", "steps_s", "first_step_s"), 1.0)
     other = {"rows": 1, "forced": 0, "truncated": False, "empty": False}
     facts = [
-        Facts(**plain, **times, **other, rounds=[r], survival=[s])  # type: ignore[arg-type]
+        SampleStats(**plain, **times, **other, rounds=[r], survival=[s])  # type: ignore[arg-type]
         for r, s in zip(rounds, logits, strict=True)
     ]
 
@@ -153,7 +153,7 @@ def test_reliability_is_of_the_second_half() -> None:
     assert xy(before) == [(bar.predicted, bar.happened) for bar in bars]
     assert sum(read.n for read in before) == 20
     assert {read.panel for read in reads} == {"2"}
-    record.facts = [replace(facts[0], survival=None)]
+    record.sample_stats = [replace(facts[0], survival=None)]
     assert list(readings_draft.reliability(FakeRun(record=record), {"positions": [1]})) == []
 
 

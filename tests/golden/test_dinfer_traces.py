@@ -39,7 +39,7 @@ from dllm_bench.decoding.stop.any_of import AnyOf
 from dllm_bench.decoding.stop.budget import Budget
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
-from dllm_bench.metrics.facts import count, idle_forwards
+from dllm_bench.metrics.sample_stats import count_sample, idle_forwards
 from dllm_bench.registry import instantiate
 from tests.helpers import golden_dir, load_denoiser
 
@@ -311,7 +311,7 @@ def test_the_stored_fact_is_the_count_as_released() -> None:
     released = [r for r in RUNS if (r.get("maximum_unroll"), r.get("expected_tpf")) == RELEASED]
     assert released
     for run in released[:: max(1, len(released) // 24)]:
-        facts: dict[str, Any] = count(
+        facts: dict[str, Any] = count_sample(
             decoder(run).generate(denoiser(), ask(run)), denoiser().special
         )
         assert facts["forwards"] + facts["idle_dinfer"] == run["num_forwards"]

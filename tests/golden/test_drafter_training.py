@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.decoding.length.fixed import Fixed
+from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.metrics import acceptance, calibration
 from dllm_bench.metrics.calibration import Observed
 from dllm_bench.training import drafter_blocks, drafter_chain, drafter_loss, drafter_target
@@ -154,7 +154,7 @@ def test_confidences_of_the_traces(kind: str) -> None:
     found = []
     for case in read("target_greedy.json")["cases"]:
         run = {"prompt": case["prompt"], "max_new_tokens": 48, "stop_token_ids": None}
-        watched = WatchedLength(Fixed())
+        watched = WatchedLength(FixedLength())
         rounds = acceptance.rounds(decode(kind, run, watched))
         for made, proposal in zip(rounds, watched.seen, strict=True):
             assert proposal.survival_N is not None

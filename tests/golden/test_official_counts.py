@@ -13,7 +13,7 @@ import pytest
 
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.metrics.facts import Facts, count
+from dllm_bench.metrics.sample_stats import SampleStats, count_sample
 from tests.golden import test_dream_traces as dream
 from tests.golden import test_masked_traces as masked
 
@@ -25,9 +25,9 @@ LOPA = masked.LOPA
 absent = pytest.mark.skipif(not CACHED, reason=f"no golden traces at {masked.GOLDEN}")
 
 
-def facts(generation: Generation, special: SpecialTokens) -> Facts:
+def facts(generation: Generation, special: SpecialTokens) -> SampleStats:
     """What a record keeps of one sample, by way of plain JSON."""
-    return Facts(**json.loads(json.dumps(count(generation, special) | TIMES)))
+    return SampleStats(**json.loads(json.dumps(count_sample(generation, special) | TIMES)))
 
 
 @absent

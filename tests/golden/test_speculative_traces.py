@@ -20,12 +20,12 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.draft.controls import NoDraft
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.draft.dspark import DSpark
 from dllm_bench.decoding.draft.eagle3 import Eagle3
-from dllm_bench.decoding.draft.none import NoDraft
-from dllm_bench.decoding.length.fixed import Fixed
-from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.length.fixed import FixedLength
+from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
@@ -33,8 +33,8 @@ from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlock, TrainedChain
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.facts import drafted
 from tests.helpers import golden_dir, load_denoiser
+from tests.sample_stats import drafted
 from tests.speculative import Chain, Scripted, WatchedLength
 
 FOLDER = golden_dir() / "spec"
@@ -110,7 +110,7 @@ def verified(generation: Generation) -> list[tuple[Any, list[int]]]:
 @pytest.mark.parametrize(("kind", "run"), cases())
 def test_the_authors_loop(kind: str, run: dict[str, Any]) -> None:
     tau = run.get("confidence_threshold", 0.0)
-    watched = WatchedLength(Threshold(tau) if kind in DSPARKS else Fixed())
+    watched = WatchedLength(SurvivalThreshold(tau) if kind in DSPARKS else FixedLength())
     generation = decode(kind, run, watched)
     assert list(generation.ids[: len(run["output"])]) == run["output"]
     rounds, found = run["rounds"], verified(generation)
@@ -167,7 +167,7 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
     recorded = read(f"trace_{kind}.json")
     prompts = [case["prompt"] for case in read("target_greedy.json")["cases"]]
     runs = [{"prompt": p, "max_new_tokens": 48, "stop_token_ids": None} for p in prompts]
-    rounds = [acceptance.rounds(decode(kind, run, Fixed())) for run in runs]
+    rounds = [acceptance.rounds(decode(kind, run, FixedLength())) for run in runs]
     for reference in recorded["runs"]:
         own = rounds[prompts.index(reference["prompt"])]
         assert [r.committed for r in own] == reference["acceptance_lengths"]
@@ -199,7 +199,13 @@ def test_target_forward_and_taps() -> None:
     kv = target().new_cache(length)
     span = (0, length)
     plan = ForwardPlan(
-        ForwardKind.PREFILL, span, (1, length + 1), span, "block_causal", 1, taps=(0, 1, 2)
+        ForwardKind.PREFILL,
+        span,
+        (1, length + 1),
+        span,
+        "block_causal",
+        1,
+        feature_layers=(0, 1, 2),
     )
     logits = target().forward(ids_1L, plan, kv)
     torch.testing.assert_close(logits, stored["target/logits"], atol=TOLERANCE, rtol=0)
@@ -210,7 +216,7 @@ def test_target_forward_and_taps() -> None:
 def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
     zlab = kind == "zlab_dflash"
     stored = tensors("zlab_modules.safetensors" if zlab else "modules.safetensors")
-    taps = stored["taps" if zlab else "target/taps"]
+    feature_layers = stored["taps" if zlab else "target/taps"]
     ids_L = stored["input_ids" if zlab else "target/input_ids"][0]
     recorded = read(f"trace_{kind}.json")["drafter_forward"] if zlab else None
     entries = recorded or read("modules.json")["drafter_forward"][kind]
@@ -220,7 +226,7 @@ def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
     assert [entry["start"] for entry in entries] == [12, 15, 16, 23]
     for entry in entries:
         start, (first, last) = entry["start"], entry["new_context_rows"]
-        context = Context(ids_L[: start + 1], taps[:, first:last], target(), kv)
+        context = Context(ids_L[: start + 1], feature_layers[:, first:last], target(), kv)
         hidden_ND, logits_NV = network.block(context, piece.drafter.slots)
         assert kv is not None
         assert kv.length == start
@@ -279,8 +285,8 @@ def test_eagle3_chain_and_update() -> None:
     assert isinstance(piece, Eagle3)
     network, kv = piece.drafter.on(target()), piece.new_cache(target(), 64)
     assert kv is not None
-    anchor, taps = chain["anchor_pos"], stored["target/taps"]
-    context = Context(ids_L[: anchor + 1], taps[:, :anchor], target(), kv)
+    anchor, feature_layers = chain["anchor_pos"], stored["target/taps"]
+    context = Context(ids_L[: anchor + 1], feature_layers[:, :anchor], target(), kv)
     assert context.tokens_L[1:].tolist() == chain["prefill_input_ids"]
     hidden_11D, logits_1V = network.extend(context)
     last = stored["eagle3/prefill_hidden"][:, -1:]
@@ -296,7 +302,7 @@ def test_eagle3_chain_and_update() -> None:
     assert wanted_NV.argmax(-1).tolist() == chain["tokens"]
     kv.crop(anchor)
     text_L = torch.cat([ids_L[: anchor + 1], torch.tensor(update["committed"])])
-    grown = Context(text_L, taps[:, anchor : len(text_L) - 1], target(), kv)
+    grown = Context(text_L, feature_layers[:, anchor : len(text_L) - 1], target(), kv)
     hidden_11D, logits_1V = network.extend(grown)
     wanted = stored["eagle3/after_update_hidden_last"]
     torch.testing.assert_close(hidden_11D, wanted, atol=TOLERANCE, rtol=0)

@@ -17,14 +17,13 @@ import torch
 from scipy.stats import chi2
 
 from dllm_bench.core.request import Generation, Request, SpecialTokens
-from dllm_bench.core.speculative import Lengths, Proposal, VerifyLength
+from dllm_bench.core.speculative import LengthRule, Proposal, VerifyLength
 from dllm_bench.core.trace import Forward, ForwardKind
-from dllm_bench.decoding.draft.model import DraftModel
-from dllm_bench.decoding.length.asynchronous import Asynchronous
-from dllm_bench.decoding.length.fixed import Fixed
-from dllm_bench.decoding.length.hardware_aware import HardwareAware
-from dllm_bench.decoding.length.profile import StepProfile
-from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.draft.model import ModelDraft
+from dllm_bench.decoding.length.fixed import FixedLength
+from dllm_bench.decoding.length.hardware_aware import AsynchronousLength, HardwareAwareLength
+from dllm_bench.decoding.length.measurements import StepProfile
+from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
@@ -83,7 +82,7 @@ def test_requests_side_by_side_are_requests_alone(
 
 
 @pytest.mark.parametrize(
-    ("verify", "length"), [(GreedyMatch(), Fixed(2)), (Rejection(), Threshold(0.5))]
+    ("verify", "length"), [(GreedyMatch(), FixedLength(2)), (Rejection(), SurvivalThreshold(0.5))]
 )
 def test_so_they_are_under_other_rules(
     verify: Rejection, length: VerifyLength, folder: Path, target: TransformerDenoiser
@@ -95,7 +94,7 @@ def test_so_they_are_under_other_rules(
 
 def test_an_end_inside_of_a_block_ends_one_of_them(folder: Path) -> None:
     model = load_denoiser(folder / "target")
-    decoder = SpeculativeDecoder(DraftModel(SmallModel(str(folder / "target")), 4))
+    decoder = SpeculativeDecoder(ModelDraft(SmallModel(str(folder / "target")), 4))
     plain = [found.ids for found in decoder.generate_batch(model, REQUESTS)]
     end = plain[0][6]
     model.special = SpecialTokens(mask=model.special.mask, eos=end)
@@ -115,7 +114,7 @@ class Watched(VerifyLength):
     seen: list[list[int]] = field(default_factory=list, compare=False)
     gives = frozenset()
 
-    def begin(self) -> Lengths:
+    def begin(self) -> LengthRule:
         rule = self.inner.begin()
 
         def lengths(proposals: Sequence[Proposal]) -> list[int]:
@@ -128,7 +127,7 @@ class Watched(VerifyLength):
         raise AssertionError("the loop begins a rule")
 
 
-JOINT = {"hardware_aware": HardwareAware(KNEE), "asynchronous": Asynchronous(KNEE)}
+JOINT = {"hardware_aware": HardwareAwareLength(KNEE), "asynchronous": AsynchronousLength(KNEE)}
 
 
 @pytest.mark.parametrize("name", JOINT)
@@ -168,7 +167,7 @@ def test_joint_lengths_keep_the_law_of_every_request(name: str) -> None:
 
 def test_a_rule_that_remembers_begins_anew(folder: Path, target: TransformerDenoiser) -> None:
     """The size a batch chose two steps before its end is nothing to the next batch."""
-    piece = Asynchronous(KNEE)
+    piece = AsynchronousLength(KNEE)
     proposals = [Proposal(torch.zeros(3).long(), survival_N=torch.tensor([2.0, 1.0, 0.0]))]
     used, fresh = piece.begin(), piece.begin()
     for _ in range(3):

@@ -18,12 +18,10 @@ from torch import Tensor
 
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify, VerifyLength
-from dllm_bench.decoding.draft.adversarial import Adversarial
-from dllm_bench.decoding.draft.ngram import NGram
-from dllm_bench.decoding.draft.none import NoDraft
-from dllm_bench.decoding.draft.random import RandomDraft
-from dllm_bench.decoding.length.fixed import Fixed
-from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.draft.controls import AdversarialDraft, NoDraft, RandomDraft
+from dllm_bench.decoding.draft.ngram import NGramDraft
+from dllm_bench.decoding.length.fixed import FixedLength
+from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
@@ -54,15 +52,15 @@ class Estimated(FromLaw):
 
 
 LAW_CASES: dict[str, tuple[Draft, Verify, VerifyLength]] = {
-    "rejection": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), Rejection(), Fixed()),
-    "one_token": (FromLaw(1, (0.1, 0.2, 0.3, 0.4)), Rejection(), Fixed()),
-    "no_common_ground": (FromLaw(3, (1.0, 0.0, 0.0, 0.0)), Rejection(), Fixed()),
-    "greedy_draft": (NGram(3, 2), Rejection(), Fixed()),
-    "match": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), GreedyMatch(), Fixed()),
-    "none": (NoDraft(), Rejection(), Fixed()),
-    "random": (RandomDraft(2), Rejection(), Fixed()),
-    "adversarial": (Adversarial(2), Rejection(), Fixed()),
-    "cut_by_survival": (Estimated(3, (0.4, 0.3, 0.2, 0.1)), Rejection(), Threshold(0.5)),
+    "rejection": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), Rejection(), FixedLength()),
+    "one_token": (FromLaw(1, (0.1, 0.2, 0.3, 0.4)), Rejection(), FixedLength()),
+    "no_common_ground": (FromLaw(3, (1.0, 0.0, 0.0, 0.0)), Rejection(), FixedLength()),
+    "greedy_draft": (NGramDraft(3, 2), Rejection(), FixedLength()),
+    "match": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), GreedyMatch(), FixedLength()),
+    "none": (NoDraft(), Rejection(), FixedLength()),
+    "random": (RandomDraft(2), Rejection(), FixedLength()),
+    "adversarial": (AdversarialDraft(2), Rejection(), FixedLength()),
+    "cut_by_survival": (Estimated(3, (0.4, 0.3, 0.2, 0.1)), Rejection(), SurvivalThreshold(0.5)),
 }
 
 

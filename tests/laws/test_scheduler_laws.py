@@ -22,12 +22,11 @@ from scipy.stats import chi2
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal
-from dllm_bench.decoding.draft.ngram import NGram
-from dllm_bench.decoding.length.asynchronous import Asynchronous
-from dllm_bench.decoding.length.chances import Temperatures
-from dllm_bench.decoding.length.hardware_aware import HardwareAware
-from dllm_bench.decoding.length.prefix import (
+from dllm_bench.decoding.draft.ngram import NGramDraft
+from dllm_bench.decoding.length.hardware_aware import (
+    AsynchronousLength,
     Chances,
+    HardwareAwareLength,
     TwoStepsAhead,
     admit,
     early_stop,
@@ -35,7 +34,7 @@ from dllm_bench.decoding.length.prefix import (
     ranked,
     throughputs,
 )
-from dllm_bench.decoding.length.profile import StepProfile
+from dllm_bench.decoding.length.measurements import StepProfile, Temperatures
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from tests.helpers import golden_dir
 
@@ -120,9 +119,9 @@ def test_the_pieces_are_best_for_scaled_estimates(
     divided = [np.array(z) / [*scales, 1.0, 1.0, 1.0][: len(z)] for z in logits]
     chances = [(1 / (1 + np.exp(-z))).tolist() for z in divided]
     temperatures = Temperatures(tuple(scales))
-    two_ahead = Asynchronous(profile, temperatures).begin()
+    two_ahead = AsynchronousLength(profile, temperatures).begin()
     found = [
-        HardwareAware(profile, temperatures)(proposals),
+        HardwareAwareLength(profile, temperatures)(proposals),
         *(two_ahead(proposals) for _ in "abc"),
     ]
     for lengths in found:
@@ -344,11 +343,13 @@ def test_the_piece_reads_logits_of_every_request() -> None:
     logits = [torch.tensor([2.0, 0.0, -1.0]), torch.tensor([]), torch.tensor([-3.0])]
     proposals = [Proposal(torch.zeros(len(x)).long(), survival_N=x) for x in logits]
     profile = from_steps([1, 1.1, 1.2, 1.3, 1.5, 1.8, 2.1])
-    assert HardwareAware(profile)(proposals) == early_stop(
+    assert HardwareAwareLength(profile)(proposals) == early_stop(
         [x.double().sigmoid().tolist() for x in logits], profile
     )
 
 
 def test_it_needs_estimates() -> None:
-    with pytest.raises(DllmBenchError, match="HardwareAware needs a draft with survival estimates"):
-        SpeculativeDecoder(NGram(3, 2), length=HardwareAware(FLAT))
+    with pytest.raises(
+        DllmBenchError, match="HardwareAwareLength needs a draft with survival estimates"
+    ):
+        SpeculativeDecoder(NGramDraft(3, 2), length=HardwareAwareLength(FLAT))

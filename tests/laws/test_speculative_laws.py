@@ -22,16 +22,14 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.decoding.draft.adversarial import Adversarial
+from dllm_bench.decoding.draft.controls import AdversarialDraft, NoDraft, RandomDraft
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.draft.dspark import DSpark
 from dllm_bench.decoding.draft.eagle3 import Eagle3
-from dllm_bench.decoding.draft.model import DraftModel
-from dllm_bench.decoding.draft.ngram import NGram
-from dllm_bench.decoding.draft.none import NoDraft
-from dllm_bench.decoding.draft.random import RandomDraft
-from dllm_bench.decoding.length.fixed import Fixed
-from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.draft.model import ModelDraft
+from dllm_bench.decoding.draft.ngram import NGramDraft
+from dllm_bench.decoding.length.fixed import FixedLength
+from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
@@ -65,14 +63,14 @@ def trained(folder: Path, name: str) -> Draft:
 MAKERS: dict[str, Callable[[Path], Draft]] = {
     **{name: (lambda folder, name=name: trained(folder, name)) for name in DRAFTERS},
     "none": lambda folder: NoDraft(),
-    "ngram": lambda folder: NGram(5, 2),
+    "ngram": lambda folder: NGramDraft(5, 2),
     "always_wrong": lambda folder: FromLaw(3),
     "random": lambda folder: RandomDraft(3),
-    "adversarial": lambda folder: Adversarial(3),
-    "model": lambda folder: DraftModel(
+    "adversarial": lambda folder: AdversarialDraft(3),
+    "model": lambda folder: ModelDraft(
         SmallModel(str(tiny_checkpoint("qwen3", folder / "small", 7))), 3
     ),
-    "target_itself": lambda folder: DraftModel(SmallModel(str(folder / "target")), 4),
+    "target_itself": lambda folder: ModelDraft(SmallModel(str(folder / "target")), 4),
 }
 
 
@@ -109,7 +107,7 @@ def test_the_verified_length_does_not_change_the_text(
     draft: Draft, tokens: int, target: TransformerDenoiser
 ) -> None:
     prompt = PROMPTS[1]
-    decoder = SpeculativeDecoder(draft, length=Fixed(tokens))
+    decoder = SpeculativeDecoder(draft, length=FixedLength(tokens))
     generation = decoder.generate(target, Request("cut", prompt, NEW))
     assert list(generation.ids[: generation.cut["length"]]) == plain_text(target, prompt, NEW)
     rows = [row for row in generation.trace.forwards if row.kind == ForwardKind.VERIFY]
@@ -164,12 +162,20 @@ def kept(kv: Any) -> list[Tensor]:
     ]
 
 
-def fed_at_once(target: TransformerDenoiser, text: list[int], taps: tuple[int, ...]) -> Any:
+def fed_at_once(
+    target: TransformerDenoiser, text: list[int], feature_layers: tuple[int, ...]
+) -> Any:
     """A cache that holds all of the text but its last token, made by one forward."""
     end = len(text) - 1
     kv = target.new_cache(end)
     plan = ForwardPlan(
-        ForwardKind.PREFILL, (0, end), (end, end + 1), (0, end), "block_causal", 1, taps=taps
+        ForwardKind.PREFILL,
+        (0, end),
+        (end, end + 1),
+        (0, end),
+        "block_causal",
+        1,
+        feature_layers=feature_layers,
     )
     target.forward(torch.tensor([text]), plan, kv)
     kv.keep(plan, torch.tensor(0))
@@ -194,7 +200,7 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
     decoder = SpeculativeDecoder(Watched(**values))
     generation = decoder.generate(observed, Request("kv", PROMPTS[1], NEW))  # type: ignore[arg-type]
     text = [*PROMPTS[1], *generation.ids]
-    once = fed_at_once(target, text, draft.taps)
+    once = fed_at_once(target, text, draft.feature_layers)
     assert observed.kv.length == once.length == len(text) - 1
     for found, wanted in zip(kept(observed.kv), kept(once), strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
@@ -256,7 +262,7 @@ def test_what_a_whole_draft_is_worth_does_not_depend_on_how_much_is_verified(
     """Greedily: a text verified in full accepts what is right; one that verifies none knows it."""
     request = Request("right", PROMPTS[1], NEW)
     whole = SpeculativeDecoder(draft).generate(target, request)
-    none = SpeculativeDecoder(draft, length=Fixed(0)).generate(target, request)
+    none = SpeculativeDecoder(draft, length=FixedLength(0)).generate(target, request)
     accepted = [made.accepted for made in acceptance.rounds(whole)]
     assert list(rights(whole).values()) == accepted
     for at, right in rights(whole).items():
@@ -294,7 +300,7 @@ def test_a_drafter_that_is_the_target_has_every_token_accepted(
 
 def test_a_cut_by_survival_needs_estimates() -> None:
     with pytest.raises(DllmBenchError, match=r"Threshold needs a draft with survival estimates"):
-        SpeculativeDecoder(NGram(3, 2), length=Threshold(0.5))
+        SpeculativeDecoder(NGramDraft(3, 2), length=SurvivalThreshold(0.5))
 
 
 def test_a_diffusion_model_is_no_target() -> None:
@@ -312,7 +318,7 @@ def test_traces_of_before_still_load() -> None:
 
 
 def test_a_speculative_trace_survives_storage(target: TransformerDenoiser) -> None:
-    generation: Generation = SpeculativeDecoder(NGram(4, 2)).generate(
+    generation: Generation = SpeculativeDecoder(NGramDraft(4, 2)).generate(
         target, Request("stored", PROMPTS[1], NEW)
     )
     again = Trace.from_columns(generation.trace.columns())
@@ -323,7 +329,7 @@ def test_a_speculative_trace_survives_storage(target: TransformerDenoiser) -> No
 def test_ngram_proposes_what_followed() -> None:
     def propose(*tokens: int) -> list[int]:
         context = Context(torch.tensor(tokens), None, None, None)  # type: ignore[arg-type]
-        return NGram(3, 2).propose(context, Sampler(0.0, torch.zeros)).tokens_N.tolist()
+        return NGramDraft(3, 2).propose(context, Sampler(0.0, torch.zeros)).tokens_N.tolist()
 
     assert propose(1, 2, 3, 4, 5, 1, 2) == [3, 4, 5]
     assert propose(7, 2, 3, 1, 2, 9, 8, 1, 2) == [9, 8, 1], "the longer match, the later one"

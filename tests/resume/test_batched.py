@@ -15,7 +15,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.launch.ranks import run
 from dllm_bench.metrics.definitions import definition
-from dllm_bench.metrics.facts import NO_TIME
+from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.run.progress import summary
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
@@ -86,7 +86,7 @@ def test_no_request_has_a_time_of_its_own(tmp_path: Path) -> None:
         assert record.columns[name] == [None] * 7
     for name in TIMED:
         assert record.summary[name] is None
-        assert definition(name).why_undefined(record.facts) == NO_TIME
+        assert definition(name).why_undefined(record.sample_stats) == NO_TIME
     assert record.summary["requests/s"] == 1.0
     tokens = sum(record.columns["emitted"])
     assert record.summary["tps/throughput"] == pytest.approx(tokens / 7)

@@ -148,10 +148,10 @@ def test_a_resumed_run_says_so_and_estimates_by_its_own_pace(tmp_path: Path) -> 
     sample = fakes.spec(1)
     record = run(sample, store=Store(tmp_path), parts=fakes.parts())
     for _ in range(50):
-        running.add(record.facts[0], None)
+        running.add(record.sample_stats[0], None)
     assert running.eta_s is None
-    running.add(record.facts[0], None, fresh_s=2.0)
-    running.add(record.facts[0], None, fresh_s=4.0)
+    running.add(record.sample_stats[0], None, fresh_s=2.0)
+    running.add(record.sample_stats[0], None, fresh_s=4.0)
     assert running.eta_s == 2.0 * 48
     assert running.score() is None
     assert [duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]

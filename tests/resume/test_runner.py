@@ -158,7 +158,7 @@ def test_the_record_alone_gives_the_numbers(tmp_path: Path) -> None:
     store = Store(tmp_path)
     record = run(fakes.spec(20), store=store, parts=fakes.parts())
     samples = read_samples(store.path(record.spec))
-    assert [s.facts().emitted for s in samples.values()] == record.columns["emitted"]
+    assert [s.stats().emitted for s in samples.values()] == record.columns["emitted"]
     assert record.summary["tpf/emitted"] == sum(record.columns["emitted"]) / (20 * 3)
     assert record.summary["row_cost"] == 20 * 72 / sum(record.columns["emitted"])
     assert record.score is not None

@@ -16,11 +16,11 @@ from dllm_bench.cli import doctor_model
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.serving.client import Client
-from dllm_bench.serving.engine import Engine, begin_otherwise, encode, prompt_of
+from dllm_bench.serving.served_model import ServedModel, begin_otherwise, encode, prompt_of
 from dllm_bench.serving.stream import Stream, TryError
 from tests.served.server import DONE, Reply, Server, event, piece, said, scripted, usage
 
-MODEL = {"_target_": "dllm_bench.serving.engine.Engine", "name": "served"}
+MODEL = {"_target_": "dllm_bench.serving.served_model.ServedModel", "name": "served"}
 KEY = "sk-secret-0123456789"
 TURNS = [{"role": "user", "content": "How many?\u2028Ä"}]
 CUT = Reply([piece("half of a "), piece("text")], whole=False)
@@ -33,7 +33,7 @@ def request(prompt: Any = "Question", stop: tuple[str, ...] = ()) -> Request:
 def client(url: str, **settings: Any) -> tuple[Client, list[float]]:
     """A client that notes its waits instead of waiting."""
     waits: list[float] = []
-    engine = Engine("tiny", url, **{"backoff_s": 0.5, "retries": 2, **settings})
+    engine = ServedModel("tiny", url, **{"backoff_s": 0.5, "retries": 2, **settings})
     return Client(engine, sleep=waits.append), waits
 
 
@@ -92,7 +92,7 @@ def test_a_warm_up_shares_no_prefix_with_what_is_measured() -> None:
 )
 def test_settings_that_cannot_hold_are_refused(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(DllmBenchError) as found:
-        Engine(**{"name": "tiny", "url": "http://host/v1", **settings})
+        ServedModel(**{"name": "tiny", "url": "http://host/v1", **settings})
     assert word in str(found.value) and KEY not in str(found.value)
 
 

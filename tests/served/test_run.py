@@ -18,7 +18,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import pool as launch
 from dllm_bench.launch.ranks import run
 from dllm_bench.metrics import definitions
-from dllm_bench.metrics.facts import NO_TRACE, NO_USAGE, Facts
+from dllm_bench.metrics.sample_stats import NO_TRACE, NO_USAGE, SampleStats
 from dllm_bench.paths import assets_dir
 from dllm_bench.run import served
 from dllm_bench.site import run_page as site_run
@@ -246,7 +246,7 @@ def test_a_server_that_does_not_count(tokenizer: str, causal: Causal, tmp_path: 
     assert record.summary["requests/retokenised"] == here
     assert (record.summary["latency/mean"] or 0) > 0
     if not here:
-        why = definitions.definition("tps/e2e").why_undefined(record.facts)
+        why = definitions.definition("tps/e2e").why_undefined(record.sample_stats)
         assert why == NO_USAGE
 
 
@@ -312,8 +312,10 @@ def plan_of(table: Any, profile: Profile, store: Store) -> Any:
 def test_throughput_by_hand() -> None:
     """Two sessions; in the first two requests overlap, a wait and a failed try lie between."""
 
-    def fact(session: int, began_s: float, ended_s: float, seconds: float, tokens: int) -> Facts:
-        return Facts(
+    def fact(
+        session: int, began_s: float, ended_s: float, seconds: float, tokens: int
+    ) -> SampleStats:
+        return SampleStats(
             allocated=None, committed=tokens, content=None, emitted=tokens, forwards=None,
             rows=None, forced=None, seconds=seconds, steps_s=0.0, first_step_s=0.5,
             truncated=False, empty=False, ttft_s=0.5, began_s=began_s, ended_s=ended_s,

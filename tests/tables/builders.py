@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.metrics.accuracy import mean_score
-from dllm_bench.metrics.facts import Facts
+from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
@@ -81,7 +81,7 @@ def record_of(spec: RunSpec, right: int = 11, n: int = 20, speed_up: float = 1.0
     counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), 64)
     for i in range(n):
         seconds = (0.25 + 0.0125 * (i % 7)) / speed_up
-        facts = Facts(
+        facts = SampleStats(
             **counts,
             forwards=10 + i % 3,
             rows=400,
@@ -92,7 +92,7 @@ def record_of(spec: RunSpec, right: int = 11, n: int = 20, speed_up: float = 1.0
             truncated=False,
             empty=False,
         )
-        for name in Facts.columns():
+        for name in SampleStats.columns():
             columns.setdefault(name, []).append(getattr(facts, name))
     return RunRecord(
         spec=spec,

@@ -53,7 +53,7 @@ def test_a_score_is_a_percentage_with_its_wilson_interval(tmp_path, monkeypatch)
 def test_a_mean_speed_has_a_bootstrap_interval_and_an_extreme_none(tmp_path, monkeypatch) -> None:
     built = sealed(tmp_path, FULL, monkeypatch)
     average, largest = (cell(built, "S1", "quiz", m) for m in ("tps_avg", "tps_max"))
-    facts = average.run.record.facts
+    facts = average.run.record.sample_stats
     each = [64 / (fact.seconds - fact.first_step_s) for fact in facts]
     assert average.measured == pytest.approx(fmean(each))
     assert average.measured == definitions.measure("tps/no_first_step", facts)

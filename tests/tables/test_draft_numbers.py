@@ -15,11 +15,11 @@ import torch
 
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.speculative import Context, Proposal, Sampler
-from dllm_bench.decoding.draft.none import NoDraft
-from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.draft.controls import NoDraft
+from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics.definitions import DEFINITIONS, FAMILIES, definition, measure
-from dllm_bench.metrics.facts import Facts
+from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.run.runner import run
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -65,7 +65,7 @@ class Model(fakes.FakeModel):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, list[SampleRecord]]:
     """A sealed record, read again, and its samples, read again."""
-    length = Threshold(0.6)
+    length = SurvivalThreshold(0.6)
     own = SpeculativeDecoder(Guess(4, DRAFT), length=length, temperature=1.0)
     plain = SpeculativeDecoder(NoDraft(), temperature=1.0)
     spec = fakes.spec(SAMPLES, baseline={"_target_": "plain"})
@@ -87,7 +87,7 @@ def cell_of(record: RunRecord, name: str) -> tuple[float | None, Any]:
     return build.measure(PlannedCell(cell, PlannedRun((), CellState.SEALED, record=record)))
 
 
-def to_the_microsecond(facts: Facts) -> Facts:
+def to_the_microsecond(facts: SampleStats) -> SampleStats:
     """Facts of a sample with their seconds as exact as a record has them."""
     seconds = {name: value for name, value in vars(facts).items() if isinstance(value, float)}
     return replace(facts, **{name: round(value, 6) for name, value in seconds.items()})
@@ -98,7 +98,7 @@ def test_a_cell_is_its_definition_over_the_stored_samples(
     name: str, made: tuple[RunRecord, list[SampleRecord]]
 ) -> None:
     record, samples = made
-    wanted = measure(name, [to_the_microsecond(sample.facts()) for sample in samples])
+    wanted = measure(name, [to_the_microsecond(sample.stats()) for sample in samples])
     assert wanted is not None
     measured, interval = cell_of(record, name)
     assert measured == pytest.approx(wanted, rel=1e-9)

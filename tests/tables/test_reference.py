@@ -21,7 +21,7 @@ import pytest
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.cli.main import compose
 from dllm_bench.metrics import definitions
-from dllm_bench.metrics.facts import from_columns
+from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, Store, read_record
 from dllm_bench.tables.build import BuiltTable, build
@@ -132,7 +132,7 @@ def test_a_committed_record_is_what_its_hash_says(path: Path) -> None:
     assert record.spec.identity_hash == record.identity_hash
     assert path.parent.name.endswith(record.spec.short)
     for name, value in record.summary.items():
-        again_measured = definitions.measure(name, record.facts)
+        again_measured = definitions.measure(name, record.sample_stats)
         assert again_measured == (value if value is None else pytest.approx(value, rel=1e-12)), name
     if record.score:
         assert 100 * record.score.mean == pytest.approx(again(SCORE, record.columns), rel=1e-12)

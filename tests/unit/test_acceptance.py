@@ -11,7 +11,7 @@ from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.acceptance import Round
 from dllm_bench.metrics.accuracy import wilson
 from dllm_bench.metrics.definitions import definition, measure
-from tests.facts import drafted, sample
+from tests.sample_stats import drafted, sample
 
 FIRST = [Round(3, 3, 4), Round(3, 0, 1), Round(1, 1, 2)]
 SECOND = [Round(3, 1, 2), Round(0, 0, 1)]

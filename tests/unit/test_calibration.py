@@ -12,9 +12,9 @@ import pytest
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import Observed, Outcomes
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.metrics.facts import Facts
-from tests.facts import drafted, sample
+from dllm_bench.metrics.sample_stats import SampleStats
 from tests.helpers import golden_dir
+from tests.sample_stats import drafted, sample
 
 FILE = golden_dir() / "spec" / "modules.json"
 FINE = 1000  # bins of the authors' AUROC
@@ -134,7 +134,7 @@ def test_each_temperature_is_the_best_given_those_before() -> None:
 # --- by name, over the facts of samples ----------------------------------------------------------
 
 
-def sample_of(rounds: list[Observed], more: int = 2) -> Facts:
+def sample_of(rounds: list[Observed], more: int = 2) -> SampleStats:
     """A sample with these rounds, of whose proposals `more` tokens were not verified."""
     made = [(len(r.logits), r.accepted, r.accepted + 1) for r in rounds]
     return drafted(made, survival=[[*r.logits, *[9.0] * more] for r in rounds])
@@ -144,7 +144,7 @@ def halves() -> tuple[list[Observed], list[Observed]]:
     return simulated(800, 4.0, seed=4), simulated(800, 3.0, seed=5)
 
 
-def run_of(*parts: list[Observed]) -> list[Facts]:
+def run_of(*parts: list[Observed]) -> list[SampleStats]:
     """Samples of ten rounds each."""
     return [sample_of(part[i : i + 10]) for part in parts for i in range(0, len(part), 10)]
 

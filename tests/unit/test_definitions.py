@@ -6,7 +6,7 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import DEFINITIONS, FAMILIES, definition, measure, measure_all
-from tests.facts import drafted, sample
+from tests.sample_stats import drafted, sample
 
 EVERY = [*DEFINITIONS, *(f"{name}@{k}" for name in FAMILIES for k in (1, 7))]
 

@@ -16,10 +16,10 @@ from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context
+from dllm_bench.decoding.draft.controls import NoDraft
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.draft.dspark import DSpark
 from dllm_bench.decoding.draft.eagle3 import Eagle3
-from dllm_bench.decoding.draft.none import NoDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
@@ -38,8 +38,8 @@ from dllm_bench.training.drafter_blocks import Rows
 from dllm_bench.training.drafter_loss import Shares
 from dllm_bench.training.drafter_target import Text
 from dllm_bench.training.drafters import KINDS, DrafterJob
-from tests.facts import drafted
 from tests.helpers import ROLES, tiny_checkpoint
+from tests.sample_stats import drafted
 from tests.speculative import DRAFTERS, trainable, write_drafter
 
 LENGTH, ROWS = 24, 3
@@ -68,12 +68,12 @@ def answered(model: LoadedModel, count: int, file: Path) -> list[Text]:
     return drafter_target.own(model, requests, 0.0, file, report=lambda text: None)
 
 
-def rows_for(model: Any, taps: tuple[int, ...]) -> Rows:
+def rows_for(model: Any, feature_layers: tuple[int, ...]) -> Rows:
     ids = torch.randint(90, (ROWS, LENGTH), generator=torch.Generator().manual_seed(2))
     answer = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
     answer[:, 6:20] = True
     answer[1, 10:12] = False
-    return drafter_target.read(model.denoiser, ids, answer, taps)
+    return drafter_target.read(model.denoiser, ids, answer, feature_layers)
 
 
 # --- blocks --------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_a_block_is_what_decoding_would_draft(
     """Hidden states and logits of every block, one by one with the drafter's own cache."""
     drafter = TrainedBlock(write_drafter(tmp_path / kind, DRAFTERS[kind]))
     network: Any = trainable(Path(drafter.source))
-    rows = rows_for(model, drafter.taps)
+    rows = rows_for(model, drafter.feature_layers)
     anchors, kept = drafter_blocks.draw_anchors(rows.answer_BS, 4, torch.Generator().manual_seed(3))
     at = drafter_blocks.blocks_at(anchors, kept, rows.answer_BS, drafter.slots)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_the_chain_is_what_decoding_would_draft(model: LoadedModel, tmp_path: Pa
     """Every step of one column, the drafted tokens being the text's own."""
     drafter = TrainedChain(write_drafter(tmp_path, DRAFTERS["eagle3"]))
     network: Any = trainable(Path(drafter.source))
-    rows = rows_for(model, drafter.taps)
+    rows = rows_for(model, drafter.feature_layers)
     target: Any = model.denoiser
     with torch.no_grad():
         steps = drafter_chain.unroll(network, rows)
@@ -321,9 +321,9 @@ def test_rate_and_taps() -> None:
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert rates[-1] == pytest.approx(0.0)
-    assert training.taps(36) == (1, 9, 17, 25, 33)
-    assert training.taps(40) == (1, 10, 19, 28, 37)
-    assert training.taps(4) == (0, 1, 2)
+    assert training.feature_layers(36) == (1, 9, 17, 25, 33)
+    assert training.feature_layers(40) == (1, 10, 19, 28, 37)
+    assert training.feature_layers(4) == (0, 1, 2)
 
 
 def test_what_cannot_be_trained_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,4 +361,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*words.split(), "--out", out, "--results", str(tmp_path)]) == 0
     assert f"decoder=dflash decoder.draft.drafter.source={out}" in capsys.readouterr().out
     facts = TrainedBlock(out).facts
-    assert (facts.slots, facts.taps, facts.rank, facts.confidence) == (7, (0, 1, 2), 0, False)
+    assert (facts.slots, facts.feature_layers, facts.rank, facts.confidence) == (
+        7,
+        (0, 1, 2),
+        0,
+        False,
+    )

@@ -24,22 +24,32 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.draft.dspark import DSpark
-from dllm_bench.decoding.draft.model import DraftModel
-from dllm_bench.decoding.draft.ngram import NGram
-from dllm_bench.decoding.length.asynchronous import Asynchronous
-from dllm_bench.decoding.length.chances import Temperatures, read_temperatures
-from dllm_bench.decoding.length.fixed import Fixed
-from dllm_bench.decoding.length.hardware_aware import HardwareAware
-from dllm_bench.decoding.length.profile import StepProfile, read_profile
-from dllm_bench.decoding.length.threshold import Threshold
+from dllm_bench.decoding.draft.model import ModelDraft
+from dllm_bench.decoding.draft.ngram import NGramDraft
+from dllm_bench.decoding.length.fixed import FixedLength
+from dllm_bench.decoding.length.hardware_aware import AsynchronousLength, HardwareAwareLength
+from dllm_bench.decoding.length.measurements import (
+    StepProfile,
+    Temperatures,
+    read_step_profile,
+    read_temperatures,
+)
+from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics import acceptance, calibration
-from dllm_bench.metrics.facts import count
+from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.models.drafters import SmallModel, TrainedBlock
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.serving import rules
-from dllm_bench.serving.drafts import Drafts, Recorded, recorded
-from dllm_bench.serving.simulation import System, simulate
+from dllm_bench.serving.load_simulation import (
+    NewLengthRule,
+    ServingSystem,
+    asynchronous_rule,
+    fixed_rule,
+    hardware_aware_rule,
+    simulate,
+    threshold_rule,
+)
+from dllm_bench.serving.stored_drafts import StoredDraft, StoredDrafts, drafts_of_text
 from dllm_bench.store.record import SampleRecord, Session, seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
@@ -58,7 +68,7 @@ SEVERAL = [
 ]
 
 
-class Spoiled(DraftModel):
+class Spoiled(ModelDraft):
     """Drafts what follows, but for every third position; its estimates go by position too."""
 
     gives = frozenset({"survival estimates"})
@@ -82,7 +92,7 @@ def target(folder: Path) -> TransformerDenoiser:
 
 def drafter(name: str, folder: Path) -> Draft:
     makers = {
-        "ngram": lambda: NGram(4, 2),
+        "ngram": lambda: NGramDraft(4, 2),
         "spoiled": lambda: Spoiled(SmallModel(str(folder / "target")), 5),
         "dspark": lambda: DSpark(TrainedBlock(write_drafter(folder / name, DRAFTERS[name], 4))),
     }
@@ -102,13 +112,13 @@ def label(value: object) -> str:
 
 # --- simulated rounds are the loop's own ---------------------------------------------------------
 
-CASES: list[tuple[str, VerifyLength, rules.NewRule]] = [
-    ("ngram", Fixed(), rules.fixed()),
-    ("spoiled", Fixed(2), rules.fixed(2)),
-    ("spoiled", Threshold(0.6, SCALE), rules.threshold(0.6)),
-    ("spoiled", HardwareAware(KNEE, SCALE), rules.hardware_aware(KNEE)),
-    ("spoiled", Asynchronous(KNEE, SCALE), rules.asynchronous(KNEE)),
-    ("dspark", HardwareAware(KNEE, SCALE), rules.hardware_aware(KNEE)),
+CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
+    ("ngram", FixedLength(), fixed_rule()),
+    ("spoiled", FixedLength(2), fixed_rule(2)),
+    ("spoiled", SurvivalThreshold(0.6, SCALE), threshold_rule(0.6)),
+    ("spoiled", HardwareAwareLength(KNEE, SCALE), hardware_aware_rule(KNEE)),
+    ("spoiled", AsynchronousLength(KNEE, SCALE), asynchronous_rule(KNEE)),
+    ("dspark", HardwareAwareLength(KNEE, SCALE), hardware_aware_rule(KNEE)),
 ]
 
 
@@ -117,18 +127,18 @@ CASES: list[tuple[str, VerifyLength, rules.NewRule]] = [
 def test_simulated_rounds_are_those_of_the_loop(
     name: str,
     piece: VerifyLength,
-    rule: rules.NewRule,
+    rule: NewLengthRule,
     requests: list[Request],
     folder: Path,
     target: TransformerDenoiser,
 ) -> None:
     decoder = SpeculativeDecoder(drafter(name, folder), length=piece)
     real = [verified(found) for found in decoder.generate_batch(target, requests)]
-    asked = replace(decoder, length=Fixed(0))
-    drafts = Drafts.of(map(sample, asked.generate_batch(target, requests)))
+    asked = replace(decoder, length=FixedLength(0))
+    drafts = StoredDrafts.of(map(sample, asked.generate_batch(target, requests)))
     texts = drafts.served(SCALE)
     assert len(texts) == sum(request.max_new_tokens > 1 for request in requests)
-    steps = simulate(System(name, texts, rule), FLAT, len(texts)).steps
+    steps = simulate(ServingSystem(name, texts, rule), FLAT, len(texts)).steps
     assert [step.requests for step in steps] == [
         sum(len(rows) > k for rows in real) for k in range(len(steps))
     ]
@@ -159,10 +169,10 @@ def test_a_draft_is_held_against_what_follows() -> None:
         Forward(ForwardKind.VERIFY, 1, 1, 4, ms=5.0, drafted=(6, 7, 8), survival=(0.5, 0.0, 0.0)),
     ]
     trace, born, ids = Trace(rows), (0, 3, 5), (4, 5, 6)
-    first, last = recorded(trace, born, ids)
-    assert first == Recorded((2.0, 1.0, -1.0), 3, 2, 2)
-    assert last == Recorded((0.5, 0.0, 0.0), 3, 1, 1)
-    drafts = Drafts.of([(trace, born, ids), (Trace(rows[:1]), (0,), (4,))])
+    first, last = drafts_of_text(trace, born, ids)
+    assert first == StoredDraft((2.0, 1.0, -1.0), 3, 2, 2)
+    assert last == StoredDraft((0.5, 0.0, 0.0), 3, 1, 1)
+    drafts = StoredDrafts.of([(trace, born, ids), (Trace(rows[:1]), (0,), (4,))])
     assert len(drafts.texts) == 1, "a text that ended with its prefill has no draft"
     assert drafts.observed() == [
         calibration.Observed((2.0, 1.0), 2),
@@ -184,7 +194,7 @@ def test_a_draft_is_held_against_what_follows() -> None:
 
 def test_drafts_of_verified_texts_are_no_load(folder: Path, target: TransformerDenoiser) -> None:
     generation = SpeculativeDecoder(drafter("spoiled", folder)).generate(target, ONE)
-    drafts = Drafts.of([sample(generation)])
+    drafts = StoredDrafts.of([sample(generation)])
     assert drafts.observed(), "calibration data all the same"
     with pytest.raises(DllmBenchError, match=r"length\.tokens=0"):
         drafts.served()
@@ -194,7 +204,7 @@ def test_outcomes_are_those_of_verification(folder: Path, target: TransformerDen
     """Whole drafts of greedy text: right is accepted, but for what lies past the end."""
     generation = SpeculativeDecoder(drafter("spoiled", folder)).generate(target, ONE)
     rounds = acceptance.rounds(generation)
-    for one, found in zip(Drafts.of([sample(generation)]).texts[0], rounds, strict=True):
+    for one, found in zip(StoredDrafts.of([sample(generation)]).texts[0], rounds, strict=True):
         assert one.right == found.accepted
         assert one.tokens == found.proposed
 
@@ -224,7 +234,7 @@ def test_temperatures_are_read_from_a_file(tmp_path: Path) -> None:
 # --- the commands --------------------------------------------------------------------------------
 
 DRAFT = {"_target_": "nowhere", "drafter": {"sha256": "d" * 64, "source": "a place"}}
-FIXED = {"_target_": "dllm_bench.decoding.length.fixed.Fixed", "tokens": 0}
+FIXED = {"_target_": "dllm_bench.decoding.length.fixed.FixedLength", "tokens": 0}
 
 
 def spec(
@@ -252,7 +262,7 @@ def store_run(root: Path, run: RunSpec, generations: Sequence[Generation], speci
             cut=found.cut,
             text="text",
             trace=found.trace.columns(),
-            counts=count(found, special),  # type: ignore[arg-type]
+            counts=count_sample(found, special),  # type: ignore[arg-type]
             seconds=1.0,
             first_step_s=0.1,
             started_at=0.0,
@@ -273,7 +283,7 @@ def store_run(root: Path, run: RunSpec, generations: Sequence[Generation], speci
 def asked(folder: Path, target: TransformerDenoiser) -> list[Generation]:
     """Greedy texts whose drafter was asked at every position."""
     requests = [Request(f"r{i}", (3 + i, 9, 27), 12 + i) for i in range(8)]
-    decoder = SpeculativeDecoder(drafter("spoiled", folder), length=Fixed(0))
+    decoder = SpeculativeDecoder(drafter("spoiled", folder), length=FixedLength(0))
     return decoder.generate_batch(target, requests)
 
 
@@ -288,7 +298,7 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
     file = tmp_path / "training" / "temperatures" / "tiny-spoiled.json"
     assert f"decoder.length.temperatures.source={file}" in capsys.readouterr().out
     fitted = json.loads(file.read_text())
-    first, second = (half.observed() for half in Drafts.of(map(sample, asked)).halves())
+    first, second = (half.observed() for half in StoredDrafts.of(map(sample, asked)).halves())
     assert tuple(fitted["temperatures"]) == calibration.fit_temperatures(first)
     assert (fitted["fitted_on"], fitted["measured_on"]) == (len(first), len(second))
     raw = calibration.positions(second)
@@ -309,7 +319,7 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
 ) -> None:
     elsewhere = {**DRAFT, "drafter": {"sha256": "d" * 64, "source": "another place"}}
     other = {**DRAFT, "drafter": {"sha256": "e" * 64, "source": "a place"}}
-    cut = {"_target_": "dllm_bench.decoding.length.threshold.Threshold", "tau": 0.5}
+    cut = {"_target_": "dllm_bench.decoding.length.threshold.SurvivalThreshold", "tau": 0.5}
     whole = {**FIXED, "tokens": None}
     unheaded = [
         replace(found, trace=Trace([replace(row, survival=()) for row in found.trace.forwards]))
@@ -353,8 +363,8 @@ def test_a_load_is_simulated_from_stored_runs(
     assert [p["system"] for p in points] == [name for name in names for _ in range(2)]
     assert len(shown) == 1 + len(points)
     assert [float(p["tokens_per_s_user"]) for p in points[:2]] == pytest.approx([100.0, 100.0])
-    texts = Drafts.of(map(sample, asked)).halves()[1].served()
-    steps = simulate(System("", texts, rules.fixed()), FLAT, 1).steps
+    texts = StoredDrafts.of(map(sample, asked)).halves()[1].served()
+    steps = simulate(ServingSystem("", texts, fixed_rule()), FLAT, 1).steps
     rate = sum(step.committed for step in steps) / len(steps)
     assert float(points[2]["tokens_per_round"]) == pytest.approx(rate)
     assert main([*asking, "--arrivals", "5,50", "--level", "50", "--requests", "2"]) == 0
@@ -381,8 +391,8 @@ def test_what_is_simulated_unasked_is_profiled() -> None:
     parser = ArgumentParser()
     load_options.add_to(parser, lambda text: tuple(map(int, text.split(","))))
     asked = parser.parse_args(["RUN"])
-    drafts = Drafts((), steps=1.0, width=7 + 3, calls=1)
-    assert drafts.drafting(read_profile(asked.profile))(max(asked.requests)) > 0
+    drafts = StoredDrafts((), steps=1.0, width=7 + 3, calls=1)
+    assert drafts.drafting(read_step_profile(asked.profile))(max(asked.requests)) > 0
 
 
 def test_steps_of_another_model_are_no_load(

@@ -17,24 +17,29 @@ import torch
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
-from dllm_bench.decoding.length.asynchronous import Asynchronous
-from dllm_bench.decoding.length.chances import Temperatures, chances
-from dllm_bench.decoding.length.fixed import Fixed
-from dllm_bench.decoding.length.hardware_aware import HardwareAware
-from dllm_bench.decoding.length.profile import StepProfile
-from dllm_bench.decoding.length.threshold import Threshold
-from dllm_bench.serving import rules
-from dllm_bench.serving.arrivals import under_arrivals
-from dllm_bench.serving.frontier import Point, attained, frontier, point
-from dllm_bench.serving.simulation import (
-    Drafted,
-    Load,
-    Poisson,
-    System,
-    Text,
+from dllm_bench.decoding.length.fixed import FixedLength
+from dllm_bench.decoding.length.hardware_aware import AsynchronousLength, HardwareAwareLength
+from dllm_bench.decoding.length.measurements import StepProfile, Temperatures, chances
+from dllm_bench.decoding.length.threshold import SurvivalThreshold
+from dllm_bench.serving.load_simulation import (
+    DraftedText,
+    DraftOutcome,
+    FrontierPoint,
+    NewLengthRule,
+    PoissonArrivals,
+    ServingSystem,
+    SimulatedLoad,
+    asynchronous_rule,
     at_once,
+    best_at_level,
     calibrated_text,
+    fixed_rule,
+    frontier,
+    frontier_point,
+    hardware_aware_rule,
     simulate,
+    threshold_rule,
+    under_arrivals,
 )
 
 FLAT = StepProfile((1, 4096), (100.0, 100.0))
@@ -45,12 +50,12 @@ KNEE = StepProfile((1, 2, 8), (100.0, 75.0, 30.0))
 STEEP = StepProfile((1, 2048), (1000.0, 1000.0 / 2048))  # every token costs a step's time
 
 
-def texts(n: int, tokens: int, rates: Sequence[float], seed: int = 0) -> list[Text]:
+def texts(n: int, tokens: int, rates: Sequence[float], seed: int = 0) -> list[DraftedText]:
     rng = np.random.default_rng(seed)
     return [calibrated_text(rates, tokens, rng) for _ in range(n)]
 
 
-def mixed(n: int, tokens: int, seed: int = 0) -> list[Text]:
+def mixed(n: int, tokens: int, seed: int = 0) -> list[DraftedText]:
     """Half of the positions are easy to draft, half are hard, and the estimates say so."""
     rng = np.random.default_rng(seed)
     kinds = [calibrated_text([rate] * 7, tokens, rng) for rate in (0.95, 0.3) for _ in range(n)]
@@ -65,7 +70,7 @@ def mixed(n: int, tokens: int, seed: int = 0) -> list[Text]:
 @pytest.mark.parametrize("n", [1, 4, 7])
 def test_constant_acceptance_has_a_closed_form(rate: float, n: int) -> None:
     """Tokens per round (1 - a^(n+1)) / (1 - a), within four standard errors."""
-    system = System("dspark", texts(8, 4000, [rate] * 7), rules.fixed(n))
+    system = ServingSystem("dspark", texts(8, 4000, [rate] * 7), fixed_rule(n))
     load = simulate(system, FLAT, seats=8)
     rounds = sum(one.rounds for one in load.served)
     k = np.arange(n + 1)
@@ -77,22 +82,22 @@ def test_constant_acceptance_has_a_closed_form(rate: float, n: int) -> None:
 
 def test_sure_and_hopeless_drafts_are_exact() -> None:
     profile = StepProfile((1, 64), (10.0, 5.0))
-    sure = simulate(System("sure", texts(2, 40, [1.0] * 4), rules.fixed()), profile, 2)
+    sure = simulate(ServingSystem("sure", texts(2, 40, [1.0] * 4), fixed_rule()), profile, 2)
     assert [(step.verified, step.committed) for step in sure.steps] == [(10, 10)] * 8
     assert sure.served[0].finished_s == pytest.approx(8 * profile.step_s(10))
-    never = simulate(System("never", texts(2, 40, [0.0] * 4), rules.fixed()), profile, 2)
+    never = simulate(ServingSystem("never", texts(2, 40, [0.0] * 4), fixed_rule()), profile, 2)
     assert [(step.verified, step.committed) for step in never.steps] == [(10, 2)] * 40
 
 
 def test_autoregressive_decoding_is_a_token_a_step() -> None:
-    load = simulate(System("ar", texts(5, 30, [0.9] * 7), rules.fixed(0)), FILLING, 5)
+    load = simulate(ServingSystem("ar", texts(5, 30, [0.9] * 7), fixed_rule(0)), FILLING, 5)
     assert len(load.steps) == 30
     assert {(step.requests, step.verified, step.committed) for step in load.steps} == {(5, 5, 5)}
     assert [one.tokens_per_s for one in load.served] == pytest.approx([100.0] * 5)
 
 
 def test_drafting_is_paid_in_every_step() -> None:
-    plain = System("dspark", texts(3, 50, [0.7] * 4), rules.fixed())
+    plain = ServingSystem("dspark", texts(3, 50, [0.7] * 4), fixed_rule())
     costly = replace(plain, draft_s=lambda requests: 0.001 * requests)
     free, paid = (simulate(system, FLAT, 3) for system in (plain, costly))
     extra = [b.step_s - a.step_s for a, b in zip(free.steps, paid.steps, strict=True)]
@@ -102,16 +107,16 @@ def test_drafting_is_paid_in_every_step() -> None:
 # --- nothing is lost -----------------------------------------------------------------------------
 
 RULES = {
-    "ar": rules.fixed(0),
-    "fixed": rules.fixed(3),
-    "all": rules.fixed(),
-    "threshold": rules.threshold(0.5),
-    "hardware_aware": rules.hardware_aware(FILLING),
-    "asynchronous": rules.asynchronous(FILLING),
+    "ar": fixed_rule(0),
+    "fixed": fixed_rule(3),
+    "all": fixed_rule(),
+    "threshold": threshold_rule(0.5),
+    "hardware_aware": hardware_aware_rule(FILLING),
+    "asynchronous": asynchronous_rule(FILLING),
 }
 
 
-def ragged() -> list[Text]:
+def ragged() -> list[DraftedText]:
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 60, 30)
     return [
@@ -121,9 +126,9 @@ def ragged() -> list[Text]:
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("arrivals", [at_once, Poisson(5.0)], ids=["at_once", "poisson"])
+@pytest.mark.parametrize("arrivals", [at_once, PoissonArrivals(5.0)], ids=["at_once", "poisson"])
 def test_tokens_and_time_are_conserved(name: str, arrivals: object) -> None:
-    system = System(name, ragged(), RULES[name])
+    system = ServingSystem(name, ragged(), RULES[name])
     load = simulate(system, FILLING, 4, arrivals, seed=1)  # type: ignore[arg-type]
     lengths = [len(text) for text in system.texts]
     assert [one.tokens for one in load.served] == lengths, "every request, in order of arrival"
@@ -140,41 +145,43 @@ def test_tokens_and_time_are_conserved(name: str, arrivals: object) -> None:
 
 
 def test_seats_are_never_left_free_while_someone_waits() -> None:
-    load = simulate(System("fixed", ragged(), rules.fixed(2)), FILLING, 4)
+    load = simulate(ServingSystem("fixed", ragged(), fixed_rule(2)), FILLING, 4)
     for step in load.steps:
         waiting = sum(one.arrival_s <= step.start_s < one.seated_s for one in load.served)
         assert step.requests == 4 or waiting == 0
 
 
 def test_an_idle_engine_waits_for_the_next_request() -> None:
-    system = System("ar", texts(3, 2, []), rules.fixed())
+    system = ServingSystem("ar", texts(3, 2, []), fixed_rule())
     load = simulate(system, FLAT, 4, lambda n, rng: [0.0, 5.0, 5.005])
     assert [step.start_s for step in load.steps] == pytest.approx([0, 0.01, 5, 5.01, 5.02])
     assert [one.seated_s for one in load.served] == pytest.approx([0, 5, 5.01])
 
 
 def test_equal_seeds_give_equal_loads() -> None:
-    system = System("dspark", ragged(), RULES["asynchronous"])
-    loads = [simulate(system, FILLING, 4, Poisson(20.0), seed) for seed in (0, 0, 1)]
+    system = ServingSystem("dspark", ragged(), RULES["asynchronous"])
+    loads = [simulate(system, FILLING, 4, PoissonArrivals(20.0), seed) for seed in (0, 0, 1)]
     assert loads[0] == loads[1] != loads[2]
     assert texts(2, 9, [0.5], seed=4) == texts(2, 9, [0.5], seed=4) != texts(2, 9, [0.5], seed=5)
 
 
 def test_poisson_arrivals_have_their_rate() -> None:
-    times = Poisson(50.0)(20000, np.random.default_rng(0))
+    times = PoissonArrivals(50.0)(20000, np.random.default_rng(0))
     assert list(times) == sorted(times)
     assert 20000 / times[-1] == pytest.approx(50.0, rel=4 / np.sqrt(20000))
 
 
 def test_impossible_systems_are_refused() -> None:
-    for found in ([], [[]], [[Drafted((), 0)], []]):
+    for found in ([], [[]], [[DraftOutcome((), 0)], []]):
         with pytest.raises(DllmBenchError, match="at least one token"):
-            simulate(System("none", found, rules.fixed()), FLAT, 1)
+            simulate(ServingSystem("none", found, fixed_rule()), FLAT, 1)
     with pytest.raises(DllmBenchError, match="more texts than seats"):
-        point("few", simulate(System("few", texts(2, 5, [0.5]), rules.fixed()), FLAT, 8))
+        frontier_point(
+            "few", simulate(ServingSystem("few", texts(2, 5, [0.5]), fixed_rule()), FLAT, 8)
+        )
     small = StepProfile((1, 4), (1.0, 1.0))
     with pytest.raises(DllmBenchError, match="knows 1 to 4"):
-        simulate(System("big", texts(5, 5, [0.5]), rules.fixed()), small, 5)
+        simulate(ServingSystem("big", texts(5, 5, [0.5]), fixed_rule()), small, 5)
 
 
 # --- rules are the pieces ------------------------------------------------------------------------
@@ -186,18 +193,18 @@ def label(value: object) -> str:
 
 
 SCALE = Temperatures((2.0, 0.5))
-PIECES: list[tuple[VerifyLength, rules.NewRule]] = [
-    (Fixed(), rules.fixed()),
-    (Fixed(2), rules.fixed(2)),
-    (Threshold(0.4, SCALE), rules.threshold(0.4)),
-    (HardwareAware(FILLING, SCALE), rules.hardware_aware(FILLING)),
-    (HardwareAware(STEEP, SCALE), rules.hardware_aware(STEEP)),
-    (Asynchronous(STEEP, SCALE), rules.asynchronous(STEEP)),
+PIECES: list[tuple[VerifyLength, NewLengthRule]] = [
+    (FixedLength(), fixed_rule()),
+    (FixedLength(2), fixed_rule(2)),
+    (SurvivalThreshold(0.4, SCALE), threshold_rule(0.4)),
+    (HardwareAwareLength(FILLING, SCALE), hardware_aware_rule(FILLING)),
+    (HardwareAwareLength(STEEP, SCALE), hardware_aware_rule(STEEP)),
+    (AsynchronousLength(STEEP, SCALE), asynchronous_rule(STEEP)),
 ]
 
 
 @pytest.mark.parametrize(("piece", "rule"), PIECES, ids=label)
-def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: rules.NewRule) -> None:
+def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule) -> None:
     generator, lengths, plain_rule = torch.Generator().manual_seed(0), piece.begin(), rule()
     for _ in range(20):
         logits = [2 * torch.randn(n, generator=generator) for n in (0, 3, 7, 5)]
@@ -212,16 +219,16 @@ CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @pytest.fixture(scope="module")
-def points() -> dict[str, list[Point]]:
+def points() -> dict[str, list[FrontierPoint]]:
     shared = mixed(160, 40)
-    systems = [System(name, shared, rule) for name, rule in RULES.items()]
+    systems = [ServingSystem(name, shared, rule) for name, rule in RULES.items()]
     found = frontier(systems, FILLING, CONCURRENCY)
     return {name: [p for p in found if p.system == name] for name in RULES}
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_more_users_are_slower_each_and_more_in_sum(
-    name: str, points: dict[str, list[Point]]
+    name: str, points: dict[str, list[FrontierPoint]]
 ) -> None:
     """Up to what finite texts leave to chance, two per cent."""
     assert [p.requests for p in points[name]] == list(CONCURRENCY)
@@ -233,13 +240,15 @@ def test_more_users_are_slower_each_and_more_in_sum(
         assert 1 <= p.tokens_per_round <= p.verified_per_request <= 8
 
 
-def test_autoregressive_points_follow_from_the_profile(points: dict[str, list[Point]]) -> None:
+def test_autoregressive_points_follow_from_the_profile(
+    points: dict[str, list[FrontierPoint]],
+) -> None:
     for p in points["ar"]:
         assert p.tokens_per_s_user == pytest.approx(FILLING.rate(p.requests))
         assert p.verified_per_request == p.tokens_per_round == 1
 
 
-def test_the_scheduler_verifies_less_under_load(points: dict[str, list[Point]]) -> None:
+def test_the_scheduler_verifies_less_under_load(points: dict[str, list[FrontierPoint]]) -> None:
     verified = [p.verified_per_request for p in points["hardware_aware"]]
     assert all(after <= before + 0.05 for before, after in pairwise(verified))
     assert verified[0] > 7 and verified[-1] < 2
@@ -247,7 +256,7 @@ def test_the_scheduler_verifies_less_under_load(points: dict[str, list[Point]]) 
 
 
 @pytest.mark.parametrize("rule", ["hardware_aware", "asynchronous"])
-def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[Point]]) -> None:
+def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[FrontierPoint]]) -> None:
     """With true chances, on the profile it was given: as good as the best other rule at any load.
 
     Two per cent for chance; a greedy choice of this step is not the best plan for all of them.
@@ -258,14 +267,14 @@ def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[Point
         assert points[rule][index].tokens_per_s_device >= 0.98 * best
 
 
-def test_fixed_drafts_cost_throughput_under_load(points: dict[str, list[Point]]) -> None:
+def test_fixed_drafts_cost_throughput_under_load(points: dict[str, list[FrontierPoint]]) -> None:
     first, last = ({n: p[i].tokens_per_s_device for n, p in points.items()} for i in (0, -1))
     assert first["all"] > first["ar"] and last["all"] < last["ar"]
 
 
 def test_a_better_drafter_is_faster() -> None:
     found = [
-        frontier([System("d", texts(20, 60, [rate] * 5), rules.fixed())], FILLING, [4])[0]
+        frontier([ServingSystem("d", texts(20, 60, [rate] * 5), fixed_rule())], FILLING, [4])[0]
         for rate in (0.0, 0.3, 0.6, 0.9, 1.0)
     ]
     speeds = [p.tokens_per_s_user for p in found]
@@ -275,17 +284,17 @@ def test_a_better_drafter_is_faster() -> None:
 
 def test_a_service_level_reads_the_frontier() -> None:
     found = [
-        Point("a", 1, 90.0, 90.0, 1, 1),
-        Point("a", 2, 60.0, 120.0, 1, 1),
-        Point("a", 4, 40.0, 160.0, 1, 1),
+        FrontierPoint("a", 1, 90.0, 90.0, 1, 1),
+        FrontierPoint("a", 2, 60.0, 120.0, 1, 1),
+        FrontierPoint("a", 4, 40.0, 160.0, 1, 1),
     ]
-    assert [attained(found, level) for level in (95, 60, 50, 10)] == [
+    assert [best_at_level(found, level) for level in (95, 60, 50, 10)] == [
         None,
         *found[1:2] * 2,
         found[2],
     ]
-    load = simulate(System("ar", texts(4, 10, []), rules.fixed()), STEEP, 4)
-    assert isinstance(load, Load)
+    load = simulate(ServingSystem("ar", texts(4, 10, []), fixed_rule()), STEEP, 4)
+    assert isinstance(load, SimulatedLoad)
     speed = load.served[0].tokens_per_s
     assert (load.attainment(speed * 0.99), load.attainment(speed * 1.01)) == (1.0, 0.0)
 
@@ -295,8 +304,8 @@ def test_a_service_level_reads_the_frontier() -> None:
 
 def test_more_arrivals_are_served_later_and_slower() -> None:
     systems = [
-        System("ar", texts(60, 20, []), rules.fixed()),
-        System("d", mixed(60, 20), rules.fixed()),
+        ServingSystem("ar", texts(60, 20, []), fixed_rule()),
+        ServingSystem("d", mixed(60, 20), fixed_rule()),
     ]
     found = under_arrivals(systems, FILLING, seats=8, rates=(1.0, 40.0, 4000.0), level=90.0)
     assert [(one.system, one.requests_per_s) for one in found[:3]] == [

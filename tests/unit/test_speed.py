@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from dllm_bench.metrics import speed
 from dllm_bench.metrics.definitions import definition, measure, measure_all
-from dllm_bench.metrics.facts import Facts
+from dllm_bench.metrics.sample_stats import SampleStats
 
-A = Facts(
+A = SampleStats(
     allocated=32, committed=30, content=12, emitted=10, forwards=5, rows=200, forced=1,
     seconds=2.0, steps_s=1.6, first_step_s=0.5, truncated=False, empty=False,
     idle=1, idle_dinfer=3, baseline_s=3.0, baseline_equal=True,
 )  # fmt: skip
-B = Facts(
+B = SampleStats(
     allocated=16, committed=16, content=16, emitted=16, forwards=4, rows=64, forced=3,
     seconds=1.0, steps_s=0.9, first_step_s=0.2, truncated=True, empty=False,
     idle=0, idle_dinfer=1, baseline_s=2.0, baseline_equal=False,
 )  # fmt: skip
-C = Facts(
+C = SampleStats(
     allocated=16, committed=8, content=0, emitted=0, forwards=1, rows=16, forced=0,
     seconds=0.6, steps_s=0.5, first_step_s=0.5, truncated=False, empty=True,
     idle=0, idle_dinfer=0, baseline_s=0.4, baseline_equal=True,
@@ -57,7 +57,7 @@ BY_HAND = {
 }
 
 facts = st.builds(
-    Facts,
+    SampleStats,
     allocated=st.integers(1, 99), committed=st.integers(1, 99), content=st.integers(0, 99),
     emitted=st.integers(1, 99), forwards=st.integers(2, 99), rows=st.integers(1, 999),
     forced=st.integers(0, 9), seconds=st.floats(1, 9), steps_s=st.floats(0.1, 0.9),
@@ -73,7 +73,7 @@ def test_by_hand(name: str) -> None:
 
 
 def test_top_ten_takes_the_ten_fastest() -> None:
-    samples = [Facts(**{**asdict(A), "committed": 15 * n}) for n in range(1, 21)]
+    samples = [SampleStats(**{**asdict(A), "committed": 15 * n}) for n in range(1, 21)]
     assert measure("tps/top10", samples) == pytest.approx(10 * sum(range(11, 21)) / 10)
     assert measure("tps/max", samples) == pytest.approx(200)
     assert measure("tps/no_first_step", samples) == pytest.approx(105)
@@ -109,7 +109,7 @@ def test_without_samples_nothing_is_defined() -> None:
 
 
 @given(st.lists(facts, min_size=1, max_size=30))
-def test_laws(samples: list[Facts]) -> None:
+def test_laws(samples: list[SampleStats]) -> None:
     values = {name: measure(name, samples) for name in BY_HAND}
     assert all(value is not None for value in values.values())
     numbers = {name: value for name, value in values.items() if value is not None}
@@ -125,7 +125,7 @@ def test_laws(samples: list[Facts]) -> None:
 
 
 @given(facts)
-def test_one_sample_alone_has_no_aggregation(fact: Facts) -> None:
+def test_one_sample_alone_has_no_aggregation(fact: SampleStats) -> None:
     assert measure("tpf/emitted", [fact]) == fact.emitted / fact.forwards
     assert measure("tpf/lopa_coder", [fact]) == fact.content / fact.forwards
     assert measure("tps/max", [fact]) == measure("tps/no_first_step", [fact])

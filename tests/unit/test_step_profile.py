@@ -18,7 +18,7 @@ from dllm_bench.cli.main import compose, main
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.length.profile import StepProfile, read_profile
+from dllm_bench.decoding.length.measurements import StepProfile, read_step_profile
 from dllm_bench.training.step_profiles import ProfileJob, measure, profile_of
 from tests.helpers import load_denoiser, tiny_checkpoint, tiny_denoiser
 
@@ -77,7 +77,7 @@ def test_the_command_stores_the_table_with_its_device(
     path = tmp_path / "results" / "training" / "sps" / "qwen3-4b-cpu.json"
     assert str(path) in capsys.readouterr().out
     stored = json.loads(path.read_text())
-    assert read_profile(str(path)).tokens == (1, 2, 5)
+    assert read_step_profile(str(path)).tokens == (1, 2, 5)
     assert (stored["context"], stored["repeats"]) == (8, 1)
     assert stored["model"]["dtype"] == "float32" and len(stored["model"]["weights_sha256"]) == 64
     assert stored["machine"]["device"] and stored["hardware"]["name"] == "cpu"
@@ -94,7 +94,7 @@ def test_the_shipped_profile_says_where_it_was_measured() -> None:
     from dllm_bench.paths import assets_dir
 
     stored = json.loads((assets_dir() / SHIPPED.removeprefix("assets/")).read_text())
-    assert asdict(read_profile(SHIPPED)) == {
+    assert asdict(read_step_profile(SHIPPED)) == {
         name: tuple(stored[name]) for name in ("tokens", "steps_per_s")
     }
     assert stored["machine"]["device"] and stored["model"]["name"] == "tiny-qwen3"
@@ -138,10 +138,10 @@ def test_impossible_tables_are_refused(tokens: tuple[int, ...], rates: tuple[flo
 def test_a_stored_profile_is_its_numbers(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text('{"tokens": [1, 8], "steps_per_s": [9.5, 4], "device": "any"}')
-    assert read_profile(str(path)) == StepProfile((1, 8), (9.5, 4.0))
+    assert read_step_profile(str(path)) == StepProfile((1, 8), (9.5, 4.0))
     for broken in ("{", "[]", '{"tokens": [1]}'):
         path.write_text(broken)
         with pytest.raises(DllmBenchError, match="train sps"):
-            read_profile(str(path))
+            read_step_profile(str(path))
     with pytest.raises(DllmBenchError, match="FileNotFoundError"):
-        read_profile(str(tmp_path / "absent.json"))
+        read_step_profile(str(tmp_path / "absent.json"))

@@ -52,8 +52,8 @@ class DFlash(Draft):
         return self._slots - self.drafter.silent
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        return self.drafter.taps
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.drafter.feature_layers
 
     @property
     def _slots(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.speculative import BlockNetwork, Context, Sampler, State
+from dllm_bench.core.speculative import BlockNetwork, Context, HeadState, Sampler
 from dllm_bench.decoding.draft.dflash import DFlash, Drawn
 
 
@@ -43,7 +43,7 @@ class DSpark(DFlash):
     ) -> Drawn:
         context.head_begins()
         tokens, laws, survivals = [context.tokens_L[-1]], [], []
-        state: State = None
+        state: HeadState = None
         for hidden_D, logits_V in zip(hidden_ND, logits_NV, strict=True):
             if self.drafter.survives:
                 survivals.append(network.survival(tokens[-1], hidden_D))

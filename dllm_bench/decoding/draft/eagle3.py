@@ -34,8 +34,8 @@ class Eagle3(Draft):
         return self.tokens or self.drafter.steps
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        return self.drafter.taps
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.drafter.feature_layers
 
     def new_cache(self, target: Target, length: int) -> KVCache:
         return self.drafter.on(target).new_cache(length)

@@ -17,7 +17,7 @@ from dllm_bench.core.trace import ForwardKind
 
 
 @dataclass(frozen=True)
-class DraftModel(Draft):
+class ModelDraft(Draft):
     """`tokens` tokens a round from the model in `drafter`."""
 
     drafter: ModelDrafter

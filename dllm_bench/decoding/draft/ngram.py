@@ -15,7 +15,7 @@ from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
 
 
 @dataclass(frozen=True)
-class NGram(Draft):
+class NGramDraft(Draft):
     """Up to `tokens` tokens after an earlier occurrence of the last `longest_match` or fewer."""
 
     tokens: int
@@ -24,8 +24,8 @@ class NGram(Draft):
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.longest_match < 1:
             raise DllmBenchError(
-                f"NGram has tokens={self.tokens} and longest_match={self.longest_match}; choose 1 "
-                "or more for both."
+                f"NGramDraft has tokens={self.tokens} and longest_match={self.longest_match}; "
+                "choose 1 or more for both."
             )
 
     @property

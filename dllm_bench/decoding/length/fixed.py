@@ -13,7 +13,7 @@ from dllm_bench.core.speculative import Proposal, VerifyLength
 
 
 @dataclass(frozen=True)
-class Fixed(VerifyLength):
+class FixedLength(VerifyLength):
     """At most `tokens` of every proposal; None: all of it, 0: plain autoregressive decoding."""
 
     tokens: int | None = None

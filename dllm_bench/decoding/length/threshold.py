@@ -14,11 +14,11 @@ from typing import ClassVar
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
-from dllm_bench.decoding.length.chances import Temperatures, chances
+from dllm_bench.decoding.length.measurements import Temperatures, chances
 
 
 @dataclass(frozen=True)
-class Threshold(VerifyLength):
+class SurvivalThreshold(VerifyLength):
     """Cut before the first token with a chance below tau; 0 verifies everything."""
 
     tau: float

@@ -12,16 +12,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dllm_bench.core.speculative import Proposal, Sampler, Verdict, Verify, at
+from dllm_bench.core.speculative import Proposal, Sampler, Verify, VerifyResult, at
 
 
 @dataclass(frozen=True)
 class GreedyMatch(Verify):
     """Accept while the target draws the same token: its plain decoding by construction."""
 
-    reads_law: ClassVar[bool] = False
+    reads_probabilities: ClassVar[bool] = False
 
-    def __call__(self, proposal: Proposal, logits_NV: Tensor, sampler: Sampler) -> Verdict:
+    def __call__(self, proposal: Proposal, logits_NV: Tensor, sampler: Sampler) -> VerifyResult:
         own_N, _ = sampler.sample(logits_NV)
         count = (own_N[:-1] == proposal.tokens_N).long().cumprod(0).sum()
-        return Verdict(count, at(own_N, count))
+        return VerifyResult(count, at(own_N, count))

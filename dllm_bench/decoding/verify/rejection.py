@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dllm_bench.core.speculative import Proposal, Sampler, Verdict, Verify, at, one_hot
+from dllm_bench.core.speculative import Proposal, Sampler, Verify, VerifyResult, at, one_hot
 
 TINY = 1e-8  # least draft probability, and least residual mass, that is divided by
 
@@ -22,9 +22,9 @@ TINY = 1e-8  # least draft probability, and least residual mass, that is divided
 class Rejection(Verify):
     """A uniform number for every proposed token, also past a rejection, then one for the next."""
 
-    reads_law: ClassVar[bool] = True
+    reads_probabilities: ClassVar[bool] = True
 
-    def __call__(self, proposal: Proposal, logits_NV: Tensor, sampler: Sampler) -> Verdict:
+    def __call__(self, proposal: Proposal, logits_NV: Tensor, sampler: Sampler) -> VerifyResult:
         target_NV = sampler.law(logits_NV)
         draft_NV = proposal.law_NV
         if draft_NV is None:
@@ -32,7 +32,7 @@ class Rejection(Verify):
         accepted_N = self.chance(proposal.tokens_N, draft_NV, target_NV)
         count = (sampler.uniforms(len(proposal)) < accepted_N).long().cumprod(0).sum()
         bonus = sampler.draw(self.next_law(count, draft_NV, target_NV)[None])[0]
-        return Verdict(count, bonus)
+        return VerifyResult(count, bonus)
 
     @staticmethod
     def chance(tokens_N: Tensor, draft_NV: Tensor, target_NV: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.draft.dspark import DSpark
 from dllm_bench.decoding.draft.eagle3 import Eagle3
-from dllm_bench.decoding.draft.model import DraftModel
+from dllm_bench.decoding.draft.model import ModelDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.drafters import SmallModel, TrainedBlock, TrainedChain
 from dllm_bench.registry import describe, instantiate
@@ -35,7 +35,7 @@ def stored(folder: Path, name: str, **changes: Any) -> str:
 def test_taps_come_in_the_order_asked_and_begin_before_the_first_layer() -> None:
     target, tokens_1L = tiny_denoiser("qwen3", 0), torch.tensor([[1, 2, 3, 4]])
     plan = ForwardPlan(
-        ForwardKind.PREFILL, (0, 4), (1, 5), (0, 0), "block_causal", 1, taps=(1, -1, 0)
+        ForwardKind.PREFILL, (0, 4), (1, 5), (0, 0), "block_causal", 1, feature_layers=(1, -1, 0)
     )
     kv = target.new_cache(4)
     logits = target.forward(tokens_1L, plan, kv)
@@ -47,8 +47,8 @@ def test_taps_come_in_the_order_asked_and_begin_before_the_first_layer() -> None
 
 def test_what_the_dialects_say(tmp_path: Path) -> None:
     deepspec, zlab = (TrainedBlock(stored(tmp_path, n)) for n in ("dflash", "dflash_zlab"))
-    assert (deepspec.slots, deepspec.silent, deepspec.taps) == (4, 0, (-1, 0))
-    assert (zlab.slots, zlab.silent, zlab.taps) == (6, 1, (0,))
+    assert (deepspec.slots, deepspec.silent, deepspec.feature_layers) == (4, 0, (-1, 0))
+    assert (zlab.slots, zlab.silent, zlab.feature_layers) == (6, 1, (0,))
     assert DFlash(deepspec).longest == 4
     assert DFlash(zlab).longest == 5
     assert DFlash(zlab, slots=3).longest == 2
@@ -144,7 +144,7 @@ def test_more_slots_than_trained(tmp_path: Path) -> None:
 def test_a_draft_model_over_other_tokens(tmp_path: Path) -> None:
     small = SmallModel(str(tiny_checkpoint("dream", tmp_path, 0)))
     with pytest.raises(DllmBenchError, match="autoregressive model over the target's vocabulary"):
-        SpeculativeDecoder(DraftModel(small, 3)).prepare(tiny_denoiser("qwen3", 0), REQUEST)
+        SpeculativeDecoder(ModelDraft(small, 3)).prepare(tiny_denoiser("qwen3", 0), REQUEST)
 
 
 def test_a_drafter_that_is_not_there() -> None:

@@ -28,7 +28,7 @@ TAPS = (-1, 1)
 
 def plan(feed: tuple[int, int], kind: ForwardKind = ForwardKind.VERIFY) -> ForwardPlan:
     rows = (feed[1] - 1, feed[1] + 1) if feed[1] - feed[0] > 1 else (feed[1], feed[1] + 1)
-    return ForwardPlan(kind, feed, rows, feed, "block_causal", 1, taps=TAPS)
+    return ForwardPlan(kind, feed, rows, feed, "block_causal", 1, feature_layers=TAPS)
 
 
 def keep(caches: list[PositionCache], plans: list[ForwardPlan]) -> None:
@@ -79,9 +79,9 @@ def test_a_neighbour_changes_nothing(tmp_path: Path) -> None:
     """To the last bit that the rounding of a longer matrix product may change."""
     model = load_denoiser(tiny_checkpoint("qwen3", tmp_path, 0))
     expected = ours(model, canvas()[:, :3], "causal")
-    whole = replace(plan((0, 3)), rows=(1, 4), taps=())
+    whole = replace(plan((0, 3)), rows=(1, 4), feature_layers=())
     for longer in (4, 9, LENGTH):
-        plans = [whole, replace(plan((0, longer)), taps=())]
+        plans = [whole, replace(plan((0, longer)), feature_layers=())]
         caches = [model.new_cache(LENGTH) for _ in plans]
         found = model.forward_batch([canvas()[:, :3], canvas(1)], plans, caches)[0][0]
         assert gap(found, expected) < 1e-6

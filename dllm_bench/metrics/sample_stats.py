@@ -19,7 +19,7 @@ from dllm_bench.core.trace import ForwardKind
 
 NO_TRACE = "a served engine tells nothing of its forwards"
 NO_USAGE = "the server did not count tokens (usage), and model.tokenizer names no tokenizer"
-UNTOLD = {
+UNREPORTED = {
     **dict.fromkeys(("forwards", "rows", "forced", "allocated", "content"), NO_TRACE),
     **dict.fromkeys(("committed", "emitted"), NO_USAGE),
 }
@@ -30,7 +30,7 @@ UNTIMED = dict.fromkeys(("seconds", "steps_s", "first_step_s"), NO_TIME)
 
 
 @dataclass(frozen=True)
-class Facts:
+class SampleStats:
     """What one sample cost and gave."""
 
     allocated: int | None  # positions of all opened blocks, decoded or not
@@ -93,7 +93,7 @@ def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: i
     return idle
 
 
-def count(generation: Generation, special: SpecialTokens) -> dict[str, int]:
+def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, int]:
     """The facts that follow from tokens and trace alone; times and text are the runner's."""
     blank = {*special.ends, special.pad}
     decoded = [
@@ -120,13 +120,13 @@ def count(generation: Generation, special: SpecialTokens) -> dict[str, int]:
     }
 
 
-def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Facts]:
+def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[SampleStats]:
     """Facts from a record's per-sample columns; further columns are ignored."""
-    names = [name for name in Facts.columns() if name in columns]
-    absent = [name for name in Facts.required() if name not in columns]
+    names = [name for name in SampleStats.columns() if name in columns]
+    absent = [name for name in SampleStats.required() if name not in columns]
     if absent:
         raise DllmBenchError(
             f"The record has no column {', '.join(absent)}; it is damaged, run the cell again."
         )
     rows_ = zip(*(columns[name] for name in names), strict=True)
-    return [Facts(**dict(zip(names, row, strict=True))) for row in rows_]
+    return [SampleStats(**dict(zip(names, row, strict=True))) for row in rows_]

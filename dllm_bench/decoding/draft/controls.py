@@ -1,8 +1,4 @@
-"""The target's own least probable tokens: a drafter that is always wrong, on purpose.
-
-A control: it costs a forward of the target per token and nothing of it is accepted, so text that
-stays the target's own owes it to verification alone.
-"""
+"""Control drafts that need no drafter: no draft, random tokens, the least probable tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +13,40 @@ from dllm_bench.decoding.draft.model import next_logits
 
 
 @dataclass(frozen=True)
-class Adversarial(Draft):
+class NoDraft(Draft):
+    """Proposes nothing; the target decides every token alone."""
+
+    @property
+    def longest(self) -> int:
+        return 0
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        return Proposal(context.tokens_L[:0])
+
+
+@dataclass(frozen=True)
+class RandomDraft(Draft):
+    """`tokens` tokens a round, drawn uniformly from the vocabulary at any temperature."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise DllmBenchError(f"RandomDraft has tokens={self.tokens}; choose 1 or more.")
+
+    @property
+    def longest(self) -> int:
+        return self.tokens
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        vocabulary, device = context.target.vocab_size, context.tokens_L.device
+        tokens_N = (sampler.uniforms(self.tokens) * vocabulary).long()
+        law_NV = torch.full((self.tokens, vocabulary), 1 / vocabulary, device=device)
+        return Proposal(tokens_N, law_NV)
+
+
+@dataclass(frozen=True)
+class AdversarialDraft(Draft):
     """`tokens` tokens a round, each what the target would say last after those before it."""
 
     tokens: int

@@ -26,7 +26,7 @@ OURS = ("model", "messages", "prompt", "max_tokens", "temperature", "seed", "sto
 
 
 @dataclass(frozen=True, eq=False)
-class Engine:
+class ServedModel:
     """Which model to ask for, where, and how. `engine`: engine and hardware in the user's words.
 
     concurrency: requests in flight; body: further entries of every request (None takes one out);

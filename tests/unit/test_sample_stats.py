@@ -11,8 +11,8 @@ from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import DEFINITIONS, measure
-from dllm_bench.metrics.facts import Facts, count, from_columns, idle_forwards
-from tests.facts import drafted, sample
+from dllm_bench.metrics.sample_stats import SampleStats, count_sample, from_columns, idle_forwards
+from tests.sample_stats import drafted, sample
 
 
 def test_counting_a_generation() -> None:
@@ -25,7 +25,7 @@ def test_counting_a_generation() -> None:
         Forward(ForwardKind.DENOISE, 3, 10, 8, ms=1.0, forced=1),
     ]
     generation = Generation("r", ids, born, {"eos": 4, "length": 10}, Trace(forwards))
-    assert count(generation, special) == {
+    assert count_sample(generation, special) == {
         "allocated": 10,
         "committed": 8,
         "content": 5,
@@ -92,8 +92,8 @@ B = sample(forwards=5, idle=0, idle_dinfer=1)
 D = drafted([(3, 2, 3)], survival=[[0.5, 1.0, -1.0]], right=[2], draft_s=0.1, baseline_s=2.0)
 
 
-def stored(*samples: Facts) -> dict[str, list]:
-    return {name: [getattr(fact, name) for fact in samples] for name in Facts.columns()}
+def stored(*samples: SampleStats) -> dict[str, list]:
+    return {name: [getattr(fact, name) for fact in samples] for name in SampleStats.columns()}
 
 
 def test_columns_and_back() -> None:
@@ -178,6 +178,6 @@ def test_a_drafters_calls_are_no_forwards() -> None:
     generation = Generation(
         "r", TEXT, BORN, {}, draft_trace(((51, 52), 2, 2), ((54, 55, 56), 3, 3))
     )
-    counts = count(generation, SpecialTokens(mask=0, eos=1))
+    counts = count_sample(generation, SpecialTokens(mask=0, eos=1))
     assert counts["forwards"] == 3
     assert counts["rows"] == 5 + 3 + 4

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dllm_bench.metrics.facts import Facts
+from dllm_bench.metrics.sample_stats import SampleStats
 
 
-def sample(**changes: Any) -> Facts:
+def sample(**changes: Any) -> SampleStats:
     """One sample; keyword arguments replace single facts."""
     counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), 8)
     costs = {"forwards": 4, "rows": 32, "forced": 0}
     times = {"seconds": 1.0, "steps_s": 0.9, "first_step_s": 0.1}
     plain: dict[str, Any] = {**counts, **costs, **times, "truncated": False, "empty": False}
-    return Facts(**{**plain, **changes})
+    return SampleStats(**{**plain, **changes})
 
 
-def drafted(rounds: Sequence[Sequence[int]], **changes: Any) -> Facts:
+def drafted(rounds: Sequence[Sequence[int]], **changes: Any) -> SampleStats:
     """A sample decoded in `rounds` of (proposed, accepted, committed)."""
     return sample(rounds=[list(made) for made in rounds], **changes)

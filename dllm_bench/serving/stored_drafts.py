@@ -14,17 +14,16 @@ from math import ceil
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.decoding.length.chances import Temperatures
-from dllm_bench.decoding.length.profile import StepProfile
+from dllm_bench.decoding.length.measurements import StepProfile, Temperatures
 from dllm_bench.metrics.acceptance import agreeing
 from dllm_bench.metrics.calibration import Observed
-from dllm_bench.serving.simulation import Drafted, Text
+from dllm_bench.serving.load_simulation import DraftedText, DraftOutcome
 
 Sample = tuple[Trace, Sequence[int], Sequence[int]]  # of one text: trace, born, ids
 
 
 @dataclass(frozen=True)
-class Recorded:
+class StoredDraft:
     """A draft at one place of a text.
 
     logits: of its confidences, none without such a head; tokens: its length; right: how many of its
@@ -37,42 +36,44 @@ class Recorded:
     left: int
 
 
-def recorded(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> tuple[Recorded, ...]:
+def drafts_of_text(
+    trace: Trace, born: Sequence[int], ids: Sequence[int]
+) -> tuple[StoredDraft, ...]:
     """The drafts of one text, in order."""
     found = []
     for index, row in enumerate(trace.forwards):
         if row.kind == ForwardKind.VERIFY:
             follows = ids[sum(at < index for at in born) :]
             right = agreeing(row.drafted, follows)
-            found.append(Recorded(row.survival, len(row.drafted), right, len(follows)))
+            found.append(StoredDraft(row.survival, len(row.drafted), right, len(follows)))
     return tuple(found)
 
 
 @dataclass(frozen=True)
-class Drafts:
+class StoredDrafts:
     """The drafts of several texts, and what drafting cost.
 
     steps: time of a draft, in times of a verification beside it; width: positions a call of the
     drafter feeds; calls: of its network, in a draft.
     """
 
-    texts: tuple[tuple[Recorded, ...], ...]
+    texts: tuple[tuple[StoredDraft, ...], ...]
     steps: float
     width: int
     calls: float
 
     @classmethod
-    def of(cls, samples: Iterable[Sample]) -> Drafts:
+    def of(cls, samples: Iterable[Sample]) -> StoredDrafts:
         """From stored samples; texts that ended with their prefill have no draft."""
         kept = list(samples)
-        texts = tuple(filter(None, (recorded(*sample) for sample in kept)))
+        texts = tuple(filter(None, (drafts_of_text(*sample) for sample in kept)))
         rows = [row for trace, _, _ in kept for row in trace.forwards]
         ms = {kind: sum(row.ms for row in rows if row.kind == kind) for kind in ForwardKind}
         steps = (ms[ForwardKind.DRAFT] + ms[ForwardKind.HEAD]) / (ms[ForwardKind.VERIFY] or 1.0)
         asked = [row for row in rows if row.kind == ForwardKind.DRAFT]
         return cls(texts, steps, _width(asked), sum(row.calls for row in asked) / (len(asked) or 1))
 
-    def halves(self) -> tuple[Drafts, Drafts]:
+    def halves(self) -> tuple[StoredDrafts, StoredDrafts]:
         """The first half of the texts, to fit on, and the second."""
         half = len(self.texts) // 2
         return replace(self, texts=self.texts[:half]), replace(self, texts=self.texts[half:])
@@ -86,7 +87,7 @@ class Drafts:
             if one.logits
         ]
 
-    def served(self, temperatures: Temperatures | None = None) -> list[Text]:
+    def served(self, temperatures: Temperatures | None = None) -> list[DraftedText]:
         """Texts of the load simulation; without a confidence head every chance is 1."""
         for text in self.texts:
             if [one.left for one in text] != list(range(len(text), 0, -1)):
@@ -96,7 +97,7 @@ class Drafts:
                 )
         chances = (temperatures or Temperatures()).chances
         return [
-            [Drafted(tuple(chances(o.logits) or [1.0] * o.tokens), o.right) for o in text]
+            [DraftOutcome(tuple(chances(o.logits) or [1.0] * o.tokens), o.right) for o in text]
             for text in self.texts
         ]
 
