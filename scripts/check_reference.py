@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dllm_bench.launch.ranks import needs_several, run
+from dllm_bench.launch.run_one import needs_several, run
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, Store, read_record
 from scripts.update_reference import REFERENCE

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from dllm_bench.paths import assets_dir
-from dllm_bench.store.store import State, Store, read_record
+from dllm_bench.store.store import RunState, Store, read_record
 from scripts.embedded.card import measured
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +40,7 @@ def quote(readme: str, table: str) -> str:
 def update_cards(results: Path) -> None:
     """Every embedded model's card from the sealed runs below `results`."""
     store = Store(results / "runs")
-    records = [read_record(e.path) for e in store.entries() if e.state is State.SEALED]
+    records = [read_record(e.path) for e in store.entries() if e.state is RunState.SEALED]
     for card in sorted(assets_dir().glob("*/CARD.md")):
         own = [r for r in records if r is not None and r.spec.model["name"] == card.parent.name]
         if own:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import check_results
+from dllm_bench.store.files import check_results_directory
 from dllm_bench.tables import options as table_options
 from dllm_bench.tables.options import EMBEDDED
 
@@ -43,7 +43,7 @@ def store_of(args: Namespace, compose: Compose) -> Store:
     from dllm_bench.store.store import Store
 
     results = paths_of(args, compose)["results"]
-    check_results(results)
+    check_results_directory(results)
     return Store(Path(results) / "runs")
 
 
@@ -57,7 +57,7 @@ def echo(lines: Iterable[str]) -> int:
 def table(args: Namespace, compose: Compose) -> int:
     """Tables of the papers: run what is missing if asked to, render, say what is still missing."""
     from dllm_bench.cli import views as terminal
-    from dllm_bench.store.files import writing
+    from dllm_bench.store.files import explain_write_errors
     from dllm_bench.tables.build import build
     from dllm_bench.tables.cost import measured_runs
     from dllm_bench.tables.load import load_table
@@ -70,7 +70,7 @@ def table(args: Namespace, compose: Compose) -> int:
     kin = measured_runs(store)
     tables = [build(*plan, kin) for plan in plans]
     folder = store.root.parent / folder_of("tables", args)
-    with writing(folder):
+    with explain_write_errors(folder):
         written = [path for built in tables for path in write(built, folder)]
     if len(tables) > 1:
         return echo(terminal.listing(tables, folder)) or complain(failed)
@@ -85,7 +85,7 @@ def figure(args: Namespace, compose: Compose) -> int:
     from dllm_bench.figures.points import build_figure
     from dllm_bench.figures.spec import load_figure
     from dllm_bench.figures.write import headline, lines, write
-    from dllm_bench.store.files import writing
+    from dllm_bench.store.files import explain_write_errors
     from dllm_bench.tables.options import chosen
 
     store = store_of(args, compose)
@@ -95,7 +95,7 @@ def figure(args: Namespace, compose: Compose) -> int:
         missing = list(evolutions.lacking(one, planned, store))
         failed += evolutions.make(missing, store) if args.run else []
         built = build_figure(one, profile, planned, store)
-        with writing(store.root.parent / folder_of("figures", args)):
+        with explain_write_errors(store.root.parent / folder_of("figures", args)):
             written = write(built, store.root.parent / folder_of("figures", args))
         echo(lines(built) if len(figures) == 1 else [headline(built)])
         echo(f"written: {path}" for path in written)
@@ -108,7 +108,7 @@ def filled(
     """Each table with its profile and plan, after running or submitting what is missing, if asked
     to; sentences of what failed.
     """
-    from dllm_bench.store.settings import Settings
+    from dllm_bench.store.settings import SettingsCache
     from dllm_bench.tables.load import load_profile
     from dllm_bench.tables.plan import Runs, distinct_runs, plan
 
@@ -117,7 +117,7 @@ def filled(
     if args.limit is not None:  # a quick look, which must not replace the whole
         fewer = (*profile.set, f"limit={args.limit}")
         profile = replace(profile, set=fewer, limit=args.limit)
-    settings = Settings(store.root.parent, compose)
+    settings = SettingsCache(store.root.parent, compose)
 
     def plans() -> list[list[PlannedCell]]:
         given, shared = (settings.compose, store, args.submit, settings.resolve), Runs()
@@ -149,17 +149,17 @@ def fill(args: Namespace, runs: Sequence[PlannedRun], store: Store) -> list[str]
     """Run or submit what a table misses, as asked; sentences of what failed."""
     if not (args.run or args.submit):
         return []
-    from dllm_bench.launch import jobs
-    from dllm_bench.launch import pool as launch
-    from dllm_bench.run.progress import Board
+    from dllm_bench.launch import slurm
+    from dllm_bench.launch.run_many import run_all
+    from dllm_bench.run.progress import ManyRunsProgress
     from dllm_bench.tables.submit import send
 
     if args.submit:
         echo(send(runs, store, args.slurm))
         asked = {run.spec.identity_hash for run in runs if run.open and run.spec}
-        return jobs.wait(store, Board(0), asked) if args.wait else []
+        return slurm.wait_for_jobs(store, ManyRunsProgress(0), asked) if args.wait else []
     specs = [run.spec for run in runs if run.open and run.spec]
-    outcomes = launch.run_all(specs, store=store, jobs=args.jobs or default_jobs(args.profile))
+    outcomes = run_all(specs, store=store, jobs=args.jobs or default_jobs(args.profile))
     return [f"{outcome.spec.folder}: {outcome.error}" for outcome in outcomes if outcome.error]
 
 
@@ -178,11 +178,11 @@ def report(args: Namespace, compose: Compose) -> int:
 def status(args: Namespace, compose: Compose) -> int:
     """The board of runs, tables and figures."""
     from dllm_bench.cli import views as terminal
-    from dllm_bench.launch import jobs
+    from dllm_bench.launch import slurm
 
     store = store_of(args, compose)
     echo(terminal.board(store, store.root.parent / "tables"))
-    echo(jobs.board(store))
+    echo(slurm.job_lines(store))
     return echo(terminal.figure_lines(store.root.parent / "figures"))
 
 
@@ -222,13 +222,13 @@ def compare(args: Namespace, compose: Compose) -> int:
 def rescore(args: Namespace, compose: Compose) -> int:
     """Grade the stored texts of a run again."""
     from dllm_bench.run import rescore as runs
-    from dllm_bench.store.files import writing
+    from dllm_bench.store.files import explain_write_errors
 
     entry = store_of(args, compose).find(args.run)
     plain = runs.settings(entry, runs.changes(args.settings))
     if args.evalplus:
         found = "".join(runs.evalplus_lines(entry, plain))
-        with writing(args.evalplus):
+        with explain_write_errors(args.evalplus):
             args.evalplus.write_text(found, encoding="utf-8")
         return echo([f"written: {args.evalplus}"])
     return echo(runs.report(runs.rescore(entry, plain)))
@@ -249,12 +249,12 @@ def lm_eval(arguments: Sequence[str], compose: Compose) -> int:
 def simulate(args: Namespace, compose: Compose) -> int:
     """Stored drafts under the load of many requests."""
     from dllm_bench.cli import simulate as load
-    from dllm_bench.store.files import writing
+    from dllm_bench.store.files import explain_write_errors
 
     store = store_of(args, compose)
     points = load.simulated(args, [store.find(name) for name in args.runs])
     if args.out:
-        with writing(args.out):
+        with explain_write_errors(args.out):
             args.out.write_text(load.as_csv(points), encoding="utf-8")
     return echo(load.lines(points))
 

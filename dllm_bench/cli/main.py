@@ -98,16 +98,16 @@ def run_one(cfg: DictConfig) -> None:
 
 def measure(config: Plain) -> None:
     """Make (or look up) the run of a composed configuration and print what it measured."""
-    from dllm_bench.launch.ranks import run as run_spec
+    from dllm_bench.launch.run_one import run as run_spec
     from dllm_bench.registry import instantiate
-    from dllm_bench.run.progress import ProgressLine, summary
+    from dllm_bench.run.progress import RunProgress, summary
     from dllm_bench.store.spec import RunSpec
     from dllm_bench.store.store import Store
 
     spec = RunSpec.from_config(config)
     store = Store(Path(config["paths"]["results"]) / "runs")
     logger = instantiate(config["logger"])
-    record = run_spec(spec, store=store, logger=logger, progress=ProgressLine())
+    record = run_spec(spec, store=store, logger=logger, progress=RunProgress())
     commands.echo([*summary(record), f"stored in {store.path(spec)}"])
 
 

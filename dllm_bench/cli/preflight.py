@@ -15,7 +15,7 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import ASSETS, PACKAGE, place_of
-from dllm_bench.store.files import check_results
+from dllm_bench.store.files import check_results_directory
 
 DEVICES = ("cpu", "cuda", "auto")
 COUNTS = ("threads", "branch_parallel", "tensor_parallel", "replicas")
@@ -26,7 +26,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def check(config: Mapping[str, Any], reads_data: bool) -> None:
     """Raise the first sentence that applies; `reads_data`: the benchmark reads original files."""
     check_numbers(config)
-    check_results(config["paths"].get("results"))
+    check_results_directory(config["paths"].get("results"))
     if reads_data:
         check_data(config["paths"].get("data"), str(config["benchmark"].get("name")))
     check_device(config.get("hardware", {}))

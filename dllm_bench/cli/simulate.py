@@ -36,7 +36,7 @@ from dllm_bench.serving.load_simulation import (
     under_arrivals,
 )
 from dllm_bench.serving.stored_drafts import StoredDrafts
-from dllm_bench.store.store import Entry, read_samples
+from dllm_bench.store.store import RunEntry, read_samples
 
 Points = Sequence[FrontierPoint] | Sequence[ServicePoint]
 Scale = Callable[[StoredDrafts], Temperatures]
@@ -53,7 +53,7 @@ HEADINGS = {
 }
 
 
-def simulated(args: Namespace, entries: Sequence[Entry]) -> Points:
+def simulated(args: Namespace, entries: Sequence[RunEntry]) -> Points:
     """The points the options ask for."""
     profile = profile_for(args.profile, entries)
     systems = systems_of(entries, profile, args.tau, scale_of(args))
@@ -63,7 +63,7 @@ def simulated(args: Namespace, entries: Sequence[Entry]) -> Points:
     return under_arrivals(systems, profile, seats, args.arrivals, args.level, args.seed)
 
 
-def profile_for(source: str, entries: Sequence[Entry]) -> StepProfile:
+def profile_for(source: str, entries: Sequence[RunEntry]) -> StepProfile:
     """The step profile in a file, which has to be of the model of all runs."""
     for model in dict.fromkeys(entry.spec.model["name"] for entry in entries):
         check_step_profile(source, model)
@@ -79,7 +79,7 @@ def scale_of(args: Namespace) -> Scale:
 
 
 def systems_of(
-    entries: Sequence[Entry], profile: StepProfile, tau: float, scale: Scale
+    entries: Sequence[RunEntry], profile: StepProfile, tau: float, scale: Scale
 ) -> list[ServingSystem]:
     """What is compared: autoregressive decoding once, then each drafter under every rule."""
     found: list[ServingSystem] = []
@@ -102,7 +102,7 @@ def systems_of(
     return found
 
 
-def drafts_of(entry: Entry) -> StoredDrafts:
+def drafts_of(entry: RunEntry) -> StoredDrafts:
     """The drafts of a sealed greedy run."""
     record, spec = sealed(entry), entry.spec
     if spec.decoder.get("temperature", 0) > 0:

@@ -11,27 +11,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dllm_bench import __version__
-from dllm_bench.store.cache import Memory, mark
-from dllm_bench.store.store import RECORD, Entry, State, Store, read_entry
+from dllm_bench.store.cache import DerivedCache, fingerprint
+from dllm_bench.store.store import RECORD, RunEntry, RunState, Store, read_entry
 
 FILE = ".board.json"
 Row = Sequence[str]
 
 
-def rows(store: Store, columns: Row, row_of: Callable[[Entry], Row]) -> list[Row]:
+def rows(store: Store, columns: Row, row_of: Callable[[RunEntry], Row]) -> list[Row]:
     """One row per run folder, by path; `columns` says what a row is, for the next version."""
-    memory = Memory(Path(store.root) / FILE, [__version__, *columns])
+    cache = DerivedCache(Path(store.root) / FILE, [__version__, *columns])
     listed: list[Row] = []
     for folder in store.folders():
-        name, state = folder.relative_to(store.root).as_posix(), mark(folder / RECORD)
-        known = memory.recall(name, state) if state else None
+        name, state = folder.relative_to(store.root).as_posix(), fingerprint(folder / RECORD)
+        known = cache.get(name, state) if state else None
         if known is None:
             entry = read_entry(folder)
             if entry is None:
                 continue
             known = list(row_of(entry))
-            if state and entry.state is State.SEALED:
-                memory.keep(name, state, known)
+            if state and entry.state is RunState.SEALED:
+                cache.put(name, state, known)
         listed.append(known)
-    memory.save(used_only=True)
+    cache.save(used_only=True)
     return listed

@@ -19,7 +19,7 @@ from dllm_bench.metrics import accuracy
 from dllm_bench.run import progress
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import SHOWN
-from dllm_bench.store.store import Entry, State, Store, read_record
+from dllm_bench.store.store import RunEntry, RunState, Store, read_record
 from dllm_bench.tables import view
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.cost import cost_in_words
@@ -61,9 +61,9 @@ def board(store: Store, tables: Path) -> Iterator[str]:
     yield from table_lines(tables)
 
 
-def board_row(entry: Entry) -> tuple[str, ...]:
+def board_row(entry: RunEntry) -> tuple[str, ...]:
     """One run on the board; a run that is not sealed has no numbers."""
-    record = read_record(entry.path) if entry.state is State.SEALED else None
+    record = read_record(entry.path) if entry.state is RunState.SEALED else None
     summary = record.summary if record else {}
     spec = entry.spec
     return (
@@ -125,7 +125,7 @@ def commit(environment: dict) -> str:
     return f"{environment['commit'][:SHOWN]}{changed}"
 
 
-def unfinished(entry: Entry) -> Iterator[str]:
+def unfinished(entry: RunEntry) -> Iterator[str]:
     """What is known of a run that is not sealed."""
     total = entry.total if entry.total is not None else "?"
     yield f"{entry.spec.short} is {entry.state}: {entry.done} of {total} done"
@@ -145,7 +145,7 @@ def decoder_of(model: Mapping[str, Any]) -> Decode:
     return lambda ids: str(tokenizer.decode(list(ids))) if tokenizer else str(list(ids))
 
 
-def sealed(entry: Entry) -> RunRecord:
+def sealed(entry: RunEntry) -> RunRecord:
     """The record of a run that has to be complete."""
     record = read_record(entry.path)
     if record is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import PaperFigure
-from dllm_bench.run import token_replay as evolution
+from dllm_bench.run import token_replay
 from dllm_bench.tables.plan import PlannedCell
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def lacking(
         if call and call.evolve and spec and entry.run.record:
             asked[spec] = max(call.evolve, asked.get(spec, 0))
     for spec, samples in asked.items():
-        if not (store.path(spec) / evolution.FILE).exists():
+        if not (store.path(spec) / token_replay.FILE).exists():
             yield spec, samples
 
 
@@ -40,7 +40,7 @@ def make(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[str]:
     for index, (spec, samples) in enumerate(missing, start=1):
         print(f"[{index}/{len(missing)}] evolution of {spec.folder}", file=sys.stderr)
         try:
-            evolution.record(spec, store, samples)
+            token_replay.record_replays(spec, store, samples)
         except DllmBenchError as error:
             failed.append(f"{spec.folder}: {error}")
     return failed

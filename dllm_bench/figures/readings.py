@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.run import token_replay as evolution
-from dllm_bench.run.token_replay import Evolution
+from dllm_bench.run import token_replay
+from dllm_bench.run.token_replay import TokenReplay
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import read_samples
 
@@ -36,10 +36,10 @@ class StoredRun:
         return [stored[key] for key in self.record.columns["id"]]
 
     @cached_property
-    def evolutions(self) -> list[tuple[SampleRecord, Evolution]]:
+    def evolutions(self) -> list[tuple[SampleRecord, TokenReplay]]:
         """The samples whose evolution is stored, each with it."""
         stored = read_samples(self.folder)
-        return [(stored[found.id], found) for found in evolution.read(self.folder)]
+        return [(stored[found.id], found) for found in token_replay.read_replays(self.folder)]
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from statistics import fmean
 
 from dllm_bench.figures.readings import SeriesPoint, Settings, StoredRun
 from dllm_bench.figures.readings_trace import spread
-from dllm_bench.run.token_replay import Evolution
+from dllm_bench.run.token_replay import TokenReplay
 from dllm_bench.store.record import SampleRecord
 
-Pair = tuple[SampleRecord, Evolution]
+Pair = tuple[SampleRecord, TokenReplay]
 
 
 def first_found(pair: Pair) -> list[tuple[int, int]]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from dllm_bench.figures.draw import images
 from dllm_bench.figures.points import EVOLUTION, BuiltFigure, FigurePoint
+from dllm_bench.store.files import write_atomic
 from dllm_bench.tables import view
 from dllm_bench.tables.cost import cost_in_words
 
@@ -29,9 +29,7 @@ def write(built: BuiltFigure, folder: Path) -> list[Path]:
     paths = []
     for form, content in forms.items():
         path = stem.with_name(f"{stem.name}.{form}")
-        temporary = path.with_name(f"{path.name}.tmp")
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        write_atomic(path, content)
         paths.append(path)
     return paths
 

@@ -4,7 +4,7 @@
 each other. Process 0 announces each request, in numbers, on a channel of its own;
 `AnnouncingDecoder` is a decoder that does so, `follow` the life of the other processes. All of
 them take the same steps.
-Starting the processes, and noticing that one died, is the business of launch/ranks.py.
+Starting the processes, and noticing that one died, is the business of launch/run_one.py.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Trace
 from dllm_bench.run import runner
-from dllm_bench.store.record import SampleRecord, Span
+from dllm_bench.store.record import BatchSpan, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
 TEAMS = ("branch_parallel", "tensor_parallel")  # processes that decode one request
@@ -55,7 +55,7 @@ def check(spec: RunSpec) -> None:
 
 
 @dataclass
-class BatchedWork(runner.Work):
+class BatchedRunSession(runner.RunSession):
     """One session of one run, several requests at a time."""
 
     @property
@@ -72,12 +72,12 @@ class BatchedWork(runner.Work):
     ) -> Iterator[SampleRecord]:
         """Samples as they are finished."""
         going: dict[str, tuple[Request, float, float]] = {}
-        clock = self.parts.clock
+        clock = self.deps.clock
         zero = clock() if self.opened.zero_s is None else self.opened.zero_s
 
         def waiting() -> Iterator[Request]:
             for _, request in missing:
-                going[request.id] = request, self.parts.now(), clock() - zero
+                going[request.id] = request, self.deps.now(), clock() - zero
                 yield self._ready(self.decoder, request)
 
         found = self.many.generate_stream(self.loaded.denoiser, waiting(), self.spec.batch)
@@ -85,7 +85,7 @@ class BatchedWork(runner.Work):
             request, started_at, began_s = going.pop(generation.request_id)
             decoded = self._read(request, untimed(generation), None)
             sample = self._written(request, decoded, started_at, session)
-            yield replace(sample, span=Span(began_s, clock() - zero))
+            yield replace(sample, span=BatchSpan(began_s, clock() - zero))
 
 
 def untimed(generation: Generation) -> Generation:

@@ -1,4 +1,4 @@
-"""The real parts of a run: model, decoder, benchmark, clock. Tests put others in their place.
+"""What a run needs from outside: model, decoder, benchmark, clock. Tests replace them with fakes.
 
 Built from a `RunSpec`. The model and the benchmark last used are kept, since the runs of a table
 share them; everything else is made anew. The clock waits for the device before it is read.
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from dllm_bench.models.load import ModelSpec
 
 
+PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # hardware settings that multiply
+
+
 class Loaded(Protocol):
     """A model ready to decode: the denoiser and its tokenizer."""
 
@@ -40,7 +43,7 @@ class Loaded(Protocol):
 
 
 @dataclass
-class Shelf:
+class ModelCache:
     """The model last used; the one before is dropped first, so that two need never fit at once."""
 
     kept: dict[ModelSpec, Loaded] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class Shelf:
         return self.kept[model]
 
 
-SHELF = Shelf()
+MODEL_CACHE = ModelCache()
 
 
 def real_model(spec: RunSpec) -> Loaded:
@@ -64,7 +67,7 @@ def real_model(spec: RunSpec) -> Loaded:
         from dllm_bench.serving.client import Client
 
         return Client(engine_of(spec.model))
-    return SHELF.load(model_spec(spec.model))
+    return MODEL_CACHE.load(model_spec(spec.model))
 
 
 def real_decoder(spec: RunSpec) -> Decoder:
@@ -108,8 +111,8 @@ def sync(spec: RunSpec) -> None:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Where a run gets its parts from."""
+class Dependencies:
+    """Where a run gets its dependencies from."""
 
     model: Callable[[RunSpec], Loaded] = real_model
     decoder: Callable[[RunSpec], Decoder] = real_decoder
@@ -120,4 +123,4 @@ class Parts:
     now: Callable[[], float] = time.time
 
 
-REAL = Parts()
+REAL = Dependencies()

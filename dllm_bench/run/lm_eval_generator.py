@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.run import runner
-from dllm_bench.run.dependencies import REAL, Loaded, Parts
+from dllm_bench.run.dependencies import REAL, Dependencies, Loaded
 from dllm_bench.store.inputs import is_served
 from dllm_bench.store.spec import RunSpec
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Generator:
+class LmEvalGenerator:
     """(prompt, new tokens, stop strings) -> text, one request after the other.
 
     A prompt that is asked again is another sample, as repeats of a task are meant.
@@ -48,7 +48,7 @@ class Generator:
         return runner.cut(generation, request, self.loaded).text
 
 
-def generator(config: Mapping[str, Any], parts: Parts = REAL) -> Generator:
+def generator(config: Mapping[str, Any], deps: Dependencies = REAL) -> LmEvalGenerator:
     """The generator of a composed run configuration."""
     spec = RunSpec.from_config(config)
     if is_served(spec.model):
@@ -56,6 +56,6 @@ def generator(config: Mapping[str, Any], parts: Parts = REAL) -> Generator:
             f"Model {spec.model['name']!r} is served; lm-eval asks servers by itself, with "
             "--model local-completions or local-chat-completions."
         )
-    decoder = parts.decoder(spec)
-    parts.prepare(spec)
-    return Generator(spec, decoder, parts.model(spec))
+    decoder = deps.decoder(spec)
+    deps.prepare(spec)
+    return LmEvalGenerator(spec, decoder, deps.model(spec))

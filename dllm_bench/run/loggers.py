@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.metrics.accuracy import MeanScore
-from dllm_bench.run.progress import TPF, TPS, Running, Silent
+from dllm_bench.run.progress import TPF, TPS, RunningMetrics, SilentObserver
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
 
-class NoLogger(Silent):
+class NoLogger(SilentObserver):
     """No mirror."""
 
 
-class WandbLogger(Silent):
+class WandbLogger(SilentObserver):
     """One W&B run per session, all with the run's hash as their id.
 
     Logged per sample: running TPF, TPS and score, the sample's latency; at the end the summary of
@@ -35,10 +35,10 @@ class WandbLogger(Silent):
         self._run: Any = None
         self._broken = False
 
-    def start(self, spec: RunSpec, folder: Path, running: Running) -> None:
+    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         self._safely(lambda: self._init(spec, folder))
 
-    def sample(self, sample: SampleRecord, running: Running) -> None:
+    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         values = {
             "tpf": running.number(TPF),
             "tps": running.number(TPS),

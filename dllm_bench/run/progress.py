@@ -36,7 +36,7 @@ TTY_EVERY_S = 0.2
 
 
 @dataclass
-class Running:
+class RunningMetrics:
     """Numbers over the samples finished so far; earlier sessions count, except for the time left.
 
     values: sample scores, only of benchmarks that score a sample in no time; note: a remark on the
@@ -80,10 +80,10 @@ class Running:
 class Observer(Protocol):
     """Someone who watches a run. An observer changes nothing and must not fail it."""
 
-    def start(self, spec: RunSpec, folder: Path, running: Running) -> None:
+    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         """A session begins; `running` holds what earlier sessions finished."""
 
-    def sample(self, sample: SampleRecord, running: Running) -> None:
+    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         """A sample is finished and stored."""
 
     def finish(self, record: RunRecord) -> None:
@@ -93,19 +93,19 @@ class Observer(Protocol):
         """The session is over, sealed or not."""
 
 
-class Silent:
+class SilentObserver:
     """An observer that does nothing; the base of the others."""
 
-    def start(self, spec: RunSpec, folder: Path, running: Running) -> None: ...
+    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None: ...
 
-    def sample(self, sample: SampleRecord, running: Running) -> None: ...
+    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None: ...
 
     def finish(self, record: RunRecord) -> None: ...
 
     def close(self) -> None: ...
 
 
-class ProgressLine(Silent):
+class RunProgress(SilentObserver):
     """The progress of one run on a stream."""
 
     def __init__(
@@ -117,7 +117,7 @@ class ProgressLine(Silent):
         self.title = ""
         self.shown_at = 0.0
 
-    def start(self, spec: RunSpec, folder: Path, running: Running) -> None:
+    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         self.title = spec.folder
         self.shown_at = self.clock()
         if running.note:
@@ -125,7 +125,7 @@ class ProgressLine(Silent):
         if running.done:
             self._line(f"{self.title}: resumed, {running.done} of {running.total} were done")
 
-    def sample(self, sample: SampleRecord, running: Running) -> None:
+    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         wait_s = TTY_EVERY_S if self.terminal else PLAIN_EVERY_S
         if self.clock() - self.shown_at < wait_s:
             return
@@ -145,7 +145,7 @@ class ProgressLine(Silent):
         self.stream.flush()
 
 
-def line(running: Running) -> str:
+def line(running: RunningMetrics) -> str:
     """One line about a run that goes."""
     parts = [f"{running.done}/{running.total}", f"ETA {duration(running.eta_s)}"]
     return " · ".join([*parts, *_numbers(running.score(), running.number)])
@@ -197,17 +197,17 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class Together(Silent):
+class ObserverGroup(SilentObserver):
     """Several observers as one."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = list(observers)
 
-    def start(self, spec: RunSpec, folder: Path, running: Running) -> None:
+    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         for observer in self.observers:
             observer.start(spec, folder, running)
 
-    def sample(self, sample: SampleRecord, running: Running) -> None:
+    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         for observer in self.observers:
             observer.sample(sample, running)
 
@@ -220,7 +220,7 @@ class Together(Silent):
             observer.close()
 
 
-class Board:
+class ManyRunsProgress:
     """The progress of many runs in one place: a line per finished run, one line for those that go.
 
     On a terminal the last line rewrites itself, elsewhere it comes every ten seconds.

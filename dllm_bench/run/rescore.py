@@ -20,7 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import Lock, write_atomic
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord, SampleRecord, seal
-from dllm_bench.store.store import LOCK, RECORD, Entry, read_record, read_samples
+from dllm_bench.store.store import LOCK, RECORD, RunEntry, read_record, read_samples
 
 Plain = dict[str, Any]
 SHOWN = 20  # changed samples that are listed one by one
@@ -61,7 +61,7 @@ def changes(asked: Sequence[str]) -> Plain:
     return found
 
 
-def settings(entry: Entry, changes: Mapping[str, Any]) -> Plain:
+def settings(entry: RunEntry, changes: Mapping[str, Any]) -> Plain:
     """The run's benchmark settings with `changes` (None: keep)."""
     unknown = sorted(set(changes) - set(entry.spec.benchmark))
     if unknown:
@@ -72,7 +72,7 @@ def settings(entry: Entry, changes: Mapping[str, Any]) -> Plain:
     return {**entry.spec.benchmark, **changes}
 
 
-def rescore(entry: Entry, plain: Plain) -> Rescored:
+def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     """Grade what the run has; a sealed record is written anew where its own grades changed."""
     samples = list(read_samples(entry.path).values())
     if not samples:
@@ -99,7 +99,7 @@ def texts(samples: Sequence[SampleRecord]) -> dict[str, str]:
     return {sample.id: sample.raw or sample.text for sample in samples}
 
 
-def evalplus_lines(entry: Entry, plain: Plain) -> list[str]:
+def evalplus_lines(entry: RunEntry, plain: Plain) -> list[str]:
     """The run's programs as lines of a samples file for `evalplus.evaluate`."""
     benchmark = benchmark_of(plain)
     if not isinstance(benchmark, EvalPlusBenchmark):

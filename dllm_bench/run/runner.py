@@ -19,13 +19,13 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, first_end
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.sample_stats import count_sample
-from dllm_bench.run.dependencies import REAL, Loaded, Parts
+from dllm_bench.run.dependencies import REAL, Dependencies, Loaded
 from dllm_bench.run.loggers import NoLogger
-from dllm_bench.run.progress import Observer, Running, Silent, Together
+from dllm_bench.run.progress import Observer, ObserverGroup, RunningMetrics, SilentObserver
 from dllm_bench.store import provenance
-from dllm_bench.store.record import RunRecord, SampleRecord, Session, Twin, seal
+from dllm_bench.store.record import BaselineSample, RunRecord, SampleRecord, Session, seal
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import OpenRun, Share, Store
+from dllm_bench.store.store import OpenRunFolder, RunShare, Store
 
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Benchmark
@@ -40,19 +40,19 @@ def run(
     store: Store,
     logger: Observer | None = None,
     progress: Observer | None = None,
-    parts: Parts = REAL,
-    work: type[Work] | None = None,
+    deps: Dependencies = REAL,
+    work: type[RunSession] | None = None,
 ) -> RunRecord:
     """The record of `spec`: read if sealed, else what is missing is decoded and the run sealed."""
     sealed = store.record(spec)
     if sealed is not None:
         return sealed
-    made = _made(spec, parts)
+    made = _made(spec, deps)
     with store.open(spec) as opened:
         if opened.record is not None:
             return opened.record
-        observer = Together([logger or NoLogger(), progress or Silent()])
-        session = (work or Work)(spec, parts, *made, opened, observer)
+        observer = ObserverGroup([logger or NoLogger(), progress or SilentObserver()])
+        session = (work or RunSession)(spec, deps, *made, opened, observer)
         try:
             return session.finish(session.decode())
         except Exception as error:
@@ -64,25 +64,25 @@ def run(
 
 def decode_share(
     spec: RunSpec,
-    share: Share,
+    share: RunShare,
     *,
     observer: Observer,
-    parts: Parts = REAL,
-    work: type[Work] | None = None,
+    deps: Dependencies = REAL,
+    work: type[RunSession] | None = None,
 ) -> None:
     """Decode a process's share of the requests of `spec`; whoever started the shares seals."""
     with share:
-        (work or Work)(spec, parts, *_made(spec, parts), share, observer).decode()
+        (work or RunSession)(spec, deps, *_made(spec, deps), share, observer).decode()
 
 
-def _made(spec: RunSpec, parts: Parts) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
+def _made(spec: RunSpec, deps: Dependencies) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
     """What a run works with; the model is read last, when all else is known to be there."""
-    benchmark = parts.benchmark(spec)
+    benchmark = deps.benchmark(spec)
     getattr(benchmark, "check", _nothing)()
-    decoder = parts.decoder(spec)
-    baseline = parts.decoder(spec.of_baseline) if spec.baseline else None
-    parts.prepare(spec)
-    loaded = parts.model(spec)
+    decoder = deps.decoder(spec)
+    baseline = deps.decoder(spec.of_baseline) if spec.baseline else None
+    deps.prepare(spec)
+    loaded = deps.model(spec)
     return benchmark, decoder, baseline, loaded
 
 
@@ -102,23 +102,23 @@ class Decoded:
     seconds: float | None
 
     @property
-    def stored(self) -> Twin:
+    def stored(self) -> BaselineSample:
         """What a sample keeps of a baseline."""
         assert self.seconds is not None  # runs in batches have no baseline
-        return Twin(list(self.generation.ids[: self.generation.emitted]), self.seconds)
+        return BaselineSample(list(self.generation.ids[: self.generation.emitted]), self.seconds)
 
 
 @dataclass
-class Work:
+class RunSession:
     """One session of one run. baseline: decodes every request too, in alternating order."""
 
     spec: RunSpec
-    parts: Parts
+    deps: Dependencies
     benchmark: Benchmark
     decoder: Decoder
     baseline: Decoder | None
     loaded: Loaded
-    opened: OpenRun
+    opened: OpenRunFolder
     observer: Observer
 
     def requests(self) -> list[Request]:
@@ -146,10 +146,10 @@ class Work:
         missing = [(turn, r) for turn, r in enumerate(requests) if self.opened.wants(turn, r.id)]
         if missing:
             session = self._begin(requests[:WARMUPS])
-            started = self.parts.clock()
+            started = self.deps.clock()
             for sample in self._samples(missing, session):
                 self.opened.append(sample)
-                running.add(sample.stats(), self._value(sample), self.parts.clock() - started)
+                running.add(sample.stats(), self._value(sample), self.deps.clock() - started)
                 self.observer.sample(sample, running)
         done = self.opened.samples
         return [done[request.id] for request in requests if request.id in done]
@@ -170,7 +170,7 @@ class Work:
                 f"Benchmark {self.benchmark.name} left {len(absent)} of {len(samples)} samples "
                 f"without a score, {absent[0]!r} first; mend its scorer and run again."
             )
-        record = seal(self.spec, samples, scores, self.opened.sessions, self.parts.now())
+        record = seal(self.spec, samples, scores, self.opened.sessions, self.deps.now())
         self.opened.seal(record)
         self.opened.note(f"sealed with {len(samples)} samples")
         self.observer.finish(record)
@@ -188,8 +188,8 @@ class Work:
                     "run; move the folder away and give the same command again."
                 )
 
-    def _running(self, total: int) -> Running:
-        running = Running(total, note=attention_note(self.decoder, self.loaded))
+    def _running(self, total: int) -> RunningMetrics:
+        running = RunningMetrics(total, note=attention_note(self.decoder, self.loaded))
         for sample in self.opened.samples.values():
             running.add(sample.stats(), self._value(sample))
         return running
@@ -198,7 +198,7 @@ class Work:
         """Warm up on fixed requests, whose results are thrown away, and note the session."""
         self._warm_up(warmups)
         facts = provenance.environment(str(self.spec.hardware["device"]))
-        index = self.opened.begin(Session(self.parts.now(), len(warmups), facts))
+        index = self.opened.begin(Session(self.deps.now(), len(warmups), facts))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         return index
 
@@ -218,11 +218,11 @@ class Work:
     def _decode(self, decoder: Decoder, request: Request) -> Decoded:
         """Decode one request under the clock."""
         request = self._ready(decoder, request)
-        self.parts.sync(self.spec)
-        started = self.parts.clock()
+        self.deps.sync(self.spec)
+        started = self.deps.clock()
         generation = decoder.generate(self.loaded.denoiser, request)
-        self.parts.sync(self.spec)
-        return self._read(request, generation, self.parts.clock() - started)
+        self.deps.sync(self.spec)
+        return self._read(request, generation, self.deps.clock() - started)
 
     def _read(self, request: Request, generation: Generation, seconds: float | None) -> Decoded:
         """What was decoded, as text."""
@@ -231,7 +231,7 @@ class Work:
 
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
         """Decode one request, by the baseline too, and write down what happened."""
-        started_at = self.parts.now()
+        started_at = self.deps.now()
         decoded = [self._decode(decoder, request) for decoder in self._in_turn(turn)]
         own, *twins = decoded[:: -1 if turn % 2 else 1]
         sample = self._written(request, own, started_at, session)

@@ -21,7 +21,7 @@ from dllm_bench.run import runner
 from dllm_bench.serving.client import AnsweredRequest, Client
 from dllm_bench.serving.served_model import begin_otherwise, prompt_of
 from dllm_bench.store import provenance
-from dllm_bench.store.record import SampleRecord, Served, Session
+from dllm_bench.store.record import SampleRecord, ServedSample, Session
 
 SEEDS = 2**31  # servers read a seed into 32 or 64 bits
 COUNTED = ("committed", "emitted")  # facts that are the server's count of new tokens
@@ -29,7 +29,7 @@ UNSTATED = "a served engine (model.engine does not say which)"
 
 
 @dataclass
-class ServedWork(runner.Work):
+class ServedRunSession(runner.RunSession):
     """One session of one run, by several requests at a time. began: the clock at its start."""
 
     began: float = 0.0
@@ -55,7 +55,7 @@ class ServedWork(runner.Work):
             list(pool.map(self.client.ask, asked))
         here = provenance.environment()
         facts = {**here, "device": engine.engine or UNSTATED, "client": here["cpu"], "server": told}
-        index = self.opened.begin(Session(self.parts.now(), count, facts))
+        index = self.opened.begin(Session(self.deps.now(), count, facts))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         self.began = self.client.clock()
         return index
@@ -103,7 +103,7 @@ class ServedWork(runner.Work):
 
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
         """Ask one request and write down what came."""
-        started_at = self.parts.now()
+        started_at = self.deps.now()
         seeded = replace(request, seed=runner.seed_of(self.spec, request) % SEEDS)
         asked = self.client.ask(seeded)
         answer = asked.answer
@@ -127,9 +127,9 @@ class ServedWork(runner.Work):
             served=self._served(asked, retokenised=told is None and tokens is not None),
         )
 
-    def _served(self, asked: AnsweredRequest, retokenised: bool) -> Served:
+    def _served(self, asked: AnsweredRequest, retokenised: bool) -> ServedSample:
         answer = asked.answer
-        return Served(
+        return ServedSample(
             ttft_s=answer.ttft_s,
             began_s=asked.began - self.began,
             ended_s=asked.ended - self.began,

@@ -21,7 +21,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import read_logits
-from dllm_bench.run.dependencies import REAL, Parts
+from dllm_bench.run.dependencies import REAL, Dependencies
+from dllm_bench.store.files import atomic_path
 from dllm_bench.store.store import Store, read_samples
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ UNSEEN = -1  # rank, and found, of a position that a forward says nothing of
 
 
 @dataclass(frozen=True)
-class Evolution:
+class TokenReplay:
     """One sample: forwards S by new positions P, of what was not decoded yet.
 
     chance_SP: probability of the final token in the distribution that decides, NaN where nothing
@@ -146,34 +147,34 @@ def around(score: Score, notes: Notes) -> Score:
     return ScoreListener(score, notes)
 
 
-def evolve(
+def replay(
     decoder: MaskedDecoder, model: Denoiser, request: Request, ids: Sequence[int]
-) -> Evolution | None:
+) -> TokenReplay | None:
     """Decode `request` to the tokens it had before; None where they come out differently."""
     notes = Notes.blank(request, ids, 2 * len(ids) + 2)
     generation = listening(decoder, notes).generate(model, request)
     if list(generation.ids) != list(ids):
         return None
     steps = slice(len(generation.trace))
-    return Evolution(
+    return TokenReplay(
         request.id, notes.chance_SP[steps], notes.rank_SP[steps], notes.found_SP[steps]
     )
 
 
-def record(spec: RunSpec, store: Store, samples: int, parts: Parts = REAL) -> Path:
+def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies = REAL) -> Path:
     """Write the evolution of the first samples of a sealed run beside them."""
     folder, stored = store.path(spec), read_samples(store.path(spec))
-    decoder = parts.decoder(spec)
+    decoder = deps.decoder(spec)
     if not isinstance(decoder, MaskedDecoder) or not isinstance(decoder.explore, Greedy):
         raise DllmBenchError(
             f"The tokens of {spec.folder} have no evolution: its decoder fills no canvas, or fills "
             "several at once; choose a masked decoder that explores one candidate."
         )
-    parts.prepare(spec)
-    loaded = parts.model(spec)
-    requests = islice(parts.benchmark(spec).requests(loaded.encode), samples)
+    deps.prepare(spec)
+    loaded = deps.model(spec)
+    requests = islice(deps.benchmark(spec).requests(loaded.encode), samples)
     found = [
-        evolve(decoder, loaded.denoiser, request, stored[request.id].ids)
+        replay(decoder, loaded.denoiser, request, stored[request.id].ids)
         for request in requests
         if request.id in stored
     ]
@@ -183,23 +184,22 @@ def record(spec: RunSpec, store: Store, samples: int, parts: Parts = REAL) -> Pa
             f"Decoded again, no sample of {spec.folder} has the tokens it had; run it again on "
             "this machine under another results directory."
         )
-    write(folder / FILE, kept)
+    write_replays(folder / FILE, kept)
     return folder / FILE
 
 
-def write(path: Path, evolutions: Sequence[Evolution]) -> None:
+def write_replays(path: Path, evolutions: Sequence[TokenReplay]) -> None:
     """Store evolutions, whole or not at all."""
     import numpy as np
 
     arrays: dict[str, Any] = {"ids": np.array([e.id for e in evolutions])}
     for index, evolution in enumerate(evolutions):
-        arrays |= {f"{index}.{f.name}": getattr(evolution, f.name) for f in fields(Evolution)[1:]}
-    temporary = path.with_suffix(".tmp.npz")
-    np.savez_compressed(temporary, **arrays)
-    temporary.replace(path)
+        arrays |= {f"{index}.{f.name}": getattr(evolution, f.name) for f in fields(TokenReplay)[1:]}
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
-def read(folder: Path) -> list[Evolution]:
+def read_replays(folder: Path) -> list[TokenReplay]:
     """The evolutions stored beside a run's samples; none where there are none."""
     import numpy as np
 
@@ -207,6 +207,6 @@ def read(folder: Path) -> list[Evolution]:
         return []
     with np.load(folder / FILE) as arrays:
         return [
-            Evolution(str(key), *(arrays[f"{index}.{f.name}"] for f in fields(Evolution)[1:]))
+            TokenReplay(str(key), *(arrays[f"{index}.{f.name}"] for f in fields(TokenReplay)[1:]))
             for index, key in enumerate(arrays["ids"])
         ]

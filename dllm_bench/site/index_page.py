@@ -19,7 +19,7 @@ from dllm_bench.site.html import Column, Html, Page, el, filters, grid, link, se
 from dllm_bench.site.run_page import digits, run_address, shorten
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec, leaves
-from dllm_bench.store.store import Entry
+from dllm_bench.store.store import RunEntry
 from dllm_bench.tables.build import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.plan import CellState
 
@@ -41,7 +41,7 @@ class Shelf:
     tables: Sequence[tuple[str, BuiltTable]]  # address, table
     figures: Sequence[tuple[str, str]]  # address, title
     comparisons: Sequence[tuple[str, str]]
-    entries: Sequence[Entry]
+    entries: Sequence[RunEntry]
     records: Mapping[str, RunRecord]
     paged: set[str]
 
@@ -156,7 +156,7 @@ def runs_section(shelf: Shelf) -> Html:
     )
 
 
-def run_row(entry: Entry, shelf: Shelf, apart: Mapping[str, str]) -> tuple[str, ...]:
+def run_row(entry: RunEntry, shelf: Shelf, apart: Mapping[str, str]) -> tuple[str, ...]:
     """One run; one that is not sealed has no numbers, but says what stopped it."""
     spec, record = entry.spec, shelf.records.get(entry.spec.short)
     score, summary = (record.score, record.summary) if record else (None, {})

@@ -25,8 +25,8 @@ from dllm_bench.site import samples as site_samples
 from dllm_bench.site import table_pages as site_tables
 from dllm_bench.site.texts import Texts
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.settings import Settings
-from dllm_bench.store.store import RECORD, Entry, State, Store, read_record, read_samples
+from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.store import RECORD, RunEntry, RunState, Store, read_record, read_samples
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.load import load_profile, load_table
@@ -59,7 +59,7 @@ class Site:
         """Make what is new or changed; sentences of what was made."""
         anew = self._claim()
         entries = list(self.store.entries())
-        sealed = [entry for entry in entries if entry.state is State.SEALED]  # and not damaged
+        sealed = [entry for entry in entries if entry.state is RunState.SEALED]  # and not damaged
         records = {e.spec.short: r for e in sealed if (r := read_record(e.path))}
         chosen = [e for e in entries if e.spec.short in records and self._wanted(e)]
         stale = [entry for entry in chosen if anew or not self._fresh(entry)]
@@ -100,18 +100,18 @@ class Site:
             shutil.copyfile(STATIC / name, self.out / "static" / name)
         return found != stamp
 
-    def _wanted(self, entry: Entry) -> bool:
+    def _wanted(self, entry: RunEntry) -> bool:
         return not self.only or entry.spec.identity_hash.startswith(tuple(self.only))
 
     def _page(self, short: str) -> Path:
         return self.out / site_run.run_address(short)
 
-    def _fresh(self, entry: Entry) -> bool:
+    def _fresh(self, entry: RunEntry) -> bool:
         """Whether the run's page is not older than its record."""
         page, record = self._page(entry.spec.short), entry.path / RECORD
         return page.is_file() and page.stat().st_mtime >= record.stat().st_mtime
 
-    def _run(self, entry: Entry, record: RunRecord) -> None:
+    def _run(self, entry: RunEntry, record: RunRecord) -> None:
         """The pages of a run, the one that says they are whole last."""
         folder, spec = f"runs/{entry.spec.short}", entry.spec
         samples = read_samples(entry.path)
@@ -125,7 +125,7 @@ class Site:
     def _tables(self, paged: set[str]) -> Iterator[tuple[str, BuiltTable]]:
         """The tables as (address, table), each written in all its forms."""
         profile, runs = load_profile(self.profile), Runs()
-        settings = Settings(self.store.root.parent, self.compose)
+        settings = SettingsCache(self.store.root.parent, self.compose)
         kin = measured_runs(self.store)
         for name in self.track(names("table"), "tables"):
             table = load_table(name)

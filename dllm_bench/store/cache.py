@@ -1,8 +1,8 @@
-"""What was worked out before, kept in one JSON file: a value under a key while its mark holds.
+"""A cache of derived values in one JSON file: a value is valid while its fingerprint is the same.
 
-A mark is what tells one state of files from another (path, time of change, size, inode); all else
-that values depend on is in `made_by`, and a file made by something else is forgotten whole. Safe to
-delete at any time; where it is damaged or cannot be written, everything is worked out anew.
+A fingerprint tells one state of files from another (path, time of change, size, inode). Everything
+else that the values depend on is in `made_by`; a file with another `made_by` is ignored. The file
+may be deleted at any time. If it is damaged or cannot be written, values are computed anew.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import write_atomic, writing
+from dllm_bench.store.files import explain_write_errors, write_atomic
 
-Mark = list[Any]
-MARK, VALUE = "mark", "value"
+Fingerprint = list[Any]
+MADE_BY, ENTRIES, MARK, VALUE = "made_by", "known", "mark", "value"  # keys of the JSON file
 
 
-class Memory:
-    """Key -> value with the mark it was made under; written by `save` alone."""
+class DerivedCache:
+    """Values by key, each with the fingerprint it was derived under. Only `save` writes the file.
+
+    made_by: what all values depend on (versions, names of columns).
+    """
 
     def __init__(self, path: Path, made_by: Sequence[str]) -> None:
         self.path, self.made_by = path, list(made_by)
@@ -30,37 +33,40 @@ class Memory:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            return dict(found["known"]) if found["made_by"] == self.made_by else {}
+            plain = json.loads(self.path.read_text(encoding="utf-8"))
+            return dict(plain[ENTRIES]) if plain[MADE_BY] == self.made_by else {}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
-    def recall(self, key: str, mark: Mark) -> Any:
-        """A copy of the value kept under `key`, None where there is none with this mark."""
+    def get(self, key: str, fingerprint: Fingerprint) -> Any:
+        """A copy of the value under `key`; None if there is none with this fingerprint."""
         entry = self._used.get(key) or self._stored.get(key, {})
-        if entry.get(MARK) != mark:
+        if entry.get(MARK) != fingerprint:
             return None
         self._used[key] = entry
         return json.loads(entry[VALUE])
 
-    def keep(self, key: str, mark: Mark, value: Any) -> None:
-        """Remember `value`, unless JSON would change it."""
+    def put(self, key: str, fingerprint: Fingerprint, value: Any) -> None:
+        """Keep `value`, unless JSON would change it (a tuple, for example)."""
         text = json.dumps(value)
         if json.loads(text) == value:
-            self._used[key] = {MARK: mark, VALUE: text}
+            self._used[key] = {MARK: fingerprint, VALUE: text}
 
     def save(self, used_only: bool = False) -> None:
-        """Write what is known; `used_only` leaves out what nobody asked for since it was read."""
-        known = self._used if used_only else {**self._stored, **self._used}
-        if known == self._stored:
+        """Write the file if anything changed; `used_only` drops entries not used since it was read.
+
+        A file that cannot be written is no error.
+        """
+        entries = self._used if used_only else {**self._stored, **self._used}
+        if entries == self._stored:
             return
-        with suppress(DllmBenchError), writing(self.path):
+        with suppress(DllmBenchError), explain_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.path, json.dumps({"made_by": self.made_by, "known": known}) + "\n")
+            write_atomic(self.path, json.dumps({MADE_BY: self.made_by, ENTRIES: entries}) + "\n")
 
 
-def mark(file: Path) -> Mark:
-    """What changes when the file at `file` does; empty where there is none."""
+def fingerprint(file: Path) -> Fingerprint:
+    """Time of change (ns), size (bytes) and inode of a file; empty if there is no file."""
     try:
         stat = file.stat()
     except OSError:
@@ -68,12 +74,12 @@ def mark(file: Path) -> Mark:
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 
 
-def marks(places: Iterable[Path]) -> Mark:
-    """Path and mark of every file at or below `places`."""
+def fingerprints(paths: Iterable[Path]) -> Fingerprint:
+    """Path and fingerprint of every file at or below `paths`."""
     files = {
         file.resolve()
-        for place in places
-        for file in (place.rglob("*") if place.is_dir() else [place])
+        for path in paths
+        for file in (path.rglob("*") if path.is_dir() else [path])
         if not file.is_dir()
     }
-    return [[str(file), *mark(file)] for file in sorted(files)]
+    return [[str(file), *fingerprint(file)] for file in sorted(files)]

@@ -1,8 +1,8 @@
-"""Files that survive a crash: whole-or-absent writes, a file of whole lines, one writer at a time.
+"""Files that survive a crash: atomic writes, files of whole lines, and a lock for one writer.
 
-Plain POSIX (rename, fsync, flock); knows nothing of runs. A line that does not fit on the disk is
-taken back, so that a file of lines never ends in the middle because of an error; a killed process
-may still leave half a line, which readers leave out (`lines`). What the disk refuses is a sentence.
+Plain POSIX calls (rename, fsync, flock); this file knows nothing about runs. If a line does not fit
+on the disk it is removed again, so an error never leaves half a line. A killed process can still
+leave half a line; `whole_lines` skips it. Errors of the disk are reported in a sentence.
 """
 
 from __future__ import annotations
@@ -22,59 +22,69 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 
-SYNC_EVERY_S = 1.0
-BEAT_S = 10.0  # a lock's owner touches it so often
-UNFIT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
-DYING_S = 1.0  # a killed process frees its locks when the last of its threads is gone
-GONE_S = 60.0  # a lock of another machine that nobody touched for so long is nobody's
+SYNC_EVERY_S = 1.0  # an `Appender` calls fsync at most this often
+BEAT_S = 10.0  # the owner of a lock touches it this often
+DYING_S = 1.0  # a killed process keeps its locks until the last of its threads has ended
+GONE_S = 60.0  # a lock of another machine that was not touched for this long is taken over
+UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into a sentence."""
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError raised in the block into a DllmBenchError about writing `path`."""
     try:
         yield
     except OSError as error:
-        mend = "make room"
-        if error.errno in UNFIT:
-            mend = "make it writable, or name another place (paths.results, --out),"
+        remedy = "make room"
+        if error.errno in UNWRITABLE:
+            remedy = "make it writable, or name another place (paths.results, --out),"
         raise DllmBenchError(
-            f"{path} could not be written ({error.strerror}); what is finished is kept: {mend} and "
-            "give the same command again."
+            f"{path} could not be written ({error.strerror}); what is finished is kept: {remedy} "
+            "and give the same command again."
         ) from error
 
 
-def lines(path: Path) -> list[bytes]:
-    """Whole lines; a tail without a line end was cut off in the middle and does not count."""
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that end in a newline; none if there is no file."""
     return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write `path` so that it is either whole or absent, on disk when this returns."""
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Give a temporary path in the same folder; when the block ends, its file replaces `path`.
+
+    The file is on disk when the block is left. On any error the temporary file is removed and
+    `path` stays as it was.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    with writing(path):
+    with explain_write_errors(path):
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            yield temporary
+            _sync(temporary)
             os.replace(temporary, path)
-        except OSError:
+        except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        _sync(path.parent)
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write the whole file or leave the old one; text is UTF-8 with `\\n` line ends."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, plain: Mapping[str, Any]) -> None:
-    """Write plain data for people and programs, whole or not at all, in a folder made for it."""
-    with writing(path):
+    """Write plain data as indented JSON, atomically; makes the folder."""
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(plain, indent=1) + "\n")
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -82,20 +92,20 @@ def _sync_folder(folder: Path) -> None:
 
 
 class Appender:
-    """A file that only grows, by whole lines; a line that did not fit is taken back."""
+    """Appends whole lines to a file; a line that does not fit on the disk is removed again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with writing(path):
+        with explain_write_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._synced = time.monotonic()
         self._broken = False
 
     def append(self, line: str) -> None:
-        """Write one line; it reaches the disk within `SYNC_EVERY_S` or at `close`."""
+        """Write one line; it is on disk within `SYNC_EVERY_S` of the next line, or at `close`."""
         length = os.fstat(self._descriptor).st_size
         rest = memoryview((line + "\n").encode())
-        with writing(self.path):
+        with explain_write_errors(self.path):
             try:
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
@@ -108,13 +118,13 @@ class Appender:
                 raise
 
     def sync(self) -> None:
-        """Have everything on disk."""
+        """Wait until every line is on disk."""
         os.fsync(self._descriptor)
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Have everything on disk, unless the disk already refused."""
-        with writing(self.path):
+        """Sync, unless a write failed before, and close the file."""
+        with explain_write_errors(self.path):
             try:
                 if not self._broken:
                     self.sync()
@@ -124,12 +134,14 @@ class Appender:
 
 @dataclass
 class Lock:
-    """One writer per folder: an exclusive lock on a file that names its owner.
+    """One writer per folder: an exclusive lock on a file that contains its owner's pid and host.
 
-    The kernel frees the lock of a process that died here. An owner on another machine cannot be
-    looked at, but touches its lock every `BEAT_S` seconds: where nobody does while `GONE_S` pass on
-    this machine's own monotonic clock, the lock is taken over. An owner that comes back after that
-    (a suspended job) finds it `lost` and writes no more.
+    The kernel releases the lock of a process that died on this machine. A process on another
+    machine cannot be checked, but touches its lock every `BEAT_S` seconds: if nobody does for
+    `GONE_S` seconds of this machine's monotonic clock, the lock is taken over. An owner that
+    continues after that (a suspended job) finds the lock `lost` and stops writing.
+
+    path: the lock file; descriptor: of the open file, -1 while the lock is not held.
     """
 
     path: Path
@@ -137,8 +149,8 @@ class Lock:
     _released: threading.Event = field(default_factory=threading.Event)
 
     def acquire(self) -> None:
-        """Take the lock; a sentence when somebody else has it."""
-        with writing(self.path):
+        """Take the lock; raises DllmBenchError if another process has it."""
+        with explain_write_errors(self.path):
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             self._claim(descriptor)
@@ -150,7 +162,7 @@ class Lock:
         threading.Thread(target=self._beat, args=(self._released,), daemon=True).start()
 
     def _claim(self, descriptor: int) -> None:
-        """Put this process's name into the file, unless its owner is there."""
+        """Write this process's pid and host into the file, unless its owner is alive."""
         free = _flock(descriptor)
         owner = _owner(os.pread(descriptor, 4096, 0))
         host = socket.gethostname()
@@ -159,12 +171,12 @@ class Lock:
                 f"{self.path.parent} is being written by process {owner.get('pid', '?')} on "
                 f"{owner.get('host', '?')}; wait for it, or delete {self.path} if it is gone."
             )
-        with writing(self.path):
+        with explain_write_errors(self.path):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _mine(), 0)
 
     def _touched_meanwhile(self) -> bool:
-        """Whether the owner shows itself within `GONE_S`."""
+        """Whether the owner touches the lock within `GONE_S`."""
         seen, end = self._touched_at(), time.monotonic() + GONE_S
         while time.monotonic() < end:
             time.sleep(min(BEAT_S, GONE_S) / 2)
@@ -173,7 +185,7 @@ class Lock:
         return False
 
     def _touched_at(self) -> int:
-        """Read through an open file, which network file systems look up anew."""
+        """Time of change, read through an open file: network file systems cache it otherwise."""
         with open(self.path, "rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
 
@@ -184,11 +196,11 @@ class Lock:
 
     @property
     def lost(self) -> bool:
-        """Whether somebody else took over a lock that was held."""
+        """Whether another process took over the lock this one held."""
         return self.descriptor >= 0 and os.pread(self.descriptor, 4096, 0) != _mine()
 
     def release(self) -> None:
-        """Let the lock go; harmless when it is not held."""
+        """Release the lock; does nothing if it is not held."""
         self._released.set()
         if self.descriptor >= 0:
             if not self.lost:
@@ -198,7 +210,7 @@ class Lock:
 
 
 def _flock(descriptor: int) -> bool:
-    """Lock the open file, unless somebody keeps it for `DYING_S`."""
+    """Lock the open file; False if another process keeps it for `DYING_S`."""
     end = time.monotonic() + DYING_S
     while True:
         try:
@@ -222,15 +234,15 @@ def _owner(content: bytes) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
-def check_results(results: object) -> None:
-    """Results need a directory of their own; an empty name would be the working directory."""
+def check_results_directory(results: object) -> None:
+    """Refuse an empty name (it would mean the working directory) and a path through a file."""
     if not isinstance(results, str) or not results:
         raise DllmBenchError(
             f"The results directory is {results!r}; name one with paths.results=DIR, --results DIR "
             "or DLLM_BENCH_RESULTS."
         )
-    place = Path(results)
-    if files := [path for path in (place, *place.parents) if path.is_file()]:
+    folder = Path(results)
+    if files := [path for path in (folder, *folder.parents) if path.is_file()]:
         raise DllmBenchError(
             f"The results directory is {results}, and {files[0]} is a file; name a directory."
         )

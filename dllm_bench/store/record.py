@@ -36,7 +36,7 @@ BEFORE = '\n "spec": {'  # where the hash stands, since keys are sorted
 
 
 @dataclass(frozen=True)
-class Twin:
+class BaselineSample:
     """What the run's baseline made of the same request: its tokens to the end, and its time."""
 
     ids: list[int]
@@ -44,7 +44,7 @@ class Twin:
 
 
 @dataclass(frozen=True)
-class Span:
+class BatchSpan:
     """When a request of a batch began and ended, from the session's start."""
 
     began_s: float
@@ -52,7 +52,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedSample:
     """What is known of a served engine's answer alone: seconds from sending to the first content,
     from the session's start to the first try and to the end, tries, tokens of the prompt, whether
     the new tokens were counted here, and the server's reason to end.
@@ -97,9 +97,9 @@ class SampleRecord:
     started_at: float
     session: int
     raw: str | None = None
-    baseline: Twin | None = None
-    served: Served | None = None
-    span: Span | None = None
+    baseline: BaselineSample | None = None
+    served: ServedSample | None = None
+    span: BatchSpan | None = None
 
     def to_line(self) -> str:
         """One line of JSON, without the line's end."""
@@ -115,9 +115,9 @@ class SampleRecord:
             raise ValueError("not a sample record")
         twin, served = plain.get("baseline"), plain.get("served")
         span = plain.get("span")
-        parts: Plain = {"baseline": Twin(**twin) if twin else None}
-        parts |= {"served": Served(**served) if served else None}
-        return cls(**{**plain, **parts, "span": Span(**span) if span else None})
+        parts: Plain = {"baseline": BaselineSample(**twin) if twin else None}
+        parts |= {"served": ServedSample(**served) if served else None}
+        return cls(**{**plain, **parts, "span": BatchSpan(**span) if span else None})
 
     def stats(self) -> SampleStats:
         """What the metrics are computed from."""

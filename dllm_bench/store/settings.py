@@ -1,10 +1,11 @@
-"""Composed settings and what they stand for, remembered beside the results.
+"""Cache of composed settings and of what they resolve to, kept in the results directory.
 
-Composing takes Hydra, spelling a decoder out takes torch, hashing items makes them: seconds for a
-table, the same every time. `Settings` keeps both outcomes as long as nothing they depend on has
-changed: the content of conf and of the package, the environment variables conf reads, the versions
-of the libraries, and the files that settings name. Whatever cannot be told from these (devices
-found, the hub's cache, original data) is worked out each time.
+Composing a run's configuration takes Hydra, instantiating its decoder takes torch, hashing its
+items takes generating them: seconds for a table, with the same outcome every time. `SettingsCache`
+keeps both outcomes while nothing they depend on changed: the content of conf and of the package,
+the environment variables that conf reads, the versions of the libraries, and the files that the
+settings name. What cannot be checked this way (devices of this machine, the hub's cache, original
+data) is worked out every time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from dllm_bench.paths import PACKAGE, conf_dir
 from dllm_bench.store import inputs
-from dllm_bench.store.cache import Memory, marks
+from dllm_bench.store.cache import DerivedCache, fingerprints
 from dllm_bench.store.provenance import packages
 
 FILE = ".settings.json"
@@ -33,21 +34,21 @@ Plain = dict[str, Any]
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 
 
-class Settings:
+class SettingsCache:
     """`compose` and `resolve` as they are, asked once per state of what they depend on."""
 
     def __init__(self, folder: Path, compose: Compose) -> None:
         self._compose = compose
-        self._memory = Memory(folder / FILE, made_by())
-        self.save = self._memory.save
+        self._cache = DerivedCache(folder / FILE, made_by())
+        self.save = self._cache.save
 
     def compose(self, overrides: Sequence[str]) -> Plain:
         """The configuration for `overrides`, as plain data."""
         key = f"compose {json.dumps(list(overrides))}"
-        known = self._memory.recall(key, [])
+        known = self._cache.get(key, [])
         if known is None:
             known = dict(self._compose(overrides))
-            self._memory.keep(key, [], known)
+            self._cache.put(key, [], known)
         return dict(known)
 
     def resolve(self, config: Plain) -> Plain:
@@ -56,12 +57,12 @@ class Settings:
         if files is None:
             return inputs.resolve(config)
         text = json.dumps(config)
-        key, mark = f"resolve {hashlib.sha256(text.encode()).hexdigest()}", marks(files)
-        known = self._memory.recall(key, mark)
+        key, state = f"resolve {hashlib.sha256(text.encode()).hexdigest()}", fingerprints(files)
+        known = self._cache.get(key, state)
         if known is None:
             resolved = inputs.resolve(config)
             known = {name: group for name, group in resolved.items() if group != config.get(name)}
-            self._memory.keep(key, mark, known)
+            self._cache.put(key, state, known)
         return {**config, **known}
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import Appender, Lock, lines, write_atomic, writing
+from dllm_bench.store.files import Appender, Lock, explain_write_errors, whole_lines, write_atomic
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import Plain, RunSpec
 
@@ -28,7 +28,7 @@ ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
 SHARED = "samples-{}.jsonl"  # of one of several processes that share a run's requests
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """Where a run stands."""
 
     ABSENT = "absent"
@@ -38,11 +38,11 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class RunEntry:
     """A run folder as `status` shows it; `total` is None for a folder of an unknown size."""
 
     path: Path
-    state: State
+    state: RunState
     spec: RunSpec
     done: int
     total: int | None
@@ -71,15 +71,15 @@ class Store:
             )
         return record
 
-    def state(self, spec: RunSpec) -> State:
+    def state(self, spec: RunSpec) -> RunState:
         """Where the run of `spec` stands, from file names alone."""
         return _state(self.path(spec))
 
-    def entry(self, spec: RunSpec) -> Entry | None:
+    def entry(self, spec: RunSpec) -> RunEntry | None:
         """The run's folder as `status` shows it."""
         return read_entry(self.path(spec))
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[RunEntry]:
         """Every run folder, by path."""
         for folder in self.folders():
             entry = read_entry(folder)
@@ -97,7 +97,7 @@ class Store:
         """Run folders, sorted by path."""
         return sorted(path for path in Path(self.root).glob("*/*/*") if path.is_dir())
 
-    def find(self, prefix: str) -> Entry:
+    def find(self, prefix: str) -> RunEntry:
         """The one run whose hash begins with `prefix`."""
         found = [e for e in self.entries() if e.spec.identity_hash.startswith(prefix)]
         if len(found) != 1 or not prefix:
@@ -107,13 +107,15 @@ class Store:
             )
         return found[0]
 
-    def open(self, spec: RunSpec, total: int | None = None) -> OpenRun:
-        """The run's folder, locked for writing; closes with the `with` block."""
-        return OpenRun.start(self.path(spec), spec, total)
+    def open(self, spec: RunSpec, total: int | None = None) -> OpenRunFolder:
+        """The run's folder, locked for explain_write_errors; closes with the `with` block."""
+        return OpenRunFolder.start(self.path(spec), spec, total)
 
-    def share(self, spec: RunSpec, index: int, of: int, session: int, zero_s: float = 0) -> Share:
+    def share(
+        self, spec: RunSpec, index: int, of: int, session: int, zero_s: float = 0
+    ) -> RunShare:
         """A share of the requests of a run whose folder another process holds open."""
-        return Share.join(self.path(spec), spec, index, of, session, zero_s)
+        return RunShare.join(self.path(spec), spec, index, of, session, zero_s)
 
 
 def read_record(folder: Path) -> RunRecord | None:
@@ -125,7 +127,7 @@ def read_record(folder: Path) -> RunRecord | None:
         return None
 
 
-def read_entry(folder: Path) -> Entry | None:
+def read_entry(folder: Path) -> RunEntry | None:
     """What `folder` holds, without locking it; None for a folder that is no run."""
     record, damage = None, ""
     try:
@@ -134,15 +136,15 @@ def read_entry(folder: Path) -> Entry | None:
         damage = str(refused)
     if record is not None:
         n = len(record.columns["id"])
-        return Entry(folder, State.SEALED, record.spec, n, n)
+        return RunEntry(folder, RunState.SEALED, record.spec, n, n)
     head = _read_head(folder)
     if head is None:
         return None
     done = sum(path.read_bytes().count(b"\n") for path in sample_files(folder))
     error = (folder / ERROR).read_text(encoding="utf-8") if (folder / ERROR).exists() else ""
     spec = RunSpec.from_plain(head["spec"])
-    state = State.FAILED if damage else _state(folder)
-    return Entry(folder, state, spec, done, head["total"], damage or error.strip())
+    state = RunState.FAILED if damage else _state(folder)
+    return RunEntry(folder, state, spec, done, head["total"], damage or error.strip())
 
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:
@@ -157,15 +159,15 @@ def sample_files(folder: Path) -> list[Path]:
 
 
 def _sample_lines(folder: Path) -> list[bytes]:
-    return [line for path in sample_files(folder) for line in lines(path)]
+    return [line for path in sample_files(folder) for line in whole_lines(path)]
 
 
-def _state(folder: Path) -> State:
+def _state(folder: Path) -> RunState:
     if (folder / RECORD).exists():
-        return State.SEALED
+        return RunState.SEALED
     if (folder / ERROR).exists():
-        return State.FAILED
-    return State.PARTIAL if (folder / SPEC).exists() else State.ABSENT
+        return RunState.FAILED
+    return RunState.PARTIAL if (folder / SPEC).exists() else RunState.ABSENT
 
 
 def _read_head(folder: Path) -> Plain | None:
@@ -192,7 +194,7 @@ def _parse(found: list[bytes]) -> tuple[dict[str, SampleRecord], list[bytes]]:
 
 
 @dataclass
-class OpenRun:
+class OpenRunFolder:
     """A locked run folder. `record` is set when another process sealed it meanwhile; `zero_s` is
     what the clock said when the session began, where several processes share it.
     """
@@ -208,9 +210,9 @@ class OpenRun:
     _writer: Appender | None = None
 
     @classmethod
-    def start(cls, folder: Path, spec: RunSpec, total: int | None) -> OpenRun:
+    def start(cls, folder: Path, spec: RunSpec, total: int | None) -> OpenRunFolder:
         """Lock the folder and read what is finished."""
-        with writing(folder):
+        with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = Lock(folder / LOCK)
         lock.acquire()
@@ -223,9 +225,9 @@ class OpenRun:
         return run
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """Sealed, or partial."""
-        return State.SEALED if self.record else State.PARTIAL
+        return RunState.SEALED if self.record else RunState.PARTIAL
 
     def _load(self) -> None:
         self.record = read_record(self.folder)
@@ -343,7 +345,7 @@ class OpenRun:
         finally:
             self.lock.release()
 
-    def __enter__(self) -> OpenRun:
+    def __enter__(self) -> OpenRunFolder:
         return self
 
     def __exit__(
@@ -356,7 +358,7 @@ class OpenRun:
 
 
 @dataclass
-class Share(OpenRun):
+class RunShare(OpenRunFolder):
     """Every `of`-th request, from `index` on; the folder belongs to the process that shared it out.
 
     `session` is the start of the run that the shares are part of.
@@ -369,7 +371,7 @@ class Share(OpenRun):
     @classmethod
     def join(
         cls, folder: Path, spec: RunSpec, index: int, of: int, session: int, zero_s: float
-    ) -> Share:
+    ) -> RunShare:
         """Read what is finished, whoever finished it."""
         lock = Lock(folder / LOCK)
         share = cls(folder, spec, lock, None, index=index, of=of, session=session, zero_s=zero_s)
@@ -392,4 +394,4 @@ class Share(OpenRun):
 
 
 def _read_sessions(folder: Path) -> list[Session]:
-    return [Session(**json.loads(line)) for line in lines(folder / SESSIONS)]
+    return [Session(**json.loads(line)) for line in whole_lines(folder / SESSIONS)]

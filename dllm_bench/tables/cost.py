@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench import __version__
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
-from dllm_bench.store.cache import Memory, mark
+from dllm_bench.store.cache import DerivedCache, fingerprint
 from dllm_bench.store.inputs import is_served
 from dllm_bench.tables.derive import unit_of
 from dllm_bench.tables.load import read_yaml
@@ -202,18 +202,20 @@ def measured_runs(store: Store) -> MeasuredRuns:
     """All sealed runs, remembered beside them; a damaged record is left to who needs it."""
     from dllm_bench.store.store import RECORD, read_record
 
-    memory = Memory(Path(store.root) / FILE, [__version__, *(f.name for f in fields(MeasuredRun))])
+    cache = DerivedCache(
+        Path(store.root) / FILE, [__version__, *(f.name for f in fields(MeasuredRun))]
+    )
     found = []
     for folder in store.folders():
-        name, state = folder.relative_to(store.root).as_posix(), mark(folder / RECORD)
-        known = memory.recall(name, state) if state else None
+        name, state = folder.relative_to(store.root).as_posix(), fingerprint(folder / RECORD)
+        known = cache.get(name, state) if state else None
         if state and known is None:
             with suppress(DllmBenchError):
                 record = read_record(folder)
                 known = [asdict(one) for one in MeasuredRuns.of([record] if record else []).runs]
-                memory.keep(name, state, known)
+                cache.put(name, state, known)
         found += [MeasuredRun(**plain) for plain in known or ()]
-    memory.save(used_only=True)
+    cache.save(used_only=True)
     return MeasuredRuns(found)
 
 

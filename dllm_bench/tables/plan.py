@@ -20,7 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
 
 if TYPE_CHECKING:
-    from dllm_bench.launch.jobs import Jobs
+    from dllm_bench.launch.slurm import SlurmJobs
     from dllm_bench.store.record import RunRecord
     from dllm_bench.store.spec import RunSpec
     from dllm_bench.store.store import Store
@@ -126,9 +126,9 @@ def plan(
     that are not on this disk may be had from a server, as runs have them.
     """
     from dllm_bench.benchmarks.items import local_data_only
-    from dllm_bench.launch.jobs import Jobs
+    from dllm_bench.launch.slurm import SlurmJobs
 
-    jobs, shared = Jobs.of(store), {} if runs is None else runs
+    jobs, shared = SlurmJobs.of(store), {} if runs is None else runs
 
     def specify(config: Mapping[str, Any]) -> RunSpec:
         from dllm_bench.store.spec import RunSpec
@@ -276,7 +276,7 @@ def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
     return PlannedRun(query, state, short, reason, spec, None, folder, entry.done, entry.total)
 
 
-def followed(run: PlannedRun, jobs: Jobs) -> PlannedRun:
+def followed(run: PlannedRun, jobs: SlurmJobs) -> PlannedRun:
     """The run with what is known of its job; one whose job is over though it is open has failed."""
     over, remark = jobs.remark(run.spec.identity_hash) if run.spec and run.open else (False, "")
     if not remark:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.store.files import write_atomic
 from dllm_bench.tables.build import BuiltCell, BuiltTable
 from dllm_bench.tables.derive import Curve
 from dllm_bench.tables.plan import PlannedRun, distinct_runs
@@ -36,9 +36,7 @@ def write(built: BuiltTable, folder: Path) -> list[Path]:
     for form, text in render(built).items():
         path = folder / f"{stem}.{form}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.tmp")
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+        write_atomic(path, text)
         paths.append(path)
     return paths
 

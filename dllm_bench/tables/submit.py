@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch import pool as launch
-from dllm_bench.launch.jobs import Jobs
-from dllm_bench.run.dependencies import REAL, Parts
+from dllm_bench.launch import slurm
+from dllm_bench.launch.slurm import SlurmJobs
+from dllm_bench.run.dependencies import REAL, Dependencies
 from dllm_bench.store import inputs
 from dllm_bench.store.spec import digest
 from dllm_bench.store.store import Store
@@ -30,18 +30,23 @@ SIZE = re.compile(r"-(block|layers)(\d+)")
 
 
 def send(
-    runs: Sequence[PlannedRun], store: Store, changes: Sequence[str], parts: Parts = REAL
+    runs: Sequence[PlannedRun],
+    store: Store,
+    changes: Sequence[str],
+    deps: Dependencies = REAL,
 ) -> list[str]:
     """Send what is missing; what was sent, one fact a line."""
-    going = Jobs.of(store)
+    going = SlurmJobs.of(store)
     direct = {run.folder: run for run in runs if run.open and run.spec}
-    fresh = {f: r for f, r in direct.items() if r.spec and not going.goes(r.spec.identity_hash)}
+    fresh = {
+        f: r for f, r in direct.items() if r.spec and not going.is_active(r.spec.identity_hash)
+    }
     lines = []
     for group in _alike(fresh.values()):
         jobs: dict[str, Callable[[], None]] = {
-            r.folder: launch.Sent(r.spec, store, parts) for r in group if r.spec
+            r.folder: slurm.SlurmRun(r.spec, store, deps) for r in group if r.spec
         }
-        sent = launch.submit(jobs, store=store, hardware=_hardware(group), changes=changes)
+        sent = slurm.submit(jobs, store=store, hardware=_hardware(group), changes=changes)
         lines.append(f"submitted {len(sent)} runs as one array, {_name(sent[0])}")
     lines += _send_trained(_untrained(runs), store, changes, going)
     left = len(direct) - len(fresh)
@@ -57,7 +62,7 @@ def _alike(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
     """Runs that take the same cores and devices: those of a table are alike, as a rule."""
     groups: dict[str, list[PlannedRun]] = {}
     for run in runs:
-        groups.setdefault(digest(launch.resources(_hardware([run]))), []).append(run)
+        groups.setdefault(digest(slurm.resources(_hardware([run]))), []).append(run)
     return list(groups.values())
 
 
@@ -85,7 +90,7 @@ def _has_weights(run: PlannedRun) -> bool:
 
 
 def _send_trained(
-    runs: Sequence[PlannedRun], store: Store, changes: Sequence[str], going: Jobs
+    runs: Sequence[PlannedRun], store: Store, changes: Sequence[str], going: SlurmJobs
 ) -> list[str]:
     """Training first, then the runs that read what it makes, as soon as it succeeded."""
     results = str(Path(store.root).parent)
@@ -94,11 +99,11 @@ def _send_trained(
     for run in runs:
         command = ("run", *run.query, f"paths.results={results}")
         trainings = {source: training(source, run) for source in trained_first([run])}
-        if going.goes(shlex.join(command)) or not all(trainings.values()):
+        if going.is_active(shlex.join(command)) or not all(trainings.values()):
             continue
         for source, arguments in trainings.items():
             words = shlex.join(arguments or ())
-            if going.goes(words):
+            if going.is_active(words):
                 made[source] = going.tickets[words].job
             elif source not in made and arguments:
                 made[source] = _send_one(arguments, run, store, changes, ())
@@ -117,9 +122,9 @@ def _send_one(
     after: Sequence[str],
 ) -> str:
     """Send one command on the run's hardware; its job."""
-    jobs: dict[str, Callable[[], None]] = {shlex.join(arguments): launch.Command(arguments)}
+    jobs: dict[str, Callable[[], None]] = {shlex.join(arguments): slurm.SlurmCommand(arguments)}
     hardware = _hardware([run])
-    sent = launch.submit(jobs, store=store, hardware=hardware, changes=changes, after=after)
+    sent = slurm.submit(jobs, store=store, hardware=hardware, changes=changes, after=after)
     return str(sent[0].job_id)
 
 

@@ -25,6 +25,7 @@ from dllm_bench.models import drafters as drafter_files
 from dllm_bench.models.drafter_nets import BlockNet, ChainNet, DraftNetwork
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.store.files import atomic_path
 from dllm_bench.training import (
     drafter_blocks,
     drafter_card,
@@ -293,8 +294,8 @@ def save(run: Run, out: Path) -> None:
     drafter_files.save(out, run.published, run.network.state_dict())
     (out / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in run.curve))
     (out / "CARD.md").write_text(drafter_card.render(out.name, run))
-    torch.save(run.state(), out / "state.tmp")
-    (out / "state.tmp").replace(out / "state.pt")
+    with atomic_path(out / "state.pt") as temporary:
+        torch.save(run.state(), temporary)
 
 
 def texts_file(job: DrafterJob, weights: str) -> str:

@@ -17,13 +17,13 @@ from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import Observed
 from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.store.spec import Role, RunSpec, digest, split
-from dllm_bench.store.store import Entry, read_record, read_samples
+from dllm_bench.store.store import RunEntry, read_record, read_samples
 
 FIXED = "dllm_bench.decoding.length.fixed.FixedLength"
 Halves = tuple[list[Observed], list[Observed]]
 
 
-def fit(entries: Sequence[Entry]) -> dict[str, Any]:
+def fit(entries: Sequence[RunEntry]) -> dict[str, Any]:
     """Temperatures by position, what they were fitted on, and the ECE before and after."""
     check_one_drafter(entries)
     halves = [observed(entry) for entry in entries]
@@ -48,7 +48,7 @@ def fit(entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def check_one_drafter(entries: Sequence[Entry]) -> None:
+def check_one_drafter(entries: Sequence[RunEntry]) -> None:
     """Refuse runs whose confidences mean different things."""
     drafters = {digest([drafter(e.spec), e.spec.inputs["weights"]]) for e in entries}
     if len(drafters) > 1:
@@ -69,7 +69,7 @@ def drafter(spec: RunSpec) -> dict[str, Any]:
     return dict(plain["decoder"]["draft"])
 
 
-def observed(entry: Entry) -> Halves:
+def observed(entry: RunEntry) -> Halves:
     """Confidences and outcomes of the first and of the second half of a run's samples."""
     record, decoder = read_record(entry.path), entry.spec.decoder
     if record is None:

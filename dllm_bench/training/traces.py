@@ -32,6 +32,7 @@ from dllm_bench.decoding.select.oracle import Oracle
 from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.store.files import atomic_path
 from dllm_bench.store.spec import digest, slug
 
 SAVE_EVERY_S = 60.0
@@ -179,9 +180,8 @@ def save(file: Path, traces: Traces, plan: Plan) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f.name: getattr(traces, f.name) for f in fields(traces) if f.name != "done"}
     header = {"plan": json.dumps(asdict(plan), sort_keys=True), "done": str(traces.done)}
-    partial = file.with_suffix(".tmp")
-    save_file(tensors, partial, header)
-    partial.replace(file)
+    with atomic_path(file) as temporary:
+        save_file(tensors, temporary, header)
 
 
 def load(file: Path) -> Traces:

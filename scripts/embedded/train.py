@@ -24,6 +24,7 @@ from dllm_bench.benchmarks.embedded import minigsm
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.paths import assets_dir
+from dllm_bench.store.files import atomic_path
 from dllm_bench.training import progress
 from dllm_bench.training.prompts import task_pairs
 from scripts.embedded import adapt, card, data, export, objectives, tokenizer
@@ -313,8 +314,8 @@ def _save(run: Run, optimizer: Optimizer, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     state = {"phase": run.phase, "step": run.step, "log": run.log, "seconds": run.seconds}
     state |= {"trained": run.trained, "optimizer": optimizer.state()}
-    torch.save(state, out_dir / "state.tmp")
-    (out_dir / "state.tmp").replace(out_dir / "state.pt")
+    with atomic_path(out_dir / "state.pt") as temporary:
+        torch.save(state, temporary)
     write(run, out_dir, optimizer.average)
 
 

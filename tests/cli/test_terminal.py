@@ -13,7 +13,7 @@ from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.record import RunRecord, SampleRecord, Session, seal
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import RECORD, Entry, Store, read_entry
+from dllm_bench.store.store import RECORD, RunEntry, Store, read_entry
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -132,7 +132,7 @@ def test_a_sealed_run_is_read_once_for_the_board(
     first = list(terminal.board(store, tables))
     read: list[Path] = []
 
-    def noting(folder: Path) -> Entry | None:
+    def noting(folder: Path) -> RunEntry | None:
         read.append(folder)
         return read_entry(folder)
 

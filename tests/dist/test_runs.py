@@ -19,8 +19,8 @@ import torch.distributed as dist
 from dllm_bench.core.errors import (DllmBenchError)
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.launch import ranks
-from dllm_bench.run.dependencies import Parts
+from dllm_bench.launch import run_one
+from dllm_bench.run.dependencies import Dependencies
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
 from tests.dist.test_rank_groups import CASES
@@ -73,8 +73,8 @@ class Words:
         return None
 
 
-def parts(model: type[Table] = Table) -> Parts:
-    return fakes.parts(model=Words(model()), decoder=DECODER)
+def deps(model: type[Table] = Table) -> Dependencies:
+    return fakes.deps(model=Words(model()), decoder=DECODER)
 
 
 def spec(**hardware: Any) -> RunSpec:
@@ -90,11 +90,11 @@ def spec(**hardware: Any) -> RunSpec:
 def test_a_lost_process_is_named_and_the_run_goes_on(model, sentence, tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(DllmBenchError, match=sentence):
-        ranks.run(spec(**PAIR), store=store, parts=parts(model))
+        run_one.run(spec(**PAIR), store=store, deps=deps(model))
     kept = (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()
     assert 0 < len(kept) < N
     replicas = 1 if model is Dies else 2
-    record = ranks.run(spec(**PAIR, replicas=replicas), store=store, parts=parts())
+    record = run_one.run(spec(**PAIR, replicas=replicas), store=store, deps=deps())
     assert (store.path(spec(**PAIR)) / SAMPLES).read_text().splitlines()[: len(kept)] == kept
-    alone = ranks.run(spec(), store=store, parts=parts())
+    alone = run_one.run(spec(), store=store, deps=deps())
     assert fakes.timeless(record)["columns"] == fakes.timeless(alone)["columns"]

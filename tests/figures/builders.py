@@ -15,8 +15,8 @@ from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import PaperFigure
-from dllm_bench.run import token_replay as evolution
-from dllm_bench.run.token_replay import Evolution
+from dllm_bench.run import token_replay
+from dllm_bench.run.token_replay import TokenReplay
 from dllm_bench.store.record import RunRecord, SampleRecord, Session, seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
@@ -124,7 +124,7 @@ def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
         (run.folder / SAMPLES).write_text("".join(f"{s.to_line()}\n" for s in samples), "utf-8")
         run.seal(record_of(spec, samples))
     if "draft" not in spec.decoder:
-        evolution.write(store.path(spec) / evolution.FILE, evolutions_of(samples))
+        token_replay.write_replays(store.path(spec) / token_replay.FILE, evolutions_of(samples))
 
 
 def own_spec(config: Mapping[str, Any]) -> RunSpec:
@@ -171,7 +171,7 @@ def plain(point: Any) -> dict[str, Any]:
     return {key: value for key, value in asdict(point).items() if value not in (None, "", 0)}
 
 
-def evolutions_of(samples: Samples) -> list[Evolution]:
+def evolutions_of(samples: Samples) -> list[TokenReplay]:
     """Made-up evolutions: the surer the nearer to decoding, right from half of the way on."""
     import numpy as np
 
@@ -186,5 +186,5 @@ def evolutions_of(samples: Samples) -> list[Evolution]:
                 chance_SP[step, position] = (step + 1) / (born + 1)
                 rank_SP[step, position] = born + 1 - step
                 found_SP[step, position] = 2 * step >= born
-        found.append(Evolution(s.id, chance_SP, rank_SP, found_SP))
+        found.append(TokenReplay(s.id, chance_SP, rank_SP, found_SP))
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.cli.main import main
-from dllm_bench.run import token_replay as evolution
+from dllm_bench.run import token_replay
 
 NAME = "learn2pd/figure4"  # two runs, and the evolution of their tokens
 
@@ -31,7 +31,7 @@ def test_a_figure_says_what_is_missing_then_runs_it(tmp_path: Path, capsys) -> N
     assert main([*ask, "--run", "--jobs", "1"]) == 0
     said = capsys.readouterr().out
     assert "0 without number" in said
-    assert len(list((tmp_path / "runs").rglob(evolution.FILE))) == 2
+    assert len(list((tmp_path / "runs").rglob(token_replay.FILE))) == 2
     drawn = rows(tmp_path)
     assert {row["state"] for row in drawn} == {"sealed"}
     for panel in ("gsm8k", "humaneval"):

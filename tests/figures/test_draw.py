@@ -14,7 +14,7 @@ from dllm_bench.figures.panels import KINDS
 from dllm_bench.figures.points import UNDEFINED, BuiltFigure, FigurePoint, build_figure
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.figures.write import write
-from dllm_bench.run import token_replay as evolution
+from dllm_bench.run import token_replay
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile
 from dllm_bench.tables.options import names
@@ -102,7 +102,7 @@ def test_without_an_evolution_a_reading_says_so(tmp_path, monkeypatch) -> None:
     figure, profile = load_figure("learn2pd/figure4"), load_profile("embedded")
     found = built_full(figure, profile, tmp_path, real_compose, monkeypatch)
     assert {p.reason for p in found.without()} == set()
-    for path in tmp_path.rglob(evolution.FILE):
+    for path in tmp_path.rglob(token_replay.FILE):
         path.unlink()
     again = build_figure(figure, profile, found.built.planned(), Store(tmp_path))
     assert {p.reason for p in again.without()} == {"missing: evolution of its tokens"}

@@ -25,7 +25,7 @@ from dllm_bench.figures import (
 from dllm_bench.figures.readings import SeriesPoint
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.sample_stats import SampleStats
-from dllm_bench.run.token_replay import Evolution
+from dllm_bench.run.token_replay import TokenReplay
 from dllm_bench.store.record import SampleRecord
 from tests.figures.builders import drafted_sample, sample
 
@@ -38,7 +38,7 @@ class FakeRun:
     """Samples and evolutions without a store."""
 
     samples: list[SampleRecord] = field(default_factory=list)
-    evolutions: list[tuple[SampleRecord, Evolution]] = field(default_factory=list)
+    evolutions: list[tuple[SampleRecord, TokenReplay]] = field(default_factory=list)
     record: Any = None
 
 
@@ -81,7 +81,7 @@ def evolved(born: list[int], found: list[list[int]], chance: Any = None) -> Fake
     chance_SP = np.array(chance if chance is not None else found, dtype="float32")
     rank_SP = np.where(found_SP == 1, 1, 4).astype("int32")
     one = masked(born)
-    return FakeRun([one], [(one, Evolution("a", chance_SP, rank_SP, found_SP))])
+    return FakeRun([one], [(one, TokenReplay("a", chance_SP, rank_SP, found_SP))])
 
 
 FOUND = [

@@ -10,4 +10,4 @@ from tests.resume import fakes
 if __name__ == "__main__":
     root, log, n = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     decoder = fakes.FakeDecoder(log=log, pause_s=0.02)
-    run(fakes.spec(n), store=Store(root), parts=fakes.parts(decoder=decoder))
+    run(fakes.spec(n), store=Store(root), deps=fakes.deps(decoder=decoder))

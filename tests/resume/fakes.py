@@ -19,7 +19,7 @@ import torch
 from dllm_bench.core.benchmark import Encode, SampleScore
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.run.dependencies import Parts
+from dllm_bench.run.dependencies import Dependencies
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -176,14 +176,14 @@ class LastWords(FakeDecoder):
         return super().generate(model, request)
 
 
-def parts(**changes: Any) -> Parts:
-    """Fake parts; keyword arguments replace single values or functions."""
+def deps(**changes: Any) -> Dependencies:
+    """Fake dependencies; keyword arguments replace single values or functions."""
     values = {"model": FakeModel(), "decoder": FakeDecoder(), "benchmark": Letters()}
     made: dict[str, Any] = {name: Always(value) for name, value in values.items()}
     made["prepare"] = Always(None)
     for name, value in changes.items():
         made[name] = Always(value) if name in values and not isinstance(value, Mixed) else value
-    return Parts(**made)
+    return Dependencies(**made)
 
 
 def timeless(record: RunRecord) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from dllm_bench.launch.pool import run_all
+from dllm_bench.launch.run_many import run_all
 from dllm_bench.store.store import Store
 from tests.resume import fakes
 
@@ -11,4 +11,4 @@ if __name__ == "__main__":
     root, log, n = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     decoder = fakes.StuckDecoder(log=log)
     specs = [fakes.spec(n), fakes.spec(n + 1)]
-    run_all(specs, store=Store(root), jobs=2, parts=fakes.parts(decoder=decoder))
+    run_all(specs, store=Store(root), jobs=2, deps=fakes.deps(decoder=decoder))

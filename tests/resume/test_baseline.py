@@ -13,8 +13,8 @@ import pytest
 from dllm_bench.cli.main import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.run.dependencies import Parts
-from dllm_bench.run.progress import ProgressLine, Running, line, summary
+from dllm_bench.run.dependencies import Dependencies
+from dllm_bench.run.progress import RunningMetrics, RunProgress, line, summary
 from dllm_bench.run.runner import run
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec, leaves, role_of
@@ -49,7 +49,7 @@ def spec(n: int = 6) -> RunSpec:
     return fakes.spec(n, baseline=dict(OTHER))
 
 
-def parts(own: Any, other: Any, **changes: Any) -> Parts:
+def deps(own: Any, other: Any, **changes: Any) -> Dependencies:
     """The baseline's spec is that of a run of its own, with its decoder and no baseline."""
 
     def decoder(asked: RunSpec) -> Any:
@@ -58,13 +58,13 @@ def parts(own: Any, other: Any, **changes: Any) -> Parts:
             return other
         return own
 
-    return replace(fakes.parts(**changes), decoder=decoder)
+    return replace(fakes.deps(**changes), decoder=decoder)
 
 
 def test_both_decode_every_request_in_alternating_order(tmp_path: Path) -> None:
     calls: list[tuple[str, str]] = []
-    made = parts(Noting(calls=calls), Noting(who=BASELINE, calls=calls))
-    run(spec(4), store=Store(tmp_path), parts=made)
+    made = deps(Noting(calls=calls), Noting(who=BASELINE, calls=calls))
+    run(spec(4), store=Store(tmp_path), deps=made)
     warm_up, rest = calls[:4], calls[4:]
     assert {(who, f"item-{i}") for who in (OWN, BASELINE) for i in (0, 1)} == set(warm_up)
     turns = [(OWN, BASELINE), (BASELINE, OWN)] * 2
@@ -74,8 +74,8 @@ def test_both_decode_every_request_in_alternating_order(tmp_path: Path) -> None:
 def test_they_are_timed_apart(tmp_path: Path) -> None:
     now = [0.0]
     own, other = Noting(clock=now, takes_s=0.25), Noting(clock=now, takes_s=1.0)
-    made = parts(own, other, clock=lambda: now[0])
-    record = run(spec(), store=Store(tmp_path), parts=made)
+    made = deps(own, other, clock=lambda: now[0])
+    record = run(spec(), store=Store(tmp_path), deps=made)
     assert record.columns["seconds"] == [0.25] * 6
     assert record.columns["baseline_s"] == [1.0] * 6
     assert record.summary["speedup/baseline"] == 4.0
@@ -106,17 +106,21 @@ LETTER, END = fakes.FIRST + ord("k"), fakes.SPECIAL.eos
 def test_tokens_are_compared_up_to_the_end_of_the_text(
     change: Callable[[tuple[int, ...]], tuple[int, ...]], equal: bool, tmp_path: Path
 ) -> None:
-    record = run(spec(), store=Store(tmp_path), parts=parts(Noting(), Noting(change=change)))
+    record = run(spec(), store=Store(tmp_path), deps=deps(Noting(), Noting(change=change)))
     assert record.columns["baseline_equal"] == [equal] * 6
     assert record.summary["equal/baseline"] == equal
-    again = run(spec(), store=Store(tmp_path / "b"), parts=parts(Noting(change=change), Noting()))
+    again = run(
+        spec(),
+        store=Store(tmp_path / "b"),
+        deps=deps(Noting(change=change), Noting()),
+    )
     assert again.columns["baseline_equal"] == [equal] * 6, "whichever of them is longer"
 
 
 def test_a_baseline_changes_nothing_of_the_run_itself(tmp_path: Path) -> None:
-    alone = run(fakes.spec(6), store=Store(tmp_path / "a"), parts=fakes.parts())
-    made = parts(Noting(), Noting(change=lambda ids: ids[::-1]))
-    beside = run(spec(), store=Store(tmp_path / "b"), parts=made)
+    alone = run(fakes.spec(6), store=Store(tmp_path / "a"), deps=fakes.deps())
+    made = deps(Noting(), Noting(change=lambda ids: ids[::-1]))
+    beside = run(spec(), store=Store(tmp_path / "b"), deps=made)
     texts = [
         [sample.ids for sample in read_samples(Store(root).path(record.spec)).values()]
         for root, record in ((tmp_path / "a", alone), (tmp_path / "b", beside))
@@ -139,15 +143,15 @@ class Dying(Noting):
 
 
 def test_an_interrupted_run_decodes_both_of_what_is_missing(tmp_path: Path) -> None:
-    whole = run(spec(), store=Store(tmp_path / "whole"), parts=parts(Noting(), Noting()))
+    whole = run(spec(), store=Store(tmp_path / "whole"), deps=deps(Noting(), Noting()))
     store = Store(tmp_path / "parts")
     with pytest.raises(ZeroDivisionError):
-        run(spec(), store=store, parts=parts(Noting(), Dying()))
+        run(spec(), store=store, deps=deps(Noting(), Dying()))
     stored = (store.path(spec()) / SAMPLES).read_text().splitlines()
     assert [set(json.loads(text)["baseline"]) for text in stored] == [{"ids", "seconds"}] * 3
     calls: list[tuple[str, str]] = []
-    made = parts(Noting(calls=calls), Noting(who=BASELINE, calls=calls))
-    record = run(spec(), store=store, parts=made)
+    made = deps(Noting(calls=calls), Noting(who=BASELINE, calls=calls))
+    record = run(spec(), store=store, deps=made)
     turns = [(3, BASELINE), (3, OWN), (4, OWN), (4, BASELINE), (5, BASELINE), (5, OWN)]
     assert calls[4:] == [(who, f"item-{i}") for i, who in turns], "turns go on as they were"
     assert timeless(record) == timeless(whole)
@@ -162,7 +166,7 @@ def timeless(record: RunRecord) -> dict[str, Any]:
 
 def test_a_sample_with_a_baseline_survives_storage(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    record = run(spec(), store=store, parts=parts(Noting(), Noting()))
+    record = run(spec(), store=store, deps=deps(Noting(), Noting()))
     for sample in read_samples(store.path(spec())).values():
         assert SampleRecord.from_line(sample.to_line()) == sample
         assert sample.baseline is not None
@@ -176,15 +180,15 @@ def test_a_sample_with_a_baseline_survives_storage(tmp_path: Path) -> None:
 def test_progress_shows_speed_up_and_equality(tmp_path: Path) -> None:
     seen: list[str] = []
 
-    class Watching(ProgressLine):
-        def sample(self, sample: SampleRecord, running: Running) -> None:
+    class Watching(RunProgress):
+        def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
             assert running.number("speedup/baseline") == measure("speedup/baseline", running.facts)
             seen.append(line(running))
 
     now = [0.0]
     own, other = Noting(clock=now, takes_s=1.0), Noting(clock=now, takes_s=3.0)
-    made = parts(own, other, clock=lambda: now[0])
-    run(spec(2), store=Store(tmp_path), parts=made, progress=Watching())
+    made = deps(own, other, clock=lambda: now[0])
+    run(spec(2), store=Store(tmp_path), deps=made, progress=Watching())
     assert all("3.00× the baseline · 100.0% equal texts" in text for text in seen)
 
 

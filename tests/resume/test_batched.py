@@ -13,7 +13,7 @@ import pytest
 from dllm_bench.cli.main import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.launch.ranks import run
+from dllm_bench.launch.run_one import run
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.run.progress import summary
@@ -59,8 +59,8 @@ class Many(fakes.FakeDecoder):
 
 
 def made(root: Path, decoder: Any, n: int = 7, batch: int = 3, **changes: Any) -> RunRecord:
-    parts = fakes.parts(decoder=decoder, **changes)
-    return run(fakes.spec(n, batch=batch), store=Store(root), parts=parts)
+    deps = fakes.deps(decoder=decoder, **changes)
+    return run(fakes.spec(n, batch=batch), store=Store(root), deps=deps)
 
 
 def untimed(record: RunRecord) -> dict[str, Any]:
@@ -111,7 +111,11 @@ def test_a_broken_batch_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def refused(**changes: Any) -> str:
     with pytest.raises(DllmBenchError) as error:
-        run(fakes.spec(2, **changes), store=Store(Path("nowhere")), parts=fakes.parts())
+        run(
+            fakes.spec(2, **changes),
+            store=Store(Path("nowhere")),
+            deps=fakes.deps(),
+        )
     return str(error.value)
 
 

@@ -31,13 +31,13 @@ from dllm_bench.cli.main import compose
 from dllm_bench.core.benchmark import Encode, SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.launch import ranks
+from dllm_bench.launch import run_one
 from dllm_bench.run.dependencies import REAL
 from dllm_bench.run.runner import run
 from dllm_bench.store import provenance
 from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import RECORD, SAMPLES, State, Store
+from dllm_bench.store.store import RECORD, SAMPLES, RunState, Store
 from dllm_bench.tables.plan import look_up
 from tests.resume import fakes
 from tests.resume.drill import REFUSED, Books, Logged, die_at_touch, ended, fork
@@ -48,7 +48,7 @@ NOBODY = 65534
 
 def whole(root: Path, n: int = N) -> RunRecord:
     """The same run, undisturbed."""
-    return run(fakes.spec(n), store=Store(root / "whole"), parts=fakes.parts())
+    return run(fakes.spec(n), store=Store(root / "whole"), deps=fakes.deps())
 
 
 def drill(few: int, many: int) -> pytest.MarkDecorator:
@@ -72,7 +72,7 @@ def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(
         own = replace(REAL, decoder=lambda s, log=books.log: Logged(REAL.decoder(s), log))
 
         def life(store: Store = books.store, own: Any = own) -> None:
-            run(spec, store=store, parts=own)
+            run(spec, store=store, deps=own)
 
         while killed < kills and books.store.record(spec) is None:
             killed += books.live(life, kill_after_s=chance.uniform(0, takes_s)) != 0
@@ -91,14 +91,14 @@ def test_death_at_every_touch_of_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     undisturbed, spec = fakes.timeless(whole(tmp_path, 2)), fakes.spec(2)
     for n in itertools.count():
         books = Books(Store(tmp_path / str(n)), spec, tmp_path / f"{n}.log")
-        own = fakes.parts(decoder=Logged(fakes.FakeDecoder(), books.log))
+        own = fakes.deps(decoder=Logged(fakes.FakeDecoder(), books.log))
 
         def doomed(n: int = n, store: Store = books.store, own: Any = own) -> None:
             die_at_touch(n, store.root)
-            run(spec, store=store, parts=own)
+            run(spec, store=store, deps=own)
 
         code = books.live(doomed)
-        books.live(lambda store=books.store, own=own: run(spec, store=store, parts=own))
+        books.live(lambda store=books.store, own=own: run(spec, store=store, deps=own))
         record = books.store.record(spec)
         assert record is not None and fakes.timeless(record) == undisturbed, f"touch {n}"
         if code == 0:
@@ -128,13 +128,13 @@ def test_random_kills_among_processes_that_share_a_run(kills: int, tmp_path: Pat
         spec = fakes.spec(n)
         books = Books(Store(tmp_path / str(attempt)), spec, tmp_path / f"{attempt}.log")
         decoder = Logged(fakes.FakeDecoder(pause_s=0.05), books.log)
-        own = fakes.parts(decoder=decoder, benchmark=SlowGrades())
+        own = fakes.deps(decoder=decoder, benchmark=SlowGrades())
         sizes = itertools.cycle((2, 3))
         while (record := books.store.record(spec)) is None:
             shared = replace(spec, hardware={**spec.hardware, "replicas": next(sizes)})
             hunter = Hunter(books.log, chance.uniform(0, 0.9), hunts=killed < kills)
             with books.balanced(), hunter, suppress(DllmBenchError):
-                ranks.run(shared, store=books.store, parts=own)
+                run_one.run(shared, store=books.store, deps=own)
             killed += hunter.hit
         assert fakes.timeless(record)["columns"] == undisturbed["columns"]
         if killed >= kills:
@@ -184,7 +184,7 @@ def test_a_full_disk_at_any_file_is_a_sentence(tmp_path: Path) -> None:
             _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
             try:
-                run(fakes.spec(N), store=store, parts=fakes.parts())
+                run(fakes.spec(N), store=store, deps=fakes.deps())
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
@@ -192,7 +192,7 @@ def test_a_full_disk_at_any_file_is_a_sentence(tmp_path: Path) -> None:
         assert "File too large" in words.read_text() and "make room" in words.read_text()
         assert not list(store.root.rglob("*.tmp")), "rubbish on a full disk"
         assert store.record(fakes.spec(N)) is None
-        record = run(fakes.spec(N), store=store, parts=fakes.parts())
+        record = run(fakes.spec(N), store=store, deps=fakes.deps())
         assert fakes.timeless(record) == fakes.timeless(undisturbed)
 
 
@@ -208,7 +208,7 @@ def public() -> Iterator[Path]:
 
 def test_read_only_results_can_be_read_and_are_not_written(public: Path) -> None:
     store, words = Store(public / "runs"), public / "words" / "said"
-    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    record = run(fakes.spec(N), store=store, deps=fakes.deps())
     words.parent.mkdir()
     words.parent.chmod(0o777)
     for path in (store.root, *store.root.rglob("*")):
@@ -219,8 +219,8 @@ def test_read_only_results_can_be_read_and_are_not_written(public: Path) -> None
             os.setgid(NOBODY)
             os.setuid(NOBODY)
         assert run(fakes.spec(N), store=store) == record
-        assert store.state(fakes.spec(N)) is State.SEALED
-        run(fakes.spec(N + 1), store=store, parts=fakes.parts())
+        assert store.state(fakes.spec(N)) is RunState.SEALED
+        run(fakes.spec(N + 1), store=store, deps=fakes.deps())
 
     assert ended(fork(powerless, words)) == REFUSED
     assert "make it writable" in words.read_text() and str(store.root) in words.read_text()
@@ -232,10 +232,10 @@ def test_a_clock_that_jumps_changes_nothing_but_time_stamps(tmp_path: Path) -> N
     now = iter([2e9, 2e9, 1.0, 5e9, -3.0, *range(100)])
     jumping = {"now": lambda: float(next(now))}
     store = Store(tmp_path / "runs")
-    broken = fakes.parts(decoder=Failing(at="item-2"), **jumping)
+    broken = fakes.deps(decoder=Failing(at="item-2"), **jumping)
     with pytest.raises(ZeroDivisionError):
-        run(fakes.spec(N), store=store, parts=broken)
-    record = run(fakes.spec(N), store=store, parts=fakes.parts(**jumping))
+        run(fakes.spec(N), store=store, deps=broken)
+    record = run(fakes.spec(N), store=store, deps=fakes.deps(**jumping))
     assert fakes.timeless(record) == fakes.timeless(whole(tmp_path))
     assert all(0 <= seconds < 60 for seconds in record.columns["seconds"])
     assert [session.samples for session in record.sessions] == [2, 2]
@@ -269,21 +269,25 @@ class OtherItems(fakes.Letters):
 def test_items_that_changed_under_a_run_are_found_and_named(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs")
     with pytest.raises(ZeroDivisionError):
-        run(fakes.spec(N), store=store, parts=fakes.parts(decoder=Failing(at="item-2")))
+        run(
+            fakes.spec(N),
+            store=store,
+            deps=fakes.deps(decoder=Failing(at="item-2")),
+        )
     samples = store.path(fakes.spec(N)) / SAMPLES
     before = samples.read_bytes()
     with pytest.raises(DllmBenchError, match="holds sample 'item-1' of another prompt.*changed"):
-        run(fakes.spec(N), store=store, parts=fakes.parts(benchmark=OtherItems()))
+        run(fakes.spec(N), store=store, deps=fakes.deps(benchmark=OtherItems()))
     assert samples.read_bytes() == before
-    later = fakes.parts(benchmark=OtherItems(changed="item-2"))
-    assert run(fakes.spec(N), store=store, parts=later).columns["id"][0] == "item-0"
+    later = fakes.deps(benchmark=OtherItems(changed="item-2"))
+    assert run(fakes.spec(N), store=store, deps=later).columns["id"][0] == "item-0"
     elsewhere = fakes.spec(N, inputs={"dataset": "of other content"})
-    assert store.state(elsewhere) is State.ABSENT, "other items known by their hash: another run"
+    assert store.state(elsewhere) is RunState.ABSENT, "other items known by their hash: another run"
 
 
 def test_a_tampered_record_is_found_and_named(tmp_path: Path) -> None:
     store, log = Store(tmp_path / "runs"), tmp_path / "log"
-    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    record = run(fakes.spec(N), store=store, deps=fakes.deps())
     path = store.path(fakes.spec(N)) / RECORD
     text = path.read_text()
     stated = json.loads(text)["sha256"]
@@ -298,16 +302,16 @@ def test_a_tampered_record_is_found_and_named(tmp_path: Path) -> None:
             store.record(fakes.spec(N))
         assert "was changed" in look_up((), fakes.spec(N), store).reason
         (entry,) = store.entries()
-        assert entry.state is State.FAILED and "was changed" in entry.error
+        assert entry.state is RunState.FAILED and "was changed" in entry.error
     path.rename(path.with_suffix(".bad"))
-    own = fakes.parts(decoder=Logged(fakes.FakeDecoder(), log))
-    again = run(fakes.spec(N), store=store, parts=own)
+    own = fakes.deps(decoder=Logged(fakes.FakeDecoder(), log))
+    again = run(fakes.spec(N), store=store, deps=own)
     assert (fakes.timeless(again), log.exists()) == (fakes.timeless(record), False)
 
 
 def test_records_and_samples_of_older_versions_are_read(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    record = run(fakes.spec(N), store=store, deps=fakes.deps())
     path = store.path(fakes.spec(N)) / RECORD
     plain = json.loads(path.read_text())
     for schema, absent in ((2, ("sha256",)), (1, ("sha256", "scores", "unused"))):

@@ -14,12 +14,12 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.run import runner
-from dllm_bench.run.dependencies import Parts
+from dllm_bench.run.dependencies import Dependencies
 from dllm_bench.run.runner import run
 from dllm_bench.store import files
 from dllm_bench.store import store as store_module
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.store import SAMPLES, State, Store, read_samples
+from dllm_bench.store.store import SAMPLES, RunState, Store, read_samples
 from tests.resume import fakes
 
 N = 40
@@ -28,7 +28,11 @@ N = 40
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     """The same run, not interrupted."""
-    return run(fakes.spec(N), store=Store(tmp_path_factory.mktemp("whole")), parts=fakes.parts())
+    return run(
+        fakes.spec(N),
+        store=Store(tmp_path_factory.mktemp("whole")),
+        deps=fakes.deps(),
+    )
 
 
 def start(root: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -66,7 +70,7 @@ def test_sigkill_at_random_points_loses_and_repeats_nothing(
         assert mine[:2] == ["item-0", "item-1"], "every session warms up on the same requests"
         assert not before & set(mine[2:]), "a finished sample was decoded again"
         assert len(mine[2:]) == len(set(mine[2:]))
-    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    record = run(fakes.spec(N), store=store, deps=fakes.deps())
     assert samples.read_bytes().startswith(kept)
     assert fakes.timeless(record) == fakes.timeless(whole)
     assert len(record.sessions) == 4
@@ -95,12 +99,12 @@ def die_at_nth(n: int, function: Any) -> Any:
 
 
 POINTS: dict[str, tuple[Any, str, int | None]] = {
-    "before the first sample": (store_module.OpenRun, "append", 0),
-    "before the sixth sample": (store_module.OpenRun, "append", 5),
+    "before the first sample": (store_module.OpenRunFolder, "append", 0),
+    "before the sixth sample": (store_module.OpenRunFolder, "append", 5),
     "while grading": (fakes.Letters, "score", N),
     "before the record": (runner, "seal", 0),
     "while writing the record": (files.os, "replace", 2),
-    "after the record": (runner.Work, "finish", None),
+    "after the record": (runner.RunSession, "finish", None),
 }
 
 
@@ -119,10 +123,10 @@ def test_death_at_a_point_of_the_path(
 
         patch.setattr(owner, name, last_words if n is None else die_at_nth(n, original))
         with pytest.raises(Killed):
-            run(fakes.spec(N), store=store, parts=fakes.parts())
+            run(fakes.spec(N), store=store, deps=fakes.deps())
     state = store.state(fakes.spec(N))
-    assert state is (State.SEALED if point == "after the record" else State.PARTIAL)
-    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    assert state is (RunState.SEALED if point == "after the record" else RunState.PARTIAL)
+    record = run(fakes.spec(N), store=store, deps=fakes.deps())
     assert fakes.timeless(record) == fakes.timeless(whole)
 
 
@@ -130,9 +134,11 @@ def test_a_half_written_line_is_dropped_and_its_sample_done_again(
     tmp_path: Path, whole: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path)
-    monkeypatch.setattr(store_module.OpenRun, "append", die_at_nth(5, store_module.OpenRun.append))
+    monkeypatch.setattr(
+        store_module.OpenRunFolder, "append", die_at_nth(5, store_module.OpenRunFolder.append)
+    )
     with pytest.raises(Killed):
-        run(fakes.spec(N), store=store, parts=fakes.parts())
+        run(fakes.spec(N), store=store, deps=fakes.deps())
     monkeypatch.undo()
     samples = store.path(fakes.spec(N)) / SAMPLES
     text = samples.read_bytes()
@@ -141,7 +147,7 @@ def test_a_half_written_line_is_dropped_and_its_sample_done_again(
         with store.open(fakes.spec(N)) as opened:
             assert len(opened.samples) == 4
             assert samples.read_bytes().endswith(b"}\n")
-    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    record = run(fakes.spec(N), store=store, deps=fakes.deps())
     assert fakes.timeless(record) == fakes.timeless(whole)
 
 
@@ -161,23 +167,23 @@ def test_a_full_disk_is_a_sentence_and_costs_one_sample(
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "write", full)
         with pytest.raises(DllmBenchError, match="No space left on device"):
-            run(fakes.spec(N), store=store, parts=fakes.parts())
+            run(fakes.spec(N), store=store, deps=fakes.deps())
     folder = store.path(fakes.spec(N))
     assert 0 < len((folder / SAMPLES).read_bytes()) < 9000
     assert (folder / SAMPLES).read_bytes().endswith(b"}\n")
-    assert store.state(fakes.spec(N)) is State.FAILED
+    assert store.state(fakes.spec(N)) is RunState.FAILED
     entry = store.entry(fakes.spec(N))
     assert entry is not None
     assert 0 < entry.done < N
     assert "No space left" in entry.error
-    record = run(fakes.spec(N), store=store, parts=fakes.parts())
+    record = run(fakes.spec(N), store=store, deps=fakes.deps())
     assert fakes.timeless(record) == fakes.timeless(whole)
-    assert store.state(fakes.spec(N)) is State.SEALED
+    assert store.state(fakes.spec(N)) is RunState.SEALED
 
 
 def test_a_sealed_run_is_read_and_nothing_is_built(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    first = run(fakes.spec(5), store=store, parts=fakes.parts())
+    first = run(fakes.spec(5), store=store, deps=fakes.deps())
     nothing: Any = die
-    broken = Parts(model=nothing, decoder=nothing, benchmark=nothing, prepare=nothing)
-    assert run(fakes.spec(5), store=store, parts=broken) == first
+    broken = Dependencies(model=nothing, decoder=nothing, benchmark=nothing, prepare=nothing)
+    assert run(fakes.spec(5), store=store, deps=broken) == first

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.launch.pool import run_all, take_next
-from dllm_bench.run.progress import Board, ProgressLine, Running, duration
+from dllm_bench.launch.run_many import run_all, take_next
+from dllm_bench.run.progress import ManyRunsProgress, RunningMetrics, RunProgress, duration
 from dllm_bench.run.runner import run
 from dllm_bench.store.store import Store
 from tests.resume import fakes
@@ -25,14 +25,14 @@ SPECS = [fakes.spec(n) for n in (3, 4, 5, 6)]
 def test_one_after_the_other(tmp_path: Path) -> None:
     store, stream = Store(tmp_path), io.StringIO()
     decoder = fakes.Mixed(fakes.FakeDecoder(), {4: fakes.BrokenDecoder()})
-    outcomes = run_all(SPECS, store=store, stream=stream, parts=fakes.parts(decoder=decoder))
+    outcomes = run_all(SPECS, store=store, stream=stream, deps=fakes.deps(decoder=decoder))
     assert [o.error for o in outcomes] == ["", "ZeroDivisionError: by design", "", ""]
     assert [store.state(spec) for spec in SPECS] == ["sealed", "failed", "sealed", "sealed"]
     text = stream.getvalue()
     assert text.count("score") == 3
     assert "[4/4]" in text
     assert "by design" in text
-    again = run_all([*SPECS, SPECS[0]], store=store, stream=stream, parts=fakes.parts())
+    again = run_all([*SPECS, SPECS[0]], store=store, stream=stream, deps=fakes.deps())
     assert [o.error for o in again] == [""] * 5
     assert stream.getvalue().removeprefix(text).count("[1/1]") == 1, "only the failed one is made"
 
@@ -43,9 +43,7 @@ def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path: Path) -> None:
     kinds = {4: fakes.DyingDecoder(), 6: fakes.BrokenDecoder()}
     decoder = fakes.Mixed(fakes.FakeDecoder(log=log), kinds)
     specs = [*SPECS, fakes.spec(7)]
-    outcomes = run_all(
-        specs, store=store, jobs=2, stream=stream, parts=fakes.parts(decoder=decoder)
-    )
+    outcomes = run_all(specs, store=store, jobs=2, stream=stream, deps=fakes.deps(decoder=decoder))
     assert [bool(o.error) for o in outcomes] == [False, True, False, True, False]
     assert "exit code -9" in outcomes[1].error
     assert "by design" in outcomes[3].error
@@ -53,11 +51,11 @@ def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path: Path) -> None:
     assert str(os.getpid()) not in pids
     assert "[5/5]" in stream.getvalue()
     for n in (3, 5, 7):
-        alone = run(fakes.spec(n), store=Store(tmp_path / "alone"), parts=fakes.parts())
+        alone = run(fakes.spec(n), store=Store(tmp_path / "alone"), deps=fakes.deps())
         record = store.record(fakes.spec(n))
         assert record is not None
         assert fakes.timeless(record) == fakes.timeless(alone)
-    healed = run_all(specs, store=store, stream=stream, parts=fakes.parts())
+    healed = run_all(specs, store=store, stream=stream, deps=fakes.deps())
     assert not any(o.error for o in healed)
 
 
@@ -129,11 +127,11 @@ def test_the_progress_line_of_a_run(tmp_path: Path) -> None:
             return super().generate(model, request)
 
     plain, terminal = io.StringIO(), Terminal()
-    made = fakes.parts(decoder=Slow(), clock=lambda: now[0])
+    made = fakes.deps(decoder=Slow(), clock=lambda: now[0])
     for stream, root in ((plain, "a"), (terminal, "b")):
         now[0] = 0.0
-        line = ProgressLine(stream, clock=lambda: now[0])
-        run(fakes.spec(12), store=Store(tmp_path / root), progress=line, parts=made)
+        line = RunProgress(stream, clock=lambda: now[0])
+        run(fakes.spec(12), store=Store(tmp_path / root), progress=line, deps=made)
     shown = plain.getvalue().splitlines()
     assert len(shown) == 4, "after 12, 24 and 36 of 42 seconds, two warm-ups included; the end"
     assert "2/12 · ETA 0:30 · score" in shown[0]
@@ -144,9 +142,9 @@ def test_the_progress_line_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_says_so_and_estimates_by_its_own_pace(tmp_path: Path) -> None:
-    running = Running(total=100)
+    running = RunningMetrics(total=100)
     sample = fakes.spec(1)
-    record = run(sample, store=Store(tmp_path), parts=fakes.parts())
+    record = run(sample, store=Store(tmp_path), deps=fakes.deps())
     for _ in range(50):
         running.add(record.sample_stats[0], None)
     assert running.eta_s is None
@@ -159,7 +157,7 @@ def test_a_resumed_run_says_so_and_estimates_by_its_own_pace(tmp_path: Path) -> 
 
 def test_the_board_of_many_runs() -> None:
     now, stream = [0.0], io.StringIO()
-    board = Board(10, stream, clock=lambda: now[0])
+    board = ManyRunsProgress(10, stream, clock=lambda: now[0])
     board.update("a", "1/9")
     assert stream.getvalue() == ""
     now[0] = 30.0

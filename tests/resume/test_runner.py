@@ -52,8 +52,8 @@ def test_only_decoding_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (files.Appender, "append", 50.0),
     ):
         monkeypatch.setattr(thing, name, clock.costs(cost, getattr(thing, name)))
-    made = fakes.parts(model=model, decoder=decoder, benchmark=benchmark, clock=clock)
-    record = run(fakes.spec(6), store=Store(tmp_path), parts=made)
+    made = fakes.deps(model=model, decoder=decoder, benchmark=benchmark, clock=clock)
+    record = run(fakes.spec(6), store=Store(tmp_path), deps=made)
     assert record.columns["seconds"] == [0.25] * 6
     assert record.summary["latency/mean"] == 0.25
 
@@ -70,8 +70,8 @@ def test_the_device_is_waited_for_on_both_sides_of_the_clock(tmp_path: Path) -> 
         events.append("clock")
         return float(len(events))
 
-    made = fakes.parts(decoder=Noting(), clock=tick, sync=lambda spec: events.append("sync"))
-    run(fakes.spec(3), store=Store(tmp_path), parts=made)
+    made = fakes.deps(decoder=Noting(), clock=tick, sync=lambda spec: events.append("sync"))
+    run(fakes.spec(3), store=Store(tmp_path), deps=made)
     timed = ["sync", "clock", "generate", "sync", "clock"]
     assert events[:2] == ["generate", "generate"], "two warm-ups, not timed"
     text = " ".join(events)
@@ -80,8 +80,8 @@ def test_the_device_is_waited_for_on_both_sides_of_the_clock(tmp_path: Path) -> 
 
 def test_warm_ups_are_not_recorded(tmp_path: Path) -> None:
     log = tmp_path / "calls"
-    made = fakes.parts(decoder=fakes.FakeDecoder(log=log))
-    record = run(fakes.spec(4), store=Store(tmp_path / "runs"), parts=made)
+    made = fakes.deps(decoder=fakes.FakeDecoder(log=log))
+    record = run(fakes.spec(4), store=Store(tmp_path / "runs"), deps=made)
     calls = [line.split()[1] for line in log.read_text().splitlines()]
     assert calls == ["item-0", "item-1", "item-0", "item-1", "item-2", "item-3"]
     assert record.columns["id"] == ["item-0", "item-1", "item-2", "item-3"]
@@ -89,15 +89,15 @@ def test_warm_ups_are_not_recorded(tmp_path: Path) -> None:
 
 
 def test_a_sample_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
-    few = run(fakes.spec(3), store=Store(tmp_path / "a"), parts=fakes.parts())
-    many = run(fakes.spec(9), store=Store(tmp_path / "b"), parts=fakes.parts())
+    few = run(fakes.spec(3), store=Store(tmp_path / "a"), deps=fakes.deps())
+    many = run(fakes.spec(9), store=Store(tmp_path / "b"), deps=fakes.deps())
     texts = [
         [s.text for s in read_samples(Store(root).path(record.spec)).values()]
         for root, record in ((tmp_path / "a", few), (tmp_path / "b", many))
     ]
     assert texts[0] == texts[1][:3]
     assert len(set(texts[1])) > 5, "requests do not share their random numbers"
-    other = run(fakes.spec(3, seed=1), store=Store(tmp_path / "a"), parts=fakes.parts())
+    other = run(fakes.spec(3, seed=1), store=Store(tmp_path / "a"), deps=fakes.deps())
     assert other.identity_hash != few.identity_hash
     assert read_samples(Store(tmp_path / "a").path(other.spec))["item-0"].text != texts[0][0]
 
@@ -148,7 +148,7 @@ def test_masks_that_are_left_are_no_text(tmp_path: Path) -> None:
     assert result.text == "abc"
     assert result.cut["stop"] == 4
     decoder = fakes.FakeDecoder(ids=ids)
-    record = run(fakes.spec(1), store=Store(tmp_path), parts=fakes.parts(decoder=decoder))
+    record = run(fakes.spec(1), store=Store(tmp_path), deps=fakes.deps(decoder=decoder))
     counts = {name: record.columns[name][0] for name in ("allocated", "committed", "emitted")}
     assert counts == {"allocated": 8, "committed": 6, "emitted": 6}
     assert record.columns["truncated"] == [True]
@@ -156,7 +156,7 @@ def test_masks_that_are_left_are_no_text(tmp_path: Path) -> None:
 
 def test_the_record_alone_gives_the_numbers(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    record = run(fakes.spec(20), store=store, parts=fakes.parts())
+    record = run(fakes.spec(20), store=store, deps=fakes.deps())
     samples = read_samples(store.path(record.spec))
     assert [s.stats().emitted for s in samples.values()] == record.columns["emitted"]
     assert record.summary["tpf/emitted"] == sum(record.columns["emitted"]) / (20 * 3)
@@ -176,7 +176,11 @@ def test_a_failing_run_leaves_its_reason(tmp_path: Path) -> None:
 
     store = Store(tmp_path)
     with pytest.raises(DllmBenchError, match="without a score"):
-        run(fakes.spec(3), store=store, parts=fakes.parts(benchmark=Broken(scores_fast=False)))
+        run(
+            fakes.spec(3),
+            store=store,
+            deps=fakes.deps(benchmark=Broken(scores_fast=False)),
+        )
     entry = store.entry(fakes.spec(3))
     assert entry is not None
     assert (entry.state, entry.done, entry.total) == ("failed", 3, 3)
@@ -189,12 +193,12 @@ def test_two_requests_of_one_id_are_refused(tmp_path: Path) -> None:
             return super().requests(encode)[:2] * 2
 
     with pytest.raises(DllmBenchError, match="one id"):
-        run(fakes.spec(4), store=Store(tmp_path), parts=fakes.parts(benchmark=Twice()))
+        run(fakes.spec(4), store=Store(tmp_path), deps=fakes.deps(benchmark=Twice()))
 
 
 def test_lines_are_json_with_the_raw_facts(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    run(fakes.spec(2), store=store, parts=fakes.parts())
+    run(fakes.spec(2), store=store, deps=fakes.deps())
     line = json.loads((store.path(fakes.spec(2)) / SAMPLES).read_text().splitlines()[0])
     assert line["trace"]["ms"] == [5.0, 6.0, 7.0]
     assert line["trace"]["kind"] == ["denoise"] * 3

@@ -15,8 +15,8 @@ import pytest
 
 from dllm_bench.cli.main import compose, main
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch import pool as launch
-from dllm_bench.launch.ranks import run
+from dllm_bench.launch.run_many import RunJob
+from dllm_bench.launch.run_one import run
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.sample_stats import NO_TRACE, NO_USAGE, SampleStats
 from dllm_bench.paths import assets_dir
@@ -212,7 +212,7 @@ def test_after_a_failure_what_is_in_flight_is_kept_and_no_more_is_asked(
     store = Store(tmp_path)
     with Server(answer) as server:
         spec = spec_of("model.concurrency=2", f"model.url={server.url}", "limit=9")
-        outcome = launch.Job(spec, store)()
+        outcome = RunJob(spec, store)()
     assert "answered 500" in outcome.error
     assert known.is_set() and len(texts_of(store, spec)) == 1
     assert len(server.asked) == WARMUPS + 2

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.launch import jobs
-from dllm_bench.launch.pool import submit
-from dllm_bench.run.progress import Board
+from dllm_bench.launch import slurm
+from dllm_bench.launch.slurm import submit
+from dllm_bench.run.progress import ManyRunsProgress
 from dllm_bench.run.runner import run
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import State, Store, read_samples
+from dllm_bench.store.store import RunState, Store, read_samples
 from dllm_bench.tables.build import build
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.submit import send
@@ -70,28 +70,30 @@ def cluster() -> Iterator[None]:
     subprocess.run([SCRIPT, "stop", folder], check=True)
 
 
-def slurm(*command: str) -> str:
+def slurm_command(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
 
 
 def hurry(over: threading.Event) -> None:
     """SLURM lets a job rest for two minutes before it starts it again."""
     while not over.wait(1.0):
-        for line in slurm("squeue", "-h", "-r", "-t", "PD", "-o", "%i %r").splitlines():
+        for line in slurm_command("squeue", "-h", "-r", "-t", "PD", "-o", "%i %r").splitlines():
             job, _, reason = line.partition(" ")
             if reason == "BeginTime":
-                slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+                slurm_command("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
-def limit(ticket: jobs.Ticket, minutes: int) -> None:
+def limit(ticket: slurm.JobTicket, minutes: int) -> None:
     """Of a life; SLURM tells the job up to half a minute before, when it looks at the clock."""
-    slurm("scontrol", "update", f"JobId={ticket.job}", f"TimeLimit={minutes}")
+    slurm_command("scontrol", "update", f"JobId={ticket.job}", f"TimeLimit={minutes}")
 
 
 def until(true: Callable[[], Any], what: str, within_s: float = 300.0) -> None:
     end = time.monotonic() + within_s
     while not true():
-        assert time.monotonic() < end, f"{what} did not come to pass: {slurm('squeue', '-r')}"
+        assert time.monotonic() < end, (
+            f"{what} did not come to pass: {slurm_command('squeue', '-r')}"
+        )
         time.sleep(0.2)
 
 
@@ -109,7 +111,7 @@ class Sweep:
     store: Store
     folder: Path
     specs: dict[str, RunSpec]
-    tickets: dict[str, jobs.Ticket]
+    tickets: dict[str, slurm.JobTicket]
 
     @property
     def asked(self) -> set[str]:
@@ -125,15 +127,15 @@ def sweep(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         runs = distinct_runs(planned_small(store, TINY, patch))
     specs = {fate: r.spec for fate, r in zip(FATES, runs, strict=True) if r.spec}
     hashes = {spec.identity_hash: fate for fate, spec in specs.items()}
-    parts = replace(fakes.parts(), decoder=Fates(hashes, folder))
-    assert "submitted 6 runs as one array" in send(runs, store, SETTINGS, parts)[0]
-    tickets = {hashes[key]: ticket for key, ticket in jobs.Jobs.of(store).tickets.items()}
+    deps = replace(fakes.deps(), decoder=Fates(hashes, folder))
+    assert "submitted 6 runs as one array" in send(runs, store, SETTINGS, deps)[0]
+    tickets = {hashes[key]: ticket for key, ticket in slurm.SlurmJobs.of(store).tickets.items()}
     for fate in WAITS:
         until(mark(folder, fate, 1).exists, f"the first life of {fate}")
-    slurm("scontrol", "requeue", tickets["requeued"].job)
+    slurm_command("scontrol", "requeue", tickets["requeued"].job)
     for fate in STARTING:
         until(mark(folder, fate, 1).exists, f"the start of {fate}")
-    slurm("sbatch", "-p", "high", "-n", "4", "-o", "/dev/null", "--wrap", "sleep 1")
+    slurm_command("sbatch", "-p", "high", "-n", "4", "-o", "/dev/null", "--wrap", "sleep 1")
     until(mark(folder, "timed-out", 2).exists, "the second life of the one to be timed out")
     limit(tickets["timed-out"], SHORT_MIN)
     return Sweep(store, folder, specs, tickets)
@@ -151,7 +153,7 @@ def test_a_job_waits_for_what_it_reads(sweep: Sweep, tmp_path: Path) -> None:
     made, failed = job("a", Note(model)), job("b", Note(model, needs=tmp_path / "nothing"))
     job("c", Note(tmp_path / "result", needs=model), made)
     job("d", Note(tmp_path / "never"), failed)
-    assert jobs.wait(store, Board(0), poll_s=0.5) == []
+    assert slurm.wait_for_jobs(store, ManyRunsProgress(0), poll_s=0.5) == []
     assert (tmp_path / "result").exists()
     assert not (tmp_path / "never").exists(), "not begun, since what it waits for failed"
 
@@ -173,7 +175,7 @@ def test_a_table_survives_what_befalls_its_jobs(
     log = Path(sent["timed-out"].log)
     until(lambda: log.read_text().count(TOLD) >= WAITS["timed-out"], "the end of its time")
     limit(sent["timed-out"], LONG_MIN)  # a busy machine needs more to start again
-    failed = jobs.wait(store, Board(0), sweep.asked, poll_s=0.5)
+    failed = slurm.wait_for_jobs(store, ManyRunsProgress(0), sweep.asked, poll_s=0.5)
 
     assert len(failed) == 1 and sent["dead"].log in failed[0]
     planned = planned_small(store, TINY, monkeypatch)
@@ -195,7 +197,7 @@ def test_a_table_survives_what_befalls_its_jobs(
         assert len(finished) == len(set(finished)), f"{fate}: a finished sample was decoded twice"
         samples = read_samples(store.path(spec))
         if fate == "dead":
-            assert store.state(spec) is State.PARTIAL and list(samples) == mine[0][:-1]
+            assert store.state(spec) is RunState.PARTIAL and list(samples) == mine[0][:-1]
             continue
         record = store.record(spec)
         assert record is not None
@@ -203,6 +205,6 @@ def test_a_table_survives_what_befalls_its_jobs(
         # a busy machine may end a life while it warms up, before a session is begun
         assert [s.samples for s in record.sessions if s.samples] == [n for n in ended if n]
         assert len(mine) > WAITS.get(fate, 0)
-        alone = run(spec, store=Store(tmp_path / "alone"), parts=fakes.parts())
+        alone = run(spec, store=Store(tmp_path / "alone"), deps=fakes.deps())
         assert fakes.timeless(record) == fakes.timeless(alone)
         assert len(samples) == SAMPLES

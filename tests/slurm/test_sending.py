@@ -15,12 +15,11 @@ import pytest
 
 from dllm_bench.cli import main as cli
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch import jobs
-from dllm_bench.launch.packed import Packed
-from dllm_bench.launch.pool import Command, Sent, resources, submit
-from dllm_bench.run.progress import Board
+from dllm_bench.launch import slurm
+from dllm_bench.launch.slurm import PackedJob, SlurmCommand, SlurmRun, resources, submit
+from dllm_bench.run.progress import ManyRunsProgress
 from dllm_bench.run.runner import run
-from dllm_bench.store.store import State, Store
+from dllm_bench.store.store import RunState, Store
 from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, distinct_runs, followed
 from dllm_bench.tables.submit import send, training
 from tests.resume import fakes
@@ -74,7 +73,7 @@ def test_a_table_is_one_array_of_exactly_what_is_missing(
 
     first, *others = runs()
     assert first.spec and len(others) == 5
-    run(first.spec, store=store, parts=fakes.parts())
+    run(first.spec, store=store, deps=fakes.deps())
     assert "submitted 5 runs as one array, job 1" in send(runs(), store, ["timeout_min=7"])
     flags = cluster.flags(1)
     assert (flags["array"], flags["time"], flags["cpus-per-task"]) == ("0-4%5", "7", "1")
@@ -83,7 +82,7 @@ def test_a_table_is_one_array_of_exactly_what_is_missing(
     assert send(runs(), store, [])[0] == "5 runs are queued or running since before"
     assert cluster.sent == 1, "nothing is sent twice"
     assert all("job 1_" in r.reason and "pending" in r.reason for r in runs() if r.open)
-    shown = list(jobs.board(store))
+    shown = list(slurm.job_lines(store))
     assert len(shown) == 5 and shown[0].endswith("job 1_0 is pending")
     cluster.says("1_0 RUNNING")
     found = runs()
@@ -98,7 +97,7 @@ def test_devices_and_cores_follow_from_the_hardware(cluster: Cluster, tmp_path: 
     hardware = {"device": "cuda", "threads": 8, "branch_parallel": 4, "replicas": 2}
     assert resources(hardware) == {"cpus_per_task": 64, "gpus_per_node": 8}
     assert resources(CPU) == {"cpus_per_task": 1, "gpus_per_node": None}
-    command = {"a": Command(("--version",))}
+    command = {"a": SlurmCommand(("--version",))}
     more = ["gpus_per_node=2", "partition=short", "additional_parameters={nice: 5}"]
     submit(command, store=Store(tmp_path / "runs"), hardware=hardware, changes=more, after=["7"])
     flags = cluster.flags(1)
@@ -110,40 +109,40 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     store, specs = Store(tmp_path / "runs"), [fakes.spec(3), fakes.spec(4)]
-    waiting = {store.path(s).relative_to(store.root).as_posix(): Sent(s, store) for s in specs}
+    waiting = {store.path(s).relative_to(store.root).as_posix(): SlurmRun(s, store) for s in specs}
     submit(waiting, store=store, hardware=CPU)
     cluster.says("1_0 RUNNING", "1_1 PENDING")
     stream, steps = io.StringIO(), iter(range(9))
 
-    class Watching(Board):
+    class Watching(ManyRunsProgress):
         def update(self, title: str, text: str) -> None:
             super().update(title, text)
             if next(steps) == 1:
-                run(specs[0], store=store, parts=fakes.parts())
+                run(specs[0], store=store, deps=fakes.deps())
                 cluster.says()
 
-    failed = jobs.wait(store, Watching(0, stream), poll_s=0.0)
+    failed = slurm.wait_for_jobs(store, Watching(0, stream), poll_s=0.0)
     assert len(failed) == 1 and re.search(r"its job 1_1 is over, log: .*1_1", failed[0])
     assert "[1/2]" in stream.getvalue() and "done" in stream.getvalue()
     (cluster.folder / "squeue").write_text("#!/bin/sh\nexit 1\n")
     asked = PlannedRun((), CellState.PARTIAL, "", "half", specs[1])
-    told = followed(asked, jobs.Jobs.of(store))
+    told = followed(asked, slurm.SlurmJobs.of(store))
     assert told.state is CellState.PARTIAL and "log of job 1_1" in told.reason, "SLURM is silent"
 
 
 def test_a_job_makes_the_run_and_can_be_queued_again(tmp_path: Path) -> None:
     store, spec = Store(tmp_path / "runs"), fakes.spec(3)
-    job = Sent(spec, store, fakes.parts())
+    job = SlurmRun(spec, store, fakes.deps())
     (sent,) = submit({"a": job}, store=store, hardware=CPU, cluster="debug")
     assert sent.result() is None
-    assert store.state(spec) is State.SEALED
-    packed = Packed.of(job)
+    assert store.state(spec) is RunState.SEALED
+    packed = PackedJob.of(job)
     assert packed.checkpoint().function == packed
 
 
 def test_a_stored_job_is_read_without_what_a_run_needs(tmp_path: Path) -> None:
     """submitit cannot answer a signal before it has read the job."""
-    packed = pickle.dumps(Packed.of(Sent(fakes.spec(3), Store(tmp_path))))
+    packed = pickle.dumps(PackedJob.of(SlurmRun(fakes.spec(3), Store(tmp_path))))
     read = f"import pickle, sys; pickle.loads({packed!r}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -161,7 +160,7 @@ def test_without_slurm_a_sentence_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    command = {"a": Command(("--version",))}
+    command = {"a": SlurmCommand(("--version",))}
     with pytest.raises(DllmBenchError, match=r"did not take 1 jobs .*srun.*--run"):
         submit(command, store=Store(tmp_path), hardware=CPU)
     with pytest.raises(DllmBenchError, match="--slurm partition sets nothing"):
@@ -185,7 +184,7 @@ def test_training_is_sent_before_the_runs_that_read_it(
     assert cluster.flags(2)["dependency"] == "afterok:1"
     cluster.says("1 RUNNING", "2 PENDING")
     assert send([lacking], store, []) == ["nothing to submit"]
-    assert len(list(jobs.board(store))) == 2
+    assert len(list(slurm.job_lines(store))) == 2
     cluster.says("1 RUNNING")
     assert send([lacking], store, [])[0].startswith("submitted job 3, after 1: "), "trained once"
 
@@ -221,10 +220,10 @@ def test_make_knows_the_launcher(root: Path) -> None:
 
 def test_tickets_outlive_a_half_written_line(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs")
-    jobs.note(store, [jobs.Ticket("a" * 64, "x/y/z", "1_0", "log")])
-    with open(jobs.folder_of(store) / jobs.TICKETS, "a") as file:
+    slurm.record_tickets(store, [slurm.JobTicket("a" * 64, "x/y/z", "1_0", "log")])
+    with open(slurm.folder_of(store) / slurm.TICKETS, "a") as file:
         file.write(json.dumps({"run": "b"})[:5])
-    assert list(jobs.Jobs.of(store).tickets) == ["a" * 64]
+    assert list(slurm.SlurmJobs.of(store).tickets) == ["a" * 64]
 
 
 def test_the_command_sends_waits_and_renders(

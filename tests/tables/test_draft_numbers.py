@@ -75,7 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, list[Samp
     def decoder(asked: RunSpec) -> SpeculativeDecoder:
         return plain if asked.decoder == {"_target_": "plain"} else own
 
-    run(spec, store=store, parts=replace(fakes.parts(model=model), decoder=decoder))
+    run(spec, store=store, deps=replace(fakes.deps(model=model), decoder=decoder))
     record = store.record(spec)
     assert record is not None
     return record, list(read_samples(store.path(spec)).values())

@@ -195,7 +195,7 @@ def test_the_command_of_a_run_is_its_query(tmp_path, monkeypatch) -> None:
 def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) -> None:
     """Every eighth run of the plan has the hash that `dllm-bench run` gives to its command."""
     from dllm_bench.cli import main as cli
-    from dllm_bench.launch import ranks
+    from dllm_bench.launch import run_one
 
     made: list[RunSpec] = []
 
@@ -203,7 +203,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
         made.append(spec)
         return record_of(spec)
 
-    monkeypatch.setattr(ranks, "run", note)
+    monkeypatch.setattr(run_one, "run", note)
     planned = plan(
         load_table("lopa/table4"), load_profile("embedded"), cli.compose, Store(tmp_path)
     )

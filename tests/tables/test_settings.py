@@ -12,8 +12,8 @@ import pytest
 from dllm_bench.cli import main as cli
 from dllm_bench.paths import assets_dir, conf_dir
 from dllm_bench.store import inputs, settings
-from dllm_bench.store.cache import Memory, mark, marks
-from dllm_bench.store.settings import Settings, default_paths
+from dllm_bench.store.cache import DerivedCache, fingerprint, fingerprints
+from dllm_bench.store.settings import SettingsCache, default_paths
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables.cost import MeasuredRun, MeasuredRuns, measured_runs
@@ -71,7 +71,7 @@ def test_what_is_remembered_is_what_was_worked_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = [query for query in sampled(40) if "model=served" not in query]
-    first = Settings(tmp_path, cli.compose)
+    first = SettingsCache(tmp_path, cli.compose)
     made = {}
     for query in queries:
         config = first.compose(query)
@@ -83,7 +83,7 @@ def test_what_is_remembered_is_what_was_worked_out(
         assert made[query].to_plain() == RunSpec.from_config(cli.compose(query)).to_plain()
     assert len(made) > 8
     first.save()
-    again = Settings(tmp_path, never)
+    again = SettingsCache(tmp_path, never)
     monkeypatch.setattr(inputs, "resolve", never)
     for query, spec in made.items():
         found = RunSpec.from_config(again.compose(query), again.resolve)
@@ -92,16 +92,16 @@ def test_what_is_remembered_is_what_was_worked_out(
 
 @pytest.mark.parametrize("file", ["decoder/select/threshold.yaml", "paths/default.yaml"])
 def test_a_changed_yaml_forgets_everything(conf: Path, tmp_path: Path, file: str) -> None:
-    first = Settings(tmp_path, cli.compose)
+    first = SettingsCache(tmp_path, cli.compose)
     before = first.compose(QUERY)
     first.save()
-    assert Settings(tmp_path, never).compose(QUERY) == before
+    assert SettingsCache(tmp_path, never).compose(QUERY) == before
     text = (conf / file).read_text()
     changed = text.replace("tau: 0.9", "tau: 0.8").replace(",results}", ",elsewhere}")
     assert changed != text
     (conf / file).write_text(changed)
     forget()
-    after = Settings(tmp_path, cli.compose).compose(QUERY)
+    after = SettingsCache(tmp_path, cli.compose).compose(QUERY)
     assert after != before
     assert after == cli.compose(QUERY)
 
@@ -124,11 +124,11 @@ def test_a_changed_variable_forgets_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DLLM_BENCH_DATA", raising=False)
-    first = Settings(tmp_path, cli.compose)
+    first = SettingsCache(tmp_path, cli.compose)
     assert first.compose(QUERY)["paths"]["data"] is None
     first.save()
     monkeypatch.setenv("DLLM_BENCH_DATA", "/somewhere")
-    assert Settings(tmp_path, cli.compose).compose(QUERY)["paths"]["data"] == "/somewhere"
+    assert SettingsCache(tmp_path, cli.compose).compose(QUERY)["paths"]["data"] == "/somewhere"
 
 
 def test_a_changed_line_of_the_package_forgets_everything(
@@ -150,13 +150,13 @@ def test_a_file_that_a_decoder_names_is_part_of_what_it_is_remembered_by(tmp_pat
     profile.write_text((assets_dir() / "profiles" / "tiny-qwen3-cpu.json").read_text())
     query = ("model=tiny-qwen3", "decoder=dspark", "decoder/length=hardware_aware", "hardware=cpu")
     config = cli.compose((*query, f"decoder.length.profile.source={profile}"))
-    first = Settings(tmp_path, cli.compose)
+    first = SettingsCache(tmp_path, cli.compose)
     before = RunSpec.from_config(config, first.resolve)
     first.save()
     plain = json.loads(profile.read_text())
     plain["steps_per_s"] = [2 * rate for rate in plain["steps_per_s"]]
     profile.write_text(json.dumps(plain))
-    after = RunSpec.from_config(config, Settings(tmp_path, never).resolve)
+    after = RunSpec.from_config(config, SettingsCache(tmp_path, never).resolve)
     assert after.identity_hash != before.identity_hash
     assert after == RunSpec.from_config(config)
 
@@ -195,26 +195,26 @@ def test_paths_of_another_form_are_left_to_hydra(conf: Path) -> None:
     assert default_paths() is None
 
 
-def test_a_memory_keeps_what_its_marks_hold_for(tmp_path: Path) -> None:
-    file, path = tmp_path / "file", tmp_path / "memory.json"
+def test_a_derived_value_is_kept_while_its_fingerprint_holds(tmp_path: Path) -> None:
+    file, path = tmp_path / "file", tmp_path / "cache.json"
     file.write_text("a")
-    memory = Memory(path, ["v1"])
-    before = marks([tmp_path / "file"])
-    memory.keep("one", before, {"a": [1, 2.5, None]})
-    memory.keep("changed by json", before, (1, 2))
-    memory.keep("two", [], 2)
-    memory.save()
-    again = Memory(path, ["v1"])
-    assert again.recall("one", before) == {"a": [1, 2.5, None]}
-    assert again.recall("changed by json", before) is None
+    cache = DerivedCache(path, ["v1"])
+    before = fingerprints([tmp_path / "file"])
+    cache.put("one", before, {"a": [1, 2.5, None]})
+    cache.put("changed by json", before, (1, 2))
+    cache.put("two", [], 2)
+    cache.save()
+    again = DerivedCache(path, ["v1"])
+    assert again.get("one", before) == {"a": [1, 2.5, None]}
+    assert again.get("changed by json", before) is None
     file.write_text("ab")
-    assert again.recall("one", marks([file])) is None
-    assert Memory(path, ["v2"]).recall("two", []) is None
+    assert again.get("one", fingerprints([file])) is None
+    assert DerivedCache(path, ["v2"]).get("two", []) is None
     again.save(used_only=True)
-    assert Memory(path, ["v1"]).recall("two", []) is None
+    assert DerivedCache(path, ["v1"]).get("two", []) is None
     path.write_text("no json")
-    assert Memory(path, ["v1"]).recall("one", before) is None
-    assert mark(tmp_path / "absent") == []
+    assert DerivedCache(path, ["v1"]).get("one", before) is None
+    assert fingerprint(tmp_path / "absent") == []
 
 
 def test_costs_are_judged_by_records_as_they_are_now(

@@ -23,7 +23,7 @@ import pytest
 from dllm_bench.registry import instantiate
 from dllm_bench.run.loggers import NoLogger, WandbLogger
 from dllm_bench.run.runner import run
-from dllm_bench.store.store import State, Store
+from dllm_bench.store.store import RunState, Store
 from tests.resume import fakes
 
 BLOCK, FRAME = 32768, struct.Struct("<IHB")
@@ -82,7 +82,7 @@ def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> Non
     pytest.importorskip("wandb")
     store = Store(tmp_path)
     logger = instantiate({"_target_": "dllm_bench.run.loggers.WandbLogger", "project": "test"})
-    record = run(fakes.spec(7), store=store, parts=fakes.parts(), logger=logger)
+    record = run(fakes.spec(7), store=store, deps=fakes.deps(), logger=logger)
     rows = history(store.path(record.spec))
     assert len(rows) == 8, "seven samples and the summary"
     for index, row in enumerate(rows[:7]):
@@ -124,7 +124,12 @@ def test_offline_unless_a_key_is_there(
     seen: dict[str, Any] = {}
     fake = SimpleNamespace(init=lambda **arguments: seen.update(arguments))
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    run(fakes.spec(2), store=Store(tmp_path), parts=fakes.parts(), logger=WandbLogger(mode=setting))
+    run(
+        fakes.spec(2),
+        store=Store(tmp_path),
+        deps=fakes.deps(),
+        logger=WandbLogger(mode=setting),
+    )
     assert {key: seen[key] for key in ("mode",) if key in seen} == passed
     assert Path(seen["dir"]) == Store(tmp_path).path(fakes.spec(2))
     assert seen["id"] == fakes.spec(2).short
@@ -158,9 +163,9 @@ def test_a_failure_of_wandb_is_one_warning(
     monkeypatch.setitem(sys.modules, "wandb", module)
     store = Store(tmp_path)
     with pytest.warns(UserWarning, match="W&B mirror stopped") as caught:
-        run(fakes.spec(4), store=store, parts=fakes.parts(), logger=WandbLogger())
+        run(fakes.spec(4), store=store, deps=fakes.deps(), logger=WandbLogger())
     assert len(caught) == 1
-    assert store.state(fakes.spec(4)) is State.SEALED
+    assert store.state(fakes.spec(4)) is RunState.SEALED
 
 
 def test_no_logger_needs_no_wandb(tmp_path: Path) -> None:
@@ -173,14 +178,14 @@ def test_no_logger_needs_no_wandb(tmp_path: Path) -> None:
         "from dllm_bench.registry import instantiate\n"
         "from tests.resume import fakes\n"
         "logger = instantiate({'_target_': 'dllm_bench.run.loggers.NoLogger'})\n"
-        "run(fakes.spec(2), store=Store(Path(sys.argv[1])), parts=fakes.parts(), logger=logger)\n"
+        "run(fakes.spec(2), store=Store(Path(sys.argv[1])), deps=fakes.deps(), logger=logger)\n"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert Store(tmp_path).state(fakes.spec(2)) is State.SEALED
+    assert Store(tmp_path).state(fakes.spec(2)) is RunState.SEALED
 
 
 def test_nothing_of_the_package_imports_wandb_early(monkeypatch: pytest.MonkeyPatch) -> None:

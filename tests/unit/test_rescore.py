@@ -74,8 +74,8 @@ def spec(n: int, **changes: Any) -> RunSpec:
 def made(root: Path, n: int = 6, **changes: Any) -> tuple[Store, RunRecord]:
     asked = spec(n, **changes)
     store = Store(root / "runs")
-    parts = fakes.parts(decoder=Knowing(), benchmark=benchmark_of(asked.benchmark))
-    return store, run(asked, store=store, parts=parts)
+    deps = fakes.deps(decoder=Knowing(), benchmark=benchmark_of(asked.benchmark))
+    return store, run(asked, store=store, deps=deps)
 
 
 def test_the_raw_text_is_kept_where_a_stop_string_cut_it(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_a_run_that_is_not_graded_has_no_score(tmp_path: Path) -> None:
         },
     )  # fmt: skip
     store = Store(tmp_path / "runs")
-    parts = fakes.parts(benchmark=benchmark_of(asked.benchmark))
-    record = run(asked, store=store, parts=parts)
+    deps = fakes.deps(benchmark=benchmark_of(asked.benchmark))
+    record = run(asked, store=store, deps=deps)
     assert record.score is None
     assert record.columns["value"] == [None] * 4
     assert record.verdicts == {"not graded": 4}

@@ -14,9 +14,9 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.run.runner import run
 from dllm_bench.store import files, provenance
-from dllm_bench.store.files import Appender, Lock, lines, write_atomic
+from dllm_bench.store.files import Appender, Lock, whole_lines, write_atomic
 from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
-from dllm_bench.store.store import LOCK, RECORD, SAMPLES, SPEC, State, Store, read_samples
+from dllm_bench.store.store import LOCK, RECORD, SAMPLES, SPEC, RunState, Store, read_samples
 from tests.resume import fakes
 
 SPEC_5 = fakes.spec(5)
@@ -25,20 +25,20 @@ SPEC_5 = fakes.spec(5)
 def made(root: Path) -> tuple[Store, RunRecord]:
     """A store with one sealed run of five samples."""
     store = Store(root)
-    return store, run(SPEC_5, store=store, parts=fakes.parts())
+    return store, run(SPEC_5, store=store, deps=fakes.deps())
 
 
 def test_a_run_is_absent_then_partial_then_sealed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert store.state(SPEC_5) is State.ABSENT
+    assert store.state(SPEC_5) is RunState.ABSENT
     assert store.record(SPEC_5) is None
     assert store.entry(SPEC_5) is None
     assert list(store.entries()) == []
     with store.open(SPEC_5, total=5):
         pass
-    assert store.state(SPEC_5) is State.PARTIAL
+    assert store.state(SPEC_5) is RunState.PARTIAL
     made(tmp_path)
-    assert store.state(SPEC_5) is State.SEALED
+    assert store.state(SPEC_5) is RunState.SEALED
     names = {path.name for path in store.path(SPEC_5).iterdir()}
     assert {SPEC, SAMPLES, RECORD, "log.txt"} <= names
     assert not any(name.endswith(".tmp") for name in names)
@@ -50,7 +50,7 @@ def test_status_lists_runs_without_touching_them(tmp_path: Path) -> None:
         shown = {
             entry.spec.limit: (entry.state, entry.done, entry.total) for entry in store.entries()
         }
-    assert shown == {5: (State.SEALED, 5, 5), 9: (State.PARTIAL, 0, 9)}
+    assert shown == {5: (RunState.SEALED, 5, 5), 9: (RunState.PARTIAL, 0, 9)}
     assert [found.identity_hash for found in store.records()] == [record.identity_hash]
     assert store.find(record.identity_hash[:6]).spec == SPEC_5
     with pytest.raises(DllmBenchError, match="0 runs"):
@@ -163,7 +163,7 @@ def test_who_slept_too_long_writes_no_more(tmp_path: Path) -> None:
             opened.append(sample)
         opened.fail("a reason of the one that slept")
     assert not (opened.folder / SAMPLES).exists()
-    assert Store(tmp_path).state(SPEC_5) is State.PARTIAL
+    assert Store(tmp_path).state(SPEC_5) is RunState.PARTIAL
     assert (opened.folder / LOCK).read_text() == other
 
 
@@ -211,7 +211,7 @@ def test_lines_reach_the_disk_within_a_second_and_at_the_end(
     assert synced == [101.0, 102.0]
     appender.close()
     assert synced == [101.0, 102.0, 102.4]
-    assert lines(tmp_path / "lines") == [str(step).encode() for step in range(25)]
+    assert whole_lines(tmp_path / "lines") == [str(step).encode() for step in range(25)]
 
 
 def test_broken_lines_are_left_out(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_broken_lines_are_left_out(tmp_path: Path) -> None:
 
 def test_a_sample_survives_its_line(tmp_path: Path) -> None:
     store, _ = made(tmp_path)
-    for line in lines(store.path(SPEC_5) / SAMPLES):
+    for line in whole_lines(store.path(SPEC_5) / SAMPLES):
         assert SampleRecord.from_line(line).to_line().encode() == line
     with pytest.raises(ValueError, match="not a sample"):
         SampleRecord.from_line("[1]")

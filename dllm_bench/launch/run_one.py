@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.registry import instantiate
 from dllm_bench.run import batched, served
-from dllm_bench.run.dependencies import REAL, Loaded, Parts
+from dllm_bench.run.dependencies import PROCESSES, REAL, Dependencies, Loaded
 from dllm_bench.run.loggers import NoLogger
-from dllm_bench.run.progress import Observer, Running, Silent, Together
-from dllm_bench.run.runner import WARMUPS, Work, decode_share
+from dllm_bench.run.progress import Observer, ObserverGroup, RunningMetrics, SilentObserver
+from dllm_bench.run.runner import WARMUPS, RunSession, decode_share
 from dllm_bench.run.runner import run as run_here
 from dllm_bench.store import provenance
 from dllm_bench.store.inputs import is_served
@@ -40,11 +41,10 @@ if TYPE_CHECKING:
     from dllm_bench.core.contracts import Decoder
     from dllm_bench.parallel.group import ParallelLayout, RankGroup
 
-PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # settings that multiply
 COMMITS = {"winner": True, "none": False}
 TIMEOUT_S = 120.0  # how long a process waits for another within a request
 GRACE_S = 2.0  # a death is heard of from several processes; the cause comes within this time
-PRELOAD = ["dllm_bench.launch.ranks", "dllm_bench.parallel.group", "transformers.modeling_utils"]
+PRELOAD = ["dllm_bench.launch.run_one", "dllm_bench.parallel.group", "transformers.modeling_utils"]
 """Imported once, by the process that all others are forked from."""
 
 
@@ -66,6 +66,13 @@ def layout_of(hardware: Mapping[str, Any]) -> ParallelLayout:
     )
 
 
+def make_logger(spec: RunSpec) -> Observer | None:
+    """The logger of the run's configuration."""
+    plain = spec.runtime.get("logger")
+    logger: Observer | None = instantiate(plain) if plain else None
+    return logger
+
+
 def needs_several(hardware: Mapping[str, Any]) -> bool:
     """Whether a run on this hardware is made by more than the process that asks for it."""
     return any(int(hardware.get(name, 1)) > 1 for name in PROCESSES)
@@ -77,25 +84,32 @@ def run(
     store: Store,
     logger: Observer | None = None,
     progress: Observer | None = None,
-    parts: Parts = REAL,
+    deps: Dependencies = REAL,
 ) -> RunRecord:
     """The record of `spec`, made by as many processes as its hardware says, or by a server."""
-    work, here = work_of(spec), not needs_several(spec.hardware)
-    if work is batched.BatchedWork:
+    work, here = session_class(spec), not needs_several(spec.hardware)
+    if work is batched.BatchedRunSession:
         batched.check(spec)
     if here or store.record(spec) is not None:
-        return run_here(spec, store=store, logger=logger, progress=progress, parts=parts, work=work)
+        return run_here(
+            spec,
+            store=store,
+            logger=logger,
+            progress=progress,
+            deps=deps,
+            work=work,
+        )
     layout, replicas = layout_of(spec.hardware), int(spec.hardware.get("replicas", 1))
-    check(spec, parts, layout, replicas)
-    observer = Together([logger or NoLogger(), progress or Silent()])
+    check(spec, deps, layout, replicas)
+    observer = ObserverGroup([logger or NoLogger(), progress or SilentObserver()])
     try:
         with tempfile.TemporaryDirectory() as folder:
             places = [
-                Place(spec, store, parts, layout, rank, team, replicas, Path(folder))
+                RunProcess(spec, store, deps, layout, rank, team, replicas, Path(folder))
                 for team in range(replicas)
                 for rank in range(layout.processes)
             ]
-            _make(spec, store, parts, places, observer)
+            _make(spec, store, deps, places, observer)
     except DllmBenchError as error:
         with suppress(DllmBenchError), store.open(spec) as opened:
             opened.fail(str(error))
@@ -108,18 +122,18 @@ def run(
     return record
 
 
-def work_of(spec: RunSpec) -> type[Work]:
+def session_class(spec: RunSpec) -> type[RunSession]:
     """One request at a time, several, or a server's."""
     if is_served(spec.model):
-        return served.ServedWork
-    return batched.BatchedWork if spec.batch != 1 else Work
+        return served.ServedRunSession
+    return batched.BatchedRunSession if spec.batch != 1 else RunSession
 
 
-def check(spec: RunSpec, parts: Parts, layout: ParallelLayout, replicas: int) -> None:
+def check(spec: RunSpec, deps: Dependencies, layout: ParallelLayout, replicas: int) -> None:
     """Refuse at once what these processes could not do."""
     from dllm_bench.decoding.masked import MaskedDecoder
 
-    decoder, name = parts.decoder(spec), spec.hardware["name"]
+    decoder, name = deps.decoder(spec), spec.hardware["name"]
     if layout.branches > 1 and not isinstance(decoder, MaskedDecoder):
         raise DllmBenchError(
             f"hardware={name} deals branches to {layout.branches} processes, and decoder "
@@ -138,7 +152,11 @@ def check(spec: RunSpec, parts: Parts, layout: ParallelLayout, replicas: int) ->
 
 
 def _make(
-    spec: RunSpec, store: Store, parts: Parts, places: list[Place], observer: Observer
+    spec: RunSpec,
+    store: Store,
+    deps: Dependencies,
+    places: list[RunProcess],
+    observer: Observer,
 ) -> None:
     """Start the processes and have the run sealed by the first one."""
     relay = _Progress(spec, store.path(spec), observer)
@@ -152,9 +170,9 @@ def _make(
             if opened.record is not None:
                 return
             facts = provenance.environment(str(spec.hardware["device"]))
-            index = opened.begin(Session(parts.now(), WARMUPS, facts))
+            index = opened.begin(Session(deps.now(), WARMUPS, facts))
             opened.note(f"session {index}: {replicas} processes share the requests")
-            zero_s = parts.clock()
+            zero_s = deps.clock()
             members.start([replace(place, session=index, zero_s=zero_s) for place in places])
             members.listen(relay, "decoded", times=replicas)
         members.members[0].pipe.send("seal")
@@ -162,12 +180,12 @@ def _make(
 
 
 @dataclass(frozen=True)
-class Place:
+class RunProcess:
     """One process of a run, as a value that is sent to it: process `rank` of team `team`."""
 
     spec: RunSpec
     store: Store
-    parts: Parts
+    deps: Dependencies
     layout: ParallelLayout
     rank: int
     team: int
@@ -186,22 +204,28 @@ class Place:
         spec, team = self._on_device(), self._join()
         if team is not None and self.rank > 0:
             asked = [spec, *([spec.of_baseline] if spec.baseline else [])]
-            decoders = [self.parts.decoder(one) for one in asked]
-            self.parts.prepare(spec)
-            loaded = self.parts.model(spec)
+            decoders = [self.deps.decoder(one) for one in asked]
+            self.deps.prepare(spec)
+            loaded = self.deps.model(spec)
             team.split(loaded.denoiser)
             team.follow(decoders, loaded.denoiser)
             return
-        parts = self.parts if team is None else led(self.parts, spec, team)
+        deps = self.deps if team is None else led(self.deps, spec, team)
         report = _Report(pipe)
         if self.replicas > 1:
             share = self.store.share(spec, self.team, self.replicas, self.session, self.zero_s)
-            decode_share(spec, share, observer=report, parts=parts, work=work_of(spec))
+            decode_share(spec, share, observer=report, deps=deps, work=session_class(spec))
             pipe.send(("decoded",))
             if self.index == 0:
                 pipe.recv()  # the others are done too
         if self.index == 0:
-            run_here(spec, store=self.store, progress=report, parts=parts, work=work_of(spec))
+            run_here(
+                spec,
+                store=self.store,
+                progress=report,
+                deps=deps,
+                work=session_class(spec),
+            )
             pipe.send(("sealed",))
         if team is not None:
             team.leave()
@@ -225,34 +249,34 @@ class Place:
         return replace(self.spec, model={**self.spec.model, "device": f"cuda:{self.index}"})
 
 
-def led(parts: Parts, spec: RunSpec, team: RankGroup) -> Parts:
-    """The parts of a team's first process: decoders that announce, a model that is split."""
+def led(deps: Dependencies, spec: RunSpec, team: RankGroup) -> Dependencies:
+    """The dependencies of a team's first process: decoders that announce, a model that is split."""
     from dllm_bench.parallel.group import AnnouncingDecoder
 
     @cache
     def loaded() -> Loaded:
-        found = parts.model(spec)
+        found = deps.model(spec)
         team.split(found.denoiser)
         return found
 
     def decoder(asked: RunSpec) -> Decoder:
-        return AnnouncingDecoder(parts.decoder(asked), team, which=0 if asked == spec else 1)
+        return AnnouncingDecoder(deps.decoder(asked), team, which=0 if asked == spec else 1)
 
-    return replace(parts, model=lambda _: loaded(), decoder=decoder)
+    return replace(deps, model=lambda _: loaded(), decoder=decoder)
 
 
-class _Report(Silent):
+class _Report(SilentObserver):
     """Progress of a process, sent to where it is shown."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self.scored = 0
 
-    def start(self, spec: RunSpec, folder: Path, running: Running) -> None:
+    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         self.scored = len(running.values)
         self.pipe.send(("start", running))
 
-    def sample(self, sample: SampleRecord, running: Running) -> None:
+    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         value = running.values[-1] if len(running.values) > self.scored else None
         self.scored = len(running.values)
         self.pipe.send(("sample", sample, value))
@@ -265,10 +289,10 @@ class _Progress:
     spec: RunSpec
     folder: Path
     observer: Observer
-    running: Running | None = None
+    running: RunningMetrics | None = None
     started: float = 0.0
 
-    def start(self, running: Running) -> None:
+    def start(self, running: RunningMetrics) -> None:
         """All processes say the same; the first one is heard."""
         if self.running is None:
             self.running, self.started = running, time.monotonic()
@@ -284,7 +308,7 @@ class _Progress:
 class _Member:
     """A started process and the pipe to it; `last` are its last words, where something failed."""
 
-    place: Place
+    place: RunProcess
     process: BaseProcess
     pipe: Connection
     last: tuple[bool, str] | None = None
@@ -294,7 +318,7 @@ class _Member:
 class _Members:
     """The processes of a run; all are ended when the block is left."""
 
-    places: list[Place]
+    places: list[RunProcess]
     members: list[_Member] = field(default_factory=list)
 
     def __enter__(self) -> _Members:
@@ -309,7 +333,7 @@ class _Members:
             member.process.kill()
             member.process.join()
 
-    def start(self, places: list[Place]) -> None:
+    def start(self, places: list[RunProcess]) -> None:
         """One process per place."""
         context = get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
@@ -373,7 +397,7 @@ class _Members:
         )
 
 
-def _serve(place: Place, pipe: Connection) -> None:
+def _serve(place: RunProcess, pipe: Connection) -> None:
     """A process's life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
     threading.Thread(target=die_with_parent, daemon=True).start()

@@ -13,8 +13,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.registry import instantiate
-from dllm_bench.run import token_replay as evolution
-from dllm_bench.run.dependencies import Parts
+from dllm_bench.run import token_replay
+from dllm_bench.run.dependencies import Dependencies
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.store import SAMPLES, Store
 from tests.helpers import tiny_denoiser
@@ -49,7 +49,7 @@ DECODERS = [
 def test_listening_changes_no_token_and_sees_every_open_position(overrides, model) -> None:
     own = decoder(*overrides)
     before = own.generate(model, REQUEST)
-    found = evolution.evolve(own, model, REQUEST, before.ids)
+    found = token_replay.replay(own, model, REQUEST, before.ids)
     assert found is not None
     steps, positions = len(before.trace), len(before.ids)
     assert found.chance_SP.shape == found.rank_SP.shape == found.found_SP.shape
@@ -59,7 +59,7 @@ def test_listening_changes_no_token_and_sees_every_open_position(overrides, mode
             continue
         assert found.found_SP[born, position] == 1, "decoded tokens are the candidate"
         assert np.isnan(found.chance_SP[born + 1 :, position]).all()
-        assert (found.found_SP[born + 1 :, position] == evolution.UNSEEN).all()
+        assert (found.found_SP[born + 1 :, position] == token_replay.UNSEEN).all()
         assert 0 < found.chance_SP[born, position] <= 1
         assert found.rank_SP[born, position] == 1, "greedy: the candidate has the first rank"
 
@@ -68,7 +68,7 @@ def test_chances_are_those_that_decide(model) -> None:
     """With one token per forward the decoded token has the highest chance of its block."""
     own = decoder("decoder=vanilla")
     before = own.generate(model, REQUEST)
-    found = evolution.evolve(own, model, REQUEST, before.ids)
+    found = token_replay.replay(own, model, REQUEST, before.ids)
     assert found is not None
     for step in range(len(before.trace)):
         [decoded] = [p for p, born in enumerate(before.born) if born == step]
@@ -80,7 +80,7 @@ def test_chances_are_those_that_decide(model) -> None:
 def test_candidates_ahead_of_the_block_are_known(model) -> None:
     own = decoder("decoder=vanilla")
     before = own.generate(model, REQUEST)
-    found = evolution.evolve(own, model, REQUEST, before.ids)
+    found = token_replay.replay(own, model, REQUEST, before.ids)
     assert found is not None
     assert (found.found_SP[0] >= 0).all(), "the first forward sees the whole canvas"
     assert np.isnan(found.chance_SP[0, BLOCK:]).all(), "chances are of the open block"
@@ -89,7 +89,7 @@ def test_candidates_ahead_of_the_block_are_known(model) -> None:
 def test_other_tokens_are_no_evolution(model) -> None:
     own = decoder("decoder=vanilla")
     ids = list(own.generate(model, REQUEST).ids)
-    assert evolution.evolve(own, model, REQUEST, [*ids[:-1], (ids[-1] + 1) % 50]) is None
+    assert token_replay.replay(own, model, REQUEST, [*ids[:-1], (ids[-1] + 1) % 50]) is None
 
 
 class OneRequest:
@@ -109,9 +109,9 @@ class Held:
         return []
 
 
-def parts(own: object, model: object) -> Parts:
+def deps(own: object, model: object) -> Dependencies:
     given: dict[str, Any] = {"model": Held(model), "decoder": own, "benchmark": OneRequest()}
-    return Parts(**{name: fakes.Always(value) for name, value in given.items()},
+    return Dependencies(**{name: fakes.Always(value) for name, value in given.items()},
                  prepare=fakes.Always(None))  # fmt: skip
 
 
@@ -122,10 +122,12 @@ def test_what_is_written_is_read(tmp_path, model) -> None:
     with store.open(spec, 1) as run:
         (run.folder / SAMPLES).write_text(stored.to_line() + "\n")
     folder = store.path(spec)
-    assert evolution.read(folder) == []
-    assert evolution.record(spec, store, 4, parts(own, model)) == folder / evolution.FILE
-    [found] = evolution.read(folder)
-    again = evolution.evolve(own, model, REQUEST, before.ids)
+    assert token_replay.read_replays(folder) == []
+    assert (
+        token_replay.record_replays(spec, store, 4, deps(own, model)) == folder / token_replay.FILE
+    )
+    [found] = token_replay.read_replays(folder)
+    again = token_replay.replay(own, model, REQUEST, before.ids)
     assert again is not None
     assert found.id == REQUEST.id
     np.testing.assert_array_equal(found.chance_SP, again.chance_SP)
@@ -139,10 +141,10 @@ def test_refusals_are_sentences(tmp_path, model) -> None:
         changed = replace(stored, ids=[1, *stored.ids[1:]])
         (run.folder / SAMPLES).write_text(changed.to_line() + "\n")
     with pytest.raises(DllmBenchError, match="no sample of letters/fake"):
-        evolution.record(spec, store, 1, parts(own, model))
+        token_replay.record_replays(spec, store, 1, deps(own, model))
     lookahead = decoder("decoder=lopa_dream")
     with pytest.raises(DllmBenchError, match="explores one candidate"):
-        evolution.record(spec, store, 1, parts(lookahead, model))
+        token_replay.record_replays(spec, store, 1, deps(lookahead, model))
 
 
 def sample(before: Any) -> SampleRecord:

@@ -1,0 +1,291 @@
+"""Runs as jobs of a SLURM cluster: submit them, remember them, follow them.
+
+`submit` sends runs (or commands) as one array with submitit and writes a ticket for each: a line of
+`.launch/jobs.jsonl` that names the run, its job and the job's log. The store says how far a run is;
+tickets and `squeue` say whether its job is still queued or running. A run that is not sealed though
+its job is over has failed, and the log says why.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import conf_dir
+from dllm_bench.run.dependencies import PROCESSES, REAL, Dependencies
+from dllm_bench.run.progress import ManyRunsProgress, RunProgress
+from dllm_bench.store.files import Appender, whole_lines
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import RECORD, Store, read_entry
+
+TICKETS = "jobs.jsonl"
+ASK_S = 30.0  # SLURM's answer is waited for so long
+POLL_S = 3.0
+SHARED = (
+    "timeout_min",
+    "cpus_per_task",
+    "gpus_per_node",
+    "tasks_per_node",
+    "mem_gb",
+    "nodes",
+    "name",
+)
+"""Settings that submitit knows on every kind of cluster; the others are SLURM's."""
+
+
+@dataclass(frozen=True)
+class PackedJob:
+    """A job as submitit stores it: bytes that are unpickled only when the job runs.
+
+    submitit answers the signal of a preemption, and queues the job again, only after it has read
+    what it is to call; before that the signal ends the job for good. Unpickling a run imports
+    torch, which takes seconds; these bytes are read at once.
+    """
+
+    job: bytes  # a pickled callable
+
+    @classmethod
+    def of(cls, job: Callable[[], None]) -> PackedJob:
+        """Pack a job that plain pickle can send to another process."""
+        return cls(pickle.dumps(job))
+
+    def __call__(self) -> None:
+        pickle.loads(self.job)()
+
+    def checkpoint(self) -> Any:
+        """submitit calls this when the job is preempted: queue it again."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+@dataclass(frozen=True)
+class SlurmRun:
+    """A run as a job of a cluster: progress and errors go to its log, all else to the store."""
+
+    spec: RunSpec
+    store: Store
+    deps: Dependencies = REAL
+
+    def __call__(self) -> None:
+        from dllm_bench.launch.run_one import make_logger, run  # imports torch
+
+        logger, line = make_logger(self.spec), RunProgress()
+        run(
+            self.spec,
+            store=self.store,
+            logger=logger,
+            progress=line,
+            deps=self.deps,
+        )
+
+
+@dataclass(frozen=True)
+class SlurmCommand:
+    """`dllm-bench ARGUMENTS` as a job: what has to be trained, and what waits for it."""
+
+    arguments: tuple[str, ...]
+
+    def __call__(self) -> None:
+        subprocess.run([sys.executable, "-m", "dllm_bench", *self.arguments], check=True)
+
+
+def submit(
+    jobs: Mapping[str, Callable[[], None]],
+    *,
+    store: Store,
+    hardware: Mapping[str, Any],
+    changes: Sequence[str] = (),
+    after: Sequence[str] = (),
+    cluster: str = "slurm",
+) -> list[Any]:
+    """Send jobs, by folder of their run or by command, as one array; submitit's jobs.
+
+    hardware: of the runs, says how many devices and cores a job takes; changes: NAME=VALUE over
+    conf/hydra/launcher/slurm.yaml; after: jobs that have to succeed first; cluster: "slurm", or
+    "debug" for this process.
+    """
+    submitit = _submitit()
+    if not jobs:
+        return []
+    settings = {**slurm_settings(), **resources(hardware), **read(changes)}
+    if after:
+        own = settings.get("additional_parameters") or {}
+        settings["additional_parameters"] = {**own, "kill-on-invalid-dep": "yes"}
+        settings["dependency"] = f"afterok:{':'.join(after)}"
+    timeouts = {"slurm_max_num_timeout": settings.pop("max_num_timeout", 0)}
+    named = {k if k in SHARED else f"slurm_{k}": v for k, v in settings.items() if v is not None}
+    try:
+        executor = submitit.AutoExecutor(folder_of(store) / "%j", cluster, **timeouts)
+        executor.update_parameters(**named)
+        with executor.batch():
+            sent = [executor.submit(PackedJob.of(job)) for job in jobs.values()]
+    except (RuntimeError, ValueError, NameError, TypeError, OSError) as error:
+        text = " ".join(str(error).split())
+        raise DllmBenchError(
+            f"SLURM did not take {len(jobs)} jobs ({text}); mend the settings with --slurm "
+            "NAME=VALUE, or run here with --run."
+        ) from error
+    pairs = zip(jobs.items(), sent, strict=True)
+    record_tickets(store, [_ticket(what, job, its) for (what, job), its in pairs])
+    return sent
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise DllmBenchError(
+            "Jobs are sent with submitit, which is not installed; install the extra: "
+            "pip install 'dllm-bench[slurm]'."
+        ) from error
+    return submitit
+
+
+def _ticket(what: str, job: Callable[[], None], sent: Any) -> JobTicket:
+    run_hash = job.spec.identity_hash if isinstance(job, SlurmRun) else ""
+    return JobTicket(run_hash, what, sent.job_id, str(sent.paths.stderr))
+
+
+def slurm_settings() -> dict[str, Any]:
+    """Those of `hydra/launcher=slurm` that have nothing to do with Hydra."""
+    plain = yaml.safe_load((conf_dir() / "hydra/launcher/slurm.yaml").read_text(encoding="utf-8"))
+    return {k: v for k, v in plain.items() if k not in ("defaults", "submitit_folder")}
+
+
+def resources(hardware: Mapping[str, Any]) -> dict[str, Any]:
+    """Cores and devices of a job: of each of the processes that `ranks` starts in it."""
+    processes = prod(int(hardware.get(name, 1)) for name in PROCESSES)
+    devices = processes if str(hardware["device"]).startswith("cuda") else None
+    return {"cpus_per_task": int(hardware["threads"]) * processes, "gpus_per_node": devices}
+
+
+def read(changes: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE settings as plain data."""
+    pairs = [text.partition("=") for text in changes]
+    wrong = [text for text, (_, equals, _) in zip(changes, pairs, strict=True) if not equals]
+    if wrong:
+        raise DllmBenchError(f"--slurm {wrong[0]} sets nothing; write NAME=VALUE: partition=gpu.")
+    return {name: yaml.safe_load(value) for name, _, value in pairs}
+
+
+@dataclass(frozen=True)
+class JobTicket:
+    """run: identity hash, empty for a command; what: folder of the run, or the command."""
+
+    run: str
+    what: str
+    job: str
+    log: str
+
+
+def folder_of(store: Store) -> Path:
+    """Where jobs and their logs are noted."""
+    return Path(store.root).parent / ".launch"
+
+
+def record_tickets(store: Store, tickets: Sequence[JobTicket]) -> None:
+    """Remember jobs that were sent."""
+    folder_of(store).mkdir(parents=True, exist_ok=True)
+    appender = Appender(folder_of(store) / TICKETS)
+    for ticket in tickets:
+        appender.append(json.dumps(asdict(ticket)))
+    appender.close()
+
+
+def job_states() -> dict[str, str] | None:
+    """Job -> SLURM's word, of this user's jobs that are not over; None where SLURM is silent."""
+    command = ["squeue", "--me", "--noheader", "--array", "--format=%i %T"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    pairs = (line.split() for line in done.stdout.splitlines())
+    return {job: word.lower() for job, word in pairs}
+
+
+@dataclass(frozen=True)
+class SlurmJobs:
+    """The newest ticket of every run and command, and the words for jobs that are not over."""
+
+    tickets: Mapping[str, JobTicket] = field(default_factory=dict)
+    words: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(cls, store: Store) -> SlurmJobs:
+        """What was sent from here; SLURM is asked only if anything was."""
+        found = [JobTicket(**json.loads(line)) for line in whole_lines(folder_of(store) / TICKETS)]
+        return cls({t.run or t.what: t for t in found}, job_states() if found else {})
+
+    def is_active(self, key: str) -> bool:
+        """Whether a job of this run or command is queued or running."""
+        return key in self.tickets and self.tickets[key].job in (self.words or {})
+
+    def remark(self, key: str) -> tuple[bool, str]:
+        """Of a run that is not sealed: whether its job is over, and where job and log are."""
+        ticket = self.tickets.get(key)
+        if ticket is None or self.words is None:
+            return False, f"log of job {ticket.job}: {ticket.log}" if ticket else ""
+        if ticket.job in self.words:
+            return False, f"job {ticket.job} is {self.words[ticket.job]}"
+        return True, f"its job {ticket.job} is over, log: {ticket.log}"
+
+
+def job_lines(store: Store) -> Iterator[str]:
+    """One line per job whose run is not sealed, and per command that is not over."""
+    jobs = SlurmJobs.of(store)
+    for key, ticket in jobs.tickets.items():
+        if jobs.is_active(key) or (ticket.run and not is_sealed(store, ticket)):
+            yield f"{ticket.what}: {jobs.remark(key)[1]}"
+
+
+def is_sealed(store: Store, ticket: JobTicket) -> bool:
+    """Whether the ticket's run is complete."""
+    return bool(ticket.run) and (Path(store.root) / ticket.what / RECORD).exists()
+
+
+def wait_for_jobs(
+    store: Store, progress: ManyRunsProgress, asked: Container[str] = (), poll_s: float = POLL_S
+) -> list[str]:
+    """Wait until no job goes any more; sentences of runs that were left unsealed.
+
+    asked: runs that count even if their jobs were over before the waiting began.
+    """
+    jobs = SlurmJobs.of(store)
+    going = {key: t for key, t in jobs.tickets.items() if key in asked or jobs.is_active(key)}
+    progress.total, failed = len(going), list[str]()
+    while going:
+        for key, ticket in list(going.items()):
+            if jobs.is_active(key):
+                progress.update(ticket.what, how_far(store, jobs, key))
+                continue
+            del going[key]
+            why = jobs.remark(key)[1] if ticket.run and not is_sealed(store, ticket) else ""
+            progress.end(ticket.what, why or "done")
+            failed += [f"{ticket.what}: {why}"] if why else []
+        time.sleep(poll_s if going else 0)
+        jobs = SlurmJobs.of(store)
+        if going and jobs.words is None:
+            raise DllmBenchError(
+                "SLURM does not answer (squeue); its jobs go on, `dllm-bench status` shows them."
+            )
+    return failed
+
+
+def how_far(store: Store, jobs: SlurmJobs, key: str) -> str:
+    """The job's word and the run's finished samples."""
+    ticket = jobs.tickets[key]
+    entry = read_entry(Path(store.root) / ticket.what) if ticket.run else None
+    done = f" {entry.done}/{entry.total or '?'}" if entry else ""
+    return (jobs.words or {})[ticket.job] + done
