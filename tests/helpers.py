@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.request import SpecialTokens
+from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes
-from dllm_bench.models.load import ADAPTERS, ModelSpec, load
+from dllm_bench.models.load import load_model
+from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 
 VOCAB, WIDTH, LAYERS, HEADS, MLP, LENGTH = 96, 32, 2, 4, 48, 512
@@ -124,7 +126,7 @@ def golden_dir() -> Path:
 def load_denoiser(folder: Path) -> TransformerDenoiser:
     """The float32 denoiser of a checkpoint folder, on the CPU."""
     spec = ModelSpec(folder.name, str(folder), dtype="float32", device="cpu")
-    denoiser = load(spec).denoiser
+    denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     return denoiser
 

@@ -20,7 +20,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Uniforms, VerifyLength
 from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.models.drafters import empty, freeze_tables
+from dllm_bench.models.drafters import empty_network, freeze_tables
 from tests.helpers import IDS, LAYERS, STANDARD, tiny_checkpoint
 
 MASK = IDS["<|mask|>"]
@@ -78,7 +78,7 @@ def write_drafter(folder: Path, config: dict[str, Any], seed: int = 0) -> str:
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, like in empty(config).state_dict().items():
+    for name, like in empty_network(config).state_dict().items():
         noise = torch.randn(like.shape, generator=generator)
         scale = 0.3 if name.endswith("bias") else 2.0 / like.shape[-1] ** 0.5
         weights[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else scale * noise
@@ -90,7 +90,7 @@ def trainable(folder: Path) -> Any:
     """A drafter's network in float32 as training has it, from its folder."""
     from safetensors.torch import load_file
 
-    network = empty(json.loads((folder / "config.json").read_text()))
+    network = empty_network(json.loads((folder / "config.json").read_text()))
     network.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
     return freeze_tables(network)
 

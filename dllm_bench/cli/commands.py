@@ -275,12 +275,12 @@ def prefetch(args: Namespace, compose: Compose) -> int:
     """Download models for machines without network, or verify what was downloaded."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from dllm_bench.models import prefetch as fetching
+    from dllm_bench.models import sources as fetching
     from dllm_bench.store.inputs import model_spec
 
     cache = (args.to or Path(HF_HUB_CACHE)).expanduser().absolute()
     if args.verify:
-        found = list(fetching.verify(cache))
+        found = list(fetching.verify_manifest(cache))
         echo(f"{'no' if bad else 'ok'}  {source}  {'; '.join(bad)}" for source, bad in found)
         return 1 if any(bad for _, bad in found) else 0
     if not args.models:
@@ -315,7 +315,7 @@ def train_filter(args: Namespace, compose: Compose) -> int:
 
 def train_drafter(args: Namespace, compose: Compose) -> int:
     """Train a drafter beside its target, on the target's own texts."""
-    from dllm_bench.models.load import load
+    from dllm_bench.models.load import load_model
     from dllm_bench.store import inputs
     from dllm_bench.training import drafters as training
     from dllm_bench.training.drafter_options import job_of
@@ -325,7 +325,7 @@ def train_drafter(args: Namespace, compose: Compose) -> int:
     folder = Path(paths_of(args, compose)["results"]) / "training" / "drafters"
     out = args.out or folder / f"{args.model}-{args.drafter}-layers{job.layers}"
     spec = inputs.model_spec(model)
-    loaded = load(spec)
+    loaded = load_model(spec)
     file = folder / training.texts_file(job, inputs.weights_hash(model))
     training.train(job, loaded, training.texts_of(job, loaded, spec.chat, file), out)
     use = f"decoder.draft.drafter.source={out}"

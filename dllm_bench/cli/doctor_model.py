@@ -16,7 +16,7 @@ from dllm_bench.core.errors import DllmBenchError
 
 if TYPE_CHECKING:
     from dllm_bench.core.denoiser import ForwardPlan
-    from dllm_bench.models.inspection import Inspection
+    from dllm_bench.models.load import Inspection
     from dllm_bench.models.spec import ModelSpec
 
 Line = tuple[str, str, str]
@@ -29,7 +29,7 @@ WEIGHTS_SHARE = 0.95  # of a device's memory; the rest is for activations
 
 def lines(config: Mapping[str, Any]) -> Iterator[Line]:
     """The report for the model and hardware groups of a composed configuration."""
-    from dllm_bench.models.inspection import inspect
+    from dllm_bench.models.load import inspect_checkpoint
     from dllm_bench.store.inputs import is_served, model_spec, resolve_hardware, resolve_model
 
     name = str(config["model"]["name"])
@@ -38,7 +38,7 @@ def lines(config: Mapping[str, Any]) -> Iterator[Line]:
             yield OK, name, server(config["model"])
             return
         spec = model_spec(resolve_model(config["model"], resolve_hardware(config["hardware"])))
-        found = inspect(spec)
+        found = inspect_checkpoint(spec)
         yield from file_lines(spec, found)
         yield from architecture_lines(found)
         yield from text_lines(found)
@@ -129,10 +129,10 @@ def forward(spec: ModelSpec, form: str) -> str:
     """Load the model and predict the position after a prompt."""
     import torch
 
-    from dllm_bench.models.load import load
+    from dllm_bench.models.load import load_model
 
     started = time.perf_counter()
-    model = load(spec)
+    model = load_model(spec)
     loaded_s = time.perf_counter() - started
     denoiser, tokenizer = model.denoiser, model.text.tokenizer
     prompt = model.encode([{"role": "user", "content": PROMPT}] if spec.chat else PROMPT)

@@ -136,12 +136,12 @@ def unfinished(entry: RunEntry) -> Iterator[str]:
 
 def decoder_of(model: Mapping[str, Any]) -> Decode:
     """Token ids to text with a model's own tokenizer; special tokens stay visible."""
-    from dllm_bench.models.load import locate
+    from dllm_bench.models.sources import checkpoint_folder
     from dllm_bench.models.text import read_tokenizer
     from dllm_bench.store.inputs import model_spec
 
     spec = model_spec(model)
-    tokenizer = read_tokenizer(locate(spec.path, spec.revision))
+    tokenizer = read_tokenizer(checkpoint_folder(spec.path, spec.revision))
     return lambda ids: str(tokenizer.decode(list(ids))) if tokenizer else str(list(ids))
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.layouts import Layout, Part, Shapes
+from dllm_bench.models.layouts import CheckpointLayout, Part, Shapes
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SHOWN = 6  # names listed per kind of problem
@@ -121,7 +121,7 @@ def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def published_shapes(layout: Layout, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+def published_shapes(layout: CheckpointLayout, shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """The tensors a checkpoint has to hold for a module with these parameters."""
     expected: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
@@ -168,7 +168,7 @@ def check_tensors(
 
 def fill(
     module: Any,
-    layout: Layout,
+    layout: CheckpointLayout,
     weights: Weights,
     merge: Callable[[str, Tensor], Tensor],
     device: torch.device,
@@ -194,7 +194,7 @@ def fill(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Published tensors, changed, cast and put on the device."""
+    """PublishedConfig tensors, changed, cast and put on the device."""
 
     weights: Weights
     merge: Callable[[str, Tensor], Tensor]
@@ -227,7 +227,7 @@ def _compute_buffers(module: Any, device: torch.device) -> None:
             module._init_weights(part)
 
 
-def content_hash(files: Iterable[Path]) -> str:
+def files_hash(files: Iterable[Path]) -> str:
     """sha256 over names and contents of files."""
     lines = [f"{file.name} {_sha256(file)}" for file in sorted(files, key=lambda file: file.name)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

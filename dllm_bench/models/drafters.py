@@ -21,15 +21,19 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Target
 from dllm_bench.models import checkpoint
-from dllm_bench.models.drafter_facts import NetFacts, architecture, read_facts
-from dllm_bench.models.layouts import Published, value
-from dllm_bench.models.native import Qwen3
-from dllm_bench.models.sources import content_hash, locate
+from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.models.drafter_config import DrafterConfig, architecture, read_drafter_config
+from dllm_bench.models.layouts import PublishedConfig, value
+from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, place_of
 
 if TYPE_CHECKING:
-    from dllm_bench.models.drafter_nets import BlockNet, ChainNet, DraftNetwork
+    from dllm_bench.models.drafter_networks import (
+        BlockDraftNetwork,
+        ChainDraftNetwork,
+        DraftNetwork,
+    )
     from dllm_bench.models.transformer import TransformerDenoiser
 
 
@@ -64,7 +68,7 @@ class Stored:
         object.__setattr__(self, "sha256", found)
 
     @property
-    def published(self) -> Published:
+    def published(self) -> PublishedConfig:
         """The checkpoint's config.json."""
         return _published(self.source, self.revision, self.sha256)
 
@@ -85,7 +89,7 @@ class Trained(Stored):
             )
 
     @property
-    def facts(self) -> NetFacts:
+    def facts(self) -> DrafterConfig:
         """What its config says."""
         return _facts(self.source, self.revision, self.sha256)
 
@@ -140,7 +144,7 @@ class TrainedBlock(Trained):
         """Whether it has a confidence head."""
         return self.facts.confidence
 
-    def on(self, target: Target) -> BlockNet:
+    def on(self, target: Target) -> BlockDraftNetwork:
         """The network, beside the target."""
         return self._beside(target)  # type: ignore[return-value]
 
@@ -156,7 +160,7 @@ class TrainedChain(Trained):
         """Tokens it was trained to draft in a row."""
         return self.facts.slots
 
-    def on(self, target: Target) -> ChainNet:
+    def on(self, target: Target) -> ChainDraftNetwork:
         """The network, beside the target."""
         return self._beside(target)  # type: ignore[return-value]
 
@@ -178,21 +182,21 @@ class SmallModel(Stored):
 
 
 @lru_cache(maxsize=32)
-def _published(source: str, revision: str | None, sha256: str) -> Published:
+def _published(source: str, revision: str | None, sha256: str) -> PublishedConfig:
     """config.json; `sha256` keeps a changed file apart."""
-    return checkpoint.read_json(locate(source, revision) / "config.json")
+    return checkpoint.read_json(checkpoint_folder(source, revision) / "config.json")
 
 
 @lru_cache(maxsize=32)
-def _facts(source: str, revision: str | None, sha256: str) -> NetFacts:
-    return read_facts(_published(source, revision, sha256))
+def _facts(source: str, revision: str | None, sha256: str) -> DrafterConfig:
+    return read_drafter_config(_published(source, revision, sha256))
 
 
 @lru_cache(maxsize=2)
 def _network(drafter: Trained, device: torch.device, dtype: torch.dtype) -> DraftNetwork:
     """The drafter's network with its weights, on a device."""
-    network = empty(drafter.published)
-    folder = locate(drafter.source, drafter.revision)
+    network = empty_network(drafter.published)
+    folder = checkpoint_folder(drafter.source, drafter.revision)
     weights = checkpoint.Weights(checkpoint.weight_files(folder))
     checkpoint.check_tensors(weights, checkpoint.shapes_of(network), set(), drafter.source)
     state = {name: weights.read(name).to(device, dtype) for name in weights.names}
@@ -208,9 +212,9 @@ def freeze_tables(network: DraftNetwork) -> DraftNetwork:
     return network
 
 
-def fresh(published: Published, target: TransformerDenoiser, seed: int) -> DraftNetwork:
+def new_network(published: PublishedConfig, target: TransformerDenoiser, seed: int) -> DraftNetwork:
     """A network to train from the start beside a target, with transformers' initial weights."""
-    network = empty(published)
+    network = empty_network(published)
     module: Any = target.module
     tables = {"embed_tokens": module.model.embed_tokens, "lm_head": module.lm_head}
     generator = torch.Generator().manual_seed(seed)
@@ -226,7 +230,7 @@ def fresh(published: Published, target: TransformerDenoiser, seed: int) -> Draft
     return freeze_tables(network.to(target.device).train())
 
 
-def save(folder: Path, published: Published, weights: Mapping[str, Tensor]) -> None:
+def save_drafter(folder: Path, published: PublishedConfig, weights: Mapping[str, Tensor]) -> None:
     """Write config.json and model.safetensors, bfloat16; other files are the trainer's business."""
     from safetensors.torch import save_file
 
@@ -236,14 +240,14 @@ def save(folder: Path, published: Published, weights: Mapping[str, Tensor]) -> N
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def empty(published: Published) -> DraftNetwork:
+def empty_network(published: PublishedConfig) -> DraftNetwork:
     """The network a config describes, its parameters without storage."""
     from transformers import Qwen3Config
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-    from dllm_bench.models.drafter_nets import BlockNet, ChainNet
+    from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork
 
-    layout, facts = Qwen3(), read_facts(published)
+    layout, facts = ADAPTERS["qwen3"], read_drafter_config(published)
     layout.check(published)
     sliding = [kind for kind in published.get("layer_types") or [] if kind != "full_attention"]
     if sliding:
@@ -254,20 +258,22 @@ def empty(published: Published) -> DraftNetwork:
     settings = {**layout.settings(published), "attn_implementation": "sdpa"}
     config = Qwen3Config(**settings)
     with torch.device("meta"):
-        network = ChainNet(config, facts) if facts.chain else BlockNet(config, facts)
+        network = (
+            ChainDraftNetwork(config, facts) if facts.chain else BlockDraftNetwork(config, facts)
+        )
     network.rotary_emb = Qwen3RotaryEmbedding(config)
     return network
 
 
 @lru_cache(maxsize=2)
 def _model(drafter: SmallModel, device: torch.device, dtype: torch.dtype) -> TransformerDenoiser:
-    from dllm_bench.models.load import load
+    from dllm_bench.models.load import load_model
     from dllm_bench.models.transformer import TransformerDenoiser
 
     name = str(dtype).removeprefix("torch.")
     spec = ModelSpec(
         "draft", drafter.source, revision=drafter.revision, dtype=name, device=str(device)
     )
-    denoiser = load(spec).denoiser
+    denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     return denoiser

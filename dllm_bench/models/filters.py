@@ -36,7 +36,7 @@ Layers = tuple[tuple[Tensor, Tensor], ...]
 
 
 @dataclass(frozen=True)
-class FilterFacts:
+class FilterMetadata:
     """What a filter was trained for and on; "" and 0 where its file does not say.
 
     labels: which positions of a block the loss read, "masked" or "all"; weights and tokenizer are
@@ -64,7 +64,7 @@ class LearnedFilter:
     any_model: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        found = hashlib.sha256(locate(self.source).read_bytes()).hexdigest()
+        found = hashlib.sha256(filter_file(self.source).read_bytes()).hexdigest()
         if self.sha256 not in ("", found):
             raise DllmBenchError(
                 f"Filter {self.source!r} is asked for with sha256 {self.sha256[:10]}…, its file "
@@ -72,8 +72,8 @@ class LearnedFilter:
             )
         object.__setattr__(self, "sha256", found)
 
-    def _read(self, device: torch.device) -> tuple[Layers, FilterFacts]:
-        return _read(locate(self.source), self.sha256, device)
+    def _read(self, device: torch.device) -> tuple[Layers, FilterMetadata]:
+        return _read(filter_file(self.source), self.sha256, device)
 
     @property
     def block(self) -> int:
@@ -81,7 +81,7 @@ class LearnedFilter:
         return self._read(torch.device("cpu"))[0][0][0].shape[1]
 
     @property
-    def facts(self) -> FilterFacts:
+    def facts(self) -> FilterMetadata:
         """What it was trained for."""
         return self._read(torch.device("cpu"))[1]
 
@@ -115,7 +115,7 @@ def apply(layers: Layers, activation: str, values: Tensor) -> Tensor:
     return values
 
 
-def locate(source: str) -> Path:
+def filter_file(source: str) -> Path:
     """The safetensors file of a source, or a sentence that says how to get it."""
     path = place_of(source)
     file = path / WEIGHTS if path.is_dir() else path
@@ -128,7 +128,9 @@ def locate(source: str) -> Path:
     )
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], facts: FilterFacts) -> LearnedFilter:
+def save_filter(
+    folder: Path, tensors: Mapping[str, Tensor], facts: FilterMetadata
+) -> LearnedFilter:
     """Write a filter; the folder's other files are the trainer's business."""
     from safetensors.torch import save_file
 
@@ -139,7 +141,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], facts: FilterFacts) -> Lea
 
 
 @lru_cache(maxsize=32)
-def _read(file: Path, sha256: str, device: torch.device) -> tuple[Layers, FilterFacts]:
+def _read(file: Path, sha256: str, device: torch.device) -> tuple[Layers, FilterMetadata]:
     """The layers on a device; `sha256` keeps a changed file apart."""
     from safetensors import SafetensorError, safe_open
 
@@ -178,9 +180,9 @@ def _layers(file: Path, tensors: Mapping[str, Tensor], device: torch.device) -> 
     return tuple((weight.to(device), bias.to(device)) for weight, bias in pairs)
 
 
-def _facts(file: Path, found: Mapping[str, Any]) -> FilterFacts:
-    known = {f.name for f in fields(FilterFacts)}
-    facts = FilterFacts(**{name: value for name, value in found.items() if name in known})
+def _facts(file: Path, found: Mapping[str, Any]) -> FilterMetadata:
+    known = {f.name for f in fields(FilterMetadata)}
+    facts = FilterMetadata(**{name: value for name, value in found.items() if name in known})
     if facts.activation not in ACTIVATIONS:
         raise DllmBenchError(
             f"{file} names the activation {facts.activation!r}; known are {', '.join(ACTIVATIONS)}."

@@ -1,13 +1,12 @@
-"""`Layout`: how an architecture was published, and how transformers' own classes hold it.
+"""`CheckpointLayout`: how an architecture was published, and how transformers' own classes hold it.
 
 An adapter is one subclass: the checkpoint's `model_type`, its config keys, and where its tensors
-lie in the parameters of the built module. `Standard` are the layouts that spell their config as
-transformers does. No modelling code is copied or executed from a checkpoint.
+lie in the parameters of the built module. `StandardLayout` is for configs spelled as
+transformers spells them. No modelling code is copied or executed from a checkpoint.
 """
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 from dllm_bench.core.errors import DllmBenchError
 
-Published = Mapping[str, Any]  # the checkpoint's config.json
+PublishedConfig = Mapping[str, Any]  # the checkpoint's config.json
 Shapes = Mapping[str, tuple[int, ...]]  # parameter name of the module -> its shape
 
 
@@ -31,7 +30,7 @@ class Part:
     place: tuple[int | slice, ...] = ()
 
 
-class Layout(ABC):
+class CheckpointLayout(ABC):
     """The facts that tell one published architecture from another.
 
     `attention` is the form the architecture is trained with; a model's yaml may say another.
@@ -45,19 +44,19 @@ class Layout(ABC):
     ropes: ClassVar[tuple[str, ...]] = ("default",)  # rotary variants supported
     elsewhere: ClassVar[str | None] = None  # pattern of published tensors that are not read
 
-    def recognises(self, published: Published) -> bool:
+    def recognises(self, published: PublishedConfig) -> bool:
         """Whether a config.json is of this layout."""
         return str(published.get("model_type")).lower() == self.model_type.lower()
 
-    def text(self, published: Published) -> Published:
+    def text(self, published: PublishedConfig) -> PublishedConfig:
         """The part of the config that describes the language model."""
         return published
 
     @abstractmethod
-    def settings(self, published: Published) -> dict[str, Any]:
+    def settings(self, published: PublishedConfig) -> dict[str, Any]:
         """Arguments of transformers' config class."""
 
-    def build(self, published: Published, backend: str) -> Any:
+    def build(self, published: PublishedConfig, backend: str) -> Any:
         """A transformers `*ForCausalLM` of the published size; weights are whatever init gives."""
         import transformers
 
@@ -65,7 +64,7 @@ class Layout(ABC):
         kind = getattr(transformers, f"{self.family_of(text)}ForCausalLM")
         return kind(kind.config_class(**self.settings(text), attn_implementation=backend))
 
-    def family_of(self, published: Published) -> str:
+    def family_of(self, published: PublishedConfig) -> str:
         """The transformers class that holds a config of this layout."""
         return self.family
 
@@ -77,7 +76,7 @@ class Layout(ABC):
         """The published tensors that make up a parameter."""
         return [Part(self.to_published(name))]
 
-    def check(self, published: Published) -> None:
+    def check(self, published: PublishedConfig) -> None:
         """Refuse a config this adapter would load wrongly, naming every key."""
         text = self.text(published)
         wrong = [
@@ -91,7 +90,7 @@ class Layout(ABC):
                 f"not support; use a checkpoint without it or extend the adapter."
             )
 
-    def rope(self, published: Published) -> dict[str, Any]:
+    def rope(self, published: PublishedConfig) -> dict[str, Any]:
         """The rotary embedding, in the old spelling (`rope_theta`, `rope_scaling`) or the new."""
         found = dict(published.get("rope_parameters") or published.get("rope_scaling") or {})
         bases = {base for base in (published.get("rope_theta"), found.get("rope_theta")) if base}
@@ -112,7 +111,7 @@ class Layout(ABC):
         return {**found, "rope_type": kind, "rope_theta": base}
 
 
-class Standard(Layout):
+class StandardLayout(CheckpointLayout):
     """Config keys as transformers spells them, tensor names one to one."""
 
     sizes: ClassVar[tuple[str, ...]] = (
@@ -126,7 +125,7 @@ class Standard(Layout):
         "rms_norm_eps",
     )
 
-    def settings(self, published: Published) -> dict[str, Any]:
+    def settings(self, published: PublishedConfig) -> dict[str, Any]:
         sizes = {key: value(published, key) for key in self.sizes}
         optional = {"head_dim": published["head_dim"]} if published.get("head_dim") else {}
         tied = bool(published.get("tie_word_embeddings", False))
@@ -134,29 +133,10 @@ class Standard(Layout):
         return {**sizes, **optional, **shared}
 
 
-def value(published: Published, key: str, file: str = "config.json") -> Any:
+def value(published: PublishedConfig, key: str, file: str = "config.json") -> Any:
     """A config value that must be there."""
     if published.get(key) is None:
         raise DllmBenchError(
             f"The checkpoint's {file} has no {key!r}; complete it from the published config."
         )
     return published[key]
-
-
-EXPERTS = re.compile(r"(?P<stem>.+\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
-
-
-def expert_parts(name: str, shapes: Shapes) -> list[Part] | None:
-    """Experts published one by one, which transformers stacks: [gate; up] and down."""
-    match = EXPERTS.match(name)
-    if match is None:
-        return None
-    experts, rows, _ = shapes[name]
-    if match["kind"] == "down_proj":
-        return [Part(f"{match['stem']}.{e}.down_proj.weight", place=(e,)) for e in range(experts)]
-    halves = {"gate_proj": slice(0, rows // 2), "up_proj": slice(rows // 2, rows)}
-    return [
-        Part(f"{match['stem']}.{e}.{side}.weight", place=(e, half))
-        for e in range(experts)
-        for side, half in halves.items()
-    ]

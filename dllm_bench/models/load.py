@@ -2,12 +2,18 @@
 
 Sources are a folder, `assets/<name>` inside the package, or a hub id in the local cache; nothing is
 downloaded and no code of a checkpoint is run. Light to import: transformers comes with `load`.
+
+
+What a checkpoint is, told from config, tokenizer and headers: sizes, ids, memory it would take.
+
+For `dllm-bench doctor MODEL`, before anything large is read. Refuses what loading would refuse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +24,13 @@ from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint, lora
-from dllm_bench.models.dream import Dream
-from dllm_bench.models.layouts import Layout, Published
-from dllm_bench.models.llada import LLaDA
-from dllm_bench.models.moe import LLaDA2, LLaDAMoE
-from dllm_bench.models.native import Gemma4, Llama, Qwen2, Qwen3, Sdar
-from dllm_bench.models.sources import COMMIT, commit, content_hash, locate
+from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.models.layouts import CheckpointLayout, PublishedConfig
+from dllm_bench.models.sources import checkpoint_folder, content_hash, snapshot_commit
 from dllm_bench.models.spec import AUTO, NONE, ModelSpec
 from dllm_bench.models.text import (
     Sources,
-    TextFront,
+    TextCodec,
     read_tokenizer,
     special_tokens,
     tokenizer_files,
@@ -36,23 +39,9 @@ from dllm_bench.models.text import (
 if TYPE_CHECKING:
     from dllm_bench.models.transformer import TransformerDenoiser
 
-__all__ = ["COMMIT", "LoadedModel", "ModelFacts", "ModelSpec", "content_hash", "load", "locate"]
-
-ADAPTERS: Mapping[str, Layout] = {
-    "llada": LLaDA(),
-    "llada_moe": LLaDAMoE(),
-    "llada2": LLaDA2(),
-    "dream": Dream(),
-    "sdar": Sdar(),
-    "qwen2": Qwen2(),
-    "qwen3": Qwen3(),
-    "llama": Llama(),
-    "gemma4": Gemma4(),
-}
-
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelMetadata:
     """What was loaded, for the record; `revision` is the hub commit where known."""
 
     name: str
@@ -73,8 +62,8 @@ class LoadedModel:
     """A denoiser, its text front and its facts; `form`, `block`: attention it was trained with."""
 
     denoiser: Denoiser
-    text: TextFront
-    facts: ModelFacts
+    text: TextCodec
+    facts: ModelMetadata
     form: str = "full"
     block: int | None = None
 
@@ -82,7 +71,7 @@ class LoadedModel:
     def special(self) -> SpecialTokens:
         return self.text.special
 
-    def note(self, attention: str, block: int) -> str | None:
+    def attention_warning(self, attention: str, block: int) -> str | None:
         """A sentence where a decoder uses other attention than the weights were trained with."""
         trained, asked = self.form, attention
         same_block = self.block in (None, block) or asked == "full"
@@ -105,14 +94,14 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedCheckpoint:
     """A checkpoint whose config is read and understood, before any weight is touched."""
 
     spec: ModelSpec
     folder: Path
-    published: Published
+    published: PublishedConfig
     adapter: str
-    layout: Layout
+    layout: CheckpointLayout
 
     @property
     def form(self) -> str:
@@ -150,10 +139,10 @@ class Opened:
         """Name and shape of every tensor the checkpoint has to hold."""
         return checkpoint.published_shapes(self.layout, checkpoint.shapes_of(module))
 
-    def text(self, tokenizer: Any, special: SpecialTokens) -> TextFront:
+    def text(self, tokenizer: Any, special: SpecialTokens) -> TextCodec:
         """The tokenizer with the habits the spec asks for."""
         spec = self.spec
-        return TextFront(spec.name, tokenizer, special, spec.chat, spec.bos, spec.thinking)
+        return TextCodec(spec.name, tokenizer, special, spec.chat, spec.bos, spec.thinking)
 
     def special(self, tokenizer: Any, vocab_size: int) -> SpecialTokens:
         """The special ids, checked."""
@@ -164,29 +153,31 @@ class Opened:
         return special_tokens(sources, vocab_size, self.spec.mask_token, self.form == "causal")
 
 
-def open_checkpoint(spec: ModelSpec) -> Opened:
+def open_checkpoint(spec: ModelSpec) -> OpenedCheckpoint:
     """Find the checkpoint behind `spec` and choose its adapter; every refusal is a sentence."""
-    folder = locate(spec.path, spec.revision)
+    folder = checkpoint_folder(spec.path, spec.revision)
     published = checkpoint.read_json(folder / "config.json")
     adapter, layout = choose_adapter(spec, published)
     layout.check(published)
-    return Opened(spec, folder, published, adapter, layout)
+    return OpenedCheckpoint(spec, folder, published, adapter, layout)
 
 
-def load(spec: ModelSpec) -> LoadedModel:
+def load_model(spec: ModelSpec) -> LoadedModel:
     """Read the checkpoint behind `spec`; every refusal is a sentence."""
     opened = open_checkpoint(spec)
     tokenizer = read_tokenizer(opened.folder)
     denoiser = _denoiser(opened, tokenizer)
     text = opened.text(tokenizer, denoiser.special)
     token_files = tokenizer_files(opened.folder)
-    facts = ModelFacts(
+    facts = ModelMetadata(
         name=spec.name,
         adapter=opened.adapter,
-        revision=commit(opened.folder),
-        lora_revision=commit(locate(spec.lora, spec.lora_revision)) if spec.lora else None,
+        revision=snapshot_commit(opened.folder),
+        lora_revision=snapshot_commit(checkpoint_folder(spec.lora, spec.lora_revision))
+        if spec.lora
+        else None,
         weights_sha256=content_hash(spec),
-        tokenizer_sha256=checkpoint.content_hash(token_files) if token_files else None,
+        tokenizer_sha256=checkpoint.files_hash(token_files) if token_files else None,
         template_sha256=text.template_sha256 if tokenizer is not None else None,
         dtype=str(denoiser.dtype).removeprefix("torch."),
         device=str(denoiser.device),
@@ -196,7 +187,7 @@ def load(spec: ModelSpec) -> LoadedModel:
     return LoadedModel(denoiser, text, facts, opened.form, spec.block)
 
 
-def read_text(spec: ModelSpec) -> TextFront:
+def load_text_codec(spec: ModelSpec) -> TextCodec:
     """The text front of `load`, without building the module."""
     opened = open_checkpoint(spec)
     tokenizer = read_tokenizer(opened.folder)
@@ -204,7 +195,7 @@ def read_text(spec: ModelSpec) -> TextFront:
     return opened.text(tokenizer, opened.special(tokenizer, settings["vocab_size"]))
 
 
-def choose_adapter(spec: ModelSpec, published: Published) -> tuple[str, Layout]:
+def choose_adapter(spec: ModelSpec, published: PublishedConfig) -> tuple[str, CheckpointLayout]:
     """The adapter of the checkpoint's own config; another one asked for is an error."""
     name = next((name for name, layout in ADAPTERS.items() if layout.recognises(published)), None)
     if name is None or spec.adapter not in (None, name):
@@ -217,10 +208,9 @@ def choose_adapter(spec: ModelSpec, published: Published) -> tuple[str, Layout]:
     return name, ADAPTERS[name]
 
 
-def _denoiser(opened: Opened, tokenizer: Any) -> TransformerDenoiser:
+def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
     """Build the module without weights, check names and shapes, then fill it."""
-    from dllm_bench.models.compiled import CompiledDenoiser
-    from dllm_bench.models.quantized import quantize
+    from dllm_bench.models.acceleration import CompiledDenoiser, quantize
     from dllm_bench.models.transformer import TransformerDenoiser
 
     spec, device = opened.spec, device_of(opened.spec)
@@ -242,7 +232,7 @@ def _denoiser(opened: Opened, tokenizer: Any) -> TransformerDenoiser:
 def _lora(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> lora.Lora:
     if spec.lora is None:
         return lora.NONE
-    folder = locate(spec.lora, spec.lora_revision)
+    folder = checkpoint_folder(spec.lora, spec.lora_revision)
     found = lora.read_lora(folder)
     lora.check_targets(found, expected, folder)
     return found
@@ -268,3 +258,61 @@ def dtype_of(spec: ModelSpec) -> torch.dtype:
         found: torch.dtype = getattr(torch, spec.dtype)
         return found
     return torch.bfloat16 if device_of(spec).type == "cuda" else torch.float32
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Facts of one checkpoint; the memory is that of the run's dtype."""
+
+    opened: OpenedCheckpoint
+    folders: dict[str, Path]  # source -> folder, the adapter's included
+    files: dict[Path, int]  # weight file -> bytes
+    stored: dict[str, int]  # dtype in the files -> tensors
+    dtype: torch.dtype
+    parameters: int
+    cached_per_position: int  # numbers in the keys and values of one position
+    text: TextCodec
+
+    @property
+    def commits(self) -> dict[str, str | None]:
+        """Source -> commit, None outside of the hub's cache."""
+        return {source: snapshot_commit(folder) for source, folder in self.folders.items()}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights."""
+        return self.parameters * self.dtype.itemsize
+
+    def cache_bytes(self, positions: int) -> int:
+        """Memory of the keys and values of so many positions."""
+        return positions * self.cached_per_position * self.dtype.itemsize
+
+    def named_ids(self) -> dict[str, str]:
+        """Role -> id and text of each special token."""
+        tokenizer = self.text.tokenizer
+        ids = {role: i for role, i in asdict(self.text.special).items() if i is not None}
+        texts = {i: tokenizer.convert_ids_to_tokens(i) for i in ids.values()} if tokenizer else {}
+        return {role: " ".join([str(i), texts.get(i) or ""]).strip() for role, i in ids.items()}
+
+
+def inspect_checkpoint(spec: ModelSpec) -> Inspection:
+    """Read what says what the checkpoint is; every refusal is a sentence."""
+    opened = open_checkpoint(spec)
+    module = opened.empty_module()
+    weights = opened.weights(module)
+    tokenizer = read_tokenizer(opened.folder)
+    special: SpecialTokens = opened.special(tokenizer, module.config.vocab_size)
+    folders, files = {spec.path: opened.folder}, checkpoint.weight_files(opened.folder)
+    if spec.lora is not None:
+        folders[spec.lora] = checkpoint_folder(spec.lora, spec.lora_revision)
+        files += checkpoint.weight_files(folders[spec.lora], lora.STEM)
+    return Inspection(
+        opened=opened,
+        folders=folders,
+        files={file: file.stat().st_size for file in files},
+        stored=dict(Counter(weights.dtype(name) for name in weights.names)),
+        dtype=dtype_of(spec),
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        cached_per_position=2 * sum(x.self_attn.k_proj.out_features for x in module.model.layers),
+        text=opened.text(tokenizer, special),
+    )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.checkpoint import Weights, named, read_json, shapes_of, weight_files
-from dllm_bench.models.layouts import Layout, Shapes, value
+from dllm_bench.models.layouts import CheckpointLayout, Shapes, value
 
 STEM = "adapter_model"
 CONFIG = "adapter_config.json"
@@ -133,7 +133,7 @@ def check_targets(lora: Lora, shapes: Shapes, folder: Path) -> None:
         )
 
 
-def attach(lora: Lora, module: Any, layout: Layout) -> None:
+def attach(lora: Lora, module: Any, layout: CheckpointLayout) -> None:
     """Leave the weights as they are and put peft's layers around them."""
     from peft import LoraConfig, inject_adapter_in_model
 

@@ -2,17 +2,27 @@
 
 `locate` finds the folder, `content_hash` says what is in it, `fetch` is the only place that
 downloads (for `dllm-bench prefetch`); a run never does.
+
+
+Checkpoints for machines without network: download them once, with a manifest of what came.
+
+The manifest lies in the hub cache it describes and names every file relative to it, with size and
+sha256, so that cache and manifest can be copied together and verified where they arrive.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import checkpoint, lora
+from dllm_bench.models.checkpoint import digest, read_json, weight_files
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, assets_dir, place_of
 
@@ -31,11 +41,11 @@ SHIPPED_MODELS = (
     "tiny-sdar",
 )
 """Models in the package's `assets` folder; scripts/embedded makes them."""
-COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT_SHA = re.compile(r"[0-9a-f]{40}")
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")  # no code, no pickles
 
 
-def locate(source: str, revision: str | None = None) -> Path:
+def checkpoint_folder(source: str, revision: str | None = None) -> Path:
     """The folder of a source, or a sentence that says how to get it."""
     folder = place_of(source)
     if folder.is_dir():
@@ -46,7 +56,7 @@ def locate(source: str, revision: str | None = None) -> Path:
             f"The package ships no model {source!r}; choose one of {', '.join(shipped)}, or "
             f"train it in a clone of the repository: python -m scripts.embedded {folder.name}"
         )
-    if is_hub(source):
+    if is_hub_id(source):
         return _cached_snapshot(source, revision)
     raise DllmBenchError(
         f"There is no model folder {source!r}; give an existing folder, assets/<name> or a hub id "
@@ -54,7 +64,7 @@ def locate(source: str, revision: str | None = None) -> Path:
     )
 
 
-def is_hub(source: str) -> bool:
+def is_hub_id(source: str) -> bool:
     """Whether a source is a repository of the hub."""
     known = source.startswith(ASSETS) or place_of(source).is_dir()
     return not known and HUB_ID.fullmatch(source) is not None
@@ -75,7 +85,7 @@ def _cached_snapshot(hub_id: str, revision: str | None) -> Path:
         ) from None
 
 
-def fetch(hub_id: str, revision: str | None, cache: Path | None = None) -> Path:
+def download_snapshot(hub_id: str, revision: str | None, cache: Path | None = None) -> Path:
     """Download a repository's weights and texts (no code, no pickles); the snapshot's folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -97,9 +107,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def commit(folder: Path) -> str | None:
+def snapshot_commit(folder: Path) -> str | None:
     """The commit of a snapshot folder of the hub's cache."""
-    return folder.name if COMMIT.fullmatch(folder.name) else None
+    return folder.name if COMMIT_SHA.fullmatch(folder.name) else None
 
 
 def content_hash(spec: ModelSpec) -> str:
@@ -114,9 +124,9 @@ def content_hash(spec: ModelSpec) -> str:
 
 
 def _source_hash(source: str, revision: str | None, adapter: bool) -> str:
-    if is_hub(source) and COMMIT.fullmatch(revision or ""):
+    if is_hub_id(source) and COMMIT_SHA.fullmatch(revision or ""):
         return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
-    folder = locate(source, revision)
+    folder = checkpoint_folder(source, revision)
     if adapter:
         files = lora.adapter_files(folder)
     else:
@@ -137,4 +147,83 @@ def _version(file: Path) -> tuple[str, int, int]:
 @lru_cache(maxsize=64)
 def _hash_once(files: tuple[tuple[Path, str, int, int], ...]) -> str:
     """Hash files once per process; a changed file is a new key."""
-    return checkpoint.content_hash(file for file, *_ in files)
+    return checkpoint.files_hash(file for file, *_ in files)
+
+
+MANIFEST = "dllm-bench-manifest.json"
+Manifest = dict[str, Any]
+
+
+def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Path | None]]:
+    """Download what the models need and write the manifest; yields (source, folder).
+
+    The folder is None for what is not on the hub: shipped models and local folders.
+    """
+    manifest = read_manifest(cache)
+    for source, revision, is_adapter in checkpoint_sources(specs):
+        if not is_hub_id(source):
+            yield source, None
+            continue
+        folder = download_snapshot(source, revision, cache)
+        weight_files(folder, lora.STEM if is_adapter else "model")
+        manifest[source] = manifest_entry(folder, cache)
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        yield source, folder
+
+
+def checkpoint_sources(specs: Iterable[ModelSpec]) -> Iterator[tuple[str, str | None, bool]]:
+    """(source, revision, is it an adapter) of every checkpoint, each once."""
+    every = [
+        part
+        for spec in specs
+        for part in ((spec.path, spec.revision, False), (spec.lora, spec.lora_revision, True))
+    ]
+    for source, revision, is_adapter in dict.fromkeys(every):
+        if source is not None:
+            yield source, revision, is_adapter
+
+
+def manifest_entry(folder: Path, cache: Path) -> Manifest:
+    """What a snapshot holds: commit, and size and hash of every file."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {
+        "commit": snapshot_commit(folder),
+        "files": {
+            file.relative_to(cache).as_posix(): {
+                "size": file.stat().st_size,
+                "sha256": digest(file),
+            }
+            for file in files
+        },
+    }
+
+
+def read_manifest(cache: Path) -> Manifest:
+    """The manifest of a cache, {} without one."""
+    file = cache / MANIFEST
+    return read_json(file) if file.is_file() else {}
+
+
+def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
+    """(source, what is wrong with it) for everything the manifest of a cache names."""
+    manifest = read_manifest(cache)
+    if not manifest:
+        raise DllmBenchError(
+            f"{cache} holds no {MANIFEST}; name the folder that dllm-bench prefetch filled."
+        )
+    for source, described in sorted(manifest.items()):
+        files = described["files"].items()
+        yield (
+            source,
+            [wrong for name, facts in files if (wrong := file_problem(cache / name, facts))],
+        )
+
+
+def file_problem(file: Path, facts: Manifest) -> str | None:
+    """What is wrong with a file, None where it is what was downloaded."""
+    if not file.is_file():
+        return f"{file.name} is missing"
+    if file.stat().st_size != facts["size"]:
+        return f"{file.name} has {file.stat().st_size} bytes instead of {facts['size']}"
+    return None if digest(file) == facts["sha256"] else f"{file.name} has other content"

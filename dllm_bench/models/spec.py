@@ -9,21 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.adapters import ADAPTERS
 
 AUTO, NONE = "auto", "none"
-ADAPTER_NAMES = (
-    "llada",
-    "llada_moe",
-    "llada2",
-    "dream",
-    "sdar",
-    "qwen2",
-    "qwen3",
-    "llama",
-    "gemma4",
-)
 CHOICES = {
-    "adapter": ADAPTER_NAMES,
+    "adapter": tuple(ADAPTERS),
     "dtype": ("float32", "bfloat16", "float16", AUTO),
     "attention": ("sdpa", "eager"),
     "attention_form": ("full", "block_causal", "causal"),

@@ -1,6 +1,6 @@
 """Text to ids and back, and the special tokens of a checkpoint.
 
-`TextFront.encode` takes text as it is (with BOS where the model asks for it) or chat turns through
+`TextCodec.encode` takes text as it is (with BOS where the model asks for it) or chat turns through
 the checkpoint's template; nothing is added silently. Ids come from config.json and tokenizer,
 which must agree on mask and end of text.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
-from dllm_bench.models.layouts import Published
+from dllm_bench.models.layouts import PublishedConfig
 
 TURN_ENDS = (  # LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma; the embedded models
     "<|eot_id|>",
@@ -61,9 +61,9 @@ def tokenizer_files(folder: Path) -> list[Path]:
 class Sources:
     """Where a checkpoint names its special tokens."""
 
-    published: Published
+    published: PublishedConfig
     tokenizer: Any
-    generation: Published  # generation_config.json, {} without one
+    generation: PublishedConfig  # generation_config.json, {} without one
 
     def config_ids(self, role: str) -> list[int]:
         """The ids config.json gives for a role; some give several ends."""
@@ -162,7 +162,7 @@ def _unused(tokenizer: Any, vocab_size: int, taken: set[int | None]) -> int:
 
 
 @dataclass(frozen=True)
-class TextFront:
+class TextCodec:
     """A tokenizer with the model's habits: `chat` allows turns, `bos` is put before plain text,
     `thinking` is what the template is told about it.
     """

@@ -19,12 +19,22 @@ from torch import Tensor
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
-from dllm_bench.models import ragged
+from dllm_bench.models.attention import (
+    MaskShape,
+    Part,
+    RaggedCache,
+    Seen,
+    Span,
+    apart,
+    attention_mask,
+)
 from dllm_bench.models.kv import PositionCache
-from dllm_bench.models.masks import MaskShape, Span, attention_mask
 
-WHOLE, SLIDING = "full_attention", "sliding_attention"  # transformers' names of layer kinds
-EMBEDDED = -1  # the "layer" whose output is the embedding
+FULL_ATTENTION, SLIDING_ATTENTION = (
+    "full_attention",
+    "sliding_attention",
+)  # transformers' names of layer kinds
+EMBEDDING_TAP = -1  # the "layer" whose output is the embedding
 Rotation = tuple[Tensor, Tensor]
 
 
@@ -60,7 +70,9 @@ class TransformerDenoiser(Denoiser):
         for layer in module.model.layers:
             layer.self_attn.is_causal = False  # without a mask every position sees all others
         self._recalled: tuple[object, tuple[int, ...], PositionCache] | None = None
-        self._kinds = getattr(config, "layer_types", None) or [WHOLE] * config.num_hidden_layers
+        self._kinds = (
+            getattr(config, "layer_types", None) or [FULL_ATTENTION] * config.num_hidden_layers
+        )
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
 
     def new_cache(self, length: int) -> PositionCache:
@@ -160,7 +172,7 @@ class TransformerDenoiser(Denoiser):
         """Hidden states (K, F, D) before the last norm."""
         branches = len(tokens_KF)
         position_1F = torch.arange(*plan.feed, device=self.device)[None]
-        groups = groups_of(branches, plan, kv)
+        groups = independent_sequences(branches, plan, kv)
         if groups == 1:
             position_1F = position_1F.repeat(1, branches)
         masks = {kind: self._mask(kind, plan, branches // groups, kv) for kind in set(self._kinds)}
@@ -175,20 +187,20 @@ class TransformerDenoiser(Denoiser):
     ) -> list[Tensor]:
         """The same of several requests, whose rows are one sequence."""
         parts = [
-            ragged.Part(plan, kv, groups_of(len(fed_KF), plan, kv), len(fed_KF), fed_KF.numel())
+            Part(
+                plan, kv, independent_sequences(len(fed_KF), plan, kv), len(fed_KF), fed_KF.numel()
+            )
             for fed_KF, (plan, kv) in zip(fed, asked, strict=True)
         ]
         spans = [torch.arange(*part.plan.feed, device=self.device) for part in parts]
         repeated = [span_F.repeat(p.branches) for span_F, p in zip(spans, parts, strict=True)]
         position_1N = torch.cat(repeated)[None]
         seen = {kind: self._seen(kind, parts) for kind in set(self._kinds)}
-        ids_1N, feature_layers = (
-            torch.cat([fed_KF.flatten() for fed_KF in fed])[None],
-            parts[0].plan.feature_layers,
-        )
-        with ragged.apart(self.module.config):
+        ids_1N = torch.cat([fed_KF.flatten() for fed_KF in fed])[None]
+        feature_layers = parts[0].plan.feature_layers
+        with apart(self.module.config):
             hidden, tapped = self._through(
-                ids_1N, position_1N, seen, ragged.RaggedCache(parts), feature_layers
+                ids_1N, position_1N, seen, RaggedCache(parts), feature_layers
             )
         sizes = [part.rows for part in parts]
         if tapped is not None:
@@ -199,24 +211,24 @@ class TransformerDenoiser(Denoiser):
             for hidden_ND, fed_KF in zip(hidden[0].split(sizes), fed, strict=True)
         ]
 
-    def _seen(self, kind: str, parts: Sequence[ragged.Part]) -> ragged.Seen:
+    def _seen(self, kind: str, parts: Sequence[Part]) -> Seen:
         """What the layers of one kind see of each request."""
         masks = [self._mask(kind, p.plan, p.branches // p.groups, p.kv) for p in parts]
-        return ragged.Seen(self.module.config._attn_implementation, parts, masks)
+        return Seen(self.module.config._attn_implementation, parts, masks)
 
     def _through(
         self,
         ids_RF: Tensor,
         position_RF: Tensor,
-        masks: Mapping[str, Tensor | ragged.Seen | None],
-        cache: PositionCache | ragged.RaggedCache,
+        masks: Mapping[str, Tensor | Seen | None],
+        cache: PositionCache | RaggedCache,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
         """All layers in order: hidden states (R, F, D), and those of the tapped layers abreast."""
         model = self.module.model
         hidden = model.embed_tokens(ids_RF)
         rotations = self._rotations(hidden, position_RF)
-        tapped = {EMBEDDED: hidden}
+        tapped = {EMBEDDING_TAP: hidden}
         for index, (layer, kind) in enumerate(zip(model.layers, self._kinds, strict=True)):
             hidden = layer(
                 hidden,
@@ -244,7 +256,7 @@ class TransformerDenoiser(Denoiser):
 
     def _window(self, kind: str) -> int:
         """Positions the layers of one kind see back to, 0 for all."""
-        return int(self.module.config.sliding_window) if kind == SLIDING else 0
+        return int(self.module.config.sliding_window) if kind == SLIDING_ATTENTION else 0
 
     def _rotations(self, hidden: Tensor, position_1F: Tensor) -> dict[str, Rotation]:
         """Rotary embeddings by kind of layer; most models have one for all."""
@@ -265,7 +277,7 @@ class TransformerDenoiser(Denoiser):
         return torch.cat([before_K1D, hidden_KFD[:, :last]], dim=1)
 
 
-def groups_of(branches: int, plan: ForwardPlan, kv: PositionCache) -> int:
+def independent_sequences(branches: int, plan: ForwardPlan, kv: PositionCache) -> int:
     """How many sequences a forward's branches are.
 
     One, where a cache is read once for all; else a batch, whose branches need no mask to be apart.

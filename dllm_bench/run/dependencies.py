@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Benchmark, Turns
     from dllm_bench.core.contracts import Decoder
     from dllm_bench.core.denoiser import Denoiser
-    from dllm_bench.models.load import ModelSpec
+    from dllm_bench.models.spec import ModelSpec
 
 
 PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # hardware settings that multiply
@@ -38,7 +38,7 @@ class Loaded(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
 
-    def note(self, attention: str, block: int) -> str | None:
+    def attention_warning(self, attention: str, block: int) -> str | None:
         """A sentence where a decoder uses other attention than the weights were trained with."""
 
 
@@ -54,7 +54,7 @@ class ModelCache:
 
         if model not in self.kept:
             self.kept.clear()
-            self.kept[model] = loading.load(model)
+            self.kept[model] = loading.load_model(model)
         return self.kept[model]
 
 

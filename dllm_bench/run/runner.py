@@ -273,7 +273,9 @@ def attention_note(decoder: Decoder, loaded: Loaded) -> str | None:
     decoder = getattr(decoder, "decoder", decoder)  # one that leads other processes wraps its own
     if not isinstance(decoder, MaskedDecoder):
         return None
-    return loaded.note(decoder.cache.attention, getattr(decoder.schedule, "block", None) or 0)
+    return loaded.attention_warning(
+        decoder.cache.attention, getattr(decoder.schedule, "block", None) or 0
+    )
 
 
 def prompt_hash(request: Request) -> str:

@@ -170,11 +170,11 @@ class Client:
     @cached_property
     def tokenizer(self) -> Any:
         """The local tokenizer that counts where the server does not; None where none is named."""
-        from dllm_bench.models.sources import locate
+        from dllm_bench.models.sources import checkpoint_folder
         from dllm_bench.models.text import read_tokenizer
 
         source = self.model.tokenizer
-        return read_tokenizer(locate(source, None)) if source else None
+        return read_tokenizer(checkpoint_folder(source, None)) if source else None
 
     def tokens_in(self, text: str) -> int | None:
         """Tokens of a text by the local tokenizer."""
@@ -200,7 +200,7 @@ class Client:
         """Inverse of `encode`."""
         return bytes(ids).decode(errors="replace")
 
-    def note(self, attention: str, block: int) -> str | None:
+    def attention_warning(self, attention: str, block: int) -> str | None:
         """Nothing is known of the server's attention."""
         return None
 

@@ -58,12 +58,12 @@ class Texts:
 
 def requests_of(spec: RunSpec) -> list[Request]:
     """The requests of a run."""
-    from dllm_bench.models.load import read_text
+    from dllm_bench.models.load import load_text_codec
     from dllm_bench.serving import served_model
     from dllm_bench.store.inputs import benchmark_of, is_served, model_spec
 
     served = is_served(spec.model)
-    encode = served_model.encode if served else read_text(model_spec(spec.model)).encode
+    encode = served_model.encode if served else load_text_codec(model_spec(spec.model)).encode
     every = benchmark_of(spec.benchmark).requests(encode)
     repeats = int(spec.benchmark.get("repeats", 1))
     return list(islice(every, None if spec.limit is None else spec.limit * repeats))

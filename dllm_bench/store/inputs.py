@@ -21,7 +21,7 @@ from dllm_bench.registry import TARGET, describe, instantiate
 
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Benchmark
-    from dllm_bench.models.load import ModelSpec
+    from dllm_bench.models.spec import ModelSpec
     from dllm_bench.serving.served_model import ServedModel
 
 Plain = dict[str, Any]
@@ -98,12 +98,12 @@ def sourced(plain: object) -> Iterator[Mapping[str, Any]]:
 
 def is_here(part: Mapping[str, Any]) -> bool:
     """Whether anything lies where a part's `source` says; if so, what is refused is what it is."""
-    from dllm_bench.models.load import locate
+    from dllm_bench.models.sources import checkpoint_folder
 
     try:
         return (
             place_of(part["source"]).exists()
-            or locate(part["source"], part.get("revision")).exists()
+            or checkpoint_folder(part["source"], part.get("revision")).exists()
         )
     except DllmBenchError:
         return False
@@ -235,7 +235,7 @@ def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
             f"Model {plain.get('name')!r} is served, there are no weights of it here; choose a "
             "model that is loaded, or ask the server with `dllm-bench run`."
         )
-    model: ModelSpec = instantiate({TARGET: "dllm_bench.models.load.ModelSpec", **plain})
+    model: ModelSpec = instantiate({TARGET: "dllm_bench.models.spec.ModelSpec", **plain})
     return model
 
 
@@ -246,12 +246,12 @@ def weights_hash(plain: Mapping[str, Any]) -> str:
 
 def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
     """Hash of the weights, and of the tokenizer where no pinned commit covers it."""
-    from dllm_bench.models import load as loading
+    from dllm_bench.models import sources as model_sources
 
     model = model_spec(plain)
     with reading():
-        hashes = {"weights": loading.content_hash(model)}
-    if not loading.COMMIT.fullmatch(model.revision or ""):
+        hashes = {"weights": model_sources.content_hash(model)}
+    if not model_sources.COMMIT_SHA.fullmatch(model.revision or ""):
         hashes["tokenizer"] = tokenizer_hash(model.path, model.revision)
     return hashes
 
@@ -259,8 +259,10 @@ def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
 def tokenizer_hash(source: str, revision: str | None = None) -> str:
     """Hash of the files that decide how text becomes ids."""
     from dllm_bench.models import checkpoint
-    from dllm_bench.models import load as loading
+    from dllm_bench.models import sources as model_sources
     from dllm_bench.models.text import tokenizer_files
 
     with reading():
-        return checkpoint.content_hash(tokenizer_files(loading.locate(source, revision)))
+        return checkpoint.files_hash(
+            tokenizer_files(model_sources.checkpoint_folder(source, revision))
+        )

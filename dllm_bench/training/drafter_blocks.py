@@ -20,8 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-from dllm_bench.models.drafter_layers import BlockLayer, ContextAttention, Rotation
-from dllm_bench.models.drafter_nets import BlockNet
+from dllm_bench.models.drafter_networks import (
+    BlockDraftNetwork,
+    BlockLayer,
+    ContextAttention,
+    Rotation,
+)
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # row, head, query, key -> bool
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value -> mixed
@@ -132,7 +136,9 @@ def _flex_kernel(device: str) -> Any:
     return torch.compile(flex_attention) if device == "cuda" else flex_attention
 
 
-def forward(network: BlockNet, rows: Rows, blocks: Blocks, kernel: Callable = dense) -> Drafted:
+def forward(
+    network: BlockDraftNetwork, rows: Rows, blocks: Blocks, kernel: Callable = dense
+) -> Drafted:
     """Logits of all slots, the tokens before them given; `kernel`: dense or flex."""
     hidden_BAND = hidden_states(network, rows, blocks, kernel)
     logits_BANV = network.lm_head(hidden_BAND)
@@ -144,7 +150,7 @@ def forward(network: BlockNet, rows: Rows, blocks: Blocks, kernel: Callable = de
     return Drafted(logits_BANV, survival_BAN)
 
 
-def _transitions(network: BlockNet, before_BAN: Tensor, hidden_BAND: Tensor) -> Tensor:
+def _transitions(network: BlockDraftNetwork, before_BAN: Tensor, hidden_BAND: Tensor) -> Tensor:
     """What the head of transitions adds, slot after slot."""
     state, added = None, []
     for slot in range(before_BAN.shape[-1]):
@@ -153,7 +159,9 @@ def _transitions(network: BlockNet, before_BAN: Tensor, hidden_BAND: Tensor) -> 
     return torch.stack(added, dim=2)
 
 
-def hidden_states(network: BlockNet, rows: Rows, blocks: Blocks, kernel: Callable) -> Tensor:
+def hidden_states(
+    network: BlockDraftNetwork, rows: Rows, blocks: Blocks, kernel: Callable
+) -> Tensor:
     """Normalised hidden states (B, A, N, D) of all slots."""
     (count, length), slots = rows.ids_BS.shape, network.facts.slots
     anchors_BA, device = blocks.anchors_BA, rows.ids_BS.device

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dllm_bench.models.drafter_layers import ChainLayer
-from dllm_bench.models.drafter_nets import ChainNet
+from dllm_bench.models.drafter_networks import ChainDraftNetwork, ChainLayer
 from dllm_bench.training.drafter_blocks import Rows, joined, keys_values, queries_of
 
 
@@ -23,7 +22,7 @@ def shifted(values: Tensor, by: int) -> Tensor:
     return torch.cat([values[:, by:], torch.zeros_like(values[:, :by])], dim=1)
 
 
-def unroll(network: ChainNet, rows: Rows) -> list[Tensor]:
+def unroll(network: ChainDraftNetwork, rows: Rows) -> list[Tensor]:
     """Logits (B, S, V) of every step."""
     layer = network.layers[0]
     assert isinstance(layer, ChainLayer)

@@ -21,7 +21,7 @@ from dllm_bench.core.request import Request, first_end
 from dllm_bench.decoding.draft.controls import NoDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.load import LoadedModel
-from dllm_bench.models.transformer import EMBEDDED, WHOLE, TransformerDenoiser
+from dllm_bench.models.transformer import EMBEDDING_TAP, FULL_ATTENTION, TransformerDenoiser
 from dllm_bench.training.drafter_blocks import Rows
 
 Report = Callable[[str], None]
@@ -43,7 +43,7 @@ def read(
 ) -> Rows:
     """Features of the tapped layers and normalised last states, all rows at once."""
     model, length = target.module.model, ids_BS.shape[1]
-    if set(getattr(model.config, "layer_types", None) or [WHOLE]) != {WHOLE}:
+    if set(getattr(model.config, "layer_types", None) or [FULL_ATTENTION]) != {FULL_ATTENTION}:
         raise DllmBenchError(
             "The target has layers that see part of the text only, which training of drafters "
             "does not support; choose a target whose layers see the whole text."
@@ -51,7 +51,7 @@ def read(
     causal_SS = torch.ones(length, length, dtype=torch.bool, device=ids_BS.device).tril()
     hidden_BSD = model.embed_tokens(ids_BS)
     rotation = model.rotary_emb(hidden_BSD, torch.arange(length, device=ids_BS.device)[None])
-    tapped = {EMBEDDED: hidden_BSD}
+    tapped = {EMBEDDING_TAP: hidden_BSD}
     for index, layer in enumerate(model.layers):
         hidden_BSD = layer(
             hidden_BSD, attention_mask=causal_SS[None, None], position_embeddings=rotation

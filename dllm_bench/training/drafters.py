@@ -22,7 +22,7 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.models import drafters as drafter_files
-from dllm_bench.models.drafter_nets import BlockNet, ChainNet, DraftNetwork
+from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork, DraftNetwork
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.files import atomic_path
@@ -183,7 +183,7 @@ class Run:
         target = loaded.denoiser
         assert isinstance(target, TransformerDenoiser)
         published = job.published(target)
-        network = drafter_files.fresh(published, target, job.seed)
+        network = drafter_files.new_network(published, target, job.seed)
         learned = [weight for weight in network.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(learned, job.lr, weight_decay=0.0)
         few = min(HELD_OUT, max(1, len(texts) // 10))
@@ -260,13 +260,13 @@ def loss_of(run: Run, texts: list[Text], rng: torch.Generator) -> tuple[Tensor, 
     batch, network = sources.batch(texts, run.target.special.eos), run.network
     ids_BS, answer_BS = (values.to(run.target.device) for values in batch)
     rows = sources.read(run.target, ids_BS, answer_BS, network.facts.feature_layers)
-    if isinstance(network, ChainNet):
+    if isinstance(network, ChainDraftNetwork):
         counts_BS = drafter_chain.countable(answer_BS)
         logits = drafter_chain.unroll(network, rows)
         target_BSV = network.lm_head(rows.last_BSD)
         steps = drafter_loss.unrolled_losses(logits, target_BSV, counts_BS)
         return drafter_loss.decayed(steps), lambda total: {"loss": total.item()}
-    assert isinstance(network, BlockNet)
+    assert isinstance(network, BlockDraftNetwork)
     facts, shares = network.facts, run.job.shares
     anchors_BA, kept_BA = drafter_blocks.draw_anchors(answer_BS, run.job.anchors, rng)
     blocks = drafter_blocks.blocks_at(anchors_BA, kept_BA, answer_BS, facts.slots)
@@ -291,7 +291,7 @@ def rounded(point: Point) -> Point:
 
 def save(run: Run, out: Path) -> None:
     """Write the drafter as it is, its curve and card, and the state to go on from."""
-    drafter_files.save(out, run.published, run.network.state_dict())
+    drafter_files.save_drafter(out, run.published, run.network.state_dict())
     (out / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in run.curve))
     (out / "CARD.md").write_text(drafter_card.render(out.name, run))
     with atomic_path(out / "state.pt") as temporary:

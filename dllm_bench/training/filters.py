@@ -110,14 +110,14 @@ def train(
     found = traces_of(plan, model, texts, traces_folder, report)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fitted = fit(found.to(device), job, report)
-    facts = filter_files.FilterFacts(
+    facts = filter_files.FilterMetadata(
         labels=job.labels,
         gen_length=job.gen_length,
         model=plan.model,
         weights=plan.weights,
         tokenizer=plan.tokenizer,
     )
-    learned = filter_files.save(out, fitted.tensors, facts)
+    learned = filter_files.save_filter(out, fitted.tensors, facts)
     curve = "".join(json.dumps(point) + "\n" for point in fitted.curve)
     (out / "curve.jsonl").write_text(curve)
     filter_card.plot(out / "curve.png", fitted.curve, fitted.epoch)
@@ -173,7 +173,7 @@ def traces_of(
         report(f"traces: {file}")
         return stored
     spec = model_spec(model)
-    loaded = loading.load(spec)
+    loaded = loading.load_model(spec)
     encode = prompts.encoder(loaded.encode, spec.chat)
     return traces.collect(loaded.denoiser, encode, texts, plan, folder, report)
 

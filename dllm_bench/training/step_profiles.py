@@ -99,7 +99,7 @@ def run(job: ProfileJob, config: Mapping[str, Any]) -> dict[str, Any]:
 
     hardware = inputs.resolve_hardware(config["hardware"])
     torch.set_num_threads(int(hardware.get("threads", 1)))
-    model = loading.load(inputs.model_spec(inputs.resolve_model(config["model"], hardware)))
+    model = loading.load_model(inputs.model_spec(inputs.resolve_model(config["model"], hardware)))
     spent = measure(model.denoiser, job)
     asked = asdict(job)
     return {

@@ -16,8 +16,9 @@ from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.kv import PositionCache
-from dllm_bench.models.load import ADAPTERS, LoadedModel, load
+from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import model_spec
@@ -36,7 +37,7 @@ Answer:"""
 @cache
 def embedded(name: str) -> LoadedModel:
     """A model that ships, in float32 on the CPU."""
-    return load(model_spec({**compose([f"model={name}"])["model"], "device": "cpu"}))
+    return load_model(model_spec({**compose([f"model={name}"])["model"], "device": "cpu"}))
 
 
 def question(name: str, new: int) -> Request:
@@ -72,7 +73,7 @@ def random_model(
     quantization: str = "none",
 ) -> TransformerDenoiser:
     """Dream's architecture in the given shape, whose rows predict their own position."""
-    from dllm_bench.models.quantized import quantize
+    from dllm_bench.models.acceleration import quantize
 
     published = {
         "vocab_size": vocab,

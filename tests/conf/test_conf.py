@@ -18,7 +18,7 @@ from dllm_bench.core.contracts import Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.models.load import ModelSpec
+from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import conf_dir, options
 from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import engine_of, is_served

@@ -69,7 +69,7 @@ class Words:
     def decode(self, ids: Any) -> str:
         return " ".join(map(str, ids))
 
-    def note(self, attention: str, block: int) -> str | None:
+    def attention_warning(self, attention: str, block: int) -> str | None:
         return None
 
 

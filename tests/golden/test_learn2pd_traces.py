@@ -24,7 +24,7 @@ from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.decoding.select.union import Union
 from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
 from dllm_bench.decoding.stop.filled import Filled
-from dllm_bench.models.filters import FilterFacts, LearnedFilter, save
+from dllm_bench.models.filters import FilterMetadata, LearnedFilter, save_filter
 from tests.helpers import Watched, golden_dir, load_denoiser
 
 FOLDER = golden_dir() / "llada"
@@ -47,7 +47,7 @@ def filters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for block in {name.partition(".")[0] for name in recorded}:
         prefix = f"{block}."
         own = {n.removeprefix(prefix): t for n, t in recorded.items() if n.startswith(prefix)}
-        save(folder / block, own, FilterFacts())
+        save_filter(folder / block, own, FilterMetadata())
     return folder
 
 

@@ -24,7 +24,7 @@ from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlock, TrainedChain
-from dllm_bench.models.load import LoadedModel, load
+from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import (
     drafter_blocks,
@@ -50,7 +50,7 @@ JOB = DrafterJob(slots=4, layers=1, rows=4, anchors=4, steps=6, lr=3e-3)
 def loaded(folder: Path) -> LoadedModel:
     """A random target whose next tokens are easy to tell."""
     source = str(tiny_checkpoint("qwen3", folder, 1))
-    return load(ModelSpec("tiny", source, dtype="float32", device="cpu", bos=False))
+    return load_model(ModelSpec("tiny", source, dtype="float32", device="cpu", bos=False))
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def _states(weights: net.Weights, cfg: net.NetConfig, ids_BL: torch.Tensor) -> t
 def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) -> None:
     weights, cfg = _random(layout)
     export.write_checkpoint(tmp_path, weights, cfg, layout, _tokenizer())
-    loaded = loading.load(ModelSpec("made", str(tmp_path), dtype="float32", device="cpu"))
+    loaded = loading.load_model(ModelSpec("made", str(tmp_path), dtype="float32", device="cpu"))
     assert loaded.facts.adapter == layout
     model: Any = loaded.denoiser.module.model  # type: ignore[attr-defined]
     ids_BL = torch.randint(300, 600, (2, 24), generator=torch.Generator().manual_seed(0))

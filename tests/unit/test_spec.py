@@ -16,7 +16,7 @@ from dllm_bench.cli.main import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.select.filter import Filter
-from dllm_bench.models.filters import FilterFacts, LearnedFilter, locate, save
+from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file, save_filter
 from dllm_bench.registry import TARGET, describe, instantiate
 from dllm_bench.store import inputs
 from dllm_bench.store.spec import (
@@ -136,9 +136,9 @@ def test_a_filter_is_its_content_wherever_it_lies(tmp_path: Path) -> None:
     """Its place and the leave to use it are no part of a run's identity, its weights are."""
     shipped = LearnedFilter("assets/filters/tiny-llada-block32")
     copied = tmp_path / "copied.safetensors"
-    copied.write_bytes(locate("assets/filters/tiny-llada-block32").read_bytes())
+    copied.write_bytes(filter_file("assets/filters/tiny-llada-block32").read_bytes())
     bent = {"0.weight": torch.zeros(32, 32), "0.bias": torch.zeros(32)}
-    other = save(tmp_path / "other", bent, FilterFacts())
+    other = save_filter(tmp_path / "other", bent, FilterMetadata())
     runs = [
         RunSpec.from_config({**CONFIG, "decoder": LEARN2PD | {"select": select}}, resolve)
         for select in (

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models.load import LoadedModel, ModelSpec
+from dllm_bench.models.load import LoadedModel
+from dllm_bench.models.spec import ModelSpec
 from tests.helpers import IDS
 
 LAYOUTS = ("llada", "dream")

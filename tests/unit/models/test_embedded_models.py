@@ -37,7 +37,7 @@ def test_a_shipped_model_answers(name: str) -> None:
     model = config["model"]
     decoder = compose([*overrides, *_decoder(model)])["decoder"]
     decode = instantiate({key: value for key, value in decoder.items() if key != "name"})
-    loaded = loading.load(ModelSpec(**model, dtype="float32", device="cpu"))
+    loaded = loading.load_model(ModelSpec(**model, dtype="float32", device="cpu"))
     assert loaded.facts.adapter == RECIPES[name].layout
     benchmark = instantiate(config["benchmark"])
     texts = {

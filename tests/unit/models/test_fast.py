@@ -20,9 +20,10 @@ from torch import Tensor
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models import quantized
-from dllm_bench.models.compiled import BUCKET, CompiledDenoiser
-from dllm_bench.models.load import ModelSpec, load
+from dllm_bench.models import acceleration
+from dllm_bench.models.acceleration import BUCKET, CompiledDenoiser
+from dllm_bench.models.load import load_model
+from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import IDS, VOCAB, load_denoiser, tiny_checkpoint
 
@@ -33,7 +34,7 @@ Run = Callable[..., Any]
 
 def compiled(folder: Path, mode: str) -> CompiledDenoiser:
     spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", compile=mode)
-    denoiser = load(spec).denoiser
+    denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, CompiledDenoiser)
     return denoiser
 
@@ -135,7 +136,7 @@ def test_the_function_can_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def quantised(folder: Path, kind: str) -> TransformerDenoiser:
     spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", quantization=kind)
-    denoiser = load(spec).denoiser
+    denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     return denoiser
 
@@ -151,7 +152,7 @@ def test_the_blocks_are_handed_to_torchao(tmp_path: Path, monkeypatch: pytest.Mo
     """A stand-in with torchao's two names, for where the extra is not installed."""
     handed: list[tuple[int, str]] = []
     module = ModuleType("torchao.quantization")
-    for name in quantized.CONFIGS.values():
+    for name in acceleration.CONFIGS.values():
         setattr(module, name, type(name, (), {}))
     module.quantize_ = lambda blocks, config: handed.append((len(blocks), type(config).__name__))  # type: ignore[attr-defined]
     package = ModuleType("torchao")

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.filters import FilterFacts, LearnedFilter, save
+from dllm_bench.models.filters import FilterMetadata, LearnedFilter, save_filter
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.training.filters import network_of
 
-FACTS = FilterFacts(labels="masked", gen_length=64, model="tiny", weights="w" * 64)
+FACTS = FilterMetadata(labels="masked", gen_length=64, model="tiny", weights="w" * 64)
 SHIPPED = sorted(path.name for path in (assets_dir() / "filters").iterdir())
 
 
 def stored(folder: Path, layers: int = 2, block: int = 32, seed: int = 0) -> LearnedFilter:
-    return save(folder, network_of(block, layers, seed).state_dict(), FACTS)
+    return save_filter(folder, network_of(block, layers, seed).state_dict(), FACTS)
 
 
 @pytest.mark.parametrize(("layers", "parameters"), [(1, 1056), (2, 2112), (4, 4224)])
@@ -35,7 +35,7 @@ def test_sizes_are_the_papers(tmp_path: Path, layers: int, parameters: int) -> N
 )
 def test_logits_are_the_networks(tmp_path: Path, name: str, module: type[nn.Module]) -> None:
     network = nn.Sequential(nn.Linear(8, 5), module(), nn.Linear(5, 5), module(), nn.Linear(5, 8))
-    learned = save(tmp_path, network.state_dict(), FilterFacts(activation=name))
+    learned = save_filter(tmp_path, network.state_dict(), FilterMetadata(activation=name))
     confidence_KNB = torch.rand(2, 3, 8, dtype=torch.float64)
     with torch.no_grad():
         wanted = network(confidence_KNB.float())
@@ -75,7 +75,7 @@ def test_a_file_without_facts_is_read(tmp_path: Path) -> None:
 
     save_file(dict(network_of(16, 2, 0).state_dict()), tmp_path / "own.safetensors")
     learned = LearnedFilter(str(tmp_path / "own.safetensors"))
-    assert (learned.block, learned.facts) == (16, FilterFacts())
+    assert (learned.block, learned.facts) == (16, FilterMetadata())
     learned.check_model("any", "w")
 
 
@@ -88,7 +88,7 @@ WRONG: dict[str, dict[str, Tensor]] = {
 
 @pytest.mark.parametrize("word", WRONG)
 def test_other_tensors_are_refused(tmp_path: Path, word: str) -> None:
-    learned = save(tmp_path, WRONG[word], FilterFacts())
+    learned = save_filter(tmp_path, WRONG[word], FilterMetadata())
     with pytest.raises(DllmBenchError, match=word):
         learned.block  # noqa: B018
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models.attention import MaskShape, attention_mask
 from dllm_bench.models.kv import PositionCache
-from dllm_bench.models.masks import MaskShape, attention_mask
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import IDS, VOCAB, tiny_denoiser
 

@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.load import ADAPTERS, ModelSpec, load
-from dllm_bench.models.spec import ADAPTER_NAMES
+from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.models.load import load_model
+from dllm_bench.models.spec import CHOICES, ModelSpec
 from tests.helpers import CONFIGS, load_denoiser, shard, tiny_checkpoint
 from tests.unit.models.forms import (
     BLOCK,
@@ -118,7 +119,7 @@ def test_tiny_checkpoints_have_the_published_names(layout: str, tmp_path: Path) 
 
 
 def test_adapters_are_known_by_name() -> None:
-    assert tuple(ADAPTERS) == ADAPTER_NAMES
+    assert CHOICES["adapter"] == tuple(ADAPTERS)
 
 
 @pytest.mark.parametrize("layout", CONFIGS)
@@ -130,7 +131,7 @@ def test_a_checkpoint_finds_its_adapter(layout: str) -> None:
 def test_the_selection_bias_stays_in_float32(tmp_path: Path) -> None:
     folder = tiny_checkpoint("llada2", tmp_path, seed=7)
     spec = ModelSpec("tiny", str(folder), dtype="bfloat16", device="cpu")
-    gate = load(spec).denoiser.module.model.layers[1].mlp.gate
+    gate = load_model(spec).denoiser.module.model.layers[1].mlp.gate
     assert gate.e_score_correction_bias.dtype == torch.float32
     assert gate.weight.dtype == torch.bfloat16
 

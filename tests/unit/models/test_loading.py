@@ -15,7 +15,10 @@ import yaml
 from safetensors.torch import save_file
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.load import ADAPTERS, LoadedModel, ModelSpec, content_hash, load
+from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.models.load import LoadedModel, load_model
+from dllm_bench.models.sources import content_hash
+from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import conf_dir
 from tests.helpers import (
     ROLES,
@@ -27,7 +30,7 @@ from tests.unit.models.common import LAYOUTS, PARAMETER, edit, logits, spec, ten
 
 
 def test_a_folder_loads_as_what_was_written(layout: str, folder: Path) -> None:
-    model = load(spec(folder))
+    model = load_model(spec(folder))
     expected = tiny_denoiser(layout, seed=5)
     assert model.special == expected.special
     assert model.facts.adapter == layout
@@ -36,16 +39,16 @@ def test_a_folder_loads_as_what_was_written(layout: str, folder: Path) -> None:
 
 
 def test_shards_equal_one_file(folder: Path) -> None:
-    before = logits(load(spec(folder)))
+    before = logits(load_model(spec(folder)))
     files = shard(folder)
-    assert torch.equal(logits(load(spec(folder))), before)
+    assert torch.equal(logits(load_model(spec(folder))), before)
     files[1].unlink()
     with pytest.raises(DllmBenchError, match=r"lacks b\.safetensors"):
-        load(spec(folder))
+        load_model(spec(folder))
 
 
 def test_bfloat16_on_a_cpu(folder: Path) -> None:
-    half, single = load(spec(folder, dtype="bfloat16")), load(spec(folder))
+    half, single = load_model(spec(folder, dtype="bfloat16")), load_model(spec(folder))
     assert logits(half).dtype == torch.bfloat16
     assert half.facts.dtype == "bfloat16"
     gap = (logits(half).float() - logits(single)).abs().max()
@@ -54,10 +57,10 @@ def test_bfloat16_on_a_cpu(folder: Path) -> None:
 
 def test_auto_means_float32_on_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    facts = load(ModelSpec("tiny", str(folder))).facts
+    facts = load_model(ModelSpec("tiny", str(folder))).facts
     assert (facts.dtype, facts.device) == ("float32", "cpu")
     with pytest.raises(DllmBenchError, match="no CUDA"):
-        load(spec(folder, device="cuda"))
+        load_model(spec(folder, device="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def test_a_tied_head_needs_no_tensor(
     edit(folder / "config.json", **changes)
     kept = {name: t for name, t in tensors(folder).items() if name != dropped}
     save_file(kept, folder / "model.safetensors")
-    module = load(spec(folder)).denoiser.module
+    module = load_model(spec(folder)).denoiser.module
     assert module.lm_head.weight is module.model.embed_tokens.weight
     assert not module.lm_head.weight.is_meta
 
@@ -82,18 +85,18 @@ def test_a_tied_head_needs_no_tensor(
 def test_llada_with_qkv_bias(tmp_path: Path) -> None:
     folder = tiny_checkpoint("llada", tmp_path / "biased", 5, include_qkv_bias=True)
     assert "model.transformer.blocks.0.q_proj.bias" in tensors(folder)
-    biased = logits(load(spec(folder)))
+    biased = logits(load_model(spec(folder)))
     zeroed = {n: t * (0 if n.endswith("bias") else 1) for n, t in tensors(folder).items()}
     save_file(zeroed, folder / "model.safetensors")
-    assert (logits(load(spec(folder))) - biased).abs().max() > 1e-2
+    assert (logits(load_model(spec(folder))) - biased).abs().max() > 1e-2
     plain = {name: t for name, t in zeroed.items() if not name.endswith("bias")}
     other = tiny_checkpoint("llada", tmp_path / "plain", 5)
     save_file(plain, other / "model.safetensors")
-    torch.testing.assert_close(logits(load(spec(folder))), logits(load(spec(other))))
+    torch.testing.assert_close(logits(load_model(spec(folder))), logits(load_model(spec(other))))
 
 
 def test_text_goes_both_ways(folder: Path) -> None:
-    plain, chat = load(spec(folder)), load(spec(folder, chat=True, bos=True))
+    plain, chat = load_model(spec(folder)), load_model(spec(folder, chat=True, bos=True))
     bos, eot = ROLES["bos"], ROLES["eot"]
     assert plain.encode("w3 w14 w15") == [3, 14, 15]
     assert chat.encode("w3 w14") == [bos, 3, 14]
@@ -108,23 +111,23 @@ def test_text_goes_both_ways(folder: Path) -> None:
 def test_text_settings_that_do_not_fit(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(DllmBenchError, match="no chat template"):
-        load(spec(folder, chat=True))
+        load_model(spec(folder, chat=True))
     for file in folder.glob("*token*"):
         file.unlink()
     with pytest.raises(DllmBenchError, match="no tokenizer files"):
-        load(spec(folder)).encode("w1")
+        load_model(spec(folder)).encode("w1")
     edit(folder / "config.json", bos_token_id=None)
     with pytest.raises(DllmBenchError, match="bos: true"):
-        load(spec(folder, bos=True))
+        load_model(spec(folder, bos=True))
 
 
 def test_the_adapter_must_be_the_checkpoints(layout: str, folder: Path) -> None:
     other = LAYOUTS[1 - LAYOUTS.index(layout)]
     with pytest.raises(DllmBenchError, match=f"asks for adapter '{other}'"):
-        load(spec(folder, adapter=other))
+        load_model(spec(folder, adapter=other))
     edit(folder / "config.json", model_type="gpt2")
     with pytest.raises(DllmBenchError, match="model_type 'gpt2'"):
-        load(spec(folder))
+        load_model(spec(folder))
 
 
 def test_configs_that_would_be_loaded_wrongly(layout: str, folder: Path) -> None:
@@ -132,16 +135,16 @@ def test_configs_that_would_be_loaded_wrongly(layout: str, folder: Path) -> None
     key, value = {"llada": ("alibi", True), "dream": ("hidden_act", "gelu")}[layout]
     edit(config, rms_norm_eps=None)
     with pytest.raises(DllmBenchError, match="no 'rms_norm_eps'"):
-        load(spec(folder))
+        load_model(spec(folder))
     edit(config, **{key: value})
     with pytest.raises(DllmBenchError, match=f"{key}={value!r}"):
-        load(spec(folder))
+        load_model(spec(folder))
     config.write_text("{")
     with pytest.raises(DllmBenchError, match="not valid JSON"):
-        load(spec(folder))
+        load_model(spec(folder))
     config.unlink()
     with pytest.raises(DllmBenchError, match=r"holds no config\.json"):
-        load(spec(folder))
+        load_model(spec(folder))
 
 
 def test_tensors_that_do_not_fit_are_named(layout: str, folder: Path) -> None:
@@ -149,20 +152,20 @@ def test_tensors_that_do_not_fit_are_named(layout: str, folder: Path) -> None:
     save_file({n: t for n, t in whole.items() if n != name}, folder / "model.safetensors")
     module_name = "model.layers.1.self_attn.o_proj.weight"
     with pytest.raises(DllmBenchError, match=f"missing: {module_name}|missing: {name}"):
-        load(spec(folder))
+        load_model(spec(folder))
     save_file(whole | {"extra.weight": torch.ones(2)}, folder / "model.safetensors")
     with pytest.raises(DllmBenchError, match=r"unexpected: extra\.weight"):
-        load(spec(folder))
+        load_model(spec(folder))
     save_file(whole | {name: torch.ones(3, 32)}, folder / "model.safetensors")
     with pytest.raises(DllmBenchError, match=rf"mis-shaped: {name} \(3, 32\) instead of \(32, 32"):
-        load(spec(folder))
+        load_model(spec(folder))
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:
     torch.save(tensors(folder), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(DllmBenchError, match=r"pickled weights only \(pytorch_model\.bin\)"):
-        load(spec(folder))
+        load_model(spec(folder))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,7 @@ def test_absent_models(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DllmBenchError, match=words):
-        load(ModelSpec("absent", path, revision="abc"))
+        load_model(ModelSpec("absent", path, revision="abc"))
     with pytest.raises(DllmBenchError, match=words):
         content_hash(ModelSpec("absent", path, revision="abc"))
 
@@ -193,7 +196,7 @@ def test_unknown_words(changes: dict[str, str]) -> None:
 
 def test_the_content_hash_follows_content(folder: Path, tmp_path: Path) -> None:
     first = content_hash(spec(folder))
-    assert load(spec(folder)).facts.weights_sha256 == first
+    assert load_model(spec(folder)).facts.weights_sha256 == first
     moved = folder.rename(tmp_path / "elsewhere")
     assert content_hash(spec(moved)) == first
     changed = tensors(moved)
@@ -243,14 +246,14 @@ def test_the_template_is_told_about_thinking(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ 'w1' if enable_thinking else 'w2' }}")
     turns = [{"role": "user", "content": "w3"}]
     for thinking, expected in ((True, [1]), (False, [2]), (None, [2])):
-        assert load(spec(folder, chat=True, thinking=thinking)).encode(turns) == expected
+        assert load_model(spec(folder, chat=True, thinking=thinking)).encode(turns) == expected
 
 
 def test_the_yaml_may_say_how_the_weights_were_trained(layout: str, folder: Path) -> None:
-    plain = load(spec(folder))
+    plain = load_model(spec(folder))
     assert (plain.form, plain.denoiser.attention_form) == ("full", "full")
     trained = spec(folder, attention_form="block_causal", block=8, shifted=layout == "llada")
-    other = load(trained)
+    other = load_model(trained)
     assert (other.form, other.block, other.denoiser.block) == ("block_causal", 8, 8)
     assert other.denoiser.shifted != plain.denoiser.shifted
     with pytest.raises(DllmBenchError, match="belongs to block_causal alone"):
@@ -272,6 +275,6 @@ def test_the_yaml_may_say_how_the_weights_were_trained(layout: str, folder: Path
 def test_a_decoder_with_other_attention_is_noted(
     form: str, block: int | None, asked: tuple[str, int], words: str | None, folder: Path
 ) -> None:
-    noted = replace(load(spec(folder)), form=form, block=block).note(*asked)
+    noted = replace(load_model(spec(folder)), form=form, block=block).attention_warning(*asked)
     assert (noted is None) == (words is None)
     assert words is None or (noted and words in noted)

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.load import content_hash, load
+from dllm_bench.models.load import load_model
+from dllm_bench.models.sources import content_hash
 from tests.helpers import (
     tiny_checkpoint,
     tiny_config,
@@ -32,7 +33,7 @@ def test_a_merge_equals_peft(tmp_path: Path) -> None:
     torch.manual_seed(0)
     adapted = get_peft_model(base.module, config)
     adapted.save_pretrained(str(tmp_path / "adapter"))
-    ours = load(spec(folder, lora=str(tmp_path / "adapter"))).denoiser.module.state_dict()
+    ours = load_model(spec(folder, lora=str(tmp_path / "adapter"))).denoiser.module.state_dict()
     theirs = adapted.merge_and_unload().state_dict()
     before = tiny_weights("dream", 5, tiny_config("dream"))
     for name, expected in theirs.items():
@@ -54,7 +55,7 @@ def write_adapter(path: Path, key: str, sides: tuple[Tensor, Tensor], **changes:
 def test_an_adapter_uses_the_published_names(layout: str, folder: Path, tmp_path: Path) -> None:
     down, up = torch.randn(2, 32), torch.randn(32, 2)
     adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], (down, up))
-    merged = load(spec(folder, lora=str(adapter))).denoiser.module
+    merged = load_model(spec(folder, lora=str(adapter))).denoiser.module
     expected = tensors(folder)[PARAMETER[layout]] + 3 * up @ down
     torch.testing.assert_close(merged.model.layers[1].self_attn.o_proj.weight.data, expected)
     assert content_hash(spec(folder)) != content_hash(spec(folder, lora=str(adapter)))
@@ -64,13 +65,13 @@ def test_adapters_that_a_merge_would_get_wrong(layout: str, folder: Path, tmp_pa
     sides = torch.randn(2, 32), torch.randn(32, 2)
     dora = write_adapter(tmp_path / "dora", PARAMETER[layout], sides, use_dora=True)
     with pytest.raises(DllmBenchError, match="use_dora=True"):
-        load(spec(folder, lora=str(dora)))
+        load_model(spec(folder, lora=str(dora)))
     wide = write_adapter(tmp_path / "wide", PARAMETER[layout], (torch.randn(2, 31), sides[1]))
     with pytest.raises(DllmBenchError, match=rf"{PARAMETER[layout]} \(32, 31\)"):
-        load(spec(folder, lora=str(wide)))
+        load_model(spec(folder, lora=str(wide)))
     strange = write_adapter(tmp_path / "strange", "model.nothing.weight", sides)
     with pytest.raises(DllmBenchError, match="nothing"):
-        load(spec(folder, lora=str(strange)))
+        load_model(spec(folder, lora=str(strange)))
 
 
 def test_adapters_that_are_not_whole(layout: str, folder: Path, tmp_path: Path) -> None:
@@ -78,21 +79,21 @@ def test_adapters_that_are_not_whole(layout: str, folder: Path, tmp_path: Path) 
     sides, key = (torch.randn(2, 32), torch.randn(32, 2)), PARAMETER[layout]
     other = write_adapter(tmp_path / "other", key, sides, r=16)
     with pytest.raises(DllmBenchError, match="says r=16 and holds 1 pairs of rank 2;"):
-        load(spec(folder, lora=str(other)))
+        load_model(spec(folder, lora=str(other)))
     empty = write_adapter(tmp_path / "empty", key, sides)
     save_file({}, empty / "adapter_model.safetensors")
     with pytest.raises(DllmBenchError, match="holds 0 pairs of rank none;"):
-        load(spec(folder, lora=str(empty)))
+        load_model(spec(folder, lora=str(empty)))
     nameless = write_adapter(tmp_path / "nameless", key, sides, r=None)
     with pytest.raises(DllmBenchError, match="adapter_config.json has no 'r'"):
-        load(spec(folder, lora=str(nameless)))
+        load_model(spec(folder, lora=str(nameless)))
     part = {"target_modules": [key.split(".")[-2]]}
     partial = write_adapter(tmp_path / "partial", key, sides, **part)
     absent = key.replace(".1.", ".0.").replace(".", r"\.")
     with pytest.raises(DllmBenchError, match=rf"holds no pair for \({absent}\)"):
-        load(spec(folder, lora=str(partial)))
+        load_model(spec(folder, lora=str(partial)))
     chosen = write_adapter(tmp_path / "chosen", key, sides, **part, layers_to_transform=[1])
-    load(spec(folder, lora=str(chosen)))
+    load_model(spec(folder, lora=str(chosen)))
 
 
 def test_a_peft_model_beside_the_weights_equals_the_merged_one(
@@ -100,10 +101,10 @@ def test_a_peft_model_beside_the_weights_equals_the_merged_one(
 ) -> None:
     sides = torch.randn(2, 32), torch.randn(32, 2)
     adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], sides, use_rslora=True)
-    merged = load(spec(folder, lora=str(adapter)))
-    beside = load(spec(folder, lora=str(adapter), merge_lora=False))
+    merged = load_model(spec(folder, lora=str(adapter)))
+    beside = load_model(spec(folder, lora=str(adapter), merge_lora=False))
     torch.testing.assert_close(logits(beside), logits(merged), atol=1e-4, rtol=1e-4)
-    assert (logits(beside) - logits(load(spec(folder)))).abs().max() > 1e-2
+    assert (logits(beside) - logits(load_model(spec(folder)))).abs().max() > 1e-2
     layer = beside.denoiser.module.model.layers[1].self_attn.o_proj
     assert torch.equal(layer.base_layer.weight, tensors(folder)[PARAMETER[layout]])
     assert beside.facts.parameters == merged.facts.parameters + 2 * 2 * 32
@@ -115,9 +116,9 @@ def test_an_adapter_on_a_fused_tensor_has_to_be_merged(tmp_path: Path) -> None:
     rows, columns = tensors(folder)[name].shape
     sides = torch.randn(2, columns), torch.randn(rows, 2)
     adapter = write_adapter(tmp_path / "adapter", name, sides)
-    merged = load(spec(folder, lora=str(adapter))).denoiser.module.model.layers[1].self_attn
+    merged = load_model(spec(folder, lora=str(adapter))).denoiser.module.model.layers[1].self_attn
     whole = tensors(folder)[name] + 3 * sides[1] @ sides[0]
     found = torch.cat([getattr(merged, f"{side}_proj").weight for side in "qkv"])
     torch.testing.assert_close(found, whole)
     with pytest.raises(DllmBenchError, match="query_key_value.*merge_lora: true"):
-        load(spec(folder, lora=str(adapter), merge_lora=False))
+        load_model(spec(folder, lora=str(adapter), merge_lora=False))

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes, shapes_of
-from dllm_bench.models.load import ADAPTERS
 from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
 from tests.unit.models.forms import (
     FIRST,

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models import prefetch, sources
-from dllm_bench.models.load import ModelSpec, load
+from dllm_bench.models import sources
+from dllm_bench.models.load import load_model
+from dllm_bench.models.spec import ModelSpec
 from tests.helpers import tiny_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -51,24 +52,26 @@ def test_models_and_adapters_come_once_and_are_listed(
     hub: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     specs = [spec(), spec(name="n", lora="some-org/Lora"), spec(path="assets/tiny-llada")]
-    found = dict(prefetch.prefetch(specs, tmp_path / "cache"))
+    found = dict(sources.prefetch(specs, tmp_path / "cache"))
     assert [asked["hub_id"] for asked in hub] == ["some-org/Dream", "some-org/Lora"]
     assert hub[0]["revision"] == "main"
     assert not [p for p in hub[0]["allow_patterns"] if p.endswith((".bin", ".py", ".pt"))]
     assert found["assets/tiny-llada"] is None
-    manifest = json.loads((tmp_path / "cache" / prefetch.MANIFEST).read_text())
+    manifest = json.loads((tmp_path / "cache" / sources.MANIFEST).read_text())
     assert set(manifest) == {"some-org/Dream", "some-org/Lora"}
     assert manifest["some-org/Dream"]["commit"] == COMMIT
     files = manifest["some-org/Dream"]["files"]
     weights = f"models--some-org--Dream/snapshots/{COMMIT}/model.safetensors"
     assert files[weights]["size"] == (tmp_path / "cache" / weights).stat().st_size
-    assert load(spec(path=str(found["some-org/Dream"]), device="cpu")).facts.revision == COMMIT
+    assert (
+        load_model(spec(path=str(found["some-org/Dream"]), device="cpu")).facts.revision == COMMIT
+    )
 
 
 def test_a_copied_cache_is_verified(hub: list[dict[str, Any]], tmp_path: Path) -> None:
-    list(prefetch.prefetch([spec()], tmp_path / "cache"))
+    list(sources.prefetch([spec()], tmp_path / "cache"))
     cache = Path(shutil.move(tmp_path / "cache", tmp_path / "cluster"))
-    assert list(prefetch.verify(cache)) == [("some-org/Dream", [])]
+    assert list(sources.verify_manifest(cache)) == [("some-org/Dream", [])]
     folder = cache / "models--some-org--Dream" / "snapshots" / COMMIT
     weights = folder / "model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -76,20 +79,20 @@ def test_a_copied_cache_is_verified(hub: list[dict[str, Any]], tmp_path: Path) -
     weights.write_bytes(bytes(content))
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").unlink()
-    ((_, wrong),) = prefetch.verify(cache)
+    ((_, wrong),) = sources.verify_manifest(cache)
     assert sorted(w.partition(" has ")[0].partition(" is ")[0] for w in wrong) == [
         "config.json",
         "model.safetensors",
         "tokenizer.json",
     ]
     assert "model.safetensors has other content" in wrong
-    with pytest.raises(DllmBenchError, match=prefetch.MANIFEST):
-        list(prefetch.verify(tmp_path))
+    with pytest.raises(DllmBenchError, match=sources.MANIFEST):
+        list(sources.verify_manifest(tmp_path))
 
 
 def test_what_has_no_safetensors_is_refused(hub: list[dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(DllmBenchError, match=r"lacks model\.safetensors"):
-        list(prefetch.prefetch([spec(path="some-org/Pickled")], tmp_path))
+        list(sources.prefetch([spec(path="some-org/Pickled")], tmp_path))
 
 
 def test_a_download_that_fails_is_one_sentence(
@@ -100,7 +103,7 @@ def test_a_download_that_fails_is_one_sentence(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with pytest.raises(DllmBenchError, match=r"cannot be downloaded \(no route to host\)"):
-        sources.fetch("some-org/Dream", None, tmp_path)
+        sources.download_snapshot("some-org/Dream", None, tmp_path)
 
 
 def test_the_command(hub: list[dict[str, Any]], tmp_path: Path, capsys: Capture) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.layouts import Published, value
+from dllm_bench.models.layouts import PublishedConfig, value
 
 HEAD_NAMES = ("vanilla", "gated", "rnn")
 
 
 @dataclass(frozen=True)
-class NetFacts:
+class DrafterConfig:
     """What a drafter's config says beyond the sizes of its layers.
 
     slots: of a block, or steps of a chain; the first `silent` predict nothing; tables: embedding
@@ -38,7 +38,7 @@ class NetFacts:
     chain: bool = False
 
 
-def z_lab(published: Published) -> NetFacts:
+def z_lab(published: PublishedConfig) -> DrafterConfig:
     """Facts of a z-lab or SpecForge config; newer ones nest the block length too."""
     nested = value(published, "dflash_config")
     if nested.get("projector_type", "dflash") != "dflash":
@@ -47,7 +47,7 @@ def z_lab(published: Published) -> NetFacts:
             "dialect only DFlash is read, use DeepSpec's checkpoint for DSpark."
         )
     slots = published.get("block_size") or nested.get("block_size")
-    return NetFacts(
+    return DrafterConfig(
         slots=value({"block_size": slots}, "block_size"),
         feature_layers=tuple(value(nested, "target_layer_ids")),
         target_layers=value(published, "num_target_layers"),
@@ -57,7 +57,7 @@ def z_lab(published: Published) -> NetFacts:
     )
 
 
-def deep_spec(published: Published) -> NetFacts:
+def deep_spec(published: PublishedConfig) -> DrafterConfig:
     """Facts of a DeepSpec config, DFlash where it has no heads."""
     head = published.get("markov_head_type", "vanilla")
     if head not in HEAD_NAMES:
@@ -65,7 +65,7 @@ def deep_spec(published: Published) -> NetFacts:
             f"The drafter's config has markov_head_type {head!r}; known are "
             f"{', '.join(HEAD_NAMES)}."
         )
-    return NetFacts(
+    return DrafterConfig(
         slots=value(published, "block_size"),
         feature_layers=tuple(value(published, "target_layer_ids")),
         target_layers=value(published, "num_target_layers"),
@@ -77,9 +77,9 @@ def deep_spec(published: Published) -> NetFacts:
     )
 
 
-def eagle3(published: Published) -> NetFacts:
+def eagle3(published: PublishedConfig) -> DrafterConfig:
     """Facts of DeepSpec's EAGLE-3 config; the unrolled steps of training are the chain's length."""
-    return NetFacts(
+    return DrafterConfig(
         slots=value(published, "ttt_length"),
         feature_layers=tuple(value(published, "target_layer_ids")),
         target_layers=value(published, "num_target_layers"),
@@ -87,14 +87,14 @@ def eagle3(published: Published) -> NetFacts:
     )
 
 
-READERS: Mapping[str, Callable[[Published], NetFacts]] = {
+READERS: Mapping[str, Callable[[PublishedConfig], DrafterConfig]] = {
     "DFlashDraftModel": z_lab,
     "Qwen3DSparkModel": deep_spec,
     "Qwen3Eagle3Model": eagle3,
 }
 
 
-def architecture(published: Published) -> str:
+def architecture(published: PublishedConfig) -> str:
     """The architecture a config names, one of those that are known."""
     named = (published.get("architectures") or ["nothing"])[0]
     if named not in READERS:
@@ -105,6 +105,6 @@ def architecture(published: Published) -> str:
     return str(named)
 
 
-def read_facts(published: Published) -> NetFacts:
+def read_drafter_config(published: PublishedConfig) -> DrafterConfig:
     """The facts of a drafter's config."""
     return READERS[architecture(published)](published)

@@ -1,0 +1,336 @@
+"""Adapters: the published architectures that can be read, and `ADAPTERS`, their one registry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dllm_bench.models.layouts import (
+    CheckpointLayout,
+    Part,
+    PublishedConfig,
+    Shapes,
+    StandardLayout,
+    value,
+)
+
+LAYERS, BLOCKS = "model.layers.", "model.transformer.blocks."
+TOP = {  # module name -> published name, without ".weight"
+    "model.embed_tokens": "model.transformer.wte",
+    "model.norm": "model.transformer.ln_f",
+    "lm_head": "model.transformer.ff_out",
+}
+BLOCK = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ff_norm",
+    "self_attn.q_proj": "q_proj",
+    "self_attn.k_proj": "k_proj",
+    "self_attn.v_proj": "v_proj",
+    "self_attn.o_proj": "attn_out",
+    "mlp.gate_proj": "ff_proj",
+    "mlp.up_proj": "up_proj",
+    "mlp.down_proj": "ff_out",
+}
+
+
+class LladaLayout(CheckpointLayout):
+    """`LLaDAModelLM` of block type "llama"."""
+
+    model_type = "llada"
+    family = "Llama"
+    required: ClassVar = {
+        "block_type": ("llama",),
+        "activation_type": ("silu",),
+        "layer_norm_type": ("rms",),
+        "rope": (True,),
+        "alibi": (False,),
+        "include_bias": (False,),
+        "bias_for_layer_norm": (False, None),
+        "attention_layer_norm": (False,),
+        "input_emb_norm": (False,),
+        "scale_logits": (False,),
+    }
+
+    def recognises(self, published: PublishedConfig) -> bool:
+        return super().recognises(published) and "num_experts" not in published
+
+    def family_of(self, published: PublishedConfig) -> str:
+        return "Qwen2" if published.get("include_qkv_bias") else self.family
+
+    def settings(self, published: PublishedConfig) -> dict[str, Any]:
+        return {
+            "vocab_size": published.get("embedding_size") or value(published, "vocab_size"),
+            "hidden_size": value(published, "d_model"),
+            "intermediate_size": _mlp_size(published),
+            "num_hidden_layers": value(published, "n_layers"),
+            "num_attention_heads": value(published, "n_heads"),
+            "num_key_value_heads": _kv_heads(published),
+            "max_position_embeddings": value(published, "max_sequence_length"),
+            "rms_norm_eps": value(published, "rms_norm_eps"),
+            "rope_parameters": self.rope(published),
+            "tie_word_embeddings": bool(published.get("weight_tying", False)),
+        }
+
+    def to_published(self, name: str) -> str:
+        """Module name -> published name; unknown names come back as they are."""
+        stem, _, kind = name.rpartition(".")
+        if not stem.startswith(LAYERS):
+            return f"{TOP[stem]}.{kind}" if stem in TOP else name
+        index, _, part = stem.removeprefix(LAYERS).partition(".")
+        return f"{BLOCKS}{index}.{BLOCK[part]}.{kind}" if part in BLOCK else name
+
+
+def _mlp_size(published: PublishedConfig) -> int:
+    size = published.get("mlp_hidden_size")
+    return int(size or value(published, "mlp_ratio") * value(published, "d_model"))
+
+
+def _kv_heads(published: PublishedConfig) -> int:
+    if published.get("n_kv_heads"):
+        return int(published["n_kv_heads"])
+    return 1 if published.get("multi_query_attention") else int(value(published, "n_heads"))
+
+
+class DreamLayout(StandardLayout):
+    """`DreamModel` held by `Qwen2ForCausalLM`."""
+
+    model_type = "Dream"
+    family = "Qwen2"
+    shifted = True
+    required: ClassVar = {
+        "hidden_act": ("silu",),
+        "use_sliding_window": (False,),
+        "use_mrope": (False,),
+        "rope_scaling": (None,),
+    }
+
+
+EXPERTS = re.compile(r"(?P<stem>.+\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
+
+
+def expert_parts(name: str, shapes: Shapes) -> list[Part] | None:
+    """Experts published one by one, which transformers stacks: [gate; up] and down."""
+    match = EXPERTS.match(name)
+    if match is None:
+        return None
+    experts, rows, _ = shapes[name]
+    if match["kind"] == "down_proj":
+        return [Part(f"{match['stem']}.{e}.down_proj.weight", place=(e,)) for e in range(experts)]
+    halves = {"gate_proj": slice(0, rows // 2), "up_proj": slice(rows // 2, rows)}
+    return [
+        Part(f"{match['stem']}.{e}.{side}.weight", place=(e, half))
+        for e in range(experts)
+        for side, half in halves.items()
+    ]
+
+
+class LladaMoeLayout(StandardLayout):
+    """`LLaDAMoEModelLM`; its config.json says model_type "llada", as the dense model's does."""
+
+    model_type = "llada"
+    family = "Qwen3Moe"
+    sizes = tuple(size for size in StandardLayout.sizes if size != "intermediate_size")
+    required: ClassVar = {
+        "hidden_act": ("silu",),
+        "qk_layernorm": (True,),
+        "clip_qkv": (None,),
+        "attention_bias": (False, None),
+        "partial_rotary_factor": (1, None),
+        "rope_scaling": (None,),
+        "moe_router_score_function": ("softmax",),
+        "moe_router_enable_expert_bias": (False, None),
+        "router_num_group": (None, 0, 1),
+        "routed_scaling_factor": (1, None),
+        "shared_expert_intermediate_size": (None, 0),
+    }
+
+    def recognises(self, published: PublishedConfig) -> bool:
+        kind = str(published.get("model_type")).lower().replace("_", "")
+        return kind in ("llada", "lladamoe") and "num_experts" in published
+
+    def settings(self, published: PublishedConfig) -> dict[str, Any]:
+        sparse = published.get("moe_layer_freq") or [1] * value(published, "num_hidden_layers")
+        return super().settings(published) | {
+            "intermediate_size": published.get("dense_intermediate_size") or 1,
+            "moe_intermediate_size": value(published, "expert_intermediate_size"),
+            "num_experts": value(published, "num_experts"),
+            "num_experts_per_tok": value(published, "num_experts_per_tok"),
+            "norm_topk_prob": bool(published.get("norm_topk_prob")),
+            "mlp_only_layers": [i for i, is_sparse in enumerate(sparse) if not is_sparse],
+            "head_dim": _head_dim(published),
+        }
+
+    def parts(self, name: str, shapes: Shapes) -> list[Part]:
+        return expert_parts(name, shapes) or super().parts(name, shapes)
+
+
+RENAMED = {  # end of the module's name -> end of the published name
+    "model.embed_tokens.weight": "model.word_embeddings.weight",
+    ".self_attn.o_proj.weight": ".attention.dense.weight",
+    ".self_attn.q_norm.weight": ".attention.query_layernorm.weight",
+    ".self_attn.k_norm.weight": ".attention.key_layernorm.weight",
+    ".mlp.gate.e_score_correction_bias": ".mlp.gate.expert_bias",
+}
+FUSED = ("q_proj", "k_proj", "v_proj")  # rows of query_key_value, in this order
+
+
+class Llada2Layout(StandardLayout):
+    """`LLaDA2MoeModelLM`; blocks of 32 see each other and what lies before them."""
+
+    model_type = "llada2_moe"
+    family = "Glm4Moe"
+    attention = "block_causal"
+    required: ClassVar = {
+        "hidden_act": ("silu",),
+        "use_qk_norm": (True,),
+        "use_qkv_bias": (False,),
+        "use_bias": (False,),
+        "norm_head": (False,),
+        "score_function": ("sigmoid",),
+        "moe_router_enable_expert_bias": (True,),
+        "use_sliding_window": (False,),
+        "rope_scaling": (None,),
+    }
+
+    def settings(self, published: PublishedConfig) -> dict[str, Any]:
+        whole = super().settings(published)
+        fraction = published.get("partial_rotary_factor", 1.0)
+        return whole | {
+            "rope_parameters": whole["rope_parameters"] | {"partial_rotary_factor": fraction},
+            "head_dim": _head_dim(published),
+            "use_qk_norm": True,
+            "moe_intermediate_size": value(published, "moe_intermediate_size"),
+            "n_routed_experts": value(published, "num_experts"),
+            "n_shared_experts": value(published, "num_shared_experts"),
+            "num_experts_per_tok": value(published, "num_experts_per_tok"),
+            "n_group": value(published, "n_group"),
+            "topk_group": value(published, "topk_group"),
+            "routed_scaling_factor": value(published, "routed_scaling_factor"),
+            "norm_topk_prob": bool(published.get("norm_topk_prob", True)),
+            "first_k_dense_replace": value(published, "first_k_dense_replace"),
+        }
+
+    def to_published(self, name: str) -> str:
+        for ours, theirs in RENAMED.items():
+            if name.endswith(ours):
+                return name.removesuffix(ours) + theirs
+        return name
+
+    def parts(self, name: str, shapes: Shapes) -> list[Part]:
+        stem, _, side = name.removesuffix(".weight").rpartition(".self_attn.")
+        if side not in FUSED:
+            return expert_parts(name, shapes) or super().parts(name, shapes)
+        heights = [shapes[f"{stem}.self_attn.{other}.weight"][0] for other in FUSED]
+        start = sum(heights[: FUSED.index(side)])
+        rows = (start, start + shapes[name][0])
+        return [Part(f"{stem}.attention.query_key_value.weight", rows=rows)]
+
+
+def _head_dim(published: PublishedConfig) -> int:
+    given = published.get("head_dim")
+    return int(given or published["hidden_size"] // published["num_attention_heads"])
+
+
+class SdarLayout(StandardLayout):
+    """`SDARForCausalLM`: Qwen3 trained on block diffusion, logits not shifted."""
+
+    model_type = "sdar"
+    family = "Qwen3"
+    attention = "block_causal"
+    required: ClassVar = {
+        "hidden_act": ("silu",),
+        "use_sliding_window": (False,),
+        "attention_bias": (False,),
+        "rope_scaling": (None,),
+    }
+
+
+class CausalLayout(StandardLayout):
+    """An autoregressive model."""
+
+    shifted = True
+    attention = "causal"
+    required: ClassVar = {
+        "hidden_act": ("silu",),
+        "use_sliding_window": (False,),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+    }
+
+
+class Qwen2Layout(CausalLayout):
+    """`Qwen2ForCausalLM`, Qwen2.5 included."""
+
+    model_type = "qwen2"
+    family = "Qwen2"
+    ropes = ("default", "yarn")
+
+
+class Qwen3Layout(CausalLayout):
+    """`Qwen3ForCausalLM`."""
+
+    model_type = "qwen3"
+    family = "Qwen3"
+    ropes = ("default", "yarn")
+
+
+class LlamaLayout(CausalLayout):
+    """`LlamaForCausalLM`, Llama 3.1 included."""
+
+    model_type = "llama"
+    family = "Llama"
+    ropes = ("default", "llama3")
+
+
+class Gemma4Layout(CausalLayout):
+    """`Gemma4UnifiedForConditionalGeneration`, the language model of it."""
+
+    model_type = "gemma4_unified"
+    family = "Gemma4Unified"
+    sizes = (
+        *StandardLayout.sizes,
+        "head_dim",
+        "hidden_activation",
+        "sliding_window",
+        "layer_types",
+    )
+    required: ClassVar = {
+        "num_kv_shared_layers": (0, None),
+        "use_double_wide_mlp": (False, None),
+        "use_bidirectional_attention": ("vision", None),
+        "hidden_size_per_layer_input": (0, None),
+        "enable_moe_block": (False, None),
+        "attention_bias": (False, None),
+    }
+    elsewhere = r"model\.(?!language_model\.)"
+
+    def text(self, published: PublishedConfig) -> PublishedConfig:
+        outer = {key: published[key] for key in ("tie_word_embeddings",) if key in published}
+        return {"tie_word_embeddings": True, **outer, **value(published, "text_config")}
+
+    def settings(self, published: PublishedConfig) -> dict[str, Any]:
+        """Layers over the whole text have heads of their own, in the old spelling or the new."""
+        whole = "per_layer_config" if "per_layer_config" in published else "global_head_dim"
+        optional = ("attention_k_eq_v", "num_global_key_value_heads", "final_logit_softcapping")
+        given = {key: published[key] for key in optional if key in published}
+        return {**super().settings(published), **given, whole: value(published, whole)}
+
+    def rope(self, published: PublishedConfig) -> dict[str, Any]:
+        return dict(value(published, "rope_parameters"))
+
+    def to_published(self, name: str) -> str:
+        return name.replace("model.", "model.language_model.", 1)
+
+
+ADAPTERS: Mapping[str, CheckpointLayout] = {
+    "llada": LladaLayout(),
+    "llada_moe": LladaMoeLayout(),
+    "llada2": Llada2Layout(),
+    "dream": DreamLayout(),
+    "sdar": SdarLayout(),
+    "qwen2": Qwen2Layout(),
+    "qwen3": Qwen3Layout(),
+    "llama": LlamaLayout(),
+    "gemma4": Gemma4Layout(),
+}
