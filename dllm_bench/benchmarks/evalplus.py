@@ -38,6 +38,7 @@ from dllm_bench.benchmarks.items import (
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.registry import register
 
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Encode, SampleScore, Turns
@@ -132,6 +133,7 @@ POSTPROCESS: Mapping[str, Program] = {
 """Published ways from an answer to a program; evalplus and diffucoder end in evalplus.sanitize."""
 
 
+@register("benchmark.evalplus")
 @dataclass(frozen=True, eq=False)
 class EvalPlusBenchmark:
     """One problem set with its prompt form.

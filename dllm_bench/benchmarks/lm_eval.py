@@ -36,6 +36,7 @@ from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import no_such
+from dllm_bench.registry import register
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -64,6 +65,7 @@ Build = Callable[[Mapping[str, Any]], Generate]
 """Settings of `--model_args` -> what generates."""
 
 
+@register("benchmark.lm_eval")
 @dataclass(frozen=True, eq=False)
 class LmEvalBenchmark:
     """One lm-eval task with its shots, prompt form and the metric that counts.

@@ -25,6 +25,7 @@ from dllm_bench.benchmarks.items import (
     require_known,
 )
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.registry import register
 
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Encode, SampleScore, Turns
@@ -39,6 +40,7 @@ ORDER_SEED = 980406  # DeepSpec's
 FOLDER = "deepspec_eval"
 
 
+@register("benchmark.prompts")
 @dataclass(frozen=True, eq=False)
 class PromptsBenchmark:
     """One set of prompts. chat: whether the model takes turns, if not the prompt stands alone."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dllm_bench import __version__
-from dllm_bench.store.cache import DerivedCache, fingerprint
-from dllm_bench.store.store import RECORD, RunEntry, RunState, Store, read_entry
+from dllm_bench.store.cache import DerivedCache
+from dllm_bench.store.store import RunEntry, RunState, Store, read_entry, record_fingerprint
 
 FILE = ".board.json"
 Row = Sequence[str]
@@ -23,7 +23,7 @@ def rows(store: Store, columns: Row, row_of: Callable[[RunEntry], Row]) -> list[
     cache = DerivedCache(Path(store.root) / FILE, [__version__, *columns])
     listed: list[Row] = []
     for folder in store.folders():
-        name, state = folder.relative_to(store.root).as_posix(), fingerprint(folder / RECORD)
+        name, state = folder.relative_to(store.root).as_posix(), record_fingerprint(folder)
         known = cache.get(name, state) if state else None
         if known is None:
             entry = read_entry(folder)

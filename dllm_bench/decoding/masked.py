@@ -32,10 +32,12 @@ from dllm_bench.decoding.guidance import check_guidance, guided
 from dllm_bench.decoding.numerics import check_choice, top1
 from dllm_bench.decoding.schedule.window import WindowTracker, masks_per_block
 from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.registry import register
 
 LARGE = 8192  # a vocabulary whose head and softmax are worth leaving rows out
 
 
+@register("decoder.masked")
 @dataclass(frozen=True)
 class MaskedDecoder:
     """Six pieces and three switches; equal decoders produce equal tokens.

@@ -39,8 +39,10 @@ from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.decoding.masked import check_fit
 from dllm_bench.decoding.verify.rejection import Rejection
+from dllm_bench.registry import register
 
 
+@register("decoder.speculative")
 @dataclass(frozen=True)
 class SpeculativeDecoder:
     """Three pieces and a temperature, the target's and the drafter's alike."""

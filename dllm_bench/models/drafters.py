@@ -27,6 +27,7 @@ from dllm_bench.models.layouts import PublishedConfig, value
 from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, place_of
+from dllm_bench.registry import register
 
 if TYPE_CHECKING:
     from dllm_bench.models.drafter_networks import (
@@ -118,6 +119,7 @@ class Trained(Stored):
             )
 
 
+@register("drafter.block")
 @dataclass(frozen=True)
 class TrainedBlock(Trained):
     """DFlash or DSpark; implements `core.speculative.BlockDrafter`."""
@@ -149,6 +151,7 @@ class TrainedBlock(Trained):
         return self._beside(target)  # type: ignore[return-value]
 
 
+@register("drafter.chain")
 @dataclass(frozen=True)
 class TrainedChain(Trained):
     """EAGLE-3; implements `core.speculative.ChainDrafter`."""
@@ -165,6 +168,7 @@ class TrainedChain(Trained):
         return self._beside(target)  # type: ignore[return-value]
 
 
+@register("drafter.model")
 @dataclass(frozen=True)
 class SmallModel(Stored):
     """An autoregressive model that drafts; implements `core.speculative.ModelDrafter`."""

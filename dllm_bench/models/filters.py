@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import ASSETS, place_of
+from dllm_bench.registry import register
 
 WEIGHTS = "filter.safetensors"
 HEADER = "filter"  # key of the facts in the file's header, JSON
@@ -51,6 +52,7 @@ class FilterMetadata:
     tokenizer: str = ""
 
 
+@register("filter.learned")
 @dataclass(frozen=True)
 class LearnedFilter:
     """The filter in `source`: assets/filters/<name>, a folder, or a safetensors file.

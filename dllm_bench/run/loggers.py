@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.metrics.accuracy import MeanScore
+from dllm_bench.registry import register
 from dllm_bench.run.progress import TPF, TPS, RunningMetrics, SilentObserver
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
 
+@register("logger.none")
 class NoLogger(SilentObserver):
     """No mirror."""
 
 
+@register("logger.wandb")
 class WandbLogger(SilentObserver):
     """One W&B run per session, all with the run's hash as their id.
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.registry import register
 
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Turns
@@ -25,6 +26,7 @@ ADDRESS = re.compile(r"https?://[\w.\-\[\]:]*[\w\]](/\S*)?")
 OURS = ("model", "messages", "prompt", "max_tokens", "temperature", "seed", "stop", "stream")
 
 
+@register("model.served")
 @dataclass(frozen=True, eq=False)
 class ServedModel:
     """Which model to ask for, where, and how. `engine`: engine and hardware in the user's words.

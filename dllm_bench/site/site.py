@@ -26,7 +26,14 @@ from dllm_bench.site import table_pages as site_tables
 from dllm_bench.site.texts import Texts
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
-from dllm_bench.store.store import RECORD, RunEntry, RunState, Store, read_record, read_samples
+from dllm_bench.store.store import (
+    RunEntry,
+    RunState,
+    Store,
+    read_record,
+    read_samples,
+    record_fingerprint,
+)
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.load import load_profile, load_table
@@ -108,8 +115,8 @@ class Site:
 
     def _fresh(self, entry: RunEntry) -> bool:
         """Whether the run's page is not older than its record."""
-        page, record = self._page(entry.spec.short), entry.path / RECORD
-        return page.is_file() and page.stat().st_mtime >= record.stat().st_mtime
+        page, changed = self._page(entry.spec.short), record_fingerprint(entry.path)
+        return page.is_file() and page.stat().st_mtime_ns >= changed[0]
 
     def _run(self, entry: RunEntry, record: RunRecord) -> None:
         """The pages of a run, the one that says they are whole last."""

@@ -49,18 +49,18 @@ def _of_end(benchmark: Mapping[str, Any]) -> dict[str, Idle]:
 def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, Idle]:
     """Branches that never win, a cache never read, an end of text never found."""
     found: dict[str, Idle] = {}
-    if _named(decoder, "explore") not in ("", "Greedy"):
+    if _named(decoder, "explore") not in ("", "explore.greedy"):
         found["decoder.explore"] = _base_always_wins
-    if _named(decoder, "cache") not in ("", "NoCache"):
+    if _named(decoder, "cache") not in ("", "cache.none"):
         found["decoder.cache"] = lambda sample: not any(sample.trace["cached"])
-    if _named(decoder, "stop").startswith("Eos"):
+    if _named(decoder, "stop") == "stop.eos":
         found["decoder.stop"] = lambda sample: "eos" not in sample.cut
     return found
 
 
 def _named(decoder: Mapping[str, Any], slot: str) -> str:
     piece = decoder.get(slot)
-    return str(piece.get("_target_", "")).rpartition(".")[2] if isinstance(piece, Mapping) else ""
+    return str(piece.get("_target_", "")) if isinstance(piece, Mapping) else ""
 
 
 def _base_always_wins(sample: SampleRecord) -> bool:

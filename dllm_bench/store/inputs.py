@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import place_of
-from dllm_bench.registry import TARGET, describe, instantiate
+from dllm_bench.registry import (
+    TARGET,
+    construct,
+    describe,
+    find,
+    instantiate,
+    with_registered_names,
+)
 
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Benchmark
@@ -56,6 +63,7 @@ def resolve(config: Plain) -> Plain:
     decoders = {name: config[name] for name in DECODERS if config.get(name)}
     return {
         **config,
+        "benchmark": with_registered_names(config["benchmark"]),
         "hardware": hardware,
         "model": model,
         **{name: resolve_decoder(d, str(model["name"]), hashes) for name, d in decoders.items()},
@@ -132,6 +140,8 @@ def resolve_served(config: Plain) -> Plain:
     counted_by = {"tokenizer": tokenizer_hash(tokenizer)} if tokenizer else {}
     return {
         **config,
+        "model": with_registered_names(config["model"]),
+        "benchmark": with_registered_names(config["benchmark"]),
         "hardware": {"name": SERVED, "device": SERVED},
         "decoder": {"name": SERVED},
         "inputs": {"dataset": dataset_hash(config["benchmark"]), **counted_by},
@@ -170,9 +180,9 @@ def check_profiles(plain: Mapping[str, Any], model: str) -> None:
     """Refuse step times, at any depth of a decoder, that were measured with another model."""
     from dllm_bench.decoding.length.measurements import check_step_profile, read_step_profile
 
-    named = f"{read_step_profile.__module__}.{read_step_profile.__name__}"
-    for source in (part["source"] for part in sourced(plain) if part.get(TARGET) == named):
-        check_step_profile(source, model)
+    for part in sourced(plain):
+        if TARGET in part and find(str(part[TARGET])) is read_step_profile:
+            check_step_profile(part["source"], model)
 
 
 def resolve_hardware(plain: Mapping[str, Any]) -> Plain:
@@ -235,7 +245,9 @@ def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
             f"Model {plain.get('name')!r} is served, there are no weights of it here; choose a "
             "model that is loaded, or ask the server with `dllm-bench run`."
         )
-    model: ModelSpec = instantiate({TARGET: "dllm_bench.models.spec.ModelSpec", **plain})
+    from dllm_bench.models.spec import ModelSpec
+
+    model: ModelSpec = construct(ModelSpec, plain, f"Model {plain.get('name')!r}")
     return model
 
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from dllm_bench.core.benchmark import SampleScore
 
 SCORE = "score/"  # begins the column of a further score
-SCHEMA = 3  # raised with every change of the stored form
+SCHEMA = 4  # raised with every change of the stored form
 HASHED = 3  # records from this version on carry a hash of their text
+NAMED = 4  # records from this version on hold registered names instead of module paths
 BEFORE = '\n "spec": {'  # where the hash stands, since keys are sorted
 
 
@@ -222,6 +223,8 @@ class RunRecord:
             _check_schema(plain.get("schema"), source)
             _check_content(text, plain.pop("sha256", None), plain["schema"], source)
             plain["spec"] = RunSpec.from_plain(plain["spec"])
+            if plain["schema"] < NAMED:  # its hash was over module paths
+                plain["identity_hash"] = plain["spec"].identity_hash
             plain["score"] = MeanScore(**plain["score"]) if plain["score"] else None
             plain["sessions"] = [Session(**session) for session in plain["sessions"]]
             return cls(**plain)

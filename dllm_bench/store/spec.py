@@ -22,6 +22,7 @@ from dllm_bench import DECODING_VERSION
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET
 from dllm_bench.store.inputs import resolve as resolve_here
+from dllm_bench.store.upgrade import former, upgraded
 
 Plain = dict[str, Any]
 GROUPS = ("model", "decoder", "benchmark", "hardware")
@@ -232,7 +233,8 @@ class RunSpec:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> RunSpec:
-        """Inverse of `to_plain`."""
+        """Inverse of `to_plain`; also reads what was stored before registered names."""
+        plain = upgraded(plain)
         known = {f.name for f in fields(cls)}
         strange = sorted(set(plain) - known)
         if strange:
@@ -258,6 +260,11 @@ class RunSpec:
     def identity_hash(self) -> str:
         """sha256 over `identity`."""
         return digest(self.identity())
+
+    @property
+    def former_hash(self) -> str:
+        """The hash the run had before registered names; runs stored then are found by it."""
+        return digest(former(self.identity()))
 
     @property
     def of_baseline(self) -> RunSpec:

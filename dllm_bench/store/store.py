@@ -5,26 +5,35 @@ by a line per start, record.json appears at once when all is done: its presence 
 folder is written by one run at a time: by one process, or by several that share the requests, each
 with a samples file of its own, which the next start gathers into one. What a killed process left is
 taken up as it is, minus a half-written last line. Folders are found by hash, so a label may change.
+
+Sealed records may also be packed into one archive beside the runs folder (`runs.tar.xz`, with the
+tree of `runs/`), as the committed reference results are. Archived runs are read like any other and
+have no samples; nothing here writes the archive.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
+import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.cache import fingerprint
 from dllm_bench.store.files import Appender, Lock, explain_write_errors, whole_lines, write_atomic
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
-from dllm_bench.store.spec import Plain, RunSpec
+from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 
 SPEC, SAMPLES, SESSIONS, RECORD = "spec.json", "samples.jsonl", "sessions.jsonl", "record.json"
 ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
+ARCHIVE = ".tar.xz"  # sealed records, packed beside the runs folder
 SHARED = "samples-{}.jsonl"  # of one of several processes that share a run's requests
 
 
@@ -58,8 +67,17 @@ class Store:
     def path(self, spec: RunSpec) -> Path:
         """The run's folder: the one that has its hash, else the one it would get."""
         folder = Path(self.root) / spec.folder
-        found = sorted(folder.parent.glob(f"*-{spec.short}")) if folder.parent.is_dir() else []
-        return found[0] if found else folder
+        for short in (spec.short, spec.former_hash[:SHOWN]):
+            named = [f for f in self._siblings(folder) if f.name.endswith(f"-{short}")]
+            if named:
+                return named[0]
+        return folder
+
+    def _siblings(self, folder: Path) -> list[Path]:
+        """Run folders beside `folder`, those of the archive included, sorted."""
+        on_disk = folder.parent.iterdir() if folder.parent.is_dir() else ()
+        archived = (f for f in _archived_folders(Path(self.root)) if f.parent == folder.parent)
+        return sorted({*on_disk, *archived})
 
     def record(self, spec: RunSpec) -> RunRecord | None:
         """The sealed record of `spec`, None when the run is not complete."""
@@ -95,7 +113,8 @@ class Store:
 
     def folders(self) -> list[Path]:
         """Run folders, sorted by path."""
-        return sorted(path for path in Path(self.root).glob("*/*/*") if path.is_dir())
+        on_disk = (path for path in Path(self.root).glob("*/*/*") if path.is_dir())
+        return sorted({*on_disk, *_archived_folders(Path(self.root))})
 
     def find(self, prefix: str) -> RunEntry:
         """The one run whose hash begins with `prefix`."""
@@ -119,12 +138,63 @@ class Store:
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """The sealed record in `folder`."""
+    """The sealed record in `folder`, or the archive's for that folder."""
     path = folder / RECORD
     try:
-        return RunRecord.from_json(path.read_text(encoding="utf-8"), str(path))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        archived = _archived_text(folder)
+        if archived is None:
+            return None
+        text = archived
+    return RunRecord.from_json(text, str(path))
+
+
+def record_fingerprint(folder: Path) -> list[int]:
+    """What changes when the sealed record of `folder` does, its time of change (ns) first; empty
+    where there is none.
+    """
+    own = fingerprint(folder / RECORD)
+    return own or (fingerprint(_archive_of(folder)) if _archived_text(folder) is not None else [])
+
+
+def _archive_of(folder: Path) -> Path:
+    """Where the archive of the runs folder above a run's folder lies."""
+    runs = folder.parents[2]
+    return runs.with_name(runs.name + ARCHIVE)
+
+
+def _archived_text(folder: Path) -> str | None:
+    if len(folder.parents) < 3:
         return None
+    return _archived(folder.parents[2]).get(folder.relative_to(folder.parents[2]).as_posix())
+
+
+def _archived_folders(root: Path) -> list[Path]:
+    return [root / name for name in _archived(root)]
+
+
+def _archived(root: Path) -> dict[str, str]:
+    """Run folder below `root` -> text of its record, for all runs of the archive beside `root`."""
+    archive = root.with_name(root.name + ARCHIVE)
+    return _unpacked(archive, tuple(fingerprint(archive))) if archive.is_file() else {}
+
+
+@lru_cache(maxsize=4)
+def _unpacked(archive: Path, _mark: tuple[int, ...]) -> dict[str, str]:
+    """Records of an archive, kept in memory until its file changes."""
+    try:
+        with tarfile.open(archive, "r:xz") as packed:
+            members = {
+                Path(*Path(member.name).parts[1:]).parent.as_posix(): packed.extractfile(member)
+                for member in packed
+                if Path(member.name).name == RECORD
+            }
+            return {name: file.read().decode() for name, file in members.items() if file}
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise DllmBenchError(
+            f"{archive} is no archive of run records ({error}); restore it, or move it away."
+        ) from error
 
 
 def read_entry(folder: Path) -> RunEntry | None:
@@ -163,7 +233,7 @@ def _sample_lines(folder: Path) -> list[bytes]:
 
 
 def _state(folder: Path) -> RunState:
-    if (folder / RECORD).exists():
+    if (folder / RECORD).exists() or _archived_text(folder) is not None:
         return RunState.SEALED
     if (folder / ERROR).exists():
         return RunState.FAILED

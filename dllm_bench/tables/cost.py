@@ -200,7 +200,7 @@ def scale(config: Plain, kin: MeasuredRuns) -> float:
 
 def measured_runs(store: Store) -> MeasuredRuns:
     """All sealed runs, remembered beside them; a damaged record is left to who needs it."""
-    from dllm_bench.store.store import RECORD, read_record
+    from dllm_bench.store.store import read_record
 
     cache = DerivedCache(
         Path(store.root) / FILE, [__version__, *(f.name for f in fields(MeasuredRun))]

@@ -19,7 +19,7 @@ from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.store.spec import Role, RunSpec, digest, split
 from dllm_bench.store.store import RunEntry, read_record, read_samples
 
-FIXED = "dllm_bench.decoding.length.fixed.FixedLength"
+FIXED = "length.fixed"
 Halves = tuple[list[Observed], list[Observed]]
 
 

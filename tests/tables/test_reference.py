@@ -35,7 +35,7 @@ from tests.tables.builders import TINY, every_state, planned_small, seal
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 TABLES = [name for name in table_names() if (REFERENCE / "tables" / f"{name}.json").exists()]
-RECORDS = sorted(REFERENCE.glob(f"runs/*/*/*/{RECORD}"))
+STORE = Store(REFERENCE / "runs")
 here = pytest.mark.skipif(not TABLES, reason=f"nothing is committed below {REFERENCE.name}")
 DIGITS = 4  # of the json form
 SCORE = TableMetric("score", "Score", "score")
@@ -52,7 +52,7 @@ def committed(name: str) -> dict[str, Any]:
 def built(name: str) -> BuiltTable:
     """The table from the committed records."""
     table, profile = load_table(name), load_profile("embedded")
-    return build(table, profile, plan(table, profile, compose, Store(REFERENCE / "runs")))
+    return build(table, profile, plan(table, profile, compose, STORE))
 
 
 def again(metric: TableMetric, columns: Mapping[str, list]) -> float:
@@ -118,19 +118,21 @@ def test_every_committed_number_follows_from_its_record(name: str) -> None:
 @here
 @pytest.mark.parametrize("name", TABLES)
 def test_the_committed_bytes_follow_from_the_records(name: str) -> None:
-    for form, text in render(built(name)).items():
-        path = REFERENCE / "tables" / f"{name}.{form}"
+    forms = render(built(name))
+    for form in ("md", "json"):
+        text, path = forms[form], REFERENCE / "tables" / f"{name}.{form}"
         assert path.read_text(encoding="utf-8") == text, f"{path.name} differs; render it again"
 
 
 @here
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
-def test_a_committed_record_is_what_its_hash_says(path: Path) -> None:
+@pytest.mark.parametrize("folder", STORE.folders(), ids=lambda folder: folder.name)
+def test_a_committed_record_is_what_its_hash_says(folder: Path) -> None:
     """The identity follows from the specification, the summary and score from the columns."""
-    record = read_record(path.parent)
+    record = read_record(folder)
     assert record
     assert record.spec.identity_hash == record.identity_hash
-    assert path.parent.name.endswith(record.spec.short)
+    assert folder.name.endswith(record.spec.short)
+    assert STORE.path(record.spec) == folder
     for name, value in record.summary.items():
         again_measured = definitions.measure(name, record.sample_stats)
         assert again_measured == (value if value is None else pytest.approx(value, rel=1e-12)), name
@@ -143,7 +145,7 @@ def test_every_committed_record_is_shown_somewhere() -> None:
     shown = {run for name in TABLES for run in committed(name)["runs"]}
     figures = REFERENCE.glob("figures/**/*.csv")
     shown |= {word for path in figures for word in path.read_text().replace(",", " ").split()}
-    assert {read_record(path.parent).identity_hash for path in RECORDS} <= shown
+    assert {record.identity_hash for record in STORE.records()} <= shown
 
 
 def test_a_record_alone_gives_the_table(tmp_path, monkeypatch) -> None:

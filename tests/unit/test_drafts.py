@@ -234,7 +234,7 @@ def test_temperatures_are_read_from_a_file(tmp_path: Path) -> None:
 # --- the commands --------------------------------------------------------------------------------
 
 DRAFT = {"_target_": "nowhere", "drafter": {"sha256": "d" * 64, "source": "a place"}}
-FIXED = {"_target_": "dllm_bench.decoding.length.fixed.FixedLength", "tokens": 0}
+FIXED = {"_target_": "length.fixed", "tokens": 0}
 
 
 def spec(
@@ -319,7 +319,7 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
 ) -> None:
     elsewhere = {**DRAFT, "drafter": {"sha256": "d" * 64, "source": "another place"}}
     other = {**DRAFT, "drafter": {"sha256": "e" * 64, "source": "a place"}}
-    cut = {"_target_": "dllm_bench.decoding.length.threshold.SurvivalThreshold", "tau": 0.5}
+    cut = {"_target_": "length.threshold", "tau": 0.5}
     whole = {**FIXED, "tokens": None}
     unheaded = [
         replace(found, trace=Trace([replace(row, survival=()) for row in found.trace.forwards]))

@@ -29,7 +29,7 @@ from tests.benchmark_helpers import GOLD
 from tests.resume import fakes
 
 MINIGSM = {
-    "_target_": "dllm_bench.benchmarks.lm_eval.LmEvalBenchmark",
+    "_target_": "benchmark.lm_eval",
     "name": "minigsm",
     "task": "minigsm",
     "max_new_tokens": 200,
@@ -42,7 +42,7 @@ MINIGSM = {
     "repeats": 1,
     "allow_code_execution": False,
 }
-FORGETFUL = "dllm_bench.benchmarks.prompts.PromptsBenchmark"
+FORGETFUL = "benchmark.prompts"
 
 
 @dataclass
@@ -205,7 +205,7 @@ def test_settings_without_effect_are_named(tmp_path: Path) -> None:
     }
 
 
-EXPLORE = {"_target_": "x.Lookahead", "k": 1}
+EXPLORE = {"_target_": "explore.lookahead", "k": 1}
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ EXPLORE = {"_target_": "x.Lookahead", "k": 1}
         ({"escape_until": True, "stop": [], "chat": True}, {}, {"benchmark.escape_until"}),
         ({"escape_until": True, "stop": ["zz"], "chat": True}, {}, set()),
         ({"chat": True}, {"explore": EXPLORE}, set()),  # a branch won once in every sample
-        ({"chat": True}, {"cache": {"_target_": "x.PrefixCache"}}, {"decoder.cache"}),
-        ({"chat": True}, {"cache": {"_target_": "x.NoCache"}}, set()),
-        ({"chat": True}, {"stop": {"_target_": "x.Eos"}}, set()),
+        ({"chat": True}, {"cache": {"_target_": "cache.prefix"}}, {"decoder.cache"}),
+        ({"chat": True}, {"cache": {"_target_": "cache.none"}}, set()),
+        ({"chat": True}, {"stop": {"_target_": "stop.eos"}}, set()),
     ],
 )
 def test_each_setting_is_judged_by_what_happened(

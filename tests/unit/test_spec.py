@@ -303,7 +303,7 @@ def test_fields_of_a_newer_version_are_refused() -> None:
 def test_the_folder_names_benchmark_model_decoder_and_hash() -> None:
     run = spec(decoder__name="lopa k=3", model__name="GSAI-ML/LLaDA-8B")
     assert run.folder == f"minigsm/GSAI-ML-LLaDA-8B/lopa-k-3-{run.identity_hash[:10]}"
-    assert spec().folder.split("/")[2].startswith("maskeddecoder-")
+    assert spec().folder.split("/")[2].startswith("masked-")
     assert slug("../..") == "unnamed"
 
 
@@ -329,7 +329,7 @@ def test_a_decoder_is_built_from_plain_data_and_described_back() -> None:
     assert isinstance(decoder, MaskedDecoder)
     plain = describe(decoder)
     assert plain["select"]["tau"] == 0.9
-    assert plain["explore"] == {TARGET: "dllm_bench.decoding.explore.greedy.Greedy"}
+    assert plain["explore"] == {TARGET: "explore.greedy"}
     assert instantiate(plain) == decoder
     assert json.loads(json.dumps(plain)) == plain
 
@@ -337,13 +337,14 @@ def test_a_decoder_is_built_from_plain_data_and_described_back() -> None:
 @pytest.mark.parametrize(
     ("plain", "sentence"),
     [
-        ({TARGET: "os.system", "command": "true"}, "outside of this package"),
+        ({TARGET: "os.system", "command": "true"}, "not registered"),
         ({TARGET: "dllm_bench.nothing.Here"}, "no module"),
         ({TARGET: "dllm_bench.store.spec.Absent"}, "has no 'Absent'"),
-        ({TARGET: "dllm_bench.store.spec.SHOWN"}, "no class or function"),
+        ({TARGET: "dllm_bench.store.spec.SHOWN"}, "not registered"),
+        ({TARGET: "dllm_bench.store.files.write_atomic"}, "not registered"),
         ({**DECODER, "cooler": 1}, "cooler"),
         ({k: v for k, v in DECODER.items() if k != "score"}, "score"),
-        ([{TARGET: "subprocess.run"}], "outside of this package"),
+        ([{TARGET: "subprocess.run"}], "not registered"),
     ],
 )
 def test_targets_that_are_refused(plain: Any, sentence: str) -> None:

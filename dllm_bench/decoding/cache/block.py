@@ -19,8 +19,10 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import check_choice
+from dllm_bench.registry import register
 
 
+@register("cache.block")
 @dataclass(frozen=True)
 class BlockCache(Cache):
     """`attention`: "block_causal" (exact) or "full" (approximate)."""

@@ -16,8 +16,10 @@ from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.numerics import check_choice
+from dllm_bench.registry import register
 
 
+@register("cache.causal")
 @dataclass(frozen=True)
 class CausalCache(Cache):
     """Exact, whatever is reused: a token's keys and values never depend on later ones."""

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.registry import register
 
 
+@register("cache.dual")
 @dataclass(frozen=True)
 class DualCache(PrefixCache):
     """Prefix and suffix; see `PrefixCache` for `every` and `clock`."""

@@ -11,8 +11,10 @@ from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.guidance import WHOLE
+from dllm_bench.registry import register
 
 
+@register("cache.none")
 @dataclass(frozen=True)
 class NoCache(Cache):
     """`attention`: "full" (bidirectional) or "block_causal" over the schedule's blocks."""

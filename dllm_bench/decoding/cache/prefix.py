@@ -18,10 +18,12 @@ from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.registry import register
 
 Clock = Literal["block", "request"]
 
 
+@register("cache.prefix")
 @dataclass(frozen=True)
 class PrefixCache(Cache):
     """`every`: ticks of `clock` until a renewal within a block; None: at its start only."""

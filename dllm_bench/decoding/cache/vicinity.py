@@ -15,8 +15,10 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.registry import register
 
 
+@register("cache.vicinity")
 @dataclass(frozen=True)
 class VicinityCache(DualCache):
     """See `PrefixCache` for `every` and `clock`.

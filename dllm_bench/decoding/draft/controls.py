@@ -10,8 +10,10 @@ from dllm_bench.core.denoiser import KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Target
 from dllm_bench.decoding.draft.model import next_logits
+from dllm_bench.registry import register
 
 
+@register("draft.none")
 @dataclass(frozen=True)
 class NoDraft(Draft):
     """Proposes nothing; the target decides every token alone."""
@@ -24,6 +26,7 @@ class NoDraft(Draft):
         return Proposal(context.tokens_L[:0])
 
 
+@register("draft.random")
 @dataclass(frozen=True)
 class RandomDraft(Draft):
     """`tokens` tokens a round, drawn uniformly from the vocabulary at any temperature."""
@@ -45,6 +48,7 @@ class RandomDraft(Draft):
         return Proposal(tokens_N, law_NV)
 
 
+@register("draft.adversarial")
 @dataclass(frozen=True)
 class AdversarialDraft(Draft):
     """`tokens` tokens a round, each what the target would say last after those before it."""

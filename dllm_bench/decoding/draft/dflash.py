@@ -23,6 +23,7 @@ from dllm_bench.core.speculative import (
     Sampler,
     Target,
 )
+from dllm_bench.registry import register
 
 
 class Drawn(NamedTuple):
@@ -33,6 +34,7 @@ class Drawn(NamedTuple):
     survival_N: Tensor | None = None
 
 
+@register("draft.dflash")
 @dataclass(frozen=True)
 class DFlash(Draft):
     """`slots` fewer than the drafter was trained with; None: as trained."""

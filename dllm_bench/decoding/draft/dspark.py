@@ -15,8 +15,10 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import BlockNetwork, Context, HeadState, Sampler
 from dllm_bench.decoding.draft.dflash import DFlash, Drawn
+from dllm_bench.registry import register
 
 
+@register("draft.dspark")
 @dataclass(frozen=True)
 class DSpark(DFlash):
     """Needs a drafter with a head of transitions (Markov, gated or RNN)."""

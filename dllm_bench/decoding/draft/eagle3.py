@@ -16,8 +16,10 @@ from dllm_bench.core.denoiser import KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import first_end
 from dllm_bench.core.speculative import ChainDrafter, Context, Draft, Proposal, Sampler, Target
+from dllm_bench.registry import register
 
 
+@register("draft.eagle3")
 @dataclass(frozen=True)
 class Eagle3(Draft):
     """`tokens` a round, None: as many as it was unrolled for; a drafted end token is the last."""

@@ -14,8 +14,10 @@ from torch import Tensor
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.speculative import Context, Draft, ModelDrafter, Proposal, Sampler, Target
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.registry import register
 
 
+@register("draft.model")
 @dataclass(frozen=True)
 class ModelDraft(Draft):
     """`tokens` tokens a round from the model in `drafter`."""

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
+from dllm_bench.registry import register
 
 
+@register("draft.ngram")
 @dataclass(frozen=True)
 class NGramDraft(Draft):
     """Up to `tokens` tokens after an earlier occurrence of the last `longest_match` or fewer."""

@@ -9,8 +9,10 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
 
 
+@register("explore.greedy")
 @dataclass(frozen=True)
 class Greedy(Explore):
     """K = 1."""

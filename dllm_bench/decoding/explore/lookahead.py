@@ -22,6 +22,7 @@ from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import at_least_float32, check_choice, stable_top
+from dllm_bench.registry import register
 
 VALID = "lookahead.valid"
 CREATION = "lookahead.creation"
@@ -29,6 +30,7 @@ CREATION = "lookahead.creation"
 Reads = Literal["fused", "raw"]
 
 
+@register("explore.lookahead")
 @dataclass(frozen=True)
 class Lookahead(Explore):
     """`k` lookahead branches beside the base, or k branches with it (`counts_base`, LoPA-Dist).

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dllm_bench.core.speculative import Proposal, VerifyLength
+from dllm_bench.registry import register
 
 
+@register("length.fixed")
 @dataclass(frozen=True)
 class FixedLength(VerifyLength):
     """At most `tokens` of every proposal; None: all of it, 0: plain autoregressive decoding."""

@@ -79,6 +79,10 @@ class TwoStepsAhead:
         return admit(chances, max(0, self.sizes.popleft() - len(chances)))
 
 
+from dllm_bench.registry import register
+
+
+@register("length.hardware_aware")
 @dataclass(frozen=True)
 class HardwareAwareLength(VerifyLength):
     """Lengths at the first peak of expected tokens per second."""
@@ -94,6 +98,7 @@ class HardwareAwareLength(VerifyLength):
         )
 
 
+@register("length.asynchronous")
 @dataclass(frozen=True)
 class AsynchronousLength(HardwareAwareLength):
     """Sizes at the highest peak of two steps before; without them, in one round, early stop."""

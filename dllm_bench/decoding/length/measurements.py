@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal
 from dllm_bench.paths import place_of
+from dllm_bench.registry import register
 
 Value = TypeVar("Value")
 
@@ -32,6 +33,7 @@ def read_json(source: str, make: Callable[[Any], Value], what: str, command: str
         ) from error
 
 
+@register("length.step_profile")
 @dataclass(frozen=True)
 class StepProfile:
     """Measured steps per second of steps that feed `tokens` tokens, sizes rising from 1."""
@@ -72,6 +74,7 @@ class StepProfile:
         return 1 / self.step_s(tokens)
 
 
+@register("length.read_step_profile")
 def read_step_profile(source: str) -> StepProfile:
     """The profile in a file that `dllm-bench train sps` wrote; assets/… are shipped ones."""
     return read_json(
@@ -99,6 +102,7 @@ def check_step_profile(source: str, model: str) -> None:
         )
 
 
+@register("length.temperatures")
 @dataclass(frozen=True)
 class Temperatures:
     """One temperature per position; positions beyond the last have 1."""
@@ -129,6 +133,7 @@ def chances(proposal: Proposal, temperatures: Temperatures) -> list[float]:
     return temperatures.chances(proposal.survival_N.double().tolist())
 
 
+@register("length.read_temperatures")
 def read_temperatures(source: str | None) -> Temperatures:
     """The temperatures in a file that `dllm-bench train temperatures` wrote; None: none."""
     if source is None:

@@ -15,8 +15,10 @@ from typing import ClassVar
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
 from dllm_bench.decoding.length.measurements import Temperatures, chances
+from dllm_bench.registry import register
 
 
+@register("length.threshold")
 @dataclass(frozen=True)
 class SurvivalThreshold(VerifyLength):
     """Cut before the first token with a chance below tau; 0 verifies everything."""

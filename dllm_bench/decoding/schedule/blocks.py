@@ -16,8 +16,10 @@ from dllm_bench.core.blocks import BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Schedule
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.schedule.window import check_divides
+from dllm_bench.registry import register
 
 
+@register("schedule.blocks")
 @dataclass(frozen=True)
 class Blocks(Schedule):
     """`block` positions per block; None: one block of the whole generation length."""

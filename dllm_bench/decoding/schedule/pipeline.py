@@ -15,8 +15,10 @@ from dllm_bench.core.blocks import BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Schedule
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.schedule.window import check_divides
+from dllm_bench.registry import register
 
 
+@register("schedule.pipeline")
 @dataclass(frozen=True)
 class Pipeline(Schedule):
     """`block` positions per block; tau_add and tau_act are shares of a block's positions."""

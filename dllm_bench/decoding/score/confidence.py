@@ -18,8 +18,10 @@ from dllm_bench.core.request import EndTokens
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import Candidates, check_choice
 from dllm_bench.decoding.score.ranked import Ranked
+from dllm_bench.registry import register
 
 
+@register("score.confidence")
 @dataclass(frozen=True)
 class Confidence(Ranked):
     """max_v p_v for every window position."""

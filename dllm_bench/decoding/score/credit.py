@@ -21,6 +21,7 @@ from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState
 from dllm_bench.decoding.numerics import check_choice, top1
+from dllm_bench.registry import register
 
 FREE = -1  # id of an unused slot
 MEMO = "credit"  # followed by @ and the position where what is kept begins, and .ids for the ids
@@ -28,6 +29,7 @@ MEMO = "credit"  # followed by @ and the position where what is kept begins, and
 Scope = Literal["block", "sequence"]
 
 
+@register("score.credit")
 @dataclass(frozen=True)
 class Credit(Score):
     """`inner` scores the fused logits; alpha = 0 leaves it unchanged.

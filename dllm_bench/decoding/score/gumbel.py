@@ -19,10 +19,12 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import check_choice, draw, generator, rounded
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.ranked import Ranked, check_sampler
+from dllm_bench.registry import register
 
 Noise = Literal["float32", "float64"]
 
 
+@register("score.gumbel")
 @dataclass(frozen=True)
 class Gumbel(Score):
     """`temperature` T; `precision` of the noise, that of the confidence is the inner score's."""

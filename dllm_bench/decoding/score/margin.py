@@ -11,8 +11,10 @@ from torch import Tensor
 
 from dllm_bench.decoding.numerics import Candidates, margin
 from dllm_bench.decoding.score.ranked import Ranked
+from dllm_bench.registry import register
 
 
+@register("score.margin")
 @dataclass(frozen=True)
 class Margin(Ranked):
     """p_1 - p_2 for every window position."""

@@ -13,8 +13,10 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.numerics import Candidates, neg_entropy
 from dllm_bench.decoding.score.ranked import Ranked
+from dllm_bench.registry import register
 
 
+@register("score.neg_entropy")
 @dataclass(frozen=True)
 class NegEntropy(Ranked):
     """-H(p) for every window position; the published form is p ln(p + eps) with eps 1e-10."""

@@ -21,8 +21,10 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import draw, generator, keep_top_k, keep_top_p, rounded
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.ranked import Ranked, check_sampler
+from dllm_bench.registry import register
 
 
+@register("score.sampled")
 @dataclass(frozen=True)
 class Sampled(Score):
     """`top_p` 1 and `top_k` None cut nothing."""

@@ -22,8 +22,10 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import generator, shaken
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
+from dllm_bench.registry import register
 
 
+@register("select.epsilon")
 @dataclass(frozen=True)
 class Epsilon(Select):
     """`steps` forwards per block (None: as many as it has positions), `eps` the last time.

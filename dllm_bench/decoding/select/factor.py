@@ -16,8 +16,10 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
 
 
+@register("select.factor")
 @dataclass(frozen=True)
 class Factor(Select):
     """`factor` = f; larger commits more."""

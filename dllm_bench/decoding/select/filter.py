@@ -18,6 +18,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import FilterHead, Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
 
 ACCEPTED = "filter.accepted"  # memo: what the filter accepted at the last forward, (K, W)
 LOGITS = "filter.logits"
@@ -26,6 +27,7 @@ Decoded = Literal["model", "one"]
 StallOrder = Literal["filter", "confidence"]
 
 
+@register("select.filter")
 @dataclass(frozen=True)
 class Filter(Select):
     """`head` is tied to a block length; probability > tau is committed.

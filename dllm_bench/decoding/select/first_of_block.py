@@ -17,8 +17,10 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, step_in_block
+from dllm_bench.registry import register
 
 
+@register("select.first_of_block")
 @dataclass(frozen=True)
 class FirstOfBlock(Select):
     """`inner` decodes the rest of the block, stalls included."""

@@ -16,8 +16,10 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
 
 
+@register("select.hierarchy")
 @dataclass(frozen=True)
 class Hierarchy(Select):
     """`tau` for any position (1: off), `low` for the surest of a run (0: always)."""

@@ -19,10 +19,12 @@ from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import REFERENCE, DecodeState
+from dllm_bench.registry import register
 
 Stall = Literal["token", "block"]
 
 
+@register("select.oracle")
 @dataclass(frozen=True)
 class Oracle(Select):
     """stall, where no candidate is right: "token" writes the reference at the surest position;

@@ -20,11 +20,13 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.epsilon import Epsilon
 from dllm_bench.decoding.select.steps import step_in_block
+from dllm_bench.registry import register
 
 DRAWS = "origin.draws"
 USED = "origin.used"
 
 
+@register("select.origin")
 @dataclass(frozen=True)
 class Origin(Epsilon):
     """`seed` of the stream; steps, eps and idle as in `Epsilon`."""

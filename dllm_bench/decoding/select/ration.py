@@ -17,8 +17,10 @@ from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
+from dllm_bench.registry import register
 
 
+@register("select.ration")
 @dataclass(frozen=True)
 class Ration(Select):
     """`inner` chooses among the surest positions that the budget of `steps` admits."""

@@ -17,8 +17,10 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
 
 
+@register("select.threshold")
 @dataclass(frozen=True)
 class Threshold(Select):
     """`tau` is compared with the candidate's probability; above 1: one token per forward."""

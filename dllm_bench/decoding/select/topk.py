@@ -16,8 +16,10 @@ from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
+from dllm_bench.registry import register
 
 
+@register("select.topk")
 @dataclass(frozen=True)
 class TopK(Select):
     """`steps` forwards per block (None: as many as the block has positions)."""

@@ -12,8 +12,10 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
 
 
+@register("select.union")
 @dataclass(frozen=True)
 class Union(Select):
     """`first` or `second`."""

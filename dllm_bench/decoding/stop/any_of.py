@@ -12,8 +12,10 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Stop, StopFlags
 from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
 
 
+@register("stop.any_of")
 @dataclass(frozen=True)
 class AnyOf(Stop):
     """`rules` are asked in order; the shortest canvas wins."""

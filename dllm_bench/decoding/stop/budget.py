@@ -12,8 +12,10 @@ import torch
 from dllm_bench.core.contracts import Stop, StopFlags
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
 
 
+@register("stop.budget")
 @dataclass(frozen=True)
 class Budget(Stop):
     """At most `forwards` model calls per request."""

@@ -17,10 +17,12 @@ from torch import Tensor
 from dllm_bench.core.contracts import Stop, StopFlags
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
 
 Scope = Literal["block", "token"]
 
 
+@register("stop.eos")
 @dataclass(frozen=True)
 class Eos(Stop):
     """See the file header for `scope`; turn_end: the end of a chat turn counts as well."""

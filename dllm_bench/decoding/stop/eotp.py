@@ -18,8 +18,10 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Stop
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.select.filter import ACCEPTED
+from dllm_bench.registry import register
 
 
+@register("stop.eotp")
 @dataclass(frozen=True)
 class EndOfTextPrediction(Stop):
     """Needs no filter: without one the most probable end token decides. ahead: positions beyond

@@ -13,8 +13,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from dllm_bench.core.speculative import Proposal, Sampler, Verify, VerifyResult, at
+from dllm_bench.registry import register
 
 
+@register("verify.greedy_match")
 @dataclass(frozen=True)
 class GreedyMatch(Verify):
     """Accept while the target draws the same token: its plain decoding by construction."""

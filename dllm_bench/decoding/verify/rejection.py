@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.speculative import Proposal, Sampler, Verify, VerifyResult, at, one_hot
+from dllm_bench.registry import register
 
 TINY = 1e-8  # least draft probability, and least residual mass, that is divided by
 
 
+@register("verify.rejection")
 @dataclass(frozen=True)
 class Rejection(Verify):
     """A uniform number for every proposed token, also past a rejection, then one for the next."""

@@ -1,0 +1,119 @@
+"""Registered names: what enters a run's identity, and that nothing else can be built from data."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dllm_bench import registry
+from dllm_bench.cli.main import compose
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.paths import conf_dir
+from dllm_bench.registry import TARGET, describe, find, instantiate, name_of, register
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store, read_record
+from dllm_bench.store.upgrade import FORMER_PATHS, former, upgraded
+
+OLD_RUN = Path(__file__).parents[1] / "data" / "run_before_registered_names"
+
+
+def targets(plain: Any) -> list[str]:
+    """Every `_target_` of plain data, at any depth."""
+    if isinstance(plain, dict):
+        own = [plain[TARGET]] if TARGET in plain else []
+        return own + [t for value in plain.values() for t in targets(value)]
+    return [t for value in plain for t in targets(value)] if isinstance(plain, list) else []
+
+
+def test_a_class_moved_to_another_module_keeps_every_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["model=tiny-llada", "decoder=fast_dllm", "benchmark=minigsm", "limit=2"])
+    before = RunSpec.from_config(config).identity_hash
+    elsewhere = types.ModuleType("dllm_bench.decoding.moved")
+    elsewhere.Threshold = Threshold  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, elsewhere.__name__, elsewhere)
+    monkeypatch.setattr(Threshold, "__module__", elsewhere.__name__)
+    config["decoder"]["select"][TARGET] = f"{elsewhere.__name__}.Threshold"
+    assert RunSpec.from_config(config).identity_hash == before
+
+
+def test_identity_holds_no_module_path() -> None:
+    config = compose(["model=tiny-llada", "decoder=learn2pd_eotp", "benchmark=minigsm"])
+    identity = RunSpec.from_config(config).identity()
+    assert targets(identity)
+    assert not [target for target in targets(identity) if target.startswith("dllm_bench")]
+
+
+@pytest.mark.parametrize("path", sorted((conf_dir() / "decoder").rglob("*.yaml")), ids=str)
+def test_every_configured_target_is_registered_under_its_slot(path: Path) -> None:
+    for target in targets(yaml.safe_load(path.read_text())):
+        name = name_of(find(target))
+        assert find(name) is find(target)
+        assert name.partition(".")[0] in registry.HOMES
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(DllmBenchError, match=r"select\.threshold.*already has"):
+        register("select.threshold")(dict)
+
+
+def test_a_class_without_a_name_cannot_be_described() -> None:
+    @dataclass(frozen=True)
+    class Nameless:
+        pass
+
+    with pytest.raises(DllmBenchError, match="no registered name"):
+        describe(Nameless())
+
+
+def test_an_installed_plug_in_registers_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in ("_objects", "_names"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    plugin = types.ModuleType("visiting_package")
+    code = (
+        "from dataclasses import dataclass\n"
+        "from dllm_bench.registry import register\n"
+        "@register('select.visitor')\n"
+        "@dataclass(frozen=True)\n"
+        "class Visitor:\n"
+        "    tau: float = 0.5\n"
+    )
+    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
+    with pytest.raises(DllmBenchError, match="not registered"):
+        find("visiting_package.Visitor")
+    exec(code, plugin.__dict__)
+    for name in ("visiting_package.Visitor", "select.visitor"):
+        assert describe(instantiate({TARGET: name})) == {TARGET: "select.visitor", "tau": 0.5}
+    entry = EntryPoint("visitor", "no_such_package_here", registry.PLUGINS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    registry.load_plugins.cache_clear()
+    with pytest.raises(DllmBenchError, match="'visitor'.*cannot be imported"):
+        registry.load_plugins()
+    registry.load_plugins.cache_clear()
+
+
+def test_a_run_stored_before_registered_names_is_read_and_found() -> None:
+    """One record and its folder as an earlier version sealed them."""
+    (folder,) = (path.parent for path in OLD_RUN.rglob("record.json"))
+    record = read_record(folder)
+    assert record is not None
+    assert record.identity_hash == record.spec.identity_hash
+    assert not folder.name.endswith(record.spec.short)
+    assert folder.name.endswith(record.spec.former_hash[:10])
+    store = Store(OLD_RUN)
+    assert store.path(record.spec) == folder
+    found = store.record(record.spec)
+    assert found is not None and found.columns == record.columns
+
+
+def test_former_names_are_read_back() -> None:
+    plain = [{TARGET: path, "inner": {TARGET: path}} for path in FORMER_PATHS.values()]
+    assert former(upgraded(plain)) == plain
+    assert all(name_of(find(name)) == name for name in FORMER_PATHS)
