@@ -38,7 +38,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "decoder": ("dllm_bench.decoding.masked", "dllm_bench.decoding.speculative"),
     "drafter": ("dllm_bench.models.drafters",),
     "filter": ("dllm_bench.models.filters",),
-    "model": ("dllm_bench.serving.engine",),
+    "model": ("dllm_bench.serving.served_model",),
     "benchmark": (
         "dllm_bench.benchmarks.lm_eval",
         "dllm_bench.benchmarks.evalplus",

@@ -27,7 +27,7 @@ from dllm_bench.run.dependencies import PROCESSES, REAL, Dependencies
 from dllm_bench.run.progress import ManyRunsProgress, RunProgress
 from dllm_bench.store.files import Appender, whole_lines
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import RECORD, Store, read_entry
+from dllm_bench.store.store import Store, read_entry, record_fingerprint
 
 TICKETS = "jobs.jsonl"
 ASK_S = 30.0  # SLURM's answer is waited for so long
@@ -252,7 +252,7 @@ def job_lines(store: Store) -> Iterator[str]:
 
 def is_sealed(store: Store, ticket: JobTicket) -> bool:
     """Whether the ticket's run is complete."""
-    return bool(ticket.run) and (Path(store.root) / ticket.what / RECORD).exists()
+    return bool(ticket.run) and bool(record_fingerprint(Path(store.root) / ticket.what))
 
 
 def wait_for_jobs(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench import __version__
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
-from dllm_bench.store.cache import DerivedCache, fingerprint
+from dllm_bench.store.cache import DerivedCache
 from dllm_bench.store.inputs import is_served
 from dllm_bench.tables.derive import unit_of
 from dllm_bench.tables.load import read_yaml
@@ -200,14 +200,14 @@ def scale(config: Plain, kin: MeasuredRuns) -> float:
 
 def measured_runs(store: Store) -> MeasuredRuns:
     """All sealed runs, remembered beside them; a damaged record is left to who needs it."""
-    from dllm_bench.store.store import read_record
+    from dllm_bench.store.store import read_record, record_fingerprint
 
     cache = DerivedCache(
         Path(store.root) / FILE, [__version__, *(f.name for f in fields(MeasuredRun))]
     )
     found = []
     for folder in store.folders():
-        name, state = folder.relative_to(store.root).as_posix(), fingerprint(folder / RECORD)
+        name, state = folder.relative_to(store.root).as_posix(), record_fingerprint(folder)
         known = cache.get(name, state) if state else None
         if state and known is None:
             with suppress(DllmBenchError):

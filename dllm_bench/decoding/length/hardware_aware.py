@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from dllm_bench.core.speculative import LengthRule, Proposal, VerifyLength
 from dllm_bench.decoding.length.measurements import StepProfile, Temperatures, chances
+from dllm_bench.registry import register
 
 Chances = Sequence[Sequence[float]]  # c[r][j]; requests may have different numbers of tokens
 
@@ -77,9 +78,6 @@ class TwoStepsAhead:
         if len(self.sizes) <= self.delay:
             return early_stop(chances, self.profile)
         return admit(chances, max(0, self.sizes.popleft() - len(chances)))
-
-
-from dllm_bench.registry import register
 
 
 @register("length.hardware_aware")
