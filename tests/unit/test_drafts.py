@@ -75,9 +75,9 @@ class Spoiled(ModelDraft):
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         proposal = super().propose(context, sampler)
-        position_N = context.anchor + 1 + torch.arange(len(proposal))
-        tokens_N = (proposal.tokens_N + (position_N % 3 == 0)) % VOCAB
-        return replace(proposal, tokens_N=tokens_N, survival_N=3.0 - position_N % 4)
+        position_D = context.anchor + 1 + torch.arange(len(proposal))
+        tokens_D = (proposal.tokens_D + (position_D % 3 == 0)) % VOCAB
+        return replace(proposal, tokens_D=tokens_D, survival_D=3.0 - position_D % 4)
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +187,8 @@ def test_a_draft_is_held_against_what_follows() -> None:
     chain = replace(drafts, calls=7)
     assert chain.drafting(profile, tokens=1)(1) == pytest.approx(0.7 * 0.1 / 7)
     assert chain.drafting(profile, tokens=9)(1) == chain.drafting(profile)(1)
-    assert drafts.served()[0][0].chances == pytest.approx((0.8808, 0.7311, 0.2689), abs=1e-4)
-    halved = drafts.served(Temperatures((2.0,)))[0][0].chances
+    assert drafts.served()[0][0].probabilities == pytest.approx((0.8808, 0.7311, 0.2689), abs=1e-4)
+    halved = drafts.served(Temperatures((2.0,)))[0][0].probabilities
     assert halved == pytest.approx((0.7311, 0.7311, 0.2689), abs=1e-4)
 
 
@@ -213,9 +213,9 @@ def test_outcomes_are_those_of_verification(folder: Path, target: TransformerDen
 
 
 def test_temperatures_scale_position_by_position() -> None:
-    found = Temperatures((2.0, 0.5)).chances([2.0, 1.0, -1.0, -50.0])
+    found = Temperatures((2.0, 0.5)).probabilities([2.0, 1.0, -1.0, -50.0])
     assert found == pytest.approx([0.7311, 0.8808, 0.2689, 0.0], abs=1e-4)
-    assert Temperatures().chances([0.0]) == [0.5]
+    assert Temperatures().probabilities([0.0]) == [0.5]
     with pytest.raises(DllmBenchError, match="above 0"):
         Temperatures((1.0, 0.0))
 
