@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,7 @@ from types import FunctionType
 import pytest
 import torch
 
-from dllm_bench.cli import simulate_options as load_options
-from dllm_bench.cli.main import main
+from dllm_bench.cli.main import main, parse
 from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -388,9 +386,7 @@ def test_only_greedy_sealed_drafts_are_simulated(
 
 def test_what_is_simulated_unasked_is_profiled() -> None:
     """Whole drafts of a block: of 7 slots, and of up to 3 positions committed since."""
-    parser = ArgumentParser()
-    load_options.add_to(parser, lambda text: tuple(map(int, text.split(","))))
-    asked = parser.parse_args(["RUN"])
+    asked = parse(["simulate", "RUN"])
     drafts = StoredDrafts((), steps=1.0, width=7 + 3, calls=1)
     assert drafts.drafting(read_step_profile(asked.profile))(max(asked.requests)) > 0
 
