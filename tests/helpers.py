@@ -233,6 +233,8 @@ class Watched:
     `ending`: the position at which, and around which, the end token is made likely.
     """
 
+    picks_rows = False
+
     def __init__(self, model: Any, ending: int | None = None) -> None:
         self.model, self.ending = model, ending
         self.special, self.device = model.special, model.device

@@ -1,8 +1,8 @@
-"""Cache of `status` rows, so that listing thousands of sealed runs does not re-read their records.
+"""Board rows of sealed runs, remembered: thousands of records are not read again to be listed.
 
-A file next to the runs holds the row of every sealed record together with the record's size and
-time of change. Records that are new or changed are read, and so are runs that are not sealed. If
-the file cannot be written, everything is read each time.
+A file beside the runs holds the row of every sealed record under its size and time of change; a
+record that was changed, or that is new, is read. Where the file cannot be written all is read each
+time. Left out: runs that are not sealed, which are always looked at.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from dllm_bench.store.cache import DerivedCache
 from dllm_bench.store.store import RunEntry, RunState, Store, read_entry, record_fingerprint
 
 FILE = ".board.json"
-StatusRow = Sequence[str]
+Row = Sequence[str]
 
 
-def cached_rows(
-    store: Store, columns: StatusRow, row_of: Callable[[RunEntry], StatusRow]
-) -> list[StatusRow]:
-    """The row of each run folder, by path; another version or other `columns` empty the cache."""
+def rows(store: Store, columns: Row, row_of: Callable[[RunEntry], Row]) -> list[Row]:
+    """One row per run folder, by path; `columns` says what a row is, for the next version."""
     cache = DerivedCache(Path(store.root) / FILE, [__version__, *columns])
-    rows: list[StatusRow] = []
+    listed: list[Row] = []
     for folder in store.folders():
         name, state = folder.relative_to(store.root).as_posix(), record_fingerprint(folder)
-        row = cache.get(name, state) if state else None
-        if row is None:
+        known = cache.get(name, state) if state else None
+        if known is None:
             entry = read_entry(folder)
             if entry is None:
                 continue
-            row = list(row_of(entry))
+            known = list(row_of(entry))
             if state and entry.state is RunState.SEALED:
-                cache.put(name, state, row)
-        rows.append(row)
+                cache.put(name, state, known)
+        listed.append(known)
     cache.save(used_only=True)
-    return rows
+    return listed

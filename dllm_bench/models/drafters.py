@@ -137,12 +137,12 @@ class TrainedBlock(Trained):
         return self.facts.silent
 
     @property
-    def has_transition_head(self) -> bool:
+    def sequential(self) -> bool:
         """Whether it has a head of transitions."""
         return self.facts.rank > 0
 
     @property
-    def has_confidence_head(self) -> bool:
+    def survives(self) -> bool:
         """Whether it has a confidence head."""
         return self.facts.confidence
 

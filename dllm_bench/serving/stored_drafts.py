@@ -95,12 +95,9 @@ class StoredDrafts:
                     "A load is simulated from drafts at every position of a text, this run "
                     "verified some; run it with decoder/length=fixed decoder.length.tokens=0."
                 )
-        probabilities = (temperatures or Temperatures()).probabilities
+        chances = (temperatures or Temperatures()).chances
         return [
-            [
-                DraftOutcome(tuple(probabilities(o.logits) or [1.0] * o.tokens), o.right)
-                for o in text
-            ]
+            [DraftOutcome(tuple(chances(o.logits) or [1.0] * o.tokens), o.right) for o in text]
             for text in self.texts
         ]
 

@@ -1,9 +1,10 @@
-"""Training of drafters beside their target: `dllm-bench train drafter MODEL KIND`.
+"""Training of drafters for a target model: `dllm-bench train drafter MODEL KIND`.
 
-DFlash and DSpark are one configuration, DFlash without heads and with cross-entropy alone; EAGLE-3
-is the unrolled chain. AdamW in float32, linear warm-up and cosine to 0, as in DeepSpec; batches and
-anchors follow from (seed, step), so a run goes on from its state file as if it had not stopped.
-Left out: several devices, reduced precision, sliding-window targets.
+DFlash and DSpark share one configuration: DFlash has no heads and learns from cross-entropy alone.
+EAGLE-3 is the unrolled chain. AdamW in float32, linear warm-up and cosine to 0, as in DeepSpec.
+Texts and anchors of a step depend only on (seed, step), so a training resumed from its state file
+gives the same weights as one that was never interrupted. Left out: several devices, reduced
+precision, targets with sliding-window attention.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,55 +27,83 @@ from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetw
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.files import atomic_path
-from dllm_bench.training import (
-    drafter_blocks,
-    drafter_card,
-    drafter_chain,
-    drafter_loss,
-    progress,
-    prompts,
-)
-from dllm_bench.training import drafter_target as sources
-from dllm_bench.training.drafter_loss import Shares
-from dllm_bench.training.drafter_target import Text
+from dllm_bench.training import cards, prompts
+from dllm_bench.training import drafter_data as data
+from dllm_bench.training import drafter_objectives as objectives
+from dllm_bench.training.drafter_data import TrainingText
+from dllm_bench.training.drafter_objectives import LossShares
+from dllm_bench.training.progress import Countdown, Report
 
 Texts = Literal["target", "gold"]
-Report = Callable[[str], None]
 Point = dict[str, float]
 
 MEASURE_EVERY = 50  # steps
 HELD_OUT = 64  # texts, or a tenth where there are few
 WARMUP, CLIP_NORM = 0.04, 1.0  # DeepSpec
-FAR = 8  # targets with fewer layers are tapped everywhere but at the last one
-TAPS = 5
-HEADS = {"": "dflash", "vanilla": "dspark-markov", "gated": "dspark-gated", "rnn": "dspark-rnn"}
+MANY_LAYERS = 8  # targets with fewer layers give features of all layers but the last one
+FEATURE_LAYERS = 5
+KIND_OF_HEAD = {
+    "": "dflash",
+    "vanilla": "dspark-markov",
+    "gated": "dspark-gated",
+    "rnn": "dspark-rnn",
+}
+NAME_OF_HEAD = {
+    "": "DFlash",
+    "vanilla": "DSpark, Markov head",
+    "gated": "DSpark, gated head",
+    "rnn": "DSpark, RNN head",
+}
+COPIED_FROM_TARGET = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_act",
+    "rms_norm_eps",
+    "rope_parameters",
+    "max_position_embeddings",
+)
+"""Settings of the target's config.json that the drafter's has too."""
+
+
+# --- what to train -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DrafterJob:
-    """What is asked for. slots: of a block, anchor included, or steps of a chain; head: of
-    transitions, "" for none; texts: whose answers the rows hold; temperature: of the target's.
-    """
+    """One drafter to train: its architecture, its texts and its optimisation."""
 
     chain: bool = False
+    """EAGLE-3's chain instead of blocks."""
     layers: int = 2
     slots: int = 7
+    """Positions of a block, anchor included; of a chain, its steps."""
     head: str = ""
+    """DSpark's transition head: vanilla (Markov), gated or rnn; "" for none (DFlash)."""
     confidence: bool = False
+    """Whether it has a confidence head."""
     rank: int = 32
-    shares: Shares = field(default_factory=Shares)
+    """Rank of the transition head (the paper: 256)."""
+    shares: LossShares = field(default_factory=LossShares)
     texts: Texts = "target"
-    temperature: float = 0.7  # DeepSpec, which cuts the tail too (top-p 0.8, top-k 20)
+    """Whose answers are learned: the target's own, or the gold ones."""
+    temperature: float = 0.7  # DeepSpec, which also truncates (top-p 0.8, top-k 20)
+    """Of the target's answers; 0 is greedy."""
     prompts: int = 2000
     max_new_tokens: int = 96
+    """Most tokens of an answer."""
     rows: int = 32
+    """Texts of a step."""
     anchors: int = 16
+    """Most blocks of a text (the paper: 512)."""
     steps: int = 2000
     lr: float = 6e-4
+    """Peak learning rate."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
         if self.texts not in get_args(Texts):
             raise DllmBenchError(
                 f"texts is {self.texts!r}; choose one of {', '.join(get_args(Texts))}."
@@ -83,25 +112,24 @@ class DrafterJob:
             raise DllmBenchError(f"{self.prompts} prompts leave none to hold out; give 2 or more.")
         if self.chain and self.layers != 1:
             raise DllmBenchError(f"EAGLE-3 has one layer, {self.layers} were asked for; give 1.")
-        if self.chain and self.shares != Shares():
+        if self.chain and self.shares != LossShares():
             raise DllmBenchError("EAGLE-3 learns from a loss of its own; leave out --shares.")
 
     @property
     def kind(self) -> str:
         """Name of the kind, one of `KINDS`."""
-        return "eagle3" if self.chain else HEADS[self.head]
+        return "eagle3" if self.chain else KIND_OF_HEAD[self.head]
 
     @property
     def decoder(self) -> str:
-        """The decoder that uses it."""
+        """Name of the decoder that uses the drafter."""
         return self.kind.partition("-")[0]
 
-    def published(self, target: TransformerDenoiser) -> dict[str, Any]:
-        """config.json of the drafter, in DeepSpec's dialect."""
+    def published_config(self, target: TransformerDenoiser) -> dict[str, Any]:
+        """config.json of the drafter, with DeepSpec's names."""
         config = target.module.config
-        sizes = {name: getattr(config, name) for name in SIZES}
         shared = {
-            **sizes,
+            **{name: getattr(config, name) for name in COPIED_FROM_TARGET},
             "model_type": "qwen3",
             "head_dim": getattr(config, "head_dim", None)
             or config.hidden_size // config.num_attention_heads,
@@ -124,33 +152,156 @@ class DrafterJob:
             "confidence_head_with_markov": bool(self.head),
         }
 
+    def command(self, model: str) -> str:
+        """The command that trains this drafter; settings its kind has anyway are left out."""
+        usual = KINDS[self.kind]
+        options = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(usual, f.name)
+        }
+        if "shares" in options:
+            options["shares"] = f"{self.shares.ce:g} {self.shares.l1:g}"
+        return cards.command(f"dllm-bench train drafter {model} {self.kind}", options)
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-    "rms_norm_eps",
-    "rope_parameters",
-    "max_position_embeddings",
-)
+
 _DSPARK = DrafterJob(head="vanilla", confidence=True)
 KINDS: Mapping[str, DrafterJob] = {
-    "dflash": DrafterJob(shares=Shares(ce=1.0, l1=0.0, confidence=0.0)),
+    "dflash": DrafterJob(shares=LossShares(ce=1.0, l1=0.0, confidence=0.0)),
     "dspark-markov": _DSPARK,
     "dspark-gated": replace(_DSPARK, head="gated"),
     "dspark-rnn": replace(_DSPARK, head="rnn"),
     "eagle3": DrafterJob(chain=True, layers=1),
 }
+"""Kinds of drafters with their usual settings."""
 
 
 def feature_layers(layers: int) -> tuple[int, ...]:
-    """Layers of the target that are read: spread from the second one on, never the last."""
-    if layers < FAR:
+    """The target's layers that the drafter reads: evenly spaced from the second one, never the
+    last.
+    """
+    if layers < MANY_LAYERS:
         return tuple(range(layers - 1))
-    return tuple(round(1 + i * (layers - 4) / (TAPS - 1)) for i in range(TAPS))
+    return tuple(round(1 + i * (layers - 4) / (FEATURE_LAYERS - 1)) for i in range(FEATURE_LAYERS))
+
+
+# --- the texts -----------------------------------------------------------------------------------
+
+
+def texts_file(job: DrafterJob, weights: str) -> str:
+    """Name of the file with a target's answers; `weights` is the hash of the target's weights."""
+    sampling = f"temperature{job.temperature:g}-seed{job.seed}-{job.max_new_tokens}"
+    return f"texts-{weights[:10]}-{sampling}.jsonl"
+
+
+def texts_of(
+    job: DrafterJob, loaded: LoadedModel, chat: bool, file: Path, report: Report = print
+) -> list[TrainingText]:
+    """The texts of a job; the target's own answers are kept in `file`."""
+    pairs = prompts.train_pairs(data.TASKS, job.prompts, job.seed)
+    if job.texts == "gold":
+        if chat:
+            raise DllmBenchError(
+                "The target is a chat model, but the gold answers are not written as chat turns; "
+                "choose texts=target."
+            )
+        return data.gold_texts(loaded, pairs)
+    encode = prompts.encoder(loaded.text.encode, chat)
+    requests = [
+        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.seed + index)
+        for index, (prompt, _) in enumerate(pairs)
+    ]
+    return data.generated_texts(loaded, requests, job.temperature, file, report)
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+@dataclass
+class DrafterTraining:
+    """A training in memory."""
+
+    job: DrafterJob
+    model: str
+    """Name of the target."""
+    target: TransformerDenoiser
+    published: dict[str, Any]
+    """config.json of the drafter."""
+    network: DraftNetwork
+    optimizer: torch.optim.AdamW
+    texts: list[TrainingText]
+    held_out: list[TrainingText]
+    """Texts that are measured and never trained on."""
+    step: int = 0
+    seconds: float = 0.0
+    curve: list[Point] = field(default_factory=list)
+
+    @classmethod
+    def start(
+        cls, job: DrafterJob, loaded: LoadedModel, texts: list[TrainingText]
+    ) -> DrafterTraining:
+        """A drafter with random weights, and the target's embedding and head."""
+        target = loaded.denoiser
+        assert isinstance(target, TransformerDenoiser)
+        published = job.published_config(target)
+        network = drafter_files.new_network(published, target, job.seed)
+        learned = [weight for weight in network.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(learned, job.lr, weight_decay=0.0)
+        few = min(HELD_OUT, max(1, len(texts) // 10))
+        return cls(
+            job, loaded.facts.name, target, published, network, optimizer, texts[few:], texts[:few]
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed training needs."""
+        counted = {"step": self.step, "seconds": self.seconds, "curve": self.curve}
+        parts = {"weights": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return counted | parts | {"job": asdict(self.job)}
+
+    def restore(self, saved: dict[str, Any], file: Path) -> None:
+        """Continue from what `state` returned."""
+        if saved["job"] != asdict(self.job):
+            raise DllmBenchError(
+                f"{file} belongs to a drafter trained with other settings; give the same ones, "
+                "another --out, or remove the folder."
+            )
+        self.step, self.seconds, self.curve = saved["step"], saved["seconds"], saved["curve"]
+        self.network.load_state_dict(saved["weights"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+
+    def save(self, out: Path) -> None:
+        """Write the drafter as it is now, its curve and card, and the state to resume from."""
+        drafter_files.save_drafter(out, self.published, self.network.state_dict())
+        (out / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in self.curve))
+        (out / "CARD.md").write_text(card(out.name, self))
+        with atomic_path(out / "state.pt") as temporary:
+            torch.save(self.state(), temporary)
+
+
+def train(
+    job: DrafterJob,
+    loaded: LoadedModel,
+    texts: list[TrainingText],
+    out: Path,
+    save_every_s: float = 60.0,
+    report: Report = print,
+) -> DrafterTraining:
+    """Train a drafter and write its folder; resumes from `out`/state.pt where there is one."""
+    training, file = DrafterTraining.start(job, loaded, texts), out / "state.pt"
+    if file.exists():
+        training.restore(torch.load(file, map_location=training.target.device), file)
+    countdown, saved_at = Countdown(job.steps, training.step), time.monotonic()
+    while training.step < job.steps:
+        loss, numbers = optimizer_step(training)
+        if training.step % MEASURE_EVERY == 0 or training.step == job.steps:
+            point = {"step": training.step} | numbers(loss) | measure_held_out(training)
+            training.curve.append({name: round(value, 5) for name, value in point.items()})
+            report(countdown.line(training.curve[-1]))
+        now = time.monotonic()
+        if now - saved_at >= save_every_s or training.step == job.steps:
+            training.seconds, saved_at = training.seconds + now - saved_at, now
+            training.save(out)
+    return training
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
@@ -161,164 +312,109 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return 0.5 + 0.5 * math.cos(math.pi * (step - warm) / max(1, steps - warm))
 
 
-@dataclass
-class Run:
-    """What one training run holds in memory."""
-
-    job: DrafterJob
-    model: str
-    target: TransformerDenoiser
-    published: dict[str, Any]
-    network: DraftNetwork
-    optimizer: torch.optim.AdamW
-    texts: list[Text]
-    held_out: list[Text]
-    step: int = 0
-    seconds: float = 0.0
-    curve: list[Point] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, job: DrafterJob, loaded: LoadedModel, texts: list[Text]) -> Run:
-        """A new drafter beside its target."""
-        target = loaded.denoiser
-        assert isinstance(target, TransformerDenoiser)
-        published = job.published(target)
-        network = drafter_files.new_network(published, target, job.seed)
-        learned = [weight for weight in network.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(learned, job.lr, weight_decay=0.0)
-        few = min(HELD_OUT, max(1, len(texts) // 10))
-        return cls(
-            job, loaded.facts.name, target, published, network, optimizer, texts[few:], texts[:few]
-        )
-
-    def state(self) -> dict[str, Any]:
-        """All that a resumed run needs."""
-        counted = {"step": self.step, "seconds": self.seconds, "curve": self.curve}
-        parts = {"weights": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return counted | parts | {"job": asdict(self.job)}
-
-    def restore(self, saved: dict[str, Any], file: Path) -> None:
-        """Go on from what `state` gave."""
-        if saved["job"] != asdict(self.job):
-            raise DllmBenchError(
-                f"{file} is of a drafter trained with other settings; give the same ones, another "
-                "--out, or remove the folder."
-            )
-        self.step, self.seconds, self.curve = saved["step"], saved["seconds"], saved["curve"]
-        self.network.load_state_dict(saved["weights"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-
-
-def train(
-    job: DrafterJob,
-    loaded: LoadedModel,
-    texts: list[Text],
-    out: Path,
-    save_every_s: float = 60.0,
-    report: Report = print,
-) -> Run:
-    """Train a drafter and write its folder; goes on from `out`/state.pt."""
-    run, file = Run.start(job, loaded, texts), out / "state.pt"
-    if file.exists():
-        run.restore(torch.load(file, map_location=run.target.device), file)
-    began, first = time.monotonic(), run.step
-    saved_at = began
-    while run.step < job.steps:
-        total, numbers = advance(run)
-        if run.step % MEASURE_EVERY == 0 or run.step == job.steps:
-            run.curve.append(rounded({"step": run.step} | numbers(total) | held_out(run)))
-            eta_s = (time.monotonic() - began) / (run.step - first) * (job.steps - run.step)
-            report(progress.line(run.curve[-1], job.steps, eta_s))
-        now = time.monotonic()
-        if now - saved_at >= save_every_s or run.step == job.steps:
-            run.seconds, saved_at = run.seconds + now - saved_at, now
-            save(run, out)
-    return run
-
-
 Numbers = Callable[[Tensor], Point]
+"""Loss -> a point of the curve. Reading it waits for the device, so most steps leave it out."""
 
 
-def advance(run: Run) -> tuple[Tensor, Numbers]:
-    """One step of the optimiser; the loss, and how to read its parts."""
-    job = run.job
-    rng = torch.Generator().manual_seed(job.seed * 10_000_000 + run.step)
-    drawn = torch.randint(len(run.texts), (job.rows,), generator=rng).tolist()
-    total, numbers = loss_of(run, [run.texts[index] for index in drawn], rng)
-    run.optimizer.zero_grad()
-    total.backward()
-    torch.nn.utils.clip_grad_norm_(run.network.parameters(), CLIP_NORM)
-    for group in run.optimizer.param_groups:
-        group["lr"] = job.lr * learning_rate_factor(run.step, job.steps)
-    run.optimizer.step()
-    run.step += 1
-    return total, numbers
+def optimizer_step(training: DrafterTraining) -> tuple[Tensor, Numbers]:
+    """One step on randomly drawn texts; the loss, and how to read its parts."""
+    job = training.job
+    rng = torch.Generator().manual_seed(job.seed * 10_000_000 + training.step)
+    drawn = torch.randint(len(training.texts), (job.rows,), generator=rng).tolist()
+    loss, numbers = loss_of(training, [training.texts[index] for index in drawn], rng)
+    training.optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(training.network.parameters(), CLIP_NORM)
+    for group in training.optimizer.param_groups:
+        group["lr"] = job.lr * learning_rate_factor(training.step, job.steps)
+    training.optimizer.step()
+    training.step += 1
+    return loss, numbers
 
 
-def loss_of(run: Run, texts: list[Text], rng: torch.Generator) -> tuple[Tensor, Numbers]:
-    """The loss of one batch, the target run for it in the same step."""
-    batch, network = sources.batch(texts, run.target.special.eos), run.network
-    ids_BS, answer_BS = (values.to(run.target.device) for values in batch)
-    rows = sources.read(run.target, ids_BS, answer_BS, network.facts.feature_layers)
+def loss_of(
+    training: DrafterTraining, texts: list[TrainingText], rng: torch.Generator
+) -> tuple[Tensor, Numbers]:
+    """The loss of one batch, after a forward of the target for its features."""
+    network, target = training.network, training.target
+    ids_BL, answer_BL = (part.to(target.device) for part in data.padded(texts, target.special.eos))
+    rows = data.target_rows(target, ids_BL, answer_BL, network.facts.feature_layers)
     if isinstance(network, ChainDraftNetwork):
-        counts_BS = drafter_chain.countable(answer_BS)
-        logits = drafter_chain.unroll(network, rows)
-        target_BSV = network.lm_head(rows.last_BSD)
-        steps = drafter_loss.unrolled_losses(logits, target_BSV, counts_BS)
-        return drafter_loss.decayed(steps), lambda total: {"loss": total.item()}
+        logits = objectives.chain_forward(network, rows)
+        target_BLV = network.lm_head(rows.last_BLH)
+        supervised_BL = objectives.supervised_columns(answer_BL)
+        steps = objectives.chain_losses(logits, target_BLV, supervised_BL)
+        return objectives.decayed_sum(steps), lambda loss: {"loss": loss.item()}
     assert isinstance(network, BlockDraftNetwork)
-    facts, shares = network.facts, run.job.shares
-    anchors_BA, kept_BA = drafter_blocks.draw_anchors(answer_BS, run.job.anchors, rng)
-    blocks = drafter_blocks.blocks_at(anchors_BA, kept_BA, answer_BS, facts.slots)
-    kernel = drafter_blocks.flex if run.target.device.type == "cuda" else drafter_blocks.dense
-    drafted = drafter_blocks.forward(network, rows, blocks, kernel)
-    target_BANV = network.lm_head(drafter_blocks.at(rows.last_BSD, blocks.labels_BAN - 1))
-    losses = drafter_loss.block_losses(drafted, target_BANV, ids_BS, blocks, shares.decay)
-    return losses.total(shares), lambda total: losses.numbers(shares)
+    shares = training.job.shares
+    anchors_BN, kept_BN = objectives.draw_anchors(answer_BL, training.job.anchors, rng)
+    blocks = objectives.blocks_at(anchors_BN, kept_BN, answer_BL, network.facts.slots)
+    kernel = objectives.flex if target.device.type == "cuda" else objectives.dense
+    drafted = objectives.block_forward(network, rows, blocks, kernel)
+    target_BNDV = network.lm_head(objectives.at(rows.last_BLH, blocks.labels_BND - 1))
+    losses = objectives.block_losses(drafted, target_BNDV, ids_BL, blocks, shares.decay)
+    return losses.total(shares), lambda loss: losses.numbers(shares)
 
 
 @torch.no_grad()
-def held_out(run: Run) -> Point:
-    """The same numbers on texts that are not trained on, always at the same anchors."""
-    total, numbers = loss_of(run, run.held_out, torch.Generator().manual_seed(run.job.seed))
-    return {f"held_out_{name}": value for name, value in numbers(total).items()}
+def measure_held_out(training: DrafterTraining) -> Point:
+    """The curve's numbers on the held-out texts, always at the same anchors."""
+    rng = torch.Generator().manual_seed(training.job.seed)
+    loss, numbers = loss_of(training, training.held_out, rng)
+    return {f"held_out_{name}": value for name, value in numbers(loss).items()}
 
 
-def rounded(point: Point) -> Point:
-    """A point as the curve stores it."""
-    return {name: round(value, 5) for name, value in point.items()}
+# --- the card ------------------------------------------------------------------------------------
 
 
-def save(run: Run, out: Path) -> None:
-    """Write the drafter as it is, its curve and card, and the state to go on from."""
-    drafter_files.save_drafter(out, run.published, run.network.state_dict())
-    (out / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in run.curve))
-    (out / "CARD.md").write_text(drafter_card.render(out.name, run))
-    with atomic_path(out / "state.pt") as temporary:
-        torch.save(run.state(), temporary)
+def card(title: str, training: DrafterTraining) -> str:
+    """The drafter's model card; what it saves in decoding is measured by runs."""
+    job, facts = training.job, training.network.facts
+    kind = "EAGLE-3 chain" if job.chain else NAME_OF_HEAD[job.head]
+    layers = ", ".join(map(str, facts.feature_layers))
+    learned = sum(w.numel() for w in training.network.parameters() if w.requires_grad)
+    about = (
+        f"A drafter for speculative decoding ({kind}): {job.layers} layers, {job.slots} tokens,\n"
+        f"{learned:,} trained parameters; embedding and head are the target's. It reads layers\n"
+        f"{layers} of the {facts.target_layers} of {training.model}. Made by this project with\n"
+        f"`{job.command(training.model)}`.\nMIT licence, as the package."
+    )
+    sections = {
+        "Data": _data_section(job),
+        "Recipe": _recipe_section(training),
+        "Measured": _measured_section(training),
+    }
+    return cards.card(title, about, sections)
 
 
-def texts_file(job: DrafterJob, weights: str) -> str:
-    """Name of the file of a target's answers; `weights` is the hash of the target."""
-    how = f"temperature{job.temperature:g}-seed{job.seed}-{job.max_new_tokens}"
-    return f"texts-{weights[:10]}-{how}.jsonl"
+def _data_section(job: DrafterJob) -> str:
+    own = f"the target's own answers at temperature {job.temperature:g}"
+    answers = {"target": own, "gold": "gold answers"}[job.texts]
+    return (
+        f"{job.prompts:,} prompts of the train splits of minigsm and minicode, in turn, with\n"
+        f"{answers}. Target features are computed in the same step."
+    )
 
 
-def texts_of(
-    job: DrafterJob, loaded: LoadedModel, chat: bool, file: Path, report: Report = print
-) -> list[Text]:
-    """The rows of a job; the target's own answers are kept in `file`."""
-    found = prompts.train_pairs(sources.TASKS, job.prompts, job.seed)
-    if job.texts == "gold":
-        if chat:
-            raise DllmBenchError(
-                "The target is a chat model, the gold answers are no turns of a chat; choose "
-                "texts=target."
-            )
-        return sources.gold(loaded, found)
-    encode = prompts.encoder(loaded.text.encode, chat)
-    requests = [
-        Request(str(index), tuple(encode(prompt)), job.max_new_tokens, seed=job.seed + index)
-        for index, (prompt, _) in enumerate(found)
-    ]
-    return sources.own(loaded, requests, job.temperature, file, report)
+def _recipe_section(training: DrafterTraining) -> str:
+    job, shares = training.job, training.job.shares
+    terms = f"{shares.ce:g} CE + {shares.l1:g} L1 + {shares.confidence:g} confidence, "
+    loss = "Soft cross-entropy of the unrolled steps, each weighted 0.8 times the one before.\n"
+    if not job.chain:
+        loss = f"Loss {terms}decay {shares.decay:g};\nup to {job.anchors} anchors per text.\n"
+    return (
+        f"{loss}AdamW, float32, peak rate {job.lr:g}, 4 % warm-up, cosine to 0; {job.rows} texts "
+        f"per step, {training.step:,} of\n{job.steps:,} steps, seed {job.seed}, "
+        f"{training.seconds / 60:.1f} minutes on {training.target.device.type}."
+    )
+
+
+def _measured_section(training: DrafterTraining) -> str:
+    if not training.curve:
+        return "Nothing yet."
+    rows = [(name, f"{value:g}") for name, value in training.curve[-1].items()]
+    note = (
+        "Last point of `curve.jsonl`; length: expected tokens of a round at temperature 1, the\n"
+        "target's own included, over held-out train texts."
+    )
+    return f"{note}\n\n{cards.table(('number', 'value'), rows)}"

@@ -1,17 +1,20 @@
 """Training of Learn2PD's filter (arXiv 2509.25188, Eq. 6, Algorithm 1): `dllm-bench train filter`.
 
-Binary cross-entropy on "this candidate is the reference", full batch, AdamW; the weights of the
-best validation loss are kept. Prompts, not rows, are split 80/10/10. The loss reads the positions
-that are masked at a step, since nothing is decided elsewhere; `labels="all"` reads the whole block,
-as the authors' code does. Collecting traces resumes; fitting takes seconds and starts anew.
+Binary cross-entropy on "this candidate equals the reference", full batch, AdamW; the weights with
+the best validation loss are kept. Prompts, not rows, are split 80/10/10. The loss reads only
+positions that are masked at a step, since the filter decides nowhere else; `labels="all"` reads the
+whole block, as the authors' code does. Collecting traces can be resumed; fitting takes seconds and
+starts anew.
+
+Shapes: S steps of the oracle's decoding, W positions of a block.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,11 +23,13 @@ from torch import Tensor, nn
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import filters as filter_files
-from dllm_bench.training import filter_card, progress, prompts, traces
-from dllm_bench.training.traces import Plan, Traces
+from dllm_bench.models import load as loading
+from dllm_bench.store.inputs import model_hashes, model_spec
+from dllm_bench.training import cards, prompts, traces
+from dllm_bench.training.progress import Countdown, Report
+from dllm_bench.training.traces import Traces, TraceSource
 
 Labels = Literal["masked", "all"]
-Report = Callable[[str], None]
 Rates = dict[str, float]
 
 SHARES = (0.8, 0.1)  # of the prompts: training, validation; the rest is the test part
@@ -32,27 +37,46 @@ FEWEST_PROMPTS = 10
 FLAN_PER_TASK = 40  # paper, section 4.1
 SOURCE = "decoder.select.first.head.source"  # where decoder=learn2pd names its filter
 MEASURE_EVERY = 50  # epochs
-REPORT_EVERY_S = 5.0
-ALARM, TAU = 0.9, 0.96  # false positives are counted at ALARM; TAU is the decoder's threshold
+ALARM = 0.9  # false positives are counted above this probability
+TAU = 0.96  # threshold of the decoder
+LABEL_SCOPES = {
+    "masked": "the positions masked at that step",
+    "all": "every position of the block (authors' code)",
+}
+CARD_TITLES = (
+    "part",
+    "loss",
+    "false positives at 0.9",
+    "right accepted at 0.96",
+    "wrong among accepted",
+)
+
+
+# --- what to train -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FilterJob:
-    """What is asked for. prompts are drawn from the train splits of `benchmarks`, in turn; with
-    `flan` they come from that directory, 40 of every task.
-    """
+    """One filter to train: its size, its prompts and its optimisation."""
 
     block: int = 32
+    """Positions of a block, the filter's inputs and outputs."""
     gen_length: int = 64
+    """New tokens of each prompt (the paper: 256)."""
     layers: int = 2
+    """Linear layers."""
     labels: Labels = "masked"
+    """Positions that the loss reads; "all" as in the authors' code."""
     epochs: int = 5000
     lr: float = 1e-3
     seed: int = 0
     prompts: int = 400
     benchmarks: tuple[str, ...] = ("minigsm", "minicode", "minimath")
+    """Embedded tasks whose train splits give the prompts, in turn."""
     flan: Path | None = None
+    """A directory of FLAN rows that gives the prompts instead, 40 of every task."""
     all_blocks: bool = False
+    """Whether blocks after the one in which the text ends are kept."""
 
     def __post_init__(self) -> None:
         if self.labels not in get_args(Labels):
@@ -76,20 +100,35 @@ class FilterJob:
             return prompts.flan_prompts(self.flan, FLAN_PER_TASK, self.seed)
         return prompts.train_prompts(self.benchmarks, self.prompts, self.seed)
 
-    def source(self) -> str:
+    def prompt_source(self) -> str:
         """Where the prompts come from, for the card."""
         if self.flan is not None:
             return f"FLAN, {FLAN_PER_TASK} prompts of every task"
         return f"train splits of {', '.join(self.benchmarks)}, in turn"
 
+    def command(self, model: str) -> str:
+        """The command that trains this filter; settings at their defaults are left out."""
+        options: dict[str, Any] = {
+            ("benchmark" if f.name == "benchmarks" else f.name): getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        }
+        if self.flan is not None:
+            options["flan"] = "DIR"
+        return cards.command(f"dllm-bench train filter {model}", options)
+
 
 @dataclass(frozen=True)
-class Fitted:
-    """The best weights, the epoch they are of, rates per part of the split, and the curve."""
+class FittedFilter:
+    """The result of fitting."""
 
     tensors: dict[str, Tensor]
+    """The weights with the best validation loss."""
     epoch: int
+    """Their epoch."""
     rates: dict[str, Rates]
+    """Part of the split -> loss and decisions; "confidence": the test part with the plain
+    confidences in place of the filter's probabilities."""
     curve: list[dict[str, float]]
     seconds: float
 
@@ -101,56 +140,52 @@ def train(
     traces_folder: Path,
     report: Report = print,
 ) -> filter_files.LearnedFilter:
-    """Collect what is missing, fit, write the filter with curve and card to `out`.
+    """Collect missing traces, fit, and write the filter with its curve and card to `out`.
 
     `model` is a resolved configuration group.
     """
     texts = job.texts()
-    plan = plan_of(job, model, texts)
-    found = traces_of(plan, model, texts, traces_folder, report)
+    source = trace_source(job, model, texts)
+    found = stored_or_collected(source, model, texts, traces_folder, report)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fitted = fit(found.to(device), job, report)
     facts = filter_files.FilterMetadata(
         labels=job.labels,
         gen_length=job.gen_length,
-        model=plan.model,
-        weights=plan.weights,
-        tokenizer=plan.tokenizer,
+        model=source.model,
+        weights=source.weights,
+        tokenizer=source.tokenizer,
     )
     learned = filter_files.save_filter(out, fitted.tensors, facts)
     curve = "".join(json.dumps(point) + "\n" for point in fitted.curve)
     (out / "curve.jsonl").write_text(curve)
-    filter_card.plot(out / "curve.png", fitted.curve, fitted.epoch)
-    (out / "CARD.md").write_text(filter_card.render(out.name, learned, job, found, fitted))
+    cards.plot_losses(out / "curve.png", fitted.curve, fitted.epoch)
+    (out / "CARD.md").write_text(card(out.name, learned, job, found, fitted))
     return learned
+
+
+# --- traces --------------------------------------------------------------------------------------
 
 
 def collect(
     job: FilterJob, model: Mapping[str, Any], traces_folder: Path, report: Report = print
 ) -> Path:
-    """Collect the traces of a job; the file they lie in."""
+    """Collect the traces of a job and return their file."""
     texts = job.texts()
-    plan = plan_of(job, model, texts)
-    traces_of(plan, model, texts, traces_folder, report)
-    return plan.file(traces_folder)
+    source = trace_source(job, model, texts)
+    stored_or_collected(source, model, texts, traces_folder, report)
+    return source.file(traces_folder)
 
 
-def check_prompts(texts: Sequence[str]) -> None:
-    """Enough for the three parts of the split."""
+def trace_source(job: FilterJob, model: Mapping[str, Any], texts: Sequence[str]) -> TraceSource:
+    """What the traces of a job depend on; at least ten prompts, so that every part has some."""
     if len(texts) < FEWEST_PROMPTS:
         raise DllmBenchError(
             f"A filter is trained, validated and tested on different prompts, {len(texts)} were "
             f"given; give {FEWEST_PROMPTS} or more."
         )
-
-
-def plan_of(job: FilterJob, model: Mapping[str, Any], texts: Sequence[str]) -> Plan:
-    """What the traces of a job depend on."""
-    from dllm_bench.store.inputs import model_hashes
-
-    check_prompts(texts)
     hashes = model_hashes(model)
-    return Plan(
+    return TraceSource(
         model=str(model["name"]),
         weights=hashes["weights"],
         tokenizer=hashes.get("tokenizer", ""),
@@ -161,35 +196,39 @@ def plan_of(job: FilterJob, model: Mapping[str, Any], texts: Sequence[str]) -> P
     )
 
 
-def traces_of(
-    plan: Plan, model: Mapping[str, Any], texts: Sequence[str], folder: Path, report: Report
+def stored_or_collected(
+    source: TraceSource,
+    model: Mapping[str, Any],
+    texts: Sequence[str],
+    folder: Path,
+    report: Report,
 ) -> Traces:
-    """Stored traces where they are complete; the model is loaded only where they are not."""
-    from dllm_bench.models import load as loading
-    from dllm_bench.store.inputs import model_spec
-
-    file = plan.file(folder)
+    """Stored traces if they are complete; the model is only loaded if they are not."""
+    file = source.file(folder)
     if file.exists() and (stored := traces.load(file)).done == len(texts):
         report(f"traces: {file}")
         return stored
     spec = model_spec(model)
     loaded = loading.load_model(spec)
     encode = prompts.encoder(loaded.encode, spec.chat)
-    return traces.collect(loaded.denoiser, encode, texts, plan, folder, report)
+    return traces.collect(loaded.denoiser, encode, texts, source, folder, report)
 
 
-def parts_of(found: Traces, seed: int) -> dict[str, Traces]:
+def split_by_prompt(found: Traces, seed: int) -> dict[str, Traces]:
     """Training, validation and test rows; all rows of a prompt are in one part."""
     order = torch.randperm(found.done, generator=torch.Generator().manual_seed(seed))
     first, second = (round(share * found.done) for share in SHARES)
-    prompts = (order[:first], order[first : first + second], order[first + second :])
+    parts = (order[:first], order[first : first + second], order[first + second :])
     names = ("train", "validation", "test")
-    device = found.prompt_R.device
-    return {n: found.of(p.to(device)) for n, p in zip(names, prompts, strict=True)}
+    device = found.prompt_S.device
+    return {n: found.of_prompts(p.to(device)) for n, p in zip(names, parts, strict=True)}
+
+
+# --- fitting -------------------------------------------------------------------------------------
 
 
 def network_of(block: int, layers: int, seed: int) -> nn.Sequential:
-    """Linear layers with ReLU between them, so that their names are 0, 2, 4, …"""
+    """Linear layers with ReLU between them; in the file they are called 0, 2, 4, …"""
     stack: list[nn.Module] = []
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -198,72 +237,134 @@ def network_of(block: int, layers: int, seed: int) -> nn.Sequential:
     return nn.Sequential(*stack)
 
 
-def loss_of(logits_RB: Tensor, part: Traces, labels: Labels) -> Tensor:
-    """Mean binary cross-entropy over the positions the labels are read at."""
-    losses_RB = nn.functional.binary_cross_entropy_with_logits(
-        logits_RB, part.right_RB.float(), reduction="none"
+def loss_of(logits_SW: Tensor, part: Traces, labels: Labels) -> Tensor:
+    """Mean binary cross-entropy (nats) over the positions that `labels` names."""
+    losses_SW = nn.functional.binary_cross_entropy_with_logits(
+        logits_SW, part.right_SW.float(), reduction="none"
     )
-    return losses_RB.mean() if labels == "all" else losses_RB[part.masked_RB].mean()
+    return losses_SW.mean() if labels == "all" else losses_SW[part.masked_SW].mean()
 
 
-def fit(found: Traces, job: FilterJob, report: Report = print) -> Fitted:
-    """Full-batch training; measured now and then, the best on the validation part is kept."""
-    parts = parts_of(found, job.seed)
-    network = network_of(job.block, job.layers, job.seed).to(found.confidence_RB.device)
+def fit(found: Traces, job: FilterJob, report: Report = print) -> FittedFilter:
+    """Full-batch training; every 50 epochs the validation loss decides what is kept."""
+    parts = split_by_prompt(found, job.seed)
+    network = network_of(job.block, job.layers, job.seed).to(found.confidence_SW.device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=job.lr)
     curve: list[dict[str, float]] = []
     best, best_epoch, best_tensors = float("inf"), 0, {}
-    started = told = time.monotonic()
+    started, countdown = time.monotonic(), Countdown(job.epochs)
     for epoch in range(1, job.epochs + 1):
         optimizer.zero_grad()
-        loss = loss_of(network(parts["train"].confidence_RB), parts["train"], job.labels)
+        loss = loss_of(network(parts["train"].confidence_SW), parts["train"], job.labels)
         loss.backward()
         optimizer.step()
         if epoch % MEASURE_EVERY and epoch not in (1, job.epochs):
             continue
         rates = measure(network, parts["validation"], job.labels)
-        curve.append({"epoch": epoch, "train": round(loss.item(), 5), **rounded(rates)})
+        curve.append(_curve_point(epoch, loss.item(), rates))
         if rates["loss"] < best:
             best, best_epoch = rates["loss"], epoch
             best_tensors = {n: t.detach().clone() for n, t in network.state_dict().items()}
-        now = time.monotonic()
-        if now - told > REPORT_EVERY_S or epoch == job.epochs:
-            told = now
-            eta_s = (job.epochs - epoch) * (now - started) / epoch
-            report(progress.line(curve[-1], job.epochs, eta_s))
+        if countdown.due(epoch):
+            report(countdown.line(curve[-1]))
     network.load_state_dict(best_tensors)
     rates_by_part = {name: measure(network, part, job.labels) for name, part in parts.items()}
-    rates_by_part["confidence"] = decisions(parts["test"].confidence_RB, parts["test"])
+    rates_by_part["confidence"] = decisions(parts["test"].confidence_SW, parts["test"])
     seconds = time.monotonic() - started
-    return Fitted(best_tensors, best_epoch, rates_by_part, curve, seconds)
+    return FittedFilter(best_tensors, best_epoch, rates_by_part, curve, seconds)
+
+
+def _curve_point(epoch: int, train_loss: float, validation: Mapping[str, float]) -> Rates:
+    """A rounded point of the curve; its losses are called train and validation."""
+    named = {"validation" if name == "loss" else name: value for name, value in validation.items()}
+    point = {"train": train_loss, **named}
+    return {"epoch": epoch, **{name: round(value, 5) for name, value in point.items()}}
 
 
 @torch.no_grad()
 def measure(network: nn.Module, part: Traces, labels: Labels) -> Rates:
     """Loss and decisions of the network on a part of the split."""
-    logits_RB = network(part.confidence_RB)
-    return {"loss": loss_of(logits_RB, part, labels).item()} | decisions(logits_RB.sigmoid(), part)
+    logits_SW = network(part.confidence_SW)
+    return {"loss": loss_of(logits_SW, part, labels).item()} | decisions(logits_SW.sigmoid(), part)
 
 
-def decisions(probability_RB: Tensor, part: Traces) -> Rates:
-    """At masked positions: false positives at ALARM (share of the wrong candidates), and at TAU the
-    share of the right ones accepted and of wrong ones among the accepted.
+def decisions(probability_SW: Tensor, part: Traces) -> Rates:
+    """Rates at masked positions.
+
+    false_positive: share of the wrong candidates above ALARM; accepted: share of the right ones
+    above TAU; wrong_accepted: share of wrong ones among those above TAU.
     """
-    right_RB, wrong_RB = part.masked_RB & part.right_RB, part.masked_RB & ~part.right_RB
-    accepted_RB = part.masked_RB & (probability_RB > TAU)
+    right_SW, wrong_SW = part.masked_SW & part.right_SW, part.masked_SW & ~part.right_SW
+    accepted_SW = part.masked_SW & (probability_SW > TAU)
     return {
-        "false_positive": share(probability_RB > ALARM, wrong_RB),
-        "accepted": share(accepted_RB, right_RB),
-        "wrong_accepted": share(wrong_RB, accepted_RB),
+        "false_positive": _share(probability_SW > ALARM, wrong_SW),
+        "accepted": _share(accepted_SW, right_SW),
+        "wrong_accepted": _share(wrong_SW, accepted_SW),
     }
 
 
-def share(flags_RB: Tensor, among_RB: Tensor) -> float:
+def _share(flags_SW: Tensor, among_SW: Tensor) -> float:
     """Share of `among` that are flagged; 0 where there are none."""
-    return (flags_RB & among_RB).sum().item() / max(1, int(among_RB.sum()))
+    return (flags_SW & among_SW).sum().item() / max(1, int(among_SW.sum()))
 
 
-def rounded(rates: Mapping[str, float]) -> Rates:
-    """Rates as the curve stores them; the loss is called by the part it is of."""
-    named = {"validation" if name == "loss" else name: value for name, value in rates.items()}
-    return {name: round(value, 5) for name, value in named.items()}
+# --- the card ------------------------------------------------------------------------------------
+
+
+def card(
+    title: str,
+    learned: filter_files.LearnedFilter,
+    job: FilterJob,
+    found: Traces,
+    fitted: FittedFilter,
+) -> str:
+    """The filter's model card; what decoding with it gives is measured by runs."""
+    facts = learned.facts
+    several = f"{job.layers} linear layers, {facts.activation} between them"
+    layers = several if job.layers > 1 else "One linear layer"
+    about = (
+        "A filter for Learn2PD decoding (arXiv 2509.25188): the confidences of a block of\n"
+        f"{job.block} positions give one logit each. {layers}, {learned.parameters:,} parameters.\n"
+        f"For the model {facts.model} (weights `{facts.weights[:10]}`); made by this project with\n"
+        f"`{job.command(facts.model)}`.\nMIT licence, as the package."
+    )
+    sections = {
+        "Data": _data_section(job, found),
+        "Recipe": _recipe_section(job, fitted),
+        "Measured": _measured_section(fitted),
+    }
+    return cards.card(title, about, sections)
+
+
+def _data_section(job: FilterJob, found: Traces) -> str:
+    blocks = "all" if job.all_blocks else "those up to the end of the text"
+    masked = int(found.masked_SW.sum())
+    return (
+        f"{found.done:,} prompts ({job.prompt_source()}), {job.gen_length} new tokens. The model "
+        "answers\neach, one token per forward, and decodes it again under the oracle with that "
+        "answer;\nevery step is a row of confidences and of candidates that were right.\n"
+        f"Blocks: {blocks}. {len(found.prompt_S):,} rows, {masked:,} masked positions, "
+        f"{found.stalled:,} steps\nwithout a right candidate."
+    )
+
+
+def _recipe_section(job: FilterJob, fitted: FittedFilter) -> str:
+    return (
+        f"Binary cross-entropy at {LABEL_SCOPES[job.labels]}; AdamW, rate {job.lr:g},\n"
+        f"full batch, {job.epochs:,} epochs, seed {job.seed}; the weights of the best loss on the "
+        f"validation part are\nkept (epoch {fitted.epoch:,}). 80/10/10 % of the prompts are for "
+        f"training, validation and test.\nFitting took {fitted.seconds:.0f} seconds."
+    )
+
+
+def _measured_section(fitted: FittedFilter) -> str:
+    rows = [_row(part, fitted.rates[part]) for part in ("train", "validation", "test")]
+    rows.append(_row("test, plain confidence instead", fitted.rates["confidence"]))
+    note = "At masked positions; false positives are the wrong candidates above 0.9."
+    return f"{note}\n\n{cards.table(CARD_TITLES, rows)}"
+
+
+def _row(part: str, rates: Mapping[str, float]) -> tuple[str, ...]:
+    loss = f"{rates['loss']:.4f}" if "loss" in rates else "–"
+    shares = (rates[name] for name in ("false_positive", "accepted", "wrong_accepted"))
+    return part, loss, *(f"{100 * value:.2f} %" for value in shares)

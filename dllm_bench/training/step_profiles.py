@@ -1,10 +1,10 @@
-"""Measures the profile the verification scheduler reads: `dllm-bench train sps MODEL`.
+"""Measure the step times that the verification scheduler reads: `dllm-bench train sps MODEL`.
 
-A step of B tokens is one forward that feeds B positions after a cached context and takes the best
-token of every row, as verification does. Sizes take turns, so that a drift of the machine meets
-them all alike; the first turns warm up; the device is waited for on both sides; medians are kept.
-All B positions share one context: what reading a context per request costs, drafting and prefill
-are left out.
+A step of R tokens is one forward that feeds R positions after a cached context and takes the best
+token of every row, as verification does. The sizes are timed in turn, so that a drift of the
+machine affects all of them alike; the first turns are warm-up; the device is synchronised before
+and after each step; medians are kept. All R positions share one context: the cost of reading one
+context per request, drafting and prefill are left out.
 """
 
 from __future__ import annotations
@@ -22,33 +22,40 @@ from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.length.measurements import StepProfile
 from dllm_bench.decoding.speculative import check_target
+from dllm_bench.models import load as loading
 from dllm_bench.store import inputs, provenance
 
 
 @dataclass(frozen=True)
 class ProfileJob:
-    """What is measured: sizes of steps, positions of cached context, timed and warm-up turns."""
+    """What is measured."""
 
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    """Tokens of a step, in increasing order."""
     context: int = 256
+    """Positions of the cached context."""
     repeats: int = 20
+    """Timed steps of each size."""
     warmup: int = 3
+    """Steps of each size before those."""
 
     def __post_init__(self) -> None:
-        StepProfile(self.batches, (1.0,) * len(self.batches))  # refuses sizes no table can have
+        StepProfile(
+            self.batches, (1.0,) * len(self.batches)
+        )  # raises an error for impossible sizes
 
 
 def measure(model: Any, job: ProfileJob) -> list[list[float]]:
-    """Seconds of every timed step, a list per size."""
+    """Seconds of every timed step, one list per size."""
     check_target(model)
     kv, canvas_1L = _context(model, job)
-    spent: list[list[float]] = [[] for _ in job.batches]
+    seconds: list[list[float]] = [[] for _ in job.batches]
     for turn in range(job.warmup + job.repeats):
-        for size, found in zip(job.batches, spent, strict=True):
-            seconds = _step_s(model, canvas_1L, kv, size)
+        for size, timed_s in zip(job.batches, seconds, strict=True):
+            step_s = _step_s(model, canvas_1L, kv, size)
             if turn >= job.warmup:
-                found.append(seconds)
-    return spent
+                timed_s.append(step_s)
+    return seconds
 
 
 @torch.inference_mode()
@@ -69,7 +76,7 @@ def _context(model: Denoiser, job: ProfileJob) -> tuple[KVCache, Tensor]:
 
 @torch.inference_mode()
 def _step_s(model: Denoiser, canvas_1L: Tensor, kv: KVCache, size: int) -> float:
-    """Seconds of one step; the cache stays as it is."""
+    """Seconds of one step; the cache is not changed."""
     start = kv.length
     feed, rows = (start, start + size), (start + 1, start + size + 1)
     plan = ForwardPlan(
@@ -83,29 +90,31 @@ def _step_s(model: Denoiser, canvas_1L: Tensor, kv: KVCache, size: int) -> float
 
 
 def _wait(device: torch.device) -> None:
-    """Until the device has done all it was given."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def profile_of(job: ProfileJob, spent: Sequence[Sequence[float]]) -> StepProfile:
-    """Medians as a table."""
-    return StepProfile(job.batches, tuple(1 / median(found) for found in spent))
+def profile_of(job: ProfileJob, seconds: Sequence[Sequence[float]]) -> StepProfile:
+    """Steps per second of each size, from the median times."""
+    return StepProfile(job.batches, tuple(1 / median(timed_s) for timed_s in seconds))
 
 
 def run(job: ProfileJob, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Load the configured model and measure it: the table, its spread, facts of model, machine."""
-    from dllm_bench.models import load as loading
+    """Load the configured model and measure it.
 
+    Returns what the profile's file holds: the table, its spread in milliseconds, the settings, and
+    facts about model and machine.
+    """
     hardware = inputs.resolve_hardware(config["hardware"])
     torch.set_num_threads(int(hardware.get("threads", 1)))
     model = loading.load_model(inputs.model_spec(inputs.resolve_model(config["model"], hardware)))
-    spent = measure(model.denoiser, job)
-    asked = asdict(job)
+    seconds = measure(model.denoiser, job)
+    settings = asdict(job)
     return {
-        **{name: list(column) for name, column in asdict(profile_of(job, spent)).items()},
-        "spread_ms": [[round(1000 * s, 4) for s in (min(all_), max(all_))] for all_ in spent],
-        **{name: asked[name] for name in ("context", "repeats", "warmup")},
+        **{name: list(column) for name, column in asdict(profile_of(job, seconds)).items()},
+        "spread_ms": [[round(1000 * s, 4) for s in (min(each), max(each))] for each in seconds],
+        **{name: settings[name] for name in ("context", "repeats", "warmup")},
         "model": asdict(model.facts),
         "hardware": hardware,
         "machine": provenance.machine(str(model.denoiser.device)),

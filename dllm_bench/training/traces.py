@@ -1,9 +1,11 @@
-"""What a learned filter is trained on: confidences of a block and which candidates were right.
+"""Training data of a learned filter: confidences of a block and which candidates are right.
 
 Each prompt is answered by the model's own decoding, one token per forward, then decoded again under
 the oracle with that answer as reference (Learn2PD, arXiv 2509.25188, §3.1.3); every step of the
-second pass is a row. Blocks after the one in which the text ends are left out unless asked for:
-they are easy and many. Traces are stored, found again by what they depend on, and resumed.
+second decoding is a row. Blocks after the one in which the text ends are left out unless wanted:
+they are easy and many. Traces are stored, looked up by what they depend on, and resumed.
+
+Shapes: S steps, W positions of a block, K branches (one).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_bench import DECODING_VERSION
@@ -34,15 +38,16 @@ from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.store.files import atomic_path
 from dllm_bench.store.spec import digest, slug
+from dllm_bench.training.progress import Countdown, Report
 
 SAVE_EVERY_S = 60.0
-REPORT_EVERY_S = 5.0
-Row = tuple[Tensor, Tensor, Tensor]  # confidence, right, masked, each (B,)
+Row = tuple[Tensor, Tensor, Tensor]
+"""Confidence, right, masked: each (W,)."""
 
 
 @dataclass(frozen=True)
-class Recording(Select):
-    """Does what `oracle` does and keeps a row per open block in `rows`."""
+class RecordingOracle(Select):
+    """Selects what `oracle` selects and appends a row per step to `rows`."""
 
     oracle: Select
     rows: list[Row] = field(default_factory=list, compare=False)
@@ -59,42 +64,47 @@ class Recording(Select):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What traces depend on; equal plans are one file. `prompts` is a hash of the texts."""
+class TraceSource:
+    """Everything that traces depend on; equal sources share one file."""
 
     model: str
     weights: str
+    """Hash of the weights."""
     tokenizer: str
+    """Hash of the tokenizer."""
     prompts: str
+    """Hash of the prompts."""
     block: int
     gen_length: int
     all_blocks: bool = False
+    """Whether blocks after the one in which the text ends are kept."""
     decoding_version: int = DECODING_VERSION
 
     def file(self, folder: Path) -> Path:
-        """Where the traces of this plan lie."""
+        """The file of these traces."""
         name = f"{slug(self.model)}-block{self.block}-{digest(asdict(self))[:10]}"
         return folder / f"{name}.safetensors"
 
 
 @dataclass(frozen=True)
 class Traces:
-    """R steps of blocks of B, of the first `done` prompts.
+    """Rows of the first `done` prompts."""
 
-    right_RB: the candidate is the reference; masked_RB: still masked at that step.
-    """
-
-    confidence_RB: Tensor
-    right_RB: Tensor
-    masked_RB: Tensor
-    prompt_R: Tensor
+    confidence_SW: Tensor
+    """Probability of every candidate, float32."""
+    right_SW: Tensor
+    """Whether the candidate equals the reference."""
+    masked_SW: Tensor
+    """Whether the position was still masked at that step."""
+    prompt_S: Tensor
+    """Index of the prompt."""
     done: int = 0
 
     @classmethod
     def empty(cls, block: int) -> Traces:
-        """No prompt yet."""
-        flags_RB = torch.zeros(0, block, dtype=torch.bool)
-        return cls(torch.zeros(0, block), flags_RB, flags_RB, torch.zeros(0, dtype=torch.long))
+        """Traces of no prompt."""
+        flags_SW = torch.zeros(0, block, dtype=torch.bool)
+        return cls(torch.zeros(0, block), flags_SW, flags_SW, torch.zeros(0, dtype=torch.long))
 
     def extended(self, prompts: Sequence[Sequence[Row]]) -> Traces:
         """With the rows of the next prompts."""
@@ -103,23 +113,23 @@ class Traces:
         counts = torch.tensor([len(steps) for steps in prompts])
         index = torch.arange(self.done, self.done + len(prompts)).repeat_interleave(counts)
         return Traces(
-            confidence_RB=torch.cat([self.confidence_RB, confidence]),
-            right_RB=torch.cat([self.right_RB, right]),
-            masked_RB=torch.cat([self.masked_RB, masked]),
-            prompt_R=torch.cat([self.prompt_R, index]),
+            confidence_SW=torch.cat([self.confidence_SW, confidence]),
+            right_SW=torch.cat([self.right_SW, right]),
+            masked_SW=torch.cat([self.masked_SW, masked]),
+            prompt_S=torch.cat([self.prompt_S, index]),
             done=self.done + len(prompts),
         )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Traces:
-        """With every tensor changed."""
-        tensors = (self.confidence_RB, self.right_RB, self.masked_RB, self.prompt_R)
+        """With `change` applied to every tensor."""
+        tensors = (self.confidence_SW, self.right_SW, self.masked_SW, self.prompt_S)
         confidence, right, masked, prompt = map(change, tensors)
         return Traces(confidence, right, masked, prompt, self.done)
 
-    def of(self, prompts: Tensor) -> Traces:
+    def of_prompts(self, prompts: Tensor) -> Traces:
         """The rows of these prompts."""
-        keep_R = torch.isin(self.prompt_R, prompts)
-        return self.each(lambda tensor: tensor[keep_R])
+        keep_S = torch.isin(self.prompt_S, prompts)
+        return self.each(lambda tensor: tensor[keep_S])
 
     def to(self, device: torch.device) -> Traces:
         """On a device."""
@@ -127,67 +137,65 @@ class Traces:
 
     @property
     def stalled(self) -> int:
-        """Steps in which no masked candidate was right."""
-        return int((~(self.right_RB & self.masked_RB).any(1)).sum())
+        """Number of steps in which no masked candidate was right."""
+        return int((~(self.right_SW & self.masked_SW).any(1)).sum())
 
 
-def oracle_decoder(plan: Plan, rows: list[Row]) -> MaskedDecoder:
+def oracle_decoder(source: TraceSource, rows: list[Row]) -> MaskedDecoder:
     """The oracle over the model's own one-token-per-forward decoding, recording into `rows`.
 
     Blocks are decoded in order, so stopping after the last one wanted changes nothing before it.
     """
-    stop = Filled() if plan.all_blocks else Eos("block", turn_end=False)
-    alone = MaskedDecoder(Confidence(), TopK(), Blocks(plan.block), NoCache(), stop=stop)
-    return replace(alone, select=Recording(Oracle(alone), rows))
+    stop = Filled() if source.all_blocks else Eos("block", turn_end=False)
+    plain = MaskedDecoder(Confidence(), TopK(), Blocks(source.block), NoCache(), stop=stop)
+    return replace(plain, select=RecordingOracle(Oracle(plain), rows))
 
 
 def collect(
     model: Denoiser,
     encode: Callable[[str], list[int]],
     prompts: Sequence[str],
-    plan: Plan,
+    source: TraceSource,
     folder: Path,
-    report: Callable[[str], None] = print,
+    report: Report = print,
 ) -> Traces:
-    """The traces of all prompts; what a former call stored in `folder` is not decoded again."""
-    file = plan.file(folder)
-    traces = load(file) if file.exists() else Traces.empty(plan.block)
+    """The traces of all prompts; prompts that an earlier call stored are not decoded again."""
+    file = source.file(folder)
+    traces = load(file) if file.exists() else Traces.empty(source.block)
     rows: list[Row] = []
-    decoder = oracle_decoder(plan, rows)
-    started = saved = told = time.monotonic()
-    fresh: list[list[Row]] = []
-    first = traces.done
-    for count, text in enumerate(prompts[first:], start=1):
+    decoder = oracle_decoder(source, rows)
+    countdown, saved_at = Countdown(len(prompts), traces.done), time.monotonic()
+    unsaved: list[list[Row]] = []
+    for done, text in enumerate(prompts[traces.done :], start=traces.done + 1):
         rows.clear()
-        decoder.generate(model, Request(text[:40], tuple(encode(text)), plan.gen_length))
-        fresh.append(list(rows))
-        now = time.monotonic()
-        left = len(prompts) - first - count
-        if now - saved > SAVE_EVERY_S or not left:
-            traces, fresh, saved = traces.extended(fresh), [], now
-            save(file, traces, plan)
-        if now - told > REPORT_EVERY_S or not left:
-            told = now
-            eta_s = left * (now - started) / count
-            report(f"traces: {first + count} of {len(prompts)} prompts, ETA {eta_s:.0f} s")
+        decoder.generate(model, Request(text[:40], tuple(encode(text)), source.gen_length))
+        unsaved.append(list(rows))
+        if time.monotonic() - saved_at > SAVE_EVERY_S or done == len(prompts):
+            traces, unsaved, saved_at = traces.extended(unsaved), [], time.monotonic()
+            save(file, traces, source)
+        if countdown.due(done):
+            report(f"traces: {done} of {len(prompts)} prompts, {countdown.eta(done)}")
     return traces
 
 
-def save(file: Path, traces: Traces, plan: Plan) -> None:
-    """Write traces at once, so that a stop leaves the former file."""
-    from safetensors.torch import save_file
-
+def save(file: Path, traces: Traces, source: TraceSource) -> None:
+    """Write traces; an interruption leaves the file as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f.name: getattr(traces, f.name) for f in fields(traces) if f.name != "done"}
-    header = {"plan": json.dumps(asdict(plan), sort_keys=True), "done": str(traces.done)}
+    header = {"plan": json.dumps(asdict(source), sort_keys=True), "done": str(traces.done)}
     with atomic_path(file) as temporary:
         save_file(tensors, temporary, header)
 
 
 def load(file: Path) -> Traces:
-    """Stored traces."""
-    from safetensors import safe_open
-
+    """Stored traces; shape letters after the tensors' names are not read."""
     with safe_open(file, framework="pt") as handle:
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        return Traces(**tensors, done=int(handle.metadata()["done"]))
+        names = list(handle.keys())
+        tensors = {name.partition("_")[0]: handle.get_tensor(name) for name in names}
+        return Traces(
+            confidence_SW=tensors["confidence"],
+            right_SW=tensors["right"],
+            masked_SW=tensors["masked"],
+            prompt_S=tensors["prompt"],
+            done=int(handle.metadata()["done"]),
+        )

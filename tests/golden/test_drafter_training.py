@@ -17,9 +17,15 @@ import torch
 from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.metrics import acceptance, calibration
 from dllm_bench.metrics.calibration import Observed
-from dllm_bench.training import drafter_blocks, drafter_chain, drafter_loss, drafter_target
-from dllm_bench.training.drafter_blocks import Blocks, Drafted, Rows
-from dllm_bench.training.drafter_loss import Losses, Shares
+from dllm_bench.training import drafter_data as data
+from dllm_bench.training import drafter_objectives as objectives
+from dllm_bench.training.drafter_data import TargetRows
+from dllm_bench.training.drafter_objectives import (
+    DraftBlocks,
+    DraftLosses,
+    DraftOutputs,
+    LossShares,
+)
 from tests.golden.test_speculative_traces import decode, read
 from tests.helpers import golden_dir, load_denoiser
 from tests.speculative import WatchedLength, trainable
@@ -51,56 +57,56 @@ def network(kind: str) -> Any:
     return found
 
 
-def rows() -> Rows:
+def rows() -> TargetRows:
     names = ("input_ids", "loss_mask", "target_hidden_states", "target_last_hidden_states")
     ids, answer, features, last = (tensors()[f"train/{name}"] for name in names)
-    return Rows(ids, answer.bool(), features, last)
+    return TargetRows(ids, answer.bool(), features, last)
 
 
-def blocks(kind: str) -> Blocks:
+def blocks(kind: str) -> DraftBlocks:
     given = stored("train")[kind]
     anchors, kept = (torch.tensor(given[n]) for n in ("anchor_positions", "block_keep_mask"))
-    return drafter_blocks.blocks_at(anchors, kept.bool(), rows().answer_BS, slots=7)
+    return objectives.blocks_at(anchors, kept.bool(), rows().answer_BL, slots=7)
 
 
-def losses(net: Any, found: Drafted, kind: str, decay: float | None) -> Losses:
-    target = drafter_blocks.at(net.lm_head(rows().last_BSD), blocks(kind).labels_BAN - 1)
-    return drafter_loss.block_losses(found, target, rows().ids_BS, blocks(kind), decay)
+def losses(net: Any, found: DraftOutputs, kind: str, decay: float | None) -> DraftLosses:
+    target = objectives.at(net.lm_head(rows().last_BLH), blocks(kind).labels_BND - 1)
+    return objectives.block_losses(found, target, rows().ids_BL, blocks(kind), decay)
 
 
 def test_the_targets_own_part() -> None:
     target = load_denoiser(FOLDER / "ckpt" / "target")
-    found = drafter_target.read(target, rows().ids_BS, rows().answer_BS, (0, 1, 2))
-    torch.testing.assert_close(found.features_BSC, rows().features_BSC, **TOLERANCE)
-    torch.testing.assert_close(found.last_BSD, rows().last_BSD, **TOLERANCE)
+    found = data.target_rows(target, rows().ids_BL, rows().answer_BL, (0, 1, 2))
+    torch.testing.assert_close(found.features_BLC, rows().features_BLC, **TOLERANCE)
+    torch.testing.assert_close(found.last_BLH, rows().last_BLH, **TOLERANCE)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kernel", [drafter_blocks.dense, drafter_blocks.flex])
+@pytest.mark.parametrize("kernel", [objectives.dense, objectives.flex])
 def test_training_forward(kind: str, kernel: Any) -> None:
     name, net, at = f"train/{kind}", network(kind), blocks(kind)
     with torch.no_grad():
-        found = drafter_blocks.forward(net, rows(), at, kernel)
+        found = objectives.block_forward(net, rows(), at, kernel)
     kept = tensors()[f"{name}/eval_mask"].bool()
-    assert torch.equal(at.supervised_BAN, kept)
-    labels = drafter_blocks.at(rows().ids_BS, at.labels_BAN)
+    assert torch.equal(at.supervised_BND, kept)
+    labels = objectives.at(rows().ids_BL, at.labels_BND)
     assert torch.equal(labels[kept], tensors()[f"{name}/target_ids"][kept])
     wanted = tensors()[f"{name}/draft_logits"]
-    torch.testing.assert_close(found.logits_BANV[:2][kept[:2]], wanted[kept[:2]], **TOLERANCE)
-    if found.survival_BAN is not None:
+    torch.testing.assert_close(found.logits_BNDV[:2][kept[:2]], wanted[kept[:2]], **TOLERANCE)
+    if found.survival_BND is not None:
         survival = tensors()[f"{name}/confidence_logits"]
-        torch.testing.assert_close(found.survival_BAN[kept], survival[kept], **TOLERANCE)
+        torch.testing.assert_close(found.survival_BND[kept], survival[kept], **TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_and_metrics(kind: str) -> None:
     net = network(kind)
     with torch.no_grad():
-        drafted = drafter_blocks.forward(net, rows(), blocks(kind))
+        drafted = objectives.block_forward(net, rows(), blocks(kind))
     for wanted in stored("train")[kind]["losses"].values():
         alphas, terms = wanted["alphas"], wanted["terms"]
-        shares = Shares(alphas["ce"], alphas["l1"], alphas["conf"], wanted["gamma"])
+        shares = LossShares(alphas["ce"], alphas["l1"], alphas["conf"], wanted["gamma"])
         found = losses(net, drafted, kind, shares.decay)
         assert found.total(shares).item() == pytest.approx(wanted["total"], rel=1e-5)
         assert found.weight.item() == pytest.approx(terms["ce_loss_den"], rel=1e-6)
@@ -109,7 +115,7 @@ def test_losses_and_metrics(kind: str) -> None:
             assert found.l1.item() == pytest.approx(terms["l1_loss_num"], rel=1e-5)
         assert found.confidence.item() == pytest.approx(terms["confidence_loss_num"], rel=1e-5)
         rates = [wanted["metrics"][f"accept_rate@{k}"] for k in range(7)]
-        assert found.survives_N.tolist() == pytest.approx(rates, rel=1e-4)
+        assert found.survives_D.tolist() == pytest.approx(rates, rel=1e-4)
         tau = wanted["metrics"]["tau_probabilistic"]
         assert found.length.item() == pytest.approx(tau, rel=1e-5)
 
@@ -117,8 +123,8 @@ def test_losses_and_metrics(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients(kind: str) -> None:
     net = network(kind)
-    shares = Shares(1.0, 0.0, 0.0) if kind == "dflash" else Shares()
-    drafted = drafter_blocks.forward(net, rows(), blocks(kind))
+    shares = LossShares(1.0, 0.0, 0.0) if kind == "dflash" else LossShares()
+    drafted = objectives.block_forward(net, rows(), blocks(kind))
     losses(net, drafted, kind, shares.decay).total(shares).backward()
     setting = "dflash_cfg" if kind == "dflash" else "dspark_cfg"
     compare_gradients(net, stored("train")[kind][f"grad_l2_of_{setting}"])
@@ -135,14 +141,14 @@ def test_eagle3_unrolled() -> None:
     valid = tensors()["train/eagle3_attention_mask"].sum(1)
     counts[torch.arange(len(counts)), valid - 1] = False  # as the reference does
     for step, mask in enumerate(tensors()["eagle3/train_position_masks"]):
-        assert torch.equal(drafter_chain.shifted(counts, step), mask.bool())
-    logits = drafter_chain.unroll(net, rows())
+        assert torch.equal(objectives.shifted(counts, step), mask.bool())
+    logits = objectives.chain_forward(net, rows())
     for step, recorded in enumerate(tensors()["eagle3/train_logits_row0_steps"]):
         inside = slice(None, len(recorded) - step)  # the reference fills the end otherwise
         torch.testing.assert_close(logits[step][0, inside], recorded[inside], **TOLERANCE)
-    steps = drafter_loss.unrolled_losses(logits, net.lm_head(rows().last_BSD), counts)
+    steps = objectives.chain_losses(logits, net.lm_head(rows().last_BLH), counts)
     assert [s.item() for s in steps] == pytest.approx(wanted["step_losses"], rel=1e-5)
-    total = drafter_loss.decayed(steps)
+    total = objectives.decayed_sum(steps)
     assert total.item() == pytest.approx(wanted["total"], rel=1e-5)
     total.backward()
     compare_gradients(net, wanted["grad_l2"])
@@ -157,8 +163,8 @@ def test_confidences_of_the_traces(kind: str) -> None:
         watched = WatchedLength(FixedLength())
         rounds = acceptance.rounds(decode(kind, run, watched))
         for made, proposal in zip(rounds, watched.seen, strict=True):
-            assert proposal.survival_D is not None
-            logits = proposal.survival_D[: made.proposed].tolist()
+            assert proposal.survival_N is not None
+            logits = proposal.survival_N[: made.proposed].tolist()
             found.append(Observed(tuple(logits), made.accepted))
     recorded = read(f"trace_{kind}.json")["confidence_metrics_T0"]
     assert len(found) == recorded["proposal_count"]

@@ -26,17 +26,12 @@ from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlock, TrainedChain
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.training import (
-    drafter_blocks,
-    drafter_card,
-    drafter_chain,
-    drafter_options,
-    drafter_target,
-)
+from dllm_bench.training import drafter_data as data
+from dllm_bench.training import drafter_objectives as objectives
+from dllm_bench.training import drafter_options
 from dllm_bench.training import drafters as training
-from dllm_bench.training.drafter_blocks import Rows
-from dllm_bench.training.drafter_loss import Shares
-from dllm_bench.training.drafter_target import Text
+from dllm_bench.training.drafter_data import TargetRows, TrainingText
+from dllm_bench.training.drafter_objectives import LossShares
 from dllm_bench.training.drafters import KINDS, DrafterJob
 from tests.helpers import ROLES, tiny_checkpoint
 from tests.sample_stats import drafted
@@ -63,17 +58,17 @@ def prompts(count: int) -> list[tuple[int, ...]]:
     return [tuple(row.tolist()) for row in drawn]
 
 
-def answered(model: LoadedModel, count: int, file: Path) -> list[Text]:
+def answered(model: LoadedModel, count: int, file: Path) -> list[TrainingText]:
     requests = [Request(str(i), tuple(ids), 20) for i, ids in enumerate(prompts(count))]
-    return drafter_target.own(model, requests, 0.0, file, report=lambda text: None)
+    return data.generated_texts(model, requests, 0.0, file, report=lambda text: None)
 
 
-def rows_for(model: Any, feature_layers: tuple[int, ...]) -> Rows:
+def rows_for(model: Any, feature_layers: tuple[int, ...]) -> TargetRows:
     ids = torch.randint(90, (ROWS, LENGTH), generator=torch.Generator().manual_seed(2))
     answer = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
     answer[:, 6:20] = True
     answer[1, 10:12] = False
-    return drafter_target.read(model.denoiser, ids, answer, feature_layers)
+    return data.target_rows(model.denoiser, ids, answer, feature_layers)
 
 
 # --- blocks --------------------------------------------------------------------------------------
@@ -81,7 +76,7 @@ def rows_for(model: Any, feature_layers: tuple[int, ...]) -> Rows:
 
 def test_anchors_lie_in_the_answer_and_have_a_label() -> None:
     answer = torch.rand(40, 30, generator=torch.Generator().manual_seed(0)) < 0.5
-    anchors, kept = drafter_blocks.draw_anchors(answer, 6, torch.Generator().manual_seed(1))
+    anchors, kept = objectives.draw_anchors(answer, 6, torch.Generator().manual_seed(1))
     for row, possible in enumerate(answer[:, :-1] & answer[:, 1:]):
         own = anchors[row][kept[row]].tolist()
         assert own == sorted(set(own))
@@ -93,7 +88,7 @@ def test_anchors_lie_in_the_answer_and_have_a_label() -> None:
 def test_anchors_are_drawn_evenly() -> None:
     answer = torch.zeros(4000, 12, dtype=torch.bool)
     answer[:, 2:] = True
-    anchors, _ = drafter_blocks.draw_anchors(answer, 3, torch.Generator().manual_seed(1))
+    anchors, _ = objectives.draw_anchors(answer, 3, torch.Generator().manual_seed(1))
     counts = torch.bincount(anchors.flatten(), minlength=12)
     assert counts[:2].sum() == counts[11] == 0
     expected = 4000 * 3 / 9
@@ -103,17 +98,17 @@ def test_anchors_are_drawn_evenly() -> None:
 def test_a_slot_counts_until_the_first_label_outside() -> None:
     answer = torch.tensor([[False, True, True, True, False, True, True, True]])
     anchors, kept = torch.tensor([[1, 5, 0]]), torch.tensor([[True, True, False]])
-    at = drafter_blocks.blocks_at(anchors, kept, answer, slots=4)
-    assert at.supervised_BAN.int().tolist() == [[[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]]
-    assert at.labels_BAN[0, 0].tolist() == [2, 3, 4, 5]
-    weights = drafter_blocks.slot_weights(at.supervised_BAN, 4.0)[0, 0]
+    at = objectives.blocks_at(anchors, kept, answer, slots=4)
+    assert at.supervised_BND.int().tolist() == [[[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]]
+    assert at.labels_BND[0, 0].tolist() == [2, 3, 4, 5]
+    weights = objectives.slot_weights(at.supervised_BND, 4.0)[0, 0]
     assert weights.tolist() == pytest.approx([1.0, 0.7788008, 0.0, 0.0])
-    assert drafter_blocks.slot_weights(at.supervised_BAN, None)[0, 0].tolist() == [1, 1, 0, 0]
+    assert objectives.slot_weights(at.supervised_BND, None)[0, 0].tolist() == [1, 1, 0, 0]
 
 
 def test_a_slot_sees_what_lies_before_its_anchor_and_its_block() -> None:
     anchors, slots, length = torch.tensor([[2, 5], [0, 3]]), 3, 7
-    visible = drafter_blocks.sees(anchors, length, slots)
+    visible = objectives.visibility(anchors, length, slots)
     for row in range(2):
         for query in range(2 * slots):
             block = query // slots
@@ -130,7 +125,7 @@ def test_a_slot_sees_what_lies_before_its_anchor_and_its_block() -> None:
     "kind", [kind for kind in DRAFTERS if kind not in ("eagle3", "dflash_zlab")]
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("kernel", [drafter_blocks.dense, drafter_blocks.flex])
+@pytest.mark.parametrize("kernel", [objectives.dense, objectives.flex])
 def test_a_block_is_what_decoding_would_draft(
     kind: str, kernel: Any, model: LoadedModel, tmp_path: Path
 ) -> None:
@@ -138,21 +133,21 @@ def test_a_block_is_what_decoding_would_draft(
     drafter = TrainedBlock(write_drafter(tmp_path / kind, DRAFTERS[kind]))
     network: Any = trainable(Path(drafter.source))
     rows = rows_for(model, drafter.feature_layers)
-    anchors, kept = drafter_blocks.draw_anchors(rows.answer_BS, 4, torch.Generator().manual_seed(3))
-    at = drafter_blocks.blocks_at(anchors, kept, rows.answer_BS, drafter.slots)
+    anchors, kept = objectives.draw_anchors(rows.answer_BL, 4, torch.Generator().manual_seed(3))
+    at = objectives.blocks_at(anchors, kept, rows.answer_BL, drafter.slots)
     with torch.no_grad():
-        hidden = drafter_blocks.hidden_states(network, rows, at, kernel)
-        drafted = drafter_blocks.forward(network, rows, at, kernel)
+        hidden = objectives.hidden_states(network, rows, at, kernel)
+        drafted = objectives.block_forward(network, rows, at, kernel)
         for row in range(ROWS):
             for block, anchor in enumerate(anchors[row].tolist()):
-                features = rows.features_BSC[row : row + 1, :anchor]
-                text = rows.ids_BS[row, : anchor + 1]
+                features = rows.features_BLC[row : row + 1, :anchor]
+                text = rows.ids_BL[row, : anchor + 1]
                 target: Any = model.denoiser
                 context = Context(text, features, target, network.new_cache(LENGTH + 8))
                 own, base = network.block(context, drafter.slots)
                 torch.testing.assert_close(hidden[row, block], own, atol=2e-5, rtol=1e-4)
-                if not drafter.has_transition_head:
-                    said = drafted.logits_BANV[row, block]
+                if not drafter.sequential:
+                    said = drafted.logits_BNDV[row, block]
                     torch.testing.assert_close(said, base, atol=1e-4, rtol=1e-4)
 
 
@@ -163,16 +158,16 @@ def test_the_chain_is_what_decoding_would_draft(model: LoadedModel, tmp_path: Pa
     rows = rows_for(model, drafter.feature_layers)
     target: Any = model.denoiser
     with torch.no_grad():
-        steps = drafter_chain.unroll(network, rows)
+        steps = objectives.chain_forward(network, rows)
         anchor = 9
-        text = rows.ids_BS[0, : anchor + 1]
-        context = Context(text, rows.features_BSC[:1, :anchor], target, network.new_cache(LENGTH))
+        text = rows.ids_BL[0, : anchor + 1]
+        context = Context(text, rows.features_BLC[:1, :anchor], target, network.new_cache(LENGTH))
         hidden, logits = network.extend(context)
         for step, said in enumerate(steps):
             column = said[0, anchor - 1]
             torch.testing.assert_close(column, logits[0], atol=1e-4, rtol=1e-4)
-            hidden, logits = network.step(rows.ids_BS[0, anchor + 1 + step], hidden, context)
-    counts = drafter_chain.countable(rows.answer_BS)[0]
+            hidden, logits = network.step(rows.ids_BL[0, anchor + 1 + step], hidden, context)
+    counts = objectives.supervised_columns(rows.answer_BL)[0]
     assert counts.nonzero()[:, 0].tolist() == list(range(5, 18))
 
 
@@ -208,14 +203,14 @@ def test_the_targets_own_texts_are_decoded_once(
 
 
 def test_rows_are_filled_behind_the_answer() -> None:
-    ids, answer = drafter_target.batch([Text((5, 6, 7, 8), 2), Text((5, 9), 1)], end=1)
+    ids, answer = data.padded([TrainingText((5, 6, 7, 8), 2), TrainingText((5, 9), 1)], end=1)
     assert ids.tolist() == [[5, 6, 7, 8], [5, 9, 1, 1]]
     assert answer.int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
 
 
 def test_gold_texts_end(model: LoadedModel) -> None:
-    (text,) = drafter_target.gold(model, [("w3 w4", " w5")])
-    assert text == Text((3, 4, 5, ROLES["eos"]), 2)
+    (text,) = data.gold_texts(model, [("w3 w4", " w5")])
+    assert text == TrainingText((3, 4, 5, ROLES["eos"]), 2)
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -226,7 +221,9 @@ def job(kind: str, changes: dict[str, Any]) -> DrafterJob:
     return replace(KINDS[kind], **(small | changes))
 
 
-def fitted(asked: DrafterJob, model: LoadedModel, folder: Path, texts: int = 12) -> training.Run:
+def fitted(
+    asked: DrafterJob, model: LoadedModel, folder: Path, texts: int = 12
+) -> training.DrafterTraining:
     found = answered(model, texts, folder / "texts.jsonl")
     return training.train(asked, model, found, folder / "out", report=lambda text: None)
 
@@ -291,10 +288,12 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
 def test_every_step_draws_other_rows_and_none_that_are_held_out(
     model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[list[Text]] = []
+    drawn: list[list[TrainingText]] = []
     loss_of = training.loss_of
 
-    def watched(run: training.Run, texts: list[Text], rng: torch.Generator) -> Any:
+    def watched(
+        run: training.DrafterTraining, texts: list[TrainingText], rng: torch.Generator
+    ) -> Any:
         drawn.append(texts)
         return loss_of(run, texts, rng)
 
@@ -312,7 +311,7 @@ def test_the_targets_tables_do_not_learn(model: LoadedModel, tmp_path: Path) -> 
     state = run.network.state_dict()
     assert torch.equal(state["embed_tokens.weight"], module.model.embed_tokens.weight)
     assert torch.equal(state["lm_head.weight"], module.lm_head.weight)
-    fresh = training.Run.start(run.job, model, run.texts).network.state_dict()
+    fresh = training.DrafterTraining.start(run.job, model, run.texts).network.state_dict()
     assert not torch.equal(state["fc.weight"], fresh["fc.weight"])
 
 
@@ -334,9 +333,9 @@ def test_what_cannot_be_trained_is_one_sentence(capsys: pytest.CaptureFixture[st
     with pytest.raises(DllmBenchError, match="target, gold"):
         replace(JOB, texts="mine")  # type: ignore[arg-type]
     with pytest.raises(DllmBenchError, match="loss of its own"):
-        replace(KINDS["eagle3"], shares=Shares(ce=1.0))
+        replace(KINDS["eagle3"], shares=LossShares(ce=1.0))
     with pytest.raises(DllmBenchError, match="one of them above 0"):
-        Shares(ce=0.0, l1=0.0)
+        LossShares(ce=0.0, l1=0.0)
     assert main(["train", "drafter", "tiny-qwen3", "medusa"]) == 2
     assert "dspark-markov" in capsys.readouterr().err
 
@@ -347,7 +346,7 @@ def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
     if kind != "eagle3":
         changes["shares"] = replace(KINDS[kind].shares, ce=1.0, l1=0.5)
     asked = job(kind, changes)
-    words = drafter_card.command("tiny-qwen3", asked).split()[3:]
+    words = asked.command("tiny-qwen3").split()[3:]
     parser = ArgumentParser()
     drafter_options.add_to(parser, int)
     assert drafter_options.job_of(parser.parse_args(words)) == asked

@@ -15,13 +15,13 @@ from dllm_bench.core.request import Request
 from dllm_bench.decoding.select.filter import Filter
 from dllm_bench.decoding.select.oracle import Oracle
 from dllm_bench.models.filters import LearnedFilter
-from dllm_bench.training import filter_card, prompts, traces
 from dllm_bench.training import filters as training
+from dllm_bench.training import prompts, traces
 from dllm_bench.training.filters import FilterJob
-from dllm_bench.training.traces import Plan, Traces
+from dllm_bench.training.traces import Traces, TraceSource
 from tests.helpers import ROLES, Watched, tiny_denoiser
 
-PLAN = Plan("tiny", "w" * 64, "t" * 64, "p" * 64, block=8, gen_length=32)
+SOURCE = TraceSource("tiny", "w" * 64, "t" * 64, "p" * 64, block=8, gen_length=32)
 PROMPTS = [" ".join(f"w{(7 * i + j) % 90}" for j in range(6)) for i in range(12)]
 JOB = FilterJob(block=8, gen_length=32, epochs=300, lr=0.01)
 ENDING = 26  # where the end token is likely: in the third block after a prompt of 6
@@ -36,20 +36,20 @@ def model(ending: int | None = None) -> Watched:
 
 
 def collect(
-    watched: Watched, folder: Path, prompts: list[str] = PROMPTS, plan: Plan = PLAN
+    watched: Watched, folder: Path, prompts: list[str] = PROMPTS, source: TraceSource = SOURCE
 ) -> Traces:
-    return traces.collect(watched, encode, prompts, plan, folder, report=lambda text: None)
+    return traces.collect(watched, encode, prompts, source, folder, report=lambda text: None)
 
 
 def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
     """A candidate is right where its confidence and its left neighbour's together are high."""
     generator = torch.Generator().manual_seed(0)
-    confidence_RB = torch.rand(prompts * steps, block, generator=generator)
-    left_RB = confidence_RB.roll(1, 1)
-    right_RB = confidence_RB + left_RB > 1.2
-    masked_RB = torch.rand(confidence_RB.shape, generator=generator) < 0.7
-    prompt_R = torch.arange(prompts).repeat_interleave(steps)
-    return Traces(confidence_RB, right_RB, masked_RB, prompt_R, prompts)
+    confidence_SW = torch.rand(prompts * steps, block, generator=generator)
+    left_SW = confidence_SW.roll(1, 1)
+    right_SW = confidence_SW + left_SW > 1.2
+    masked_SW = torch.rand(confidence_SW.shape, generator=generator) < 0.7
+    prompt_S = torch.arange(prompts).repeat_interleave(steps)
+    return Traces(confidence_SW, right_SW, masked_SW, prompt_S, prompts)
 
 
 # --- traces --------------------------------------------------------------------------------------
@@ -57,8 +57,8 @@ def synthetic(prompts: int = 200, steps: int = 4, block: int = 8) -> Traces:
 
 def test_rows_are_the_steps_of_the_oracle(tmp_path: Path) -> None:
     """Confidences, labels and masks of every step, beside a plain oracle run of the same prompt."""
-    found = collect(model(), tmp_path, PROMPTS[:2], replace(PLAN, all_blocks=True))
-    decoder = traces.oracle_decoder(replace(PLAN, all_blocks=True), [])
+    found = collect(model(), tmp_path, PROMPTS[:2], replace(SOURCE, all_blocks=True))
+    decoder = traces.oracle_decoder(replace(SOURCE, all_blocks=True), [])
     row = 0
     for index, text in enumerate(PROMPTS[:2]):
         request = Request("x", tuple(encode(text)), 32)
@@ -73,25 +73,25 @@ def test_rows_are_the_steps_of_the_oracle(tmp_path: Path) -> None:
             )
             born = generation.born[8 * block : 8 * block + 8]
             forced = generation.trace.forwards[step].forced
-            assert found.masked_RB[row].tolist() == [b >= step for b in born]
-            agreed = found.right_RB[row] & found.masked_RB[row]
+            assert found.masked_SW[row].tolist() == [b >= step for b in born]
+            agreed = found.right_SW[row] & found.masked_SW[row]
             wanted = [b == step for b in born] if not forced else [False] * 8
             assert agreed.tolist() == wanted
-            assert found.prompt_R[row] == index
+            assert found.prompt_S[row] == index
             row += 1
-    assert row == len(found.prompt_R)
-    assert ((found.confidence_RB > 0) & (found.confidence_RB <= 1)).all()
+    assert row == len(found.prompt_S)
+    assert ((found.confidence_SW > 0) & (found.confidence_SW <= 1)).all()
 
 
 def test_blocks_after_the_end_of_the_text_are_left_out(tmp_path: Path) -> None:
     some = collect(model(ENDING), tmp_path)
-    every = collect(model(ENDING), tmp_path, plan=replace(PLAN, all_blocks=True))
-    assert len(some.prompt_R) < len(every.prompt_R)
+    every = collect(model(ENDING), tmp_path, source=replace(SOURCE, all_blocks=True))
+    assert len(some.prompt_S) < len(every.prompt_S)
     for prompt in range(len(PROMPTS)):
-        kept, whole = (part.of(torch.tensor([prompt])) for part in (some, every))
-        assert torch.equal(kept.confidence_RB, whole.confidence_RB[: len(kept.prompt_R)])
-        opened = int((kept.masked_RB.all(1)).sum())
-        text = traces.oracle_decoder(PLAN, []).generate(
+        kept, whole = (part.of_prompts(torch.tensor([prompt])) for part in (some, every))
+        assert torch.equal(kept.confidence_SW, whole.confidence_SW[: len(kept.prompt_S)])
+        opened = int((kept.masked_SW.all(1)).sum())
+        text = traces.oracle_decoder(SOURCE, []).generate(
             model(ENDING), Request("x", tuple(encode(PROMPTS[prompt])), 32)
         )
         assert len(text.ids) == 8 * opened
@@ -108,14 +108,14 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.M
         return encode(text)
 
     with pytest.raises(KeyboardInterrupt):
-        traces.collect(model(), stop, PROMPTS, PLAN, tmp_path, print)
-    assert traces.load(PLAN.file(tmp_path)).done == 5
+        traces.collect(model(), stop, PROMPTS, SOURCE, tmp_path, print)
+    assert traces.load(SOURCE.file(tmp_path)).done == 5
     watched = model()
     resumed = collect(watched, tmp_path)
     assert {tuple(canvas[0, :6].tolist()) for canvas in watched.canvases} == {
         tuple(encode(text)) for text in PROMPTS[5:]
     }
-    for name in ("confidence_RB", "right_RB", "masked_RB", "prompt_R", "done"):
+    for name in ("confidence_SW", "right_SW", "masked_SW", "prompt_S", "done"):
         assert torch.equal(
             torch.as_tensor(getattr(resumed, name)), torch.as_tensor(getattr(whole, name))
         )
@@ -128,14 +128,14 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, monkeypatch: pytest.M
     "change", [{"block": 16}, {"weights": "x"}, {"prompts": "x"}, {"all_blocks": True}]
 )
 def test_other_traces_are_another_file(change: dict) -> None:
-    assert replace(PLAN, **change).file(Path()) != PLAN.file(Path())
+    assert replace(SOURCE, **change).file(Path()) != SOURCE.file(Path())
 
 
 def test_stalls_are_counted() -> None:
     """Steps in which nothing masked is right, whatever is right at decoded positions."""
-    right_RB = torch.tensor([[1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]]).bool()
-    masked_RB = torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [1, 0, 0]]).bool()
-    assert Traces(right_RB.float(), right_RB, masked_RB, torch.arange(4), 4).stalled == 2
+    right_SW = torch.tensor([[1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]]).bool()
+    masked_SW = torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [1, 0, 0]]).bool()
+    assert Traces(right_SW.float(), right_SW, masked_SW, torch.arange(4), 4).stalled == 2
 
 
 def test_prompts_are_of_the_train_split() -> None:
@@ -194,16 +194,16 @@ def test_a_directory_that_is_no_flan_is_refused(
 
 def test_parts_are_eight_to_one_to_one_and_share_no_prompt() -> None:
     found = synthetic()
-    parts = training.parts_of(found, seed=0)
-    prompts = {name: set(part.prompt_R.tolist()) for name, part in parts.items()}
+    parts = training.split_by_prompt(found, seed=0)
+    prompts = {name: set(part.prompt_S.tolist()) for name, part in parts.items()}
     assert {name: len(own) for name, own in prompts.items()} == {
         "train": 160,
         "validation": 20,
         "test": 20,
     }
     assert len(set.union(*prompts.values())) == 200
-    assert sum(len(part.prompt_R) for part in parts.values()) == len(found.prompt_R)
-    assert set(training.parts_of(found, seed=1)["test"].prompt_R.tolist()) != prompts["test"]
+    assert sum(len(part.prompt_S) for part in parts.values()) == len(found.prompt_S)
+    assert set(training.split_by_prompt(found, seed=1)["test"].prompt_S.tolist()) != prompts["test"]
 
 
 def test_a_rule_that_can_be_learned_is_learned() -> None:
@@ -231,10 +231,10 @@ def test_fitting_is_repeatable() -> None:
 def test_label_scopes() -> None:
     """Labels at decoded positions count in the scope "all" alone."""
     found = synthetic(10)
-    logits_RB = torch.randn(found.confidence_RB.shape, generator=torch.Generator().manual_seed(1))
-    flipped = replace(found, right_RB=found.right_RB ^ ~found.masked_RB)
+    logits_SW = torch.randn(found.confidence_SW.shape, generator=torch.Generator().manual_seed(1))
+    flipped = replace(found, right_SW=found.right_SW ^ ~found.masked_SW)
     loss = {
-        (scope, name): training.loss_of(logits_RB, part, scope)
+        (scope, name): training.loss_of(logits_SW, part, scope)
         for scope in ("masked", "all")
         for name, part in (("as is", found), ("flipped", flipped))
     }
@@ -243,7 +243,7 @@ def test_label_scopes() -> None:
     by_hand = [
         torch.nn.functional.softplus(-z if y else z)
         for z, y, m in zip(
-            logits_RB.flatten(), found.right_RB.flatten(), found.masked_RB.flatten(), strict=True
+            logits_SW.flatten(), found.right_SW.flatten(), found.masked_SW.flatten(), strict=True
         )
         if m
     ]
@@ -255,9 +255,9 @@ def test_label_scopes() -> None:
 def test_decisions_by_hand() -> None:
     part = Traces(
         torch.zeros(1, 6),
-        right_RB=torch.tensor([[True, True, False, False, False, True]]),
-        masked_RB=torch.tensor([[True, True, True, True, True, False]]),
-        prompt_R=torch.zeros(1, dtype=torch.long),
+        right_SW=torch.tensor([[True, True, False, False, False, True]]),
+        masked_SW=torch.tensor([[True, True, True, True, True, False]]),
+        prompt_S=torch.zeros(1, dtype=torch.long),
     )
     found = training.decisions(torch.tensor([[0.97, 0.5, 0.99, 0.91, 0.3, 0.99]]), part)
     assert found == {"false_positive": 2 / 3, "accepted": 1 / 2, "wrong_accepted": 1 / 2}
@@ -324,7 +324,7 @@ def test_a_card_names_the_command_it_was_made_with(
 
     monkeypatch.setattr(training, "train", note)
     main(["train", "filter", "tiny-llada", "--results", str(tmp_path), *arguments])
-    written = filter_card.command("tiny-llada", made[0])
+    written = made[0].command("tiny-llada")
     main([*written.removeprefix("dllm-bench ").split(), "--results", str(tmp_path)])
     assert made[0] == made[1]
     assert len(written.split()) == 4 + len(arguments)
@@ -349,7 +349,7 @@ def test_mistakes_are_one_sentence(
 
 def test_the_recording_changes_nothing(tmp_path: Path) -> None:
     request = Request("x", tuple(encode(PROMPTS[0])), 32)
-    recording = traces.oracle_decoder(PLAN, [])
+    recording = traces.oracle_decoder(SOURCE, [])
     plain = replace(recording, select=recording.select.oracle)
     assert isinstance(plain.select, Oracle)
     one, other = (decoder.generate(model(), request) for decoder in (recording, plain))

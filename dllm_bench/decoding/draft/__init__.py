@@ -1,1 +1,1 @@
-"""Drafts: what is proposed after the committed tokens; one file per published method."""
+"""Drafters: what is proposed after the committed tokens, one file per method."""

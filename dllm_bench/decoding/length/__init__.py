@@ -1,1 +1,1 @@
-"""Verification length: how many draft tokens of each request are verified in a round."""
+"""Verification lengths: how much of a proposal the target is asked about."""

@@ -1,0 +1,52 @@
+"""Model cards of everything that is trained: markdown text, tables, the command, the loss curve.
+
+What a card says of one kind of model is written next to its training (`filters.py`, `drafters.py`,
+`scripts/embedded/card.py`). Cards hold what training measured; scores of decoding come from runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def card(title: str, about: str, sections: Mapping[str, str]) -> str:
+    """The whole card: title, introduction, then one section after the other."""
+    parts = [f"# {title}", about]
+    parts += [f"## {name}\n\n{text}" for name, text in sections.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table."""
+    cells = (titles, ("---",) * len(titles), *rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def command(start: str, options: Mapping[str, Any]) -> str:
+    """A command line: `start`, then `--name value` for every option.
+
+    A tuple repeats its option once a value; True gives an option without a value.
+    """
+    words = [start]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        values = value if isinstance(value, tuple) else (value,)
+        words += [flag if item is True else f"{flag} {item}" for item in values]
+    return " ".join(words)
+
+
+def plot_losses(file: Path, curve: Sequence[Mapping[str, float]], kept_epoch: int) -> None:
+    """Draw training and validation loss by epoch; a line marks the epoch whose weights are kept."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.subplots()
+    epochs = [point["epoch"] for point in curve]
+    for name in ("train", "validation"):
+        axes.plot(epochs, [point[name] for point in curve], label=name)
+    axes.axvline(kept_epoch, color="0.6", linewidth=0.8, label=f"kept: epoch {kept_epoch}")
+    axes.set(xlabel="epoch", ylabel="binary cross-entropy (nats)")
+    axes.legend(frameon=False)
+    figure.savefig(file, dpi=120)

@@ -1,0 +1,406 @@
+"""Forward passes and losses that train drafters: blocks of DFlash and DSpark, the chain of EAGLE-3.
+
+Blocks: every anchor of a text starts a block, the anchor's token followed by masks, at the anchor's
+own positions. All blocks of a text are computed in one attention, after the target's features; a
+slot attends to the features before its anchor and to the slots of its own block (`visibility`),
+densely on the CPU and with FlexAttention on CUDA. Losses of DSpark §3.3, Eq. 9-12.
+
+Chain, as in DeepSpec: step 0 pairs the target's feature of position i with token i + 1 and predicts
+token i + 2. Each further step moves tokens, rotary positions and labels on by one and reads the
+hidden state of the step before. A column attends causally to the columns of step 0, and of later
+steps only to itself. Gradients run through all steps.
+
+Shapes: B texts, L positions of a text, N blocks (anchors) of a text, D slots of a block (draft
+tokens), H hidden size, C width of the features, V vocabulary, Q query positions (N times D), T
+attended positions (L plus Q). Left out: z-lab's dialect, whose slots predict their own position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.drafter_networks import (
+    BlockDraftNetwork,
+    BlockLayer,
+    ChainDraftNetwork,
+    ChainLayer,
+    ContextAttention,
+    Rotation,
+)
+from dllm_bench.training.drafter_data import TargetRows
+
+Visibility = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # row, head, query, key -> bool
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value -> mixed values
+
+EPSILON = 1e-6  # added to denominators
+UNROLL_DECAY = 0.8  # weight of each EAGLE-3 step relative to the step before
+
+
+# --- blocks: what is predicted -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DraftBlocks:
+    """The blocks of every text and the labels of their slots."""
+
+    anchors_BN: Tensor
+    """Position of the anchor in its text; 0 in padding."""
+    kept_BN: Tensor
+    """Whether the block is real, not padding."""
+    labels_BND: Tensor
+    """Position in the text of the token that a slot predicts."""
+    supervised_BND: Tensor
+    """Slots whose label and all labels before it lie in the answer."""
+
+
+@dataclass(frozen=True)
+class DraftOutputs:
+    """What a drafter predicts in its slots."""
+
+    logits_BNDV: Tensor
+    survival_BND: Tensor | None
+    """Logit that the slot is accepted; None for a drafter without a confidence head."""
+
+
+def draw_anchors(answer_BL: Tensor, most: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(anchors_BN, kept_BN): up to `most` distinct anchors of each text, sorted, padded with 0.
+
+    Drawn uniformly from the positions whose own token and next one belong to the answer.
+    """
+    possible_BL = answer_BL[:, :-1] & answer_BL[:, 1:]
+    chance_BL = torch.rand(possible_BL.shape, generator=rng).to(possible_BL.device)
+    chance_BL = chance_BL.masked_fill(~possible_BL, 2.0)
+    anchors_BN = chance_BL.argsort(dim=1)[:, :most]
+    kept_BN = possible_BL.gather(1, anchors_BN)
+    ordered_BN = anchors_BN.masked_fill(~kept_BN, answer_BL.shape[1]).sort(dim=1).values
+    kept_BN = ordered_BN < answer_BL.shape[1]
+    return ordered_BN.masked_fill(~kept_BN, 0), kept_BN
+
+
+def blocks_at(anchors_BN: Tensor, kept_BN: Tensor, answer_BL: Tensor, slots: int) -> DraftBlocks:
+    """Blocks with their labels: slot d predicts the token at anchor + 1 + d."""
+    length = answer_BL.shape[1]
+    ahead_D = torch.arange(1, slots + 1, device=anchors_BN.device)
+    labels_BND = anchors_BN[..., None] + ahead_D
+    inside_BND, labels_BND = labels_BND < length, labels_BND.clamp(max=length - 1)
+    wanted_BND = inside_BND & at(answer_BL, labels_BND) & kept_BN[..., None]
+    return DraftBlocks(anchors_BN, kept_BN, labels_BND, wanted_BND.long().cumprod(-1).bool())
+
+
+def at(values_BL: Tensor, index_BND: Tensor) -> Tensor:
+    """The values (B, N, D, …) of each text at the given positions."""
+    row_B11 = torch.arange(len(values_BL), device=values_BL.device)[:, None, None]
+    return values_BL[row_B11, index_BND]
+
+
+# --- blocks: the forward pass --------------------------------------------------------------------
+
+
+def visibility(anchors_BN: Tensor, length: int, slots: int) -> Visibility:
+    """Which keys a query slot attends to; keys are `length` features, then all slots."""
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        block = query // slots
+        feature = (key < length) & (key < anchors_BN[row, block])
+        return feature | ((key >= length) & ((key - length) // slots == block))
+
+    return visible
+
+
+def dense(visible: Visibility, rows: int, queries: int, keys: int, device: torch.device) -> Attend:
+    """Attention with a mask (B, 1, Q, T) held in memory."""
+    row_B111 = torch.arange(rows, device=device)[:, None, None, None]
+    query_Q1 = torch.arange(queries, device=device)[:, None]
+    key_T = torch.arange(keys, device=device)
+    mask_B1QT = visible(row_B111, torch.zeros_like(row_B111), query_Q1, key_T)
+    return lambda query, key, value: F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask_B1QT, enable_gqa=True
+    )
+
+
+def flex(visible: Visibility, rows: int, queries: int, keys: int, device: torch.device) -> Attend:
+    """The same with FlexAttention, which skips tiles in which nothing is visible."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    mask = create_block_mask(visible, rows, None, queries, keys, device=device)
+    kernel = _flex_kernel(device.type)
+    return lambda query, key, value: kernel(query, key, value, block_mask=mask, enable_gqa=True)
+
+
+@lru_cache
+def _flex_kernel(device: str) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if device == "cuda" else flex_attention
+
+
+def block_forward(
+    network: BlockDraftNetwork, rows: TargetRows, blocks: DraftBlocks, kernel: Callable = dense
+) -> DraftOutputs:
+    """Outputs of all slots; each slot is given the text's own tokens before it.
+
+    `kernel` computes the attention: `dense` or `flex`.
+    """
+    hidden_BNDH = hidden_states(network, rows, blocks, kernel)
+    logits_BNDV = network.lm_head(hidden_BNDH)
+    before_BND = at(rows.ids_BL, blocks.labels_BND - 1)
+    if network.facts.rank:
+        logits_BNDV = logits_BNDV + _transitions(network, before_BND, hidden_BNDH)
+    survives = network.facts.confidence
+    survival_BND = network.survival(before_BND, hidden_BNDH) if survives else None
+    return DraftOutputs(logits_BNDV, survival_BND)
+
+
+def _transitions(network: BlockDraftNetwork, before_BND: Tensor, hidden_BNDH: Tensor) -> Tensor:
+    """Logits (B, N, D, V) that DSpark's transition head adds, slot after slot."""
+    state, added = None, []
+    for slot in range(before_BND.shape[-1]):
+        bias_BNV, state = network.transition(before_BND[..., slot], hidden_BNDH[:, :, slot], state)
+        added.append(bias_BNV)
+    return torch.stack(added, dim=2)
+
+
+def hidden_states(
+    network: BlockDraftNetwork, rows: TargetRows, blocks: DraftBlocks, kernel: Callable
+) -> Tensor:
+    """Normalised hidden states (B, N, D, H) of all slots."""
+    (count, length), slots = rows.ids_BL.shape, network.facts.slots
+    anchors_BN, device = blocks.anchors_BN, rows.ids_BL.device
+    context_BLH = network.hidden_norm(network.fc(rows.features_BLC))
+    ids_BND = torch.full((*anchors_BN.shape, slots), network.facts.mask, device=device)
+    ids_BND[..., 0] = rows.ids_BL.gather(1, anchors_BN)
+    hidden_BQH = network.embed_tokens(ids_BND.flatten(1))
+    position_BQ = (anchors_BN[..., None] + torch.arange(slots, device=device)).flatten(1)
+    position_BL = torch.arange(length, device=device).expand(count, -1)
+    position_BT = torch.cat([position_BL, position_BQ], dim=1)
+    rotation = network.rotary_emb(hidden_BQH, position_BT)
+    queries, keys = position_BQ.shape[1], position_BT.shape[1]
+    attend = kernel(visibility(anchors_BN, length, slots), count, queries, keys, device)
+    for layer in network.layers:
+        hidden_BQH = _block_layer(layer, context_BLH, hidden_BQH, rotation, attend)
+    hidden_BNDH: Tensor = network.norm(hidden_BQH).unflatten(1, (-1, slots))
+    return hidden_BNDH
+
+
+def _block_layer(
+    layer: Any, context_BLH: Tensor, hidden_BQH: Tensor, rotation: Rotation, attend: Attend
+) -> Tensor:
+    """Hidden states (B, Q, H) of all slots after one layer."""
+    assert isinstance(layer, BlockLayer)
+    attention, query_BQH = layer.self_attn, layer.input_layernorm(hidden_BQH)
+    last = tuple(part[:, -query_BQH.shape[1] :] for part in rotation)
+    key, value = _keys_values(attention, torch.cat([context_BLH, query_BQH], dim=1), rotation)
+    mixed = attend(_queries(attention, query_BQH, (last[0], last[1])), key, value)
+    hidden_BQH = hidden_BQH + _output(attention, mixed)
+    after_BQH: Tensor = hidden_BQH + layer.mlp(layer.post_attention_layernorm(hidden_BQH))
+    return after_BQH
+
+
+def _queries(attention: ContextAttention, states: Tensor, rotation: Rotation) -> Tensor:
+    """Rotated queries (B, heads, positions, head size)."""
+    query = attention.q_norm(_heads(attention, attention.q_proj(states))).transpose(1, 2)
+    rotated: Tensor = apply_rotary_pos_emb(query, query, *rotation)[0]
+    return rotated
+
+
+def _keys_values(
+    attention: ContextAttention, states: Tensor, rotation: Rotation
+) -> tuple[Tensor, Tensor]:
+    """Rotated keys, and values, both (B, key/value heads, positions, head size)."""
+    key = attention.k_norm(_heads(attention, attention.k_proj(states))).transpose(1, 2)
+    value = _heads(attention, attention.v_proj(states)).transpose(1, 2)
+    return apply_rotary_pos_emb(key, key, *rotation)[0], value
+
+
+def _output(attention: ContextAttention, mixed: Tensor) -> Tensor:
+    """The attention's output (B, positions, H) from its mixed values per head."""
+    projected: Tensor = attention.o_proj(mixed.transpose(1, 2).flatten(2))
+    return projected
+
+
+def _heads(attention: ContextAttention, states: Tensor) -> Tensor:
+    return states.unflatten(-1, (-1, attention.head_dim))
+
+
+# --- blocks: the loss ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LossShares:
+    """Weights of the loss terms: L = ce * CE + l1 * |p_draft - p_target|_1 + confidence * BCE.
+
+    Each term is a weighted mean over supervised slots. DFlash is (1, 0, 0).
+    """
+
+    ce: float = 0.1
+    """Of the cross-entropy with the tokens of the text."""
+    l1: float = 0.9
+    """Of the full L1 norm between both distributions at temperature 1 (twice their total
+    variation)."""
+    confidence: float = 1.0
+    """Of the confidence head's binary cross-entropy with the label 1 - l1 / 2 (no gradient)."""
+    decay: float | None = 4.0
+    """Slot d has the weight exp(-d / decay); None: all slots weigh the same."""
+
+    def __post_init__(self) -> None:
+        if min(self.ce, self.l1, self.confidence) < 0 or self.ce + self.l1 <= 0:
+            raise DllmBenchError(
+                f"The loss weighs CE with {self.ce:g} and L1 with {self.l1:g}; give two shares of "
+                "0 or more, one of them above 0."
+            )
+
+
+@dataclass(frozen=True)
+class DraftLosses:
+    """Loss terms of one batch as 0-d tensors, and what they say about acceptance."""
+
+    ce: Tensor
+    """Weighted sum of the cross-entropy."""
+    l1: Tensor
+    """Weighted sum of the L1 norm."""
+    confidence: Tensor
+    """Weighted sum of the confidence head's binary cross-entropy."""
+    weight: Tensor
+    """Sum of the weights."""
+    survives_D: Tensor
+    """Mean probability that a slot is accepted if all slots before it are."""
+    length: Tensor
+    """Expected tokens of a round, the target's own token included."""
+
+    def total(self, shares: LossShares) -> Tensor:
+        """The loss that is minimised."""
+        terms = shares.ce * self.ce + shares.l1 * self.l1 + shares.confidence * self.confidence
+        return terms / (self.weight + EPSILON)
+
+    def numbers(self, shares: LossShares) -> dict[str, float]:
+        """A point of the training curve."""
+        terms = {"ce": self.ce, "l1": self.l1, "confidence": self.confidence}
+        means = {name: (term / (self.weight + EPSILON)).item() for name, term in terms.items()}
+        return {"loss": self.total(shares).item(), **means, "length": self.length.item()}
+
+
+def slot_weights(supervised_BND: Tensor, decay: float | None) -> Tensor:
+    """exp(-d / decay) where slot d is supervised (1 without decay), 0 elsewhere."""
+    slot_D = torch.arange(supervised_BND.shape[-1], device=supervised_BND.device)
+    return supervised_BND * torch.exp(-slot_D / (decay or math.inf))
+
+
+def block_losses(
+    drafted: DraftOutputs,
+    target_BNDV: Tensor,
+    ids_BL: Tensor,
+    blocks: DraftBlocks,
+    decay: float | None,
+) -> DraftLosses:
+    """All terms of one batch; `target_BNDV` are the target's logits for the labels."""
+    weight_BND = slot_weights(blocks.supervised_BND, decay)
+    labels_BND = at(ids_BL, blocks.labels_BND)
+    draft_BNDV, target_BNDV = drafted.logits_BNDV.float(), target_BNDV.float()
+    ce_BND = F.cross_entropy(draft_BNDV.movedim(-1, 1), labels_BND, reduction="none")
+    l1_BND = (draft_BNDV.softmax(-1) - target_BNDV.softmax(-1)).abs().sum(-1)
+    survives_BND = (1 - l1_BND.detach() / 2).clamp(0, 1)
+    confidence = torch.zeros((), device=weight_BND.device)
+    if drafted.survival_BND is not None:
+        bce_BND = F.binary_cross_entropy_with_logits(
+            drafted.survival_BND.float(), survives_BND, reduction="none"
+        )
+        confidence = (bce_BND * weight_BND).sum()
+    return DraftLosses(
+        ce=(ce_BND * weight_BND).sum(),
+        l1=(l1_BND * weight_BND).sum(),
+        confidence=confidence,
+        weight=weight_BND.sum(),
+        survives_D=_mean(survives_BND, blocks.supervised_BND),
+        length=_round_length(survives_BND, blocks.supervised_BND),
+    )
+
+
+def _mean(values_BND: Tensor, among_BND: Tensor) -> Tensor:
+    """Mean (D,) over the supervised blocks."""
+    return (values_BND * among_BND).sum((0, 1)) / (among_BND.sum((0, 1)) + EPSILON)
+
+
+def _round_length(survives_BND: Tensor, among_BND: Tensor) -> Tensor:
+    """1 + expected accepted tokens, over blocks with any label."""
+    accepted_BN = (survives_BND * among_BND).cumprod(-1).sum(-1)
+    return 1 + accepted_BN.sum() / among_BND[..., 0].sum().clamp(min=1)
+
+
+# --- EAGLE-3's chain -----------------------------------------------------------------------------
+
+
+def shifted(values_BL: Tensor, by: int) -> Tensor:
+    """The columns moved left by `by`, filled with zeros (False) on the right."""
+    if by >= values_BL.shape[1]:
+        return torch.zeros_like(values_BL)
+    return torch.cat([values_BL[:, by:], torch.zeros_like(values_BL[:, :by])], dim=1)
+
+
+def chain_forward(network: ChainDraftNetwork, rows: TargetRows) -> list[Tensor]:
+    """Logits (B, L, V) of every step."""
+    layer = network.layers[0]
+    assert isinstance(layer, ChainLayer)
+    hidden_BLH = network.fc(rows.features_BLC)
+    count, length = rows.ids_BL.shape
+    position_BL = torch.arange(length, device=rows.ids_BL.device).expand(count, -1)
+    logits: list[Tensor] = []
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    for step in range(network.facts.slots):
+        embedded_BLH = network.embed_tokens(shifted(rows.ids_BL, step + 1))
+        rotation = network.rotary_emb(embedded_BLH, position_BL + step)
+        pair = [layer.input_layernorm(embedded_BLH), layer.hidden_norm(hidden_BLH)]
+        pair_BL2H = torch.cat(pair, dim=-1)
+        key, value = _keys_values(layer.self_attn, pair_BL2H, rotation)
+        keys, values = [*keys, key], [*values, value]
+        query = _queries(layer.self_attn, pair_BL2H, rotation)
+        mixed = _chain_attention(query, torch.cat(keys, dim=2), torch.cat(values, dim=2))
+        hidden_BLH = hidden_BLH + _output(layer.self_attn, mixed)
+        hidden_BLH = hidden_BLH + layer.mlp(layer.post_attention_layernorm(hidden_BLH))
+        logits.append(network.lm_head(network.norm(hidden_BLH)))
+    return logits
+
+
+def _chain_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention to the columns of step 0 up to the query's own, and to its own of later steps."""
+    length, steps = query.shape[2], keys.shape[2] // query.shape[2]
+    first = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+    own = torch.eye(length, dtype=torch.bool, device=query.device)
+    mask = torch.cat([first, *[own] * (steps - 1)], dim=1)
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+
+
+def supervised_columns(answer_BL: Tensor) -> Tensor:
+    """Columns of step 0 whose next two tokens, anchor and label, are in the answer."""
+    return shifted(answer_BL, 1) & shifted(answer_BL, 2)
+
+
+def chain_losses(
+    logits: Sequence[Tensor], target_BLV: Tensor, supervised_BL: Tensor
+) -> list[Tensor]:
+    """Soft cross-entropy of every step, each divided by B * L.
+
+    `target_BLV` are the target's logits after every position, `supervised_BL` the supervised
+    columns of step 0; both move left by one column a step.
+    """
+    losses = []
+    for step, draft_BLV in enumerate(logits):
+        law_BLV = shifted(target_BLV.float(), step + 1).softmax(-1)
+        ce_BL = -(law_BLV * draft_BLV.float().log_softmax(-1)).sum(-1)
+        losses.append((ce_BL * shifted(supervised_BL, step)).sum() / supervised_BL.numel())
+    return losses
+
+
+def decayed_sum(steps: Sequence[Tensor]) -> Tensor:
+    """The sum of the steps' losses, each weighted 0.8 times the one before."""
+    return torch.stack([UNROLL_DECAY**step * loss for step, loss in enumerate(steps)]).sum()
