@@ -74,6 +74,14 @@ def first_end(ids: Sequence[int], special: SpecialTokens) -> int | None:
     return next((i for i, token in enumerate(ids) if token in special.ends), None)
 
 
+def cut_reasons(ids: Sequence[int], max_new_tokens: int, special: SpecialTokens) -> dict[str, int]:
+    """Reason -> index in `ids` where the text ends for it: always "length", and "eos" for the first
+    token that ends a text.
+    """
+    end = first_end(ids, special)
+    return {"length": min(len(ids), max_new_tokens), **({} if end is None else {"eos": end})}
+
+
 @dataclass(frozen=True)
 class Generation:
     """The tokens of one request, before any cut.

@@ -22,7 +22,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Explore, Piece, Schedule, Score, Scores, Select, Stop
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import EndTokens, Generation, Request, first_end
+from dllm_bench.core.request import EndTokens, Generation, Request, cut_reasons
 from dllm_bench.core.state import CUT, DecodeState
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.core.workers import ONE_WORKER, WorkerGroup
@@ -314,9 +314,7 @@ class _Rounds:
         span = slice(state.prompt_len, self.open_end)
         ids = tuple(state.tokens_KL[-1, span].tolist())
         born = tuple(state.born_KL[-1, span].tolist())
-        end = first_end(ids, state.special)
-        cut = {"length": min(len(ids), request.max_new_tokens)}
-        cut |= {} if end is None else {"eos": end}
+        cut = cut_reasons(ids, request.max_new_tokens, state.special)
         return Generation(request.id, ids, born, cut, self.trace())
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from dllm_bench.core.contracts import Piece
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Request, first_end
+from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
 from dllm_bench.core.speculative import (
     Context,
     Draft,
@@ -272,9 +272,7 @@ class _Text:
     def generation(self) -> Generation:
         """All that was committed; what lies beyond the limit is cut by its length."""
         ids = tuple(self.tokens_L[len(self.request.prompt_ids) :].tolist())
-        end = first_end(ids, self.model.special)
-        cut = {"length": min(len(ids), self.request.max_new_tokens)}
-        cut |= {} if end is None else {"eos": end}
+        cut = cut_reasons(ids, self.request.max_new_tokens, self.model.special)
         rows = zip(self.forwards, self.clock.spans_ms(), strict=True)
         trace = Trace([replace(forward, ms=ms) for forward, ms in rows])
         return Generation(self.request.id, ids, tuple(self.born), cut, trace)

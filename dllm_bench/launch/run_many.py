@@ -1,35 +1,26 @@
-"""Several runs: over worker processes of this machine, or as one SLURM array.
+"""Several runs, one after the other in this process or over worker processes.
 
-Workers take the next run of the model and benchmark they already hold, where there is one. They
-report to the parent, which alone writes to the terminal. A run that fails, or whose worker is
-killed, is reported and the others go on; starting again takes up what the store has.
+A worker takes the next run of the model and benchmark it already holds, if there is one. Workers
+report to the parent, which alone writes to the terminal. If a run fails or its worker is killed,
+the others go on; starting again resumes from the store. Jobs of a cluster are in `slurm`.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from typing import TextIO
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch.run_one import die_with_parent, make_logger, run
+from dllm_bench.launch.run_one import make_logger, run
+from dllm_bench.launch.workers import Ended, Failed, Worker, Workers
 from dllm_bench.run.dependencies import REAL, Dependencies
-from dllm_bench.run.progress import (
-    ManyRunsProgress,
-    Observer,
-    RunningMetrics,
-    SilentObserver,
-    headline,
-    line,
-)
+from dllm_bench.run.observers import Observer, RunningMetrics, SilentObserver
+from dllm_bench.run.progress import ManyRunsProgress, headline, progress_text
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec, digest
 from dllm_bench.store.store import Store
@@ -39,10 +30,10 @@ REPORT_EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How one run ended: `error` is empty when it is sealed."""
+    """How one run ended."""
 
     spec: RunSpec
-    error: str = ""
+    error: str = ""  # why it failed; empty if it is sealed
 
 
 @dataclass(frozen=True)
@@ -54,16 +45,10 @@ class RunJob:
     deps: Dependencies = REAL
 
     def __call__(self, progress: Observer | None = None) -> RunOutcome:
-        """Make the run; an error becomes part of the outcome."""
+        """Make the run; an exception becomes part of the outcome."""
         try:
             logger = make_logger(self.spec)
-            run(
-                self.spec,
-                store=self.store,
-                logger=logger,
-                progress=progress,
-                deps=self.deps,
-            )
+            run(self.spec, store=self.store, logger=logger, progress=progress, deps=self.deps)
         except DllmBenchError as error:
             return RunOutcome(self.spec, str(error))
         except Exception as error:  # a bug in one run must not end the others
@@ -79,153 +64,133 @@ def run_all(
     stream: TextIO | None = None,
     deps: Dependencies = REAL,
 ) -> list[RunOutcome]:
-    """Make all runs, `jobs` at a time; outcomes in the order of `specs`."""
+    """Make all runs, `jobs` at a time; the outcomes are in the order of `specs`.
+
+    stream: where progress is written, standard error by default.
+    """
     unique = list(dict.fromkeys(specs))
     waiting = [spec for spec in unique if store.record(spec) is None]
     outcomes = {spec: RunOutcome(spec) for spec in unique}
-    board = ManyRunsProgress(len(waiting), stream)
-    if jobs > 1 and len(waiting) > 1:
-        outcomes |= _Pool(waiting, store, deps, board).work(min(jobs, len(waiting)))
-    else:
-        outcomes |= _run_here(waiting, store, deps, board)
+    with ManyRunsProgress(len(waiting), stream) as progress:
+        if jobs > 1 and len(waiting) > 1:
+            pool = _WorkerPool(waiting, store, deps, progress)
+            outcomes |= pool.work(min(jobs, len(waiting)))
+        else:
+            outcomes |= _run_here(waiting, store, deps, progress)
     return [outcomes[spec] for spec in specs]
 
 
 def _run_here(
-    waiting: list[RunSpec], store: Store, deps: Dependencies, board: ManyRunsProgress
+    waiting: list[RunSpec], store: Store, deps: Dependencies, progress: ManyRunsProgress
 ) -> dict[RunSpec, RunOutcome]:
     outcomes: dict[RunSpec, RunOutcome] = {}
-    holding: RunSpec | None = None
+    spec: RunSpec | None = None
     while waiting:
-        holding = take_next(waiting, holding)
-        report = _Report(partial(board.update, holding.folder), every_s=0.0)
-        outcomes[holding] = RunJob(holding, store, deps)(report)
-        board.end(holding.folder, outcomes[holding].error or report.result)
+        spec = take_next(waiting, spec)
+        report = _TextReport(partial(progress.update, spec.folder), every_s=0.0)
+        outcomes[spec] = RunJob(spec, store, deps)(report)
+        progress.end(spec.folder, outcomes[spec].error or report.result)
     return outcomes
 
 
-def take_next(waiting: list[RunSpec], holding: RunSpec | None) -> RunSpec:
-    """Remove and return a run: of the model and benchmark held, else of the fullest group."""
+def take_next(waiting: list[RunSpec], previous: RunSpec | None) -> RunSpec:
+    """Remove and return a run: one with the previous run's model and benchmark, else one of the
+    largest group of runs that share both.
+    """
     sizes = Counter(_group(spec) for spec in waiting)
-    held = _group(holding) if holding else ""
-    best = max(waiting, key=lambda spec: (_group(spec) == held, sizes[_group(spec)]))
+    loaded = _group(previous) if previous else ""
+    best = max(waiting, key=lambda spec: (_group(spec) == loaded, sizes[_group(spec)]))
     waiting.remove(best)
     return best
 
 
 def _group(spec: RunSpec) -> str:
-    """Runs of one group share model and benchmark."""
+    """Equal for runs that share model and benchmark."""
     return digest([spec.model, spec.benchmark, spec.hardware, spec.inputs])
 
 
-class _Report(SilentObserver):
-    """Progress of one run as text, not more often than `every_s`."""
+class _TextReport(SilentObserver):
+    """Sends a run's progress as text, at most every `every_s` seconds."""
 
-    def __init__(self, tell: Callable[[str], None], every_s: float) -> None:
-        self.tell = tell
+    def __init__(self, send: Callable[[str], None], every_s: float) -> None:
+        self.send = send
         self.every_s = every_s
-        self.told_at = 0.0
+        self.sent_at = 0.0
         self.result = "done"
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        if time.monotonic() - self.told_at >= self.every_s:
-            self.told_at = time.monotonic()
-            self.tell(line(running))
+        if time.monotonic() - self.sent_at >= self.every_s:
+            self.sent_at = time.monotonic()
+            self.send(progress_text(running))
 
     def finish(self, record: RunRecord) -> None:
         self.result = headline(record)
 
 
 @dataclass
-class _Worker:
-    """A child process, and the run it is at."""
-
-    process: BaseProcess
-    pipe: Connection
-    spec: RunSpec
-
-
-@dataclass
-class _Pool:
-    """Runs that wait, the workers that make them, and what became of the others."""
+class _WorkerPool:
+    """Runs that wait, the workers that make them, and the outcomes so far."""
 
     waiting: list[RunSpec]
     store: Store
     deps: Dependencies
-    board: ManyRunsProgress
+    progress: ManyRunsProgress
     outcomes: dict[RunSpec, RunOutcome] = field(default_factory=dict)
-    workers: list[_Worker] = field(default_factory=list)
+    current: dict[Worker, RunSpec] = field(default_factory=dict)  # what each worker is at
 
     def work(self, jobs: int) -> dict[RunSpec, RunOutcome]:
         """Make all waiting runs with `jobs` workers."""
-        try:
+        with Workers() as workers:
             for _ in range(jobs):
-                self._hire()
-            while self.workers:
-                ready = wait([worker.pipe for worker in self.workers])
-                for worker in [w for w in self.workers if w.pipe in ready]:
-                    self._hear(worker)
-        finally:
-            for worker in self.workers:
-                worker.process.terminate()
+                self._give(workers.start(_work_on_jobs))
+            while self.current:
+                for worker, message in workers.messages():
+                    self._handle(workers, worker, message)
         return self.outcomes
 
-    def _hire(self) -> None:
-        context = get_context("spawn")
-        pipe, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs,), daemon=False)
-        process.start()
-        theirs.close()
-        spec = take_next(self.waiting, None)
-        self.workers.append(_Worker(process, pipe, spec))
-        self._give(self.workers[-1])
-
-    def _give(self, worker: _Worker) -> None:
-        worker.pipe.send(RunJob(worker.spec, self.store, self.deps))
-
-    def _hear(self, worker: _Worker) -> None:
-        """One message of a worker: a line of progress, an end, or its death."""
-        try:
-            message = worker.pipe.recv()
-        except (EOFError, OSError):
-            self._bury(worker)
+    def _give(self, worker: Worker) -> None:
+        """Give a worker its next run; dismiss it if none is left."""
+        previous = self.current.pop(worker, None)
+        if not self.waiting:
+            worker.dismiss()
             return
-        if isinstance(message, str):
-            self.board.update(worker.spec.folder, message)
-            return
-        outcome, text = message
-        self._note(worker, outcome, text)
+        self.current[worker] = take_next(self.waiting, previous)
+        worker.send(RunJob(self.current[worker], self.store, self.deps))
+
+    def _handle(self, workers: Workers, worker: Worker, message: object) -> None:
+        """A line of progress, an outcome, or the death of the worker (out of memory, killed)."""
+        spec = self.current[worker]
+        match message:
+            case str():
+                self.progress.update(spec.folder, message)
+            case (RunOutcome() as outcome, str(result)):
+                self._note(outcome, result)
+                self._give(worker)
+            case Failed(text):
+                worker.dismiss()
+                self._replace(workers, worker, text)
+            case Ended(exit_code):
+                text = f"its process ended with exit code {exit_code}; start it again to resume"
+                self._replace(workers, worker, text)
+
+    def _replace(self, workers: Workers, worker: Worker, error: str) -> None:
+        """The worker's run failed; another worker takes its place if runs are waiting."""
+        self._note(RunOutcome(self.current.pop(worker), error), "")
         if self.waiting:
-            worker.spec = take_next(self.waiting, worker.spec)
-            self._give(worker)
-        else:
-            worker.pipe.close()
-            self.workers.remove(worker)
+            self._give(workers.start(_work_on_jobs))
 
-    def _bury(self, worker: _Worker) -> None:
-        """The worker died (out of memory, killed): its run failed, another takes its place."""
-        worker.process.join()
-        self.workers.remove(worker)
-        code = worker.process.exitcode
-        text = f"its process ended with exit code {code}; start it again to resume"
-        self._note(worker, RunOutcome(worker.spec, text), "")
-        if self.waiting:
-            self._hire()
-
-    def _note(self, worker: _Worker, outcome: RunOutcome, text: str) -> None:
-        self.outcomes[worker.spec] = outcome
-        self.board.end(worker.spec.folder, outcome.error or text)
+    def _note(self, outcome: RunOutcome, result: str) -> None:
+        self.outcomes[outcome.spec] = outcome
+        self.progress.end(outcome.spec.folder, outcome.error or result)
 
 
-def _serve(pipe: Connection) -> None:
-    """A worker's life: a job comes, progress and outcome go, until the parent closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    threading.Thread(target=die_with_parent, daemon=True).start()
+def _work_on_jobs(pipe: Connection) -> None:
+    """What a worker does: receive a job, send progress and outcome, until the pipe is closed."""
     while True:
         try:
             job: RunJob = pipe.recv()
         except EOFError:
             return
-        report = _Report(pipe.send, REPORT_EVERY_S)
+        report = _TextReport(pipe.send, REPORT_EVERY_S)
         outcome = job(report)
         pipe.send((outcome, report.result))

@@ -81,12 +81,12 @@ class SlurmRun:
     def __call__(self) -> None:
         from dllm_bench.launch.run_one import make_logger, run  # imports torch
 
-        logger, line = make_logger(self.spec), RunProgress()
+        logger, progress = make_logger(self.spec), RunProgress()
         run(
             self.spec,
             store=self.store,
             logger=logger,
-            progress=line,
+            progress=progress,
             deps=self.deps,
         )
 

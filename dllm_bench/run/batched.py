@@ -84,7 +84,7 @@ class BatchedRunSession(runner.RunSession):
         for generation in found:
             request, started_at, began_s = going.pop(generation.request_id)
             decoded = self._read(request, untimed(generation), None)
-            sample = self._written(request, decoded, started_at, session)
+            sample = self._record(request, decoded, started_at, session)
             yield replace(sample, span=BatchSpan(began_s, clock() - zero))
 
 

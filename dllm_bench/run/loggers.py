@@ -14,7 +14,8 @@ from typing import Any
 
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import register
-from dllm_bench.run.progress import TPF, TPS, RunningMetrics, SilentObserver
+from dllm_bench.run.observers import RunningMetrics, SilentObserver
+from dllm_bench.run.progress import TPF, TPS
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -43,8 +44,8 @@ class WandbLogger(SilentObserver):
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         values = {
-            "tpf": running.number(TPF),
-            "tps": running.number(TPS),
+            "tpf": running.metric(TPF),
+            "tps": running.metric(TPS),
             "latency": sample.seconds,
             **_score(running.score()),
         }

@@ -1,28 +1,31 @@
-"""What a run tells while it goes: the `Observer` contract, running numbers, the progress line.
+"""Progress on the terminal, of one run and of many, and the text about a finished run.
 
-A progress display and a logger are both observers; the runner knows nothing else about them. The
-line shows done/total, time left, running score with its interval, TPF and TPS. On a terminal it
-rewrites itself, elsewhere a plain line comes every ten seconds. Nothing here is stored.
+Shown are done/total, time left, the score so far with its interval, TPF and TPS. On a terminal rich
+draws a bar; on any other stream a plain line is written every ten seconds.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 from dllm_bench.metrics import definitions
-from dllm_bench.metrics.accuracy import MeanScore, mean_score
-from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, SampleStats
+from dllm_bench.metrics.accuracy import MeanScore
+from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED
+from dllm_bench.run.observers import RunningMetrics, SilentObserver
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
 TPF, TPS = "tpf/emitted", "tps/decode"
-SHOWN = {  # while a run goes, what it has of them
+SHOWN = {  # format -> metric, those that the run has so far
     "TPF {:.2f}": TPF,
     "TPS {:.1f}": TPS,
     "{:.2f}× the baseline": "speedup/baseline",
@@ -32,139 +35,160 @@ SHOWN = {  # while a run goes, what it has of them
     "TTFT {:.3f} s": "ttft/p50",
 }
 PLAIN_EVERY_S = 10.0
-TTY_EVERY_S = 0.2
 
 
-@dataclass
-class RunningMetrics:
-    """Numbers over the samples finished so far; earlier sessions count, except for the time left.
+class _Display:
+    """Bars below scrolling lines on a terminal; elsewhere lines alone."""
 
-    values: sample scores, only of benchmarks that score a sample in no time; note: a remark on the
-    run that belongs before its numbers.
-    """
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float]) -> None:
+        self.stream = stream or sys.stderr
+        self.clock = clock
+        self.shown_at = clock()
+        self.bars: Progress | None = None
+        if self.stream.isatty():
+            text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+            console = Console(file=self.stream)
+            self.bars = Progress(BarColumn(20), text, console=console, transient=True)
 
-    total: int
-    note: str | None = None
-    done: int = 0
-    facts: list[SampleStats] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    session_done: int = 0
-    session_s: float = 0.0
+    def line(self, text: str) -> None:
+        """Write a line that stays."""
+        if self.bars is not None:
+            self.bars.console.print(escape(text), highlight=False, soft_wrap=True)
+        else:
+            self.stream.write(text + "\n")
+            self.stream.flush()
 
-    def add(self, facts: SampleStats, value: float | None, fresh_s: float | None = None) -> None:
-        """Count a sample; `fresh_s` is the session's age if the sample is of this session."""
-        self.done += 1
-        self.facts.append(facts)
-        if value is not None:
-            self.values.append(value)
-        if fresh_s is not None:
-            self.session_done += 1
-            self.session_s = fresh_s
+    def plain_is_due(self) -> bool:
+        """Whether it is time for a plain line; never on a terminal."""
+        if self.bars is not None or self.clock() - self.shown_at < PLAIN_EVERY_S:
+            return False
+        self.shown_at = self.clock()
+        return True
 
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds left at this session's pace."""
-        if not self.session_done:
-            return None
-        return self.session_s / self.session_done * (self.total - self.done)
-
-    def score(self) -> MeanScore | None:
-        """Running score with its interval."""
-        return mean_score(self.values)
-
-    def number(self, name: str) -> float | None:
-        """A definition over the samples so far."""
-        return definitions.measure(name, self.facts)
-
-
-class Observer(Protocol):
-    """Someone who watches a run. An observer changes nothing and must not fail it."""
-
-    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
-        """A session begins; `running` holds what earlier sessions finished."""
-
-    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        """A sample is finished and stored."""
-
-    def finish(self, record: RunRecord) -> None:
-        """The run is sealed."""
+    def bar(self, task: TaskID | None, text: str, done: int | None, total: int | None) -> TaskID:
+        """Update a bar, or make it if there is none; total: None for a pulsing bar."""
+        assert self.bars is not None  # on a terminal
+        self.bars.start()
+        if task is None:
+            task = self.bars.add_task("", total=total)
+        self.bars.update(task, description=escape(text), completed=done, total=total)
+        return task
 
     def close(self) -> None:
-        """The session is over, sealed or not."""
-
-
-class SilentObserver:
-    """An observer that does nothing; the base of the others."""
-
-    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None: ...
-
-    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None: ...
-
-    def finish(self, record: RunRecord) -> None: ...
-
-    def close(self) -> None: ...
+        if self.bars is not None:
+            self.bars.stop()
 
 
 class RunProgress(SilentObserver):
-    """The progress of one run on a stream."""
+    """The progress of one run.
+
+    stream: standard error by default; clock: seconds, for tests.
+    """
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.stream = stream or sys.stderr
-        self.clock = clock
-        self.terminal = self.stream.isatty()
+        self.display = _Display(stream, clock)
         self.title = ""
-        self.shown_at = 0.0
+        self.task: TaskID | None = None
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
         self.title = spec.folder
-        self.shown_at = self.clock()
+        self.display.shown_at = self.display.clock()
         if running.note:
-            self._line(f"{self.title}: {running.note}")
+            self.display.line(f"{self.title}: {running.note}")
         if running.done:
-            self._line(f"{self.title}: resumed, {running.done} of {running.total} were done")
+            self.display.line(f"{self.title}: resumed, {running.done} of {running.total} were done")
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        wait_s = TTY_EVERY_S if self.terminal else PLAIN_EVERY_S
-        if self.clock() - self.shown_at < wait_s:
-            return
-        self.shown_at = self.clock()
-        text = f"{self.title}: {line(running)}"
-        if self.terminal:
-            self.stream.write(f"\r\x1b[2K{text}")
-            self.stream.flush()
-        else:
-            self._line(text)
+        text = f"{self.title}: {progress_text(running)}"
+        if self.display.bars is not None:
+            self.task = self.display.bar(self.task, text, running.done, running.total)
+        elif self.display.plain_is_due():
+            self.display.line(text)
 
     def finish(self, record: RunRecord) -> None:
-        self._line(f"{self.title}: {headline(record)}")
+        self.display.line(f"{self.title}: {headline(record)}")
 
-    def _line(self, text: str) -> None:
-        self.stream.write(("\r\x1b[2K" if self.terminal else "") + text + "\n")
-        self.stream.flush()
+    def close(self) -> None:
+        self.display.close()
 
 
-def line(running: RunningMetrics) -> str:
-    """One line about a run that goes."""
+class ManyRunsProgress:
+    """The progress of many runs: a line per finished run, and how far the current ones are.
+
+    total: number of runs; stream: standard error by default; clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.display = _Display(stream, clock)
+        self.total = total
+        self.done = 0
+        self.current: dict[str, str] = {}  # title -> how far the run is
+        self.started = clock()
+        self.tasks: dict[str, TaskID] = {}  # title -> bar, "" for the bar of all runs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.display.close()
+
+    def update(self, title: str, text: str) -> None:
+        """Show how far a run is."""
+        self.current[title] = text
+        if self.display.bars is not None:
+            self._bar("", self.overall(), self.done, self.total)
+            self._bar(title, f"{title}: {text}", None, None)
+        elif self.display.plain_is_due():
+            runs = " | ".join(f"{title}: {text}" for title, text in self.current.items())
+            self.display.line(f"{self.overall()} | {runs}")
+
+    def end(self, title: str, text: str) -> None:
+        """A run is over; `text` says how it ended."""
+        self.done += 1
+        self.current.pop(title, None)
+        if self.display.bars is not None:
+            self._bar("", self.overall(), self.done, self.total)
+            if title in self.tasks:
+                self.display.bars.remove_task(self.tasks.pop(title))
+        self.display.line(f"[{self.done}/{self.total}] {title}: {text}")
+
+    def overall(self) -> str:
+        """Finished runs, and the time left at their pace."""
+        pace_s = (self.display.clock() - self.started) / self.done if self.done else None
+        left = duration(pace_s * (self.total - self.done) if pace_s is not None else None)
+        return f"{self.done}/{self.total} runs, ETA {left}"
+
+    def _bar(self, key: str, text: str, done: int | None, total: int | None) -> None:
+        self.tasks[key] = self.display.bar(self.tasks.get(key), text, done, total)
+
+
+def progress_text(running: RunningMetrics) -> str:
+    """How far a run is, in one line."""
     parts = [f"{running.done}/{running.total}", f"ETA {duration(running.eta_s)}"]
-    return " · ".join([*parts, *_numbers(running.score(), running.number)])
+    return " · ".join([*parts, *_metrics(running.score(), running.metric)])
 
 
 def headline(record: RunRecord) -> str:
-    """One line about a finished run."""
-    numbers = _numbers(record.score, record.summary.get)
-    return " · ".join([f"done, {len(record.columns['id'])} samples", *numbers])
+    """A finished run in one line."""
+    metrics = _metrics(record.score, record.summary.get)
+    return " · ".join([f"done, {len(record.columns['id'])} samples", *metrics])
 
 
-def _numbers(score: MeanScore | None, number: Callable[[str], float | None]) -> list[str]:
+def _metrics(score: MeanScore | None, metric: Callable[[str], float | None]) -> list[str]:
     parts = [f"score {100 * score.mean:.1f} ± {100 * score.margin:.1f}"] if score else []
-    values = ((form, number(name)) for form, name in SHOWN.items())
+    values = ((form, metric(name)) for form, name in SHOWN.items())
     return parts + [form.format(value) for form, value in values if value is not None]
 
 
 def summary(record: RunRecord) -> list[str]:
-    """What a person wants to know about a finished run, one fact a line."""
+    """What a finished run measured, one thing a line."""
     verdicts = ", ".join(f"{name} {count}" for name, count in record.verdicts.items())
     score = record.score
     lines = [f"{record.spec.folder}"]
@@ -175,13 +199,13 @@ def summary(record: RunRecord) -> list[str]:
         lines.append("also: " + ", ".join(f"{k} {100 * v:.1f}" for k, v in record.scores.items()))
     lines.append(f"verdicts: {verdicts}")
     if record.unused:
-        idle = (f"{name} on {100 * share:.0f} %" for name, share in record.unused.items())
-        lines.append(f"without effect (of samples): {', '.join(idle)}")
+        shares = (f"{name} on {100 * share:.0f} %" for name, share in record.unused.items())
+        lines.append(f"without effect (of samples): {', '.join(shares)}")
     if record.spec.baseline:
         lines.append(f"baseline: {record.spec.baseline.get('name')}, in the same run")
     reasons = {**UNREPORTED, **UNTIMED}
-    untold = {why for name, why in reasons.items() if None in record.columns.get(name, ())}
-    lines += [f"left empty: {why}" for why in sorted(untold)]
+    empty = {why for name, why in reasons.items() if None in record.columns.get(name, ())}
+    lines += [f"left empty: {why}" for why in sorted(empty)]
     for name, value in record.summary.items():
         if value is not None:
             lines.append(f"{name:28} {value:10.4g} {definitions.definition(name).unit}")
@@ -189,81 +213,9 @@ def summary(record: RunRecord) -> list[str]:
 
 
 def duration(seconds: float | None) -> str:
-    """1:02:03, 2:03, or a dash."""
+    """1:02:03, 2:03, or a dash for None."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class ObserverGroup(SilentObserver):
-    """Several observers as one."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self.observers = list(observers)
-
-    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
-        for observer in self.observers:
-            observer.start(spec, folder, running)
-
-    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        for observer in self.observers:
-            observer.sample(sample, running)
-
-    def finish(self, record: RunRecord) -> None:
-        for observer in self.observers:
-            observer.finish(record)
-
-    def close(self) -> None:
-        for observer in self.observers:
-            observer.close()
-
-
-class ManyRunsProgress:
-    """The progress of many runs in one place: a line per finished run, one line for those that go.
-
-    On a terminal the last line rewrites itself, elsewhere it comes every ten seconds.
-    """
-
-    def __init__(
-        self,
-        total: int,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.stream = stream or sys.stderr
-        self.clock = clock
-        self.terminal = self.stream.isatty()
-        self.total = total
-        self.done = 0
-        self.going: dict[str, str] = {}
-        self.started = self.shown_at = clock()
-
-    def update(self, title: str, text: str) -> None:
-        """A run that goes says where it stands."""
-        self.going[title] = text
-        if self.clock() - self.shown_at >= (TTY_EVERY_S if self.terminal else PLAIN_EVERY_S):
-            self.show()
-
-    def end(self, title: str, text: str) -> None:
-        """A run is over."""
-        self.done += 1
-        self.going.pop(title, None)
-        self._write(f"[{self.done}/{self.total}] {title}: {text}", "\n")
-
-    def show(self) -> None:
-        """Write the line about the runs that go."""
-        self.shown_at = self.clock()
-        pace_s = (self.shown_at - self.started) / self.done if self.done else None
-        left = duration(pace_s * (self.total - self.done) if pace_s is not None else None)
-        runs = " | ".join(f"{title}: {text}" for title, text in self.going.items())
-        text = f"{self.done}/{self.total} runs, ETA {left} | {runs}"
-        if self.terminal:
-            self._write(text[: shutil.get_terminal_size().columns - 1], "")
-        else:
-            self._write(text, "\n")
-
-    def _write(self, text: str, end: str) -> None:
-        self.stream.write(("\r\x1b[2K" if self.terminal else "") + text + end)
-        self.stream.flush()

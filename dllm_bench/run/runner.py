@@ -1,9 +1,9 @@
-"""spec -> record, the one path: resume, warm up, decode each request under the clock, grade, seal.
+"""The path of a run from its spec to a sealed record: resume, warm up, decode, grade, seal.
 
-Only `decoder.generate` is timed, device synchronised on both sides; encoding, decoding to text,
-cutting, disk and display come before or after. Every sample is on its own: its random numbers
-follow from seed and id, so a resumed run gives what an unbroken one gives. Scheduling of several
-runs is in `launch`.
+Only `decoder.generate` is timed, with the device synchronised before and after; encoding, decoding
+to text, cutting, disk and display happen outside of the timed part. Every sample is independent:
+its random numbers follow from the run's seed and its id, so a resumed run gives what an
+uninterrupted one gives. Scheduling several runs is in `launch`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
+import torch
+
+from dllm_bench.benchmarks.items import cut_at_stop
+from dllm_bench.core.benchmark import Benchmark
+from dllm_bench.core.contracts import Decoder
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Generation, Request, first_end
+from dllm_bench.core.request import Generation, Request, cut_reasons
 from dllm_bench.core.trace import Trace
+from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.run.dependencies import REAL, Dependencies, Loaded
-from dllm_bench.run.loggers import NoLogger
-from dllm_bench.run.progress import Observer, ObserverGroup, RunningMetrics, SilentObserver
+from dllm_bench.run.observers import Observer, ObserverGroup, RunningMetrics
 from dllm_bench.store import provenance
 from dllm_bench.store.record import BaselineSample, RunRecord, SampleRecord, Session, seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import OpenRunFolder, RunShare, Store
-
-if TYPE_CHECKING:
-    from dllm_bench.core.benchmark import Benchmark
-    from dllm_bench.core.contracts import Decoder
 
 WARMUPS = 2
 
@@ -41,20 +41,24 @@ def run(
     logger: Observer | None = None,
     progress: Observer | None = None,
     deps: Dependencies = REAL,
-    work: type[RunSession] | None = None,
+    session: type[RunSession] | None = None,
 ) -> RunRecord:
-    """The record of `spec`: read if sealed, else what is missing is decoded and the run sealed."""
+    """The record of `spec`: read if it is sealed, else the missing samples are decoded.
+
+    session: how requests are decoded, one at a time by default. Raises what decoding raises, after
+    writing it into the run's folder.
+    """
     sealed = store.record(spec)
     if sealed is not None:
         return sealed
-    made = _made(spec, deps)
+    prepared = _prepare(spec, deps)
     with store.open(spec) as opened:
         if opened.record is not None:
             return opened.record
-        observer = ObserverGroup([logger or NoLogger(), progress or SilentObserver()])
-        session = (work or RunSession)(spec, deps, *made, opened, observer)
+        observer = ObserverGroup([logger, progress])
+        current = (session or RunSession)(spec, deps, *prepared, opened, observer)
         try:
-            return session.finish(session.decode())
+            return current.finish(current.decode())
         except Exception as error:
             opened.fail(f"{type(error).__name__}: {error}")
             raise
@@ -68,15 +72,17 @@ def decode_share(
     *,
     observer: Observer,
     deps: Dependencies = REAL,
-    work: type[RunSession] | None = None,
+    session: type[RunSession] | None = None,
 ) -> None:
-    """Decode a process's share of the requests of `spec`; whoever started the shares seals."""
+    """Decode one process's share of the requests; the process that started the shares seals."""
     with share:
-        (work or RunSession)(spec, deps, *_made(spec, deps), share, observer).decode()
+        (session or RunSession)(spec, deps, *_prepare(spec, deps), share, observer).decode()
 
 
-def _made(spec: RunSpec, deps: Dependencies) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
-    """What a run works with; the model is read last, when all else is known to be there."""
+def _prepare(
+    spec: RunSpec, deps: Dependencies
+) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
+    """What a run works with. The model is loaded last, once all else is known to be there."""
     benchmark = deps.benchmark(spec)
     getattr(benchmark, "check", _nothing)()
     decoder = deps.decoder(spec)
@@ -92,37 +98,34 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A generation, its text before it was cut at a stop string, and the seconds it took.
+    """A decoded request."""
 
-    None where it was decoded beside others.
-    """
-
-    generation: Generation
-    raw: str
-    seconds: float | None
+    generation: Generation  # with its text
+    raw: str  # the text before it was cut at a stop string
+    seconds: float | None  # None if it was decoded in a batch
 
     @property
-    def stored(self) -> BaselineSample:
-        """What a sample keeps of a baseline."""
+    def as_baseline(self) -> BaselineSample:
+        """What a sample stores of its baseline."""
         assert self.seconds is not None  # runs in batches have no baseline
         return BaselineSample(list(self.generation.ids[: self.generation.emitted]), self.seconds)
 
 
 @dataclass
 class RunSession:
-    """One session of one run. baseline: decodes every request too, in alternating order."""
+    """One session of one run: from opening its folder to sealing it, or to an interruption."""
 
     spec: RunSpec
     deps: Dependencies
     benchmark: Benchmark
     decoder: Decoder
-    baseline: Decoder | None
+    baseline: Decoder | None  # decodes every request too, in alternating order
     loaded: Loaded
     opened: OpenRunFolder
     observer: Observer
 
     def requests(self) -> list[Request]:
-        """The run's requests in the benchmark's order, those of `limit` items; ids are distinct."""
+        """The requests of the run's `limit` items, in the benchmark's order; ids are distinct."""
         every = self.benchmark.requests(self.loaded.encode)
         repeats = int(self.spec.benchmark.get("repeats", 1))
         limit = self.spec.limit
@@ -137,7 +140,7 @@ class RunSession:
         return requests
 
     def decode(self) -> list[SampleRecord]:
-        """Decode what is not finished; all samples, in request order."""
+        """Decode what is missing; returns all samples in request order."""
         requests = self.requests()
         self._check(requests)
         self.opened.expect(len(requests))
@@ -157,18 +160,18 @@ class RunSession:
     def _samples(
         self, missing: Sequence[tuple[int, Request]], session: int
     ) -> Iterator[SampleRecord]:
-        """Samples as they are finished."""
+        """Decode requests, given with their index in the run; yields samples as they finish."""
         for turn, request in missing:
             yield self._sample(request, turn, session)
 
     def finish(self, samples: Sequence[SampleRecord]) -> RunRecord:
         """Grade the stored texts and seal the run."""
         scores = self.benchmark.score({sample.id: sample.text for sample in samples})
-        absent = [sample.id for sample in samples if sample.id not in scores]
-        if absent:
+        missing = [sample.id for sample in samples if sample.id not in scores]
+        if missing:
             raise DllmBenchError(
-                f"Benchmark {self.benchmark.name} left {len(absent)} of {len(samples)} samples "
-                f"without a score, {absent[0]!r} first; mend its scorer and run again."
+                f"Benchmark {self.benchmark.name} left {len(missing)} of {len(samples)} samples "
+                f"without a score, {missing[0]!r} first; fix its scorer and run again."
             )
         record = seal(self.spec, samples, scores, self.opened.sessions, self.deps.now())
         self.opened.seal(record)
@@ -177,11 +180,11 @@ class RunSession:
         return record
 
     def _check(self, requests: Sequence[Request]) -> None:
-        """Refuse to go on with samples of other prompts than the benchmark gives now."""
+        """Refuse to resume if the stored samples answer other prompts than the benchmark gives."""
         done = self.opened.samples
-        asked = {r.id: prompt_hash(r) for r in requests if r.id in done}
+        prompts = {r.id: prompt_hash(r) for r in requests if r.id in done}
         for key, sample in done.items():
-            if asked.get(key) != sample.prompt_sha256:
+            if prompts.get(key) != sample.prompt_sha256:
                 raise DllmBenchError(
                     f"{self.opened.folder} holds sample {key!r} of another prompt than benchmark "
                     f"{self.benchmark.name} gives now: its items or its template changed under the "
@@ -195,10 +198,10 @@ class RunSession:
         return running
 
     def _begin(self, warmups: Sequence[Request]) -> int:
-        """Warm up on fixed requests, whose results are thrown away, and note the session."""
+        """Warm up on fixed requests, whose results are discarded, and store the session's start."""
         self._warm_up(warmups)
-        facts = provenance.environment(str(self.spec.hardware["device"]))
-        index = self.opened.begin(Session(self.deps.now(), len(warmups), facts))
+        environment = provenance.environment(str(self.spec.hardware["device"]))
+        index = self.opened.begin(Session(self.deps.now(), len(warmups), environment))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         return index
 
@@ -211,7 +214,7 @@ class RunSession:
         return ready(self.spec, decoder, self.loaded, request)
 
     def _in_turn(self, turn: int) -> list[Decoder]:
-        """Decoder and baseline, the latter first at odd turns: neither has always warm caches."""
+        """Decoder and baseline, the baseline first at odd turns: neither always has warm caches."""
         both = [self.decoder, *([self.baseline] if self.baseline is not None else [])]
         return both[:: -1 if turn % 2 else 1]
 
@@ -225,22 +228,22 @@ class RunSession:
         return self._read(request, generation, self.deps.clock() - started)
 
     def _read(self, request: Request, generation: Generation, seconds: float | None) -> Decoded:
-        """What was decoded, as text."""
+        """The generation with its text, cut and not cut at the request's stop strings."""
         raw = cut(generation, replace(request, stop=()), self.loaded).text
         return Decoded(cut(generation, request, self.loaded), raw, seconds)
 
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
-        """Decode one request, by the baseline too, and write down what happened."""
+        """Decode one request, with the baseline too if there is one."""
         started_at = self.deps.now()
         decoded = [self._decode(decoder, request) for decoder in self._in_turn(turn)]
-        own, *twins = decoded[:: -1 if turn % 2 else 1]
-        sample = self._written(request, own, started_at, session)
-        return replace(sample, baseline=next((twin.stored for twin in twins), None))
+        own, *baseline = decoded[:: -1 if turn % 2 else 1]
+        sample = self._record(request, own, started_at, session)
+        return replace(sample, baseline=baseline[0].as_baseline if baseline else None)
 
-    def _written(
+    def _record(
         self, request: Request, own: Decoded, started_at: float, session: int
     ) -> SampleRecord:
-        """What is stored of a request."""
+        """What is stored of a decoded request."""
         generation, raw, timed = own.generation, own.raw, own.seconds is not None
         rows = [replace(row, ms=round(row.ms, 4)) for row in generation.trace.forwards]
         return SampleRecord(
@@ -260,17 +263,15 @@ class RunSession:
         )
 
     def _value(self, sample: SampleRecord) -> float | None:
-        """The sample's score for the progress line, where scoring costs next to nothing."""
+        """The sample's score for the progress display, if the benchmark scores in no time."""
         if not getattr(self.benchmark, "scores_fast", False):
             return None
         return self.benchmark.score({sample.id: sample.text})[sample.id].value
 
 
 def attention_note(decoder: Decoder, loaded: Loaded) -> str | None:
-    """A sentence where the decoder uses other attention than the weights were trained with."""
-    from dllm_bench.decoding.masked import MaskedDecoder
-
-    decoder = getattr(decoder, "decoder", decoder)  # one that leads other processes wraps its own
+    """A warning if the decoder uses another attention than the weights were trained with."""
+    decoder = getattr(decoder, "decoder", decoder)  # an `AnnouncingDecoder` wraps the run's own
     if not isinstance(decoder, MaskedDecoder):
         return None
     return loaded.attention_warning(
@@ -279,23 +280,18 @@ def attention_note(decoder: Decoder, loaded: Loaded) -> str | None:
 
 
 def prompt_hash(request: Request) -> str:
-    """Which prompt a sample answers."""
+    """sha256 that tells which prompt a sample answers."""
     return hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
 
 
 def seed_of(spec: RunSpec, request: Request) -> int:
-    """Where the request's random numbers begin: it follows from the run's seed and its id."""
+    """Seed of the request's random numbers (56 bits), from the run's seed and the request's id."""
     text = f"{spec.seed}/{request.id}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
 
 
 def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> Request:
-    """The request as the decoder wants it, random numbers seeded.
-
-    They follow from the run's seed and the request's id, nothing else.
-    """
-    import torch
-
+    """The request prepared for the decoder; also seeds torch's random numbers with `seed_of`."""
     seed = seed_of(spec, request)
     torch.manual_seed(seed)
     return decoder.prepare(loaded.denoiser, replace(request, seed=seed))
@@ -304,25 +300,21 @@ def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> 
 def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:
     """The generation with its text, cut at the first end token and the first stop string.
 
-    Every reason is recorded as an index into the ids: "eos", "stop" and, always, "length".
+    Each reason is stored as an index into the ids: "length" always, "eos" and "stop" if they occur.
     """
     special = loaded.denoiser.special
-    reasons = {"length": min(len(generation.ids), request.max_new_tokens)}
-    end = first_end(generation.ids, special)
-    if end is not None:
-        reasons["eos"] = end
+    reasons = cut_reasons(generation.ids, request.max_new_tokens, special)
     ids = [token for token in generation.ids[: min(reasons.values())] if token != special.mask]
-    text = loaded.decode(ids)
-    at = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=None)
-    if at is not None:
-        kept = _tokens_within(ids, at, loaded)
+    whole = loaded.decode(ids)
+    text = cut_at_stop(whole, request.stop)
+    if text != whole:
+        kept = _tokens_within(ids, len(text), loaded)
         reasons["stop"] = _position(generation.ids, kept, special.mask)
-        text = text[:at]
     return replace(generation, cut=reasons, text=text)
 
 
 def _tokens_within(ids: Sequence[int], length: int, loaded: Loaded) -> int:
-    """How many leading tokens decode to at most `length` characters."""
+    """How many of the first tokens decode to at most `length` characters."""
     return bisect_left(
         range(1, len(ids) + 1), True, key=lambda n: len(loaded.decode(ids[:n])) > length
     )

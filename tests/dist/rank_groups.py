@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dllm_bench.parallel.group import (ParallelLayout, RankGroup)
-from dllm_bench.launch.run_one import PRELOAD
+from dllm_bench.launch.workers import PRELOAD
 
 PATIENCE_S = 120.0  # for a machine with much other work
 

@@ -14,7 +14,8 @@ from dllm_bench.cli.main import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.run.dependencies import Dependencies
-from dllm_bench.run.progress import RunningMetrics, RunProgress, line, summary
+from dllm_bench.run.observers import RunningMetrics
+from dllm_bench.run.progress import RunProgress, progress_text, summary
 from dllm_bench.run.runner import run
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec, leaves, role_of
@@ -182,8 +183,8 @@ def test_progress_shows_speed_up_and_equality(tmp_path: Path) -> None:
 
     class Watching(RunProgress):
         def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-            assert running.number("speedup/baseline") == measure("speedup/baseline", running.facts)
-            seen.append(line(running))
+            assert running.metric("speedup/baseline") == measure("speedup/baseline", running.stats)
+            seen.append(progress_text(running))
 
     now = [0.0]
     own, other = Noting(clock=now, takes_s=1.0), Noting(clock=now, takes_s=3.0)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.launch.run_many import run_all, take_next
-from dllm_bench.run.progress import ManyRunsProgress, RunningMetrics, RunProgress, duration
+from dllm_bench.run.observers import RunningMetrics
+from dllm_bench.run.progress import ManyRunsProgress, RunProgress, duration
 from dllm_bench.run.runner import run
 from dllm_bench.store.store import Store
 from tests.resume import fakes
@@ -137,8 +138,9 @@ def test_the_progress_line_of_a_run(tmp_path: Path) -> None:
     assert "2/12 · ETA 0:30 · score" in shown[0]
     assert all(word in shown[0] for word in (" ± ", "TPF ", "TPS "))
     assert "done, 12 samples" in shown[-1]
-    assert terminal.getvalue().count("\r") == 13
-    assert terminal.getvalue().count("\n") == 1
+    drawn = terminal.getvalue()
+    assert "12/12 · ETA 0:00 · score" in drawn and "━" in drawn, "a bar"
+    assert drawn.count("done, 12 samples") == 1
 
 
 def test_a_resumed_run_says_so_and_estimates_by_its_own_pace(tmp_path: Path) -> None:
@@ -148,19 +150,33 @@ def test_a_resumed_run_says_so_and_estimates_by_its_own_pace(tmp_path: Path) -> 
     for _ in range(50):
         running.add(record.sample_stats[0], None)
     assert running.eta_s is None
-    running.add(record.sample_stats[0], None, fresh_s=2.0)
-    running.add(record.sample_stats[0], None, fresh_s=4.0)
+    running.add(record.sample_stats[0], None, session_s=2.0)
+    running.add(record.sample_stats[0], None, session_s=4.0)
     assert running.eta_s == 2.0 * 48
     assert running.score() is None
     assert [duration(s) for s in (None, 59.6, 3723)] == ["–", "1:00", "1:02:03"]
 
 
-def test_the_board_of_many_runs() -> None:
+def test_the_progress_of_many_runs() -> None:
     now, stream = [0.0], io.StringIO()
-    board = ManyRunsProgress(10, stream, clock=lambda: now[0])
-    board.update("a", "1/9")
+    progress = ManyRunsProgress(10, stream, clock=lambda: now[0])
+    progress.update("a", "1/9")
     assert stream.getvalue() == ""
     now[0] = 30.0
-    board.end("b", "done")
-    board.update("a", "5/9")
+    progress.end("b", "done")
+    progress.update("a", "5/9")
     assert stream.getvalue() == "[1/10] b: done\n1/10 runs, ETA 4:30 | a: 5/9\n"
+
+
+def test_many_runs_on_a_terminal_have_a_bar_each_and_lines_that_stay() -> None:
+    stream = Terminal()
+    with ManyRunsProgress(2, stream) as progress:
+        progress.update("[a] one", "1/9")
+        progress.update("b", "5/9")
+        assert progress.display.bars is not None
+        progress.display.bars.refresh()  # else ten times a second
+        progress.end("[a] one", "done, 9 samples")
+        progress.end("b", "failed")
+    drawn = stream.getvalue()
+    assert "[1/2] [a] one: done, 9 samples\n" in drawn and "[2/2] b: failed\n" in drawn
+    assert "━" in drawn and "b: 5/9" in drawn

@@ -1,0 +1,340 @@
+"""One run on several processes of this machine.
+
+With `replicas`, groups of processes share the requests and each group writes a samples file of its
+own. The processes of a group (`branch_parallel` × `tensor_parallel`) decode one request together,
+and the group's rank 0 writes. The process that was asked for the run decodes nothing: it starts the
+others and shows their progress. If one of them dies, the others are ended, finished samples are
+kept, and one sentence says what happened. Runs over several machines are left out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dllm_bench.core.contracts import Decoder
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers
+from dllm_bench.parallel.group import AnnouncingDecoder, ParallelLayout, RankGroup
+from dllm_bench.run.dependencies import Dependencies, Loaded
+from dllm_bench.run.observers import Observer, RunningMetrics, SilentObserver
+from dllm_bench.run.runner import WARMUPS, RunSession, decode_share
+from dllm_bench.run.runner import run as run_here
+from dllm_bench.store import provenance
+from dllm_bench.store.record import RunRecord, SampleRecord, Session
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store
+
+COMMITS = {"winner": True, "none": False}
+TIMEOUT_S = 120.0  # how long a process waits for another within a request
+
+
+class Milestone(Enum):
+    """What a process reports besides its samples."""
+
+    DECODED = "its share of the requests is decoded"
+    SEALED = "the run is sealed"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A process begins to decode."""
+
+    running: RunningMetrics  # over the samples of earlier sessions
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process finished and stored a sample."""
+
+    sample: SampleRecord
+    value: float | None  # its score, if the benchmark scores a sample in no time
+
+
+def run_on_processes(
+    spec: RunSpec,
+    store: Store,
+    observer: Observer,
+    deps: Dependencies,
+    session: type[RunSession],
+) -> RunRecord:
+    """The record of `spec`, made by as many processes as its hardware says."""
+    layout, replicas = layout_of(spec.hardware), int(spec.hardware.get("replicas", 1))
+    check(spec, deps, layout, replicas)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            processes = [
+                RunProcess(spec, store, deps, session, layout, Ranks(group, rank, replicas), folder)
+                for group in range(replicas)
+                for rank in range(layout.processes)
+            ]
+            _make(processes, _SharedProgress(spec, store.path(spec), observer))
+    except DllmBenchError as error:
+        with suppress(DllmBenchError), store.open(spec) as opened:
+            opened.fail(str(error))
+        raise
+    finally:
+        observer.close()
+    record = store.record(spec)
+    assert record is not None  # the first process reported that it is sealed
+    observer.finish(record)
+    return record
+
+
+def layout_of(hardware: Mapping[str, Any]) -> ParallelLayout:
+    """How the processes of a group divide a request's work."""
+    commit = str(hardware.get("commit", "winner"))
+    if commit not in COMMITS:
+        raise DllmBenchError(
+            f"hardware.commit is {commit!r}; choose one of {', '.join(COMMITS)} (whether the "
+            "winner's K/V are sent to every process)."
+        )
+    return ParallelLayout(
+        branches=int(hardware.get("branch_parallel", 1)),
+        tensors=int(hardware.get("tensor_parallel", 1)),
+        commits=COMMITS[commit],
+        timeout_s=float(hardware.get("timeout_s", TIMEOUT_S)),
+    )
+
+
+def check(spec: RunSpec, deps: Dependencies, layout: ParallelLayout, replicas: int) -> None:
+    """Refuse what these processes cannot do, before any is started."""
+    decoder, name = deps.decoder(spec), spec.hardware["name"]
+    if layout.branches > 1 and not isinstance(decoder, MaskedDecoder):
+        raise DllmBenchError(
+            f"hardware={name} deals branches to {layout.branches} processes, and decoder "
+            f"{spec.label!r} has no branches; choose a decoder with lookahead (decoder=lopa), or "
+            "hardware without branch_parallel."
+        )
+    if str(spec.hardware["device"]).startswith("cuda"):
+        present, wanted = torch.cuda.device_count(), layout.processes * replicas
+        if present < wanted:
+            raise DllmBenchError(
+                f"hardware={name} asks for {wanted} CUDA devices, this machine has {present}; "
+                "choose hardware with fewer processes."
+            )
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of a run's processes one is."""
+
+    group: int  # index of its group
+    rank: int  # index within its group
+    replicas: int  # number of groups
+
+
+@dataclass(frozen=True)
+class RunProcess:
+    """One process of a run, as a value that is sent to it."""
+
+    spec: RunSpec
+    store: Store
+    deps: Dependencies
+    session_class: type[RunSession]
+    layout: ParallelLayout
+    ranks: Ranks
+    folder: str  # temporary folder where the processes of a group meet
+    session: int = 0  # index of the session that the shares of the requests belong to
+    zero_s: float = 0.0  # the clock at that session's start
+
+    @property
+    def index(self) -> int:
+        """Of this process among all of the run, and of its device."""
+        return self.ranks.group * self.layout.processes + self.ranks.rank
+
+    def __call__(self, pipe: Connection) -> None:
+        """Decode (rank 0 of a group) or follow the group's rank 0, until the run is made."""
+        spec, group = self._on_device(), self._join()
+        if group is not None and self.ranks.rank > 0:
+            self._follow(spec, group)
+            return
+        deps = self.deps if group is None else announcing(self.deps, spec, group)
+        report = _ReportToParent(pipe)
+        if self.ranks.replicas > 1:
+            whose = (self.ranks.group, self.ranks.replicas, self.session, self.zero_s)
+            share = self.store.share(spec, *whose)
+            decode_share(spec, share, observer=report, deps=deps, session=self.session_class)
+            pipe.send(Milestone.DECODED)
+            if self.index == 0:
+                pipe.recv()  # the parent says that the others have decoded their shares too
+        if self.index == 0:
+            run_here(spec, store=self.store, progress=report, deps=deps, session=self.session_class)
+            pipe.send(Milestone.SEALED)
+        if group is not None:
+            group.leave()
+
+    def _follow(self, spec: RunSpec, group: RankGroup) -> None:
+        """Take part in the requests that the group's rank 0 announces."""
+        both = [spec, *([spec.of_baseline] if spec.baseline else [])]
+        decoders = [self.deps.decoder(one) for one in both]
+        self.deps.prepare(spec)
+        loaded = self.deps.model(spec)
+        group.split(loaded.denoiser)
+        group.follow(decoders, loaded.denoiser)
+
+    def _join(self) -> RankGroup | None:
+        if self.layout.processes == 1:
+            return None
+        meeting = Path(self.folder) / f"group-{self.ranks.group}"
+        device = str(self.spec.hardware["device"])
+        return RankGroup.join(self.layout, self.ranks.rank, meeting, device)
+
+    def _on_device(self) -> RunSpec:
+        """The run on this process's own device; the index is not part of its identity."""
+        if not str(self.spec.hardware["device"]).startswith("cuda"):
+            return self.spec
+        torch.cuda.init()  # if the device is initialised, `init_device_mesh` does not change it
+        torch.cuda.set_device(self.index)
+        return replace(self.spec, model={**self.spec.model, "device": f"cuda:{self.index}"})
+
+
+def announcing(deps: Dependencies, spec: RunSpec, group: RankGroup) -> Dependencies:
+    """The dependencies of a group's rank 0: its decoders announce each request to the other ranks,
+    and its model is split.
+    """
+
+    @cache
+    def load() -> Loaded:
+        loaded = deps.model(spec)
+        group.split(loaded.denoiser)
+        return loaded
+
+    def decoder(wanted: RunSpec) -> Decoder:
+        return AnnouncingDecoder(deps.decoder(wanted), group, which=0 if wanted == spec else 1)
+
+    return replace(deps, model=lambda _: load(), decoder=decoder)
+
+
+class _ReportToParent(SilentObserver):
+    """Sends a process's progress to the process that shows it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.scored = 0
+
+    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
+        self.scored = len(running.values)
+        self.pipe.send(Begun(running))
+
+    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
+        value = running.values[-1] if len(running.values) > self.scored else None
+        self.scored = len(running.values)
+        self.pipe.send(Finished(sample, value))
+
+
+@dataclass
+class _SharedProgress:
+    """Shows what the processes report as the progress of one run."""
+
+    spec: RunSpec
+    folder: Path
+    observer: Observer
+    running: RunningMetrics | None = None
+    started: float = 0.0
+
+    def begin(self, running: RunningMetrics) -> None:
+        """All processes report the same earlier samples; the first report counts."""
+        if self.running is None:
+            self.running, self.started = running, time.monotonic()
+            self.observer.start(self.spec, self.folder, running)
+
+    def add(self, sample: SampleRecord, value: float | None) -> None:
+        assert self.running is not None  # a process begins before it has a sample
+        self.running.add(sample.stats(), value, time.monotonic() - self.started)
+        self.observer.sample(sample, self.running)
+
+
+def _make(processes: Sequence[RunProcess], progress: _SharedProgress) -> None:
+    """Start the processes and have the run sealed by the first one."""
+    first = processes[0]
+    replicas = first.ranks.replicas
+    with Workers() as workers:
+        if replicas == 1:
+            watch = _Watch(workers, progress)
+            watch.start(processes)
+            watch.until(Milestone.SEALED)
+            return
+        with first.store.open(first.spec) as opened:  # nobody else may write during the shares
+            if opened.record is not None:
+                return
+            environment = provenance.environment(str(first.spec.hardware["device"]))
+            session = opened.begin(Session(first.deps.now(), WARMUPS, environment))
+            opened.note(f"session {session}: {replicas} processes share the requests")
+            zero_s = first.deps.clock()
+            watch = _Watch(workers, progress)
+            watch.start([replace(one, session=session, zero_s=zero_s) for one in processes])
+            watch.until(Milestone.DECODED, times=replicas)
+        workers.started[0].send("seal")
+        watch.until(Milestone.SEALED)
+
+
+@dataclass
+class _Watch:
+    """Shows the progress of a run's processes and explains why they failed."""
+
+    workers: Workers
+    progress: _SharedProgress
+    processes: dict[Worker, RunProcess] = field(default_factory=dict)
+    failures: dict[Worker, Failed] = field(default_factory=dict)
+
+    def start(self, processes: Sequence[RunProcess]) -> None:
+        """Start one worker per process."""
+        self.processes = {self.workers.start(process): process for process in processes}
+
+    def until(self, milestone: Milestone, times: int = 1) -> None:
+        """Show progress until `milestone` was reported `times` times; raise if a process fails."""
+        reached = 0
+        while reached < times:
+            for worker, message in self.workers.messages():
+                if self._is_failure(worker, message):
+                    raise self._explain()
+                reached += message is milestone
+                match message:
+                    case Begun(running):
+                        self.progress.begin(running)
+                    case Finished(sample, value):
+                        self.progress.add(sample, value)
+
+    def _is_failure(self, worker: Worker, message: object) -> bool:
+        if isinstance(message, Failed):
+            self.failures[worker] = message
+            return True
+        return isinstance(message, Ended) and message.exit_code != 0
+
+    def _explain(self) -> DllmBenchError:
+        """The sentence of the first cause: a death before a refusal before what followed from it.
+
+        A process that dies makes others fail too, so reports are collected for `GRACE_S`.
+        """
+        end = time.monotonic() + GRACE_S
+        while (left_s := end - time.monotonic()) > 0 and self.workers.listening:
+            for worker, message in self.workers.messages(left_s):
+                self._is_failure(worker, message)
+        for worker in self.workers.started:
+            if worker.pipe.closed and worker not in self.failures and worker.process.exitcode:
+                return self._sentence(worker, f"ended with exit code {worker.process.exitcode}")
+        for failure in self.failures.values():
+            if failure.refused:
+                return DllmBenchError(failure.text)
+        worker, failure = next(iter(self.failures.items()))
+        return self._sentence(worker, f"failed ({failure.text})")
+
+    def _sentence(self, worker: Worker, what: str) -> DllmBenchError:
+        process = self.processes[worker]
+        return DllmBenchError(
+            f"Process {process.index} of {len(self.processes)} (hardware="
+            f"{process.spec.hardware['name']}) {what}, and the others were ended; finished "
+            "samples are kept, give the same command again to go on."
+        )

@@ -1,0 +1,124 @@
+"""The supervisor of local worker processes: start them, pass messages on, notice deaths, end them.
+
+Both kinds of local parallelism use it: several runs over worker processes (`run_many`) and one run
+on several processes (`run_one`). Workers ignore Ctrl-C, since their parent decides, and end when
+the parent dies: a worker that lived on would hold the lock of its run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from dllm_bench.core.errors import DllmBenchError
+
+GRACE_S = 2.0  # a worker that was told to end is killed after this time
+PRELOAD = ["dllm_bench.launch.run_one", "dllm_bench.parallel.group", "transformers.modeling_utils"]
+"""Imported once, by the process that all workers are forked from."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A worker's work raised an exception."""
+
+    text: str  # the sentence of a DllmBenchError, else the exception's type and message
+    refused: bool  # whether it was a DllmBenchError
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker's process has ended."""
+
+    exit_code: int | None  # 0: its work is done; below 0: the signal that killed it
+
+
+@dataclass(eq=False)
+class Worker:
+    """A started process, as its parent sees it."""
+
+    process: BaseProcess
+    pipe: Connection  # to the process and back; closed once the process has ended
+
+    def send(self, message: object) -> None:
+        """Send anything that can be pickled."""
+        self.pipe.send(message)
+
+    def dismiss(self) -> None:
+        """Close the pipe; a worker that waits for a message then ends by itself."""
+        self.pipe.close()
+
+
+@dataclass
+class Workers:
+    """The worker processes of this process; all are ended when the `with` block is left."""
+
+    started: list[Worker] = field(default_factory=list)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.listening:
+            worker.process.terminate()
+        for worker in self.started:
+            worker.process.join(GRACE_S)
+            worker.process.kill()
+            worker.process.join()
+
+    @property
+    def listening(self) -> list[Worker]:
+        """The workers that have not ended and were not dismissed."""
+        return [worker for worker in self.started if not worker.pipe.closed]
+
+    def start(self, work: Callable[[Connection], None]) -> Worker:
+        """Start a process that calls `work` (which must be picklable) with its end of the pipe."""
+        context = get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(work, theirs))
+        process.start()
+        theirs.close()
+        self.started.append(Worker(process, ours))
+        return self.started[-1]
+
+    def messages(self, timeout_s: float | None = None) -> Iterator[tuple[Worker, Any]]:
+        """One message of each worker that sent any within the time; `Ended` if it has ended.
+
+        timeout_s: None waits for the first message.
+        """
+        listening = self.listening
+        for pipe in wait([worker.pipe for worker in listening], timeout_s):
+            worker = next(worker for worker in listening if worker.pipe is pipe)
+            try:
+                message = worker.pipe.recv()
+            except (EOFError, OSError):
+                worker.pipe.close()
+                worker.process.join()
+                message = Ended(worker.process.exitcode)
+            yield worker, message
+
+
+def _serve(work: Callable[[Connection], None], pipe: Connection) -> None:
+    """What a worker process does: its work, and report an exception."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    try:
+        work(pipe)
+    except DllmBenchError as error:
+        pipe.send(Failed(str(error), refused=True))
+    except Exception as error:
+        pipe.send(Failed(f"{type(error).__name__}: {error}", refused=False))
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
