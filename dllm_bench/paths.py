@@ -1,13 +1,11 @@
-"""Where the package's own files lie: configuration and embedded assets; what names they have.
+"""Where the files that ship with the package are: the configuration and the embedded assets.
 
-In a checkout `conf/` stands beside the package; a wheel carries it inside (`dllm_bench/conf`).
-User directories (results, data) are configuration, see `conf/paths`.
+In a checkout `conf/` is next to the package; in a wheel it is inside (`dllm_bench/conf`). The
+directories of the user (results, data) are configuration, see `conf/paths`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -26,18 +24,11 @@ def assets_dir() -> Path:
 
 
 def place_of(source: str) -> Path:
-    """Where a source lies, if it is on this disk: `assets/…` is the package's."""
+    """The path of a source on this disk; `assets/…` means the package's own assets."""
     shipped = source.startswith(ASSETS)
     return assets_dir() / source.removeprefix(ASSETS) if shipped else Path(source).expanduser()
 
 
 def options(group: str) -> list[str]:
-    """Names a configuration group offers: the yaml files of its folder, sorted."""
+    """The choices of a configuration group: the names of the yaml files in its folder, sorted."""
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-
-
-def no_such(kind: str, name: str, known: Sequence[str], more: str = "") -> str:
-    """What to say of a name that is not among the known ones: the nearest, then all of them."""
-    near = get_close_matches(name, known, n=1)
-    choose = f"did you mean {near[0]!r}? Choose" if near else "choose"
-    return f"There is no {kind} {name!r}; {choose} one of: {', '.join(known)}{more}."

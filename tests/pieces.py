@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.contracts import Piece
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.decoding.masked import MaskedDecoder

@@ -34,8 +34,8 @@ from dllm_bench.benchmarks.items import (
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import sources
+from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import no_such
 from dllm_bench.registry import register
 
 if TYPE_CHECKING:
@@ -230,7 +230,8 @@ def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleSc
         for metric, value in task.process_results(instance.doc, [answer]).items()
     }
     if primary not in metrics:
-        raise DllmBenchError(no_such(f"number of task {task.config.task}:", primary, list(metrics)))
+        kind = f"number of task {task.config.task}:"
+        raise DllmBenchError(unknown_name(kind, primary, list(metrics)))
     value, chosen = metrics[primary], primary.rpartition(",")[2]
     verdict = "wrong"
     if value:

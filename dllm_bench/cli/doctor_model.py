@@ -1,7 +1,7 @@
-"""`dllm-bench doctor MODEL`: one checkpoint, from its files to a forward on one prompt.
+"""`dllm-bench doctor MODEL`: check one checkpoint, from its files to a forward on one prompt.
 
-Each check is a line or two; the first refusal (the sentence loading would raise) ends the report,
-since what follows would fail for the same reason.
+Each check gives a line or two. The first error (the one that loading would raise) ends the report,
+because later checks would fail for the same reason.
 """
 
 from __future__ import annotations
@@ -10,32 +10,38 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from dllm_bench.cli.doctor_machine import OK, REQUIRED_MISSING, Line
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models.load import Inspection, device_of, inspect_checkpoint, load_model
+from dllm_bench.models.sources import content_hash
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.serving.client import Client
+from dllm_bench.store.inputs import (
+    engine_of,
+    is_served,
+    model_spec,
+    resolve_hardware,
+    resolve_model,
+)
 
-if TYPE_CHECKING:
-    from dllm_bench.core.denoiser import ForwardPlan
-    from dllm_bench.models.load import Inspection
-    from dllm_bench.models.spec import ModelSpec
-
-Line = tuple[str, str, str]
-OK, ABSENT, NEED = "ok", "--", "no"
 GIBIBYTE = 2**30
-POSITIONS = 2048  # keys and values are quoted for a canvas of this many positions
+POSITIONS = 2048  # the size of keys and values is given for a canvas of this many positions
 PROMPT = "The answer to 2 + 3 is"
 WEIGHTS_SHARE = 0.95  # of a device's memory; the rest is for activations
 
 
-def lines(config: Mapping[str, Any]) -> Iterator[Line]:
+def model_lines(config: Mapping[str, Any]) -> Iterator[Line]:
     """The report for the model and hardware groups of a composed configuration."""
-    from dllm_bench.models.load import inspect_checkpoint
-    from dllm_bench.store.inputs import is_served, model_spec, resolve_hardware, resolve_model
-
     name = str(config["model"]["name"])
     try:
         if is_served(config["model"]):
-            yield OK, name, server(config["model"])
+            yield OK, name, server_text(config["model"])
             return
         spec = model_spec(resolve_model(config["model"], resolve_hardware(config["hardware"])))
         found = inspect_checkpoint(spec)
@@ -44,29 +50,24 @@ def lines(config: Mapping[str, Any]) -> Iterator[Line]:
         yield from text_lines(found)
         yield from memory_and_forward(spec, found)
     except DllmBenchError as error:
-        yield NEED, name, str(error)
+        yield REQUIRED_MISSING, name, str(error)
 
 
-def server(model: Mapping[str, Any]) -> str:
-    """Whether a server is there, and the models it lists."""
-    from dllm_bench.serving.client import Client
-    from dllm_bench.store.inputs import engine_of
-
+def server_text(model: Mapping[str, Any]) -> str:
+    """That the server answers, and the models it lists; raises if it does not answer."""
     names = ", ".join(str(entry.get("id")) for entry in Client(engine_of(model)).listed())
     return f"{model['url']} answers; it lists {names or 'no models'}: choose with model.name=NAME"
 
 
 def file_lines(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
-    """Files, their sizes, the commits they are from."""
-    from dllm_bench.models.sources import content_hash
-
+    """The files, their sizes and the commits they come from."""
     size = sum(found.files.values()) / GIBIBYTE
     where = ", ".join(str(folder) for folder in found.folders.values())
     yield OK, "files", f"{len(found.files)} with weights, {size:.3f} GiB, in {where}"
     pinned = {spec.path: spec.revision, spec.lora: spec.lora_revision}
     for source, commit in found.commits.items():
         if commit is None:
-            yield OK, "revision", f"{source} is no snapshot of the hub; its content is hashed"
+            yield OK, "revision", f"{source} is not a snapshot of the hub; its content is hashed"
         elif pinned[source]:
             yield OK, "revision", f"{source} at {commit}, pinned"
         else:
@@ -76,7 +77,7 @@ def file_lines(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
 
 
 def architecture_lines(found: Inspection) -> Iterator[Line]:
-    """Adapter, form of attention, sizes and dtypes."""
+    """Adapter, form of attention, number of parameters and dtypes."""
     opened = found.opened
     form = opened.form.replace("_", "-")
     block = f" over blocks of {opened.spec.block}" if opened.spec.block else ""
@@ -88,10 +89,11 @@ def architecture_lines(found: Inspection) -> Iterator[Line]:
 
 
 def text_lines(found: Inspection) -> Iterator[Line]:
-    """Special ids with their texts, and the chat template."""
+    """Special token ids with their texts, and the chat template."""
     yield OK, "special ids", ", ".join(f"{r} {text}" for r, text in found.named_ids().items())
     if found.text.tokenizer is None:
-        yield NEED, "tokenizer", "no tokenizer files beside the weights; requests need text"
+        text = "no tokenizer files next to the weights; requests need text"
+        yield REQUIRED_MISSING, "tokenizer", text
     elif found.text.chat:
         yield OK, "chat template", f"sha256 {str(found.text.template_sha256)[:12]}"
     else:
@@ -100,37 +102,32 @@ def text_lines(found: Inspection) -> Iterator[Line]:
 
 
 def memory_and_forward(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
-    """Memory needed and there; a forward where the weights fit."""
-    device, there = memory(spec)
+    """Memory needed and available; then, if the model fits, a forward."""
+    device, available = memory_of(spec)
     weights = found.weight_bytes / GIBIBYTE
     cache = found.cache_bytes(POSITIONS) / GIBIBYTE
     need = f"weights {weights:.2f} GiB, {cache:.3f} GiB of K/V per {POSITIONS} positions"
-    text = f"{need}; {device} has {there / GIBIBYTE:.1f} GiB"
-    fits = found.weight_bytes + found.cache_bytes(POSITIONS) <= WEIGHTS_SHARE * there
-    yield OK if fits else NEED, "memory", text
+    text = f"{need}; {device} has {available / GIBIBYTE:.1f} GiB"
+    fits = found.weight_bytes + found.cache_bytes(POSITIONS) <= WEIGHTS_SHARE * available
+    yield OK if fits else REQUIRED_MISSING, "memory", text
     if fits:
-        yield OK, "forward", forward(spec, found.opened.form)
+        yield OK, "forward", forward_text(spec, found.opened.form)
 
 
-def memory(spec: ModelSpec) -> tuple[str, int]:
-    """The model's device and the bytes it has in all."""
-    import torch
-
-    from dllm_bench.models.load import device_of
-
+def memory_of(spec: ModelSpec) -> tuple[str, int]:
+    """The model's device and its total memory in bytes."""
     device = device_of(spec)
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        return str(found.name), int(found.total_memory)
+        properties = torch.cuda.get_device_properties(device)
+        return str(properties.name), int(properties.total_memory)
     return "this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def forward(spec: ModelSpec, form: str) -> str:
-    """Load the model and predict the position after a prompt."""
-    import torch
+def forward_text(spec: ModelSpec, form: str) -> str:
+    """Load the model and predict the position after a prompt: how long loading took, which token.
 
-    from dllm_bench.models.load import load_model
-
+    `form` is the form of attention. Raises if a logit is not finite.
+    """
     started = time.perf_counter()
     model = load_model(spec)
     loaded_s = time.perf_counter() - started
@@ -142,7 +139,7 @@ def forward(spec: ModelSpec, form: str) -> str:
     logits_V = denoiser.forward(tokens_1L, plan, denoiser.new_cache(length))[0, 0].float()
     if not bool(logits_V.isfinite().all()):
         raise DllmBenchError(
-            f"Model {spec.name!r} gives logits that are no numbers in {spec.dtype}; try "
+            f"Model {spec.name!r} gives logits that are not finite numbers in {spec.dtype}; try "
             f"hardware.dtype=float32, and fetch the checkpoint again if that does not help."
         )
     best = int(logits_V.argmax())
@@ -154,10 +151,7 @@ def forward(spec: ModelSpec, form: str) -> str:
 
 
 def first_plan(form: str, length: int) -> ForwardPlan:
-    """All positions fed, the last one (a mask, a block of its own) predicted."""
-    from dllm_bench.core.denoiser import ForwardPlan
-    from dllm_bench.core.trace import ForwardKind
-
+    """A plan that feeds all positions and predicts the last one: a mask in a block of its own."""
     plan = ForwardPlan(ForwardKind.PREFILL, (0, length), (length - 1, length), (0, 0))
     if form == "full":
         return plan

@@ -1,8 +1,7 @@
-"""What can be refused at once, from a composed configuration alone, with nothing heavy loaded.
+"""Quick checks of a composed configuration, so that a mistake is reported at once.
 
-Absent data directory, absent model folder, code execution that nobody allowed. The layers below
-check the same again where they use it; here it only has to be fast, so plain files are looked at
-and nothing of torch is imported.
+A missing data directory, a missing model folder, code execution without consent. The layers below
+check the same again where they use it. These checks only look at files and never import torch.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
+from dllm_bench.benchmarks.sandbox.execution import require_consent
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import ASSETS, PACKAGE, place_of
 from dllm_bench.store.files import check_results_directory
@@ -24,7 +26,10 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check(config: Mapping[str, Any], reads_data: bool) -> None:
-    """Raise the first sentence that applies; `reads_data`: the benchmark reads original files."""
+    """Raise a DllmBenchError for the first problem found.
+
+    `reads_data` says that the benchmark reads original files from the data directory.
+    """
     check_numbers(config)
     check_results_directory(config["paths"].get("results"))
     if reads_data:
@@ -38,32 +43,32 @@ def check_numbers(config: Mapping[str, Any]) -> None:
     """Seed, limit and batch are whole numbers; a limit may be null."""
     seed, limit, batch = config.get("seed", 0), config.get("limit"), config.get("batch", 1)
     if type(seed) is not int:
-        raise DllmBenchError(f"seed={seed!r} is no whole number; write for example seed=0.")
+        raise DllmBenchError(f"seed={seed!r} is not a whole number; write for example seed=0.")
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise DllmBenchError(f"limit={limit!r} is no whole number above zero; null means all.")
+        raise DllmBenchError(f"limit={limit!r} is not a whole number above zero; null means all.")
     if type(batch) is not int or batch < 1:
-        raise DllmBenchError(f"batch={batch!r} is no whole number above zero; 1 means one by one.")
+        raise DllmBenchError(
+            f"batch={batch!r} is not a whole number above zero; 1 means one request at a time."
+        )
 
 
 def check_data(data: str | None, benchmark: str) -> None:
-    """A data directory that is named has to be there; without one the hub has to be in reach."""
+    """A given data directory must exist; without one the hub must be reachable."""
     if data and not Path(data).expanduser().is_dir():
         raise DllmBenchError(
-            f"Benchmark {benchmark!r} reads paths.data={data}, which is no directory; name the one "
-            "that holds the original files."
+            f"Benchmark {benchmark!r} reads paths.data={data}, which is not a directory; name "
+            "the one that holds the original files."
         )
-    if not data and not hub_in_reach():
+    if not data and not hub_is_reachable():
         raise DllmBenchError(
-            f"Benchmark {benchmark!r} has no data directory and the hub cannot be reached; name "
+            f"Benchmark {benchmark!r} has no data directory, and the hub cannot be reached; name "
             "the directory that holds the original files with paths.data=DIR or DLLM_BENCH_DATA."
         )
 
 
-def hub_in_reach() -> bool:
-    """Whether the hub's name resolves, or its cache holds some data set already."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    if any(Path(HF_HUB_CACHE).glob("datasets--*")):
+def hub_is_reachable() -> bool:
+    """Whether the hub's host name resolves, or its cache already holds a data set."""
+    if any(Path(constants.HF_HUB_CACHE).glob("datasets--*")):
         return True
     try:
         return bool(socket.getaddrinfo(HUB, 443))
@@ -72,11 +77,14 @@ def hub_in_reach() -> bool:
 
 
 def check_device(hardware: Mapping[str, Any]) -> None:
-    """Settings of a platform can be shown and compared without its devices, not run."""
+    """Counts must be whole numbers, and the kind of device one that this package can run on.
+
+    Hardware of other kinds is in conf so that its reported numbers can be shown and compared.
+    """
     for name in COUNTS:
         count = hardware.get(name, 1)
         if count != "auto" and (type(count) is not int or count < 1):
-            raise DllmBenchError(f"hardware.{name}={count!r} is no whole number above zero.")
+            raise DllmBenchError(f"hardware.{name}={count!r} is not a whole number above zero.")
     device = str(hardware.get("device", "cpu"))
     processes = int(hardware.get("branch_parallel", 1)) * int(hardware.get("tensor_parallel", 1))
     if device.partition(":")[0] not in DEVICES:
@@ -88,7 +96,7 @@ def check_device(hardware: Mapping[str, Any]) -> None:
 
 
 def check_model(model: Mapping[str, Any]) -> None:
-    """Weights (and adapter) have to be where the model says: shipped, in a folder, or cached."""
+    """Weights and adapter must be where the model says: in the package, a folder, or the cache."""
     name = model.get("name")
     for source in (str(model[key]) for key in ("path", "lora") if model.get(key)):
         shipped = source.removeprefix(ASSETS)
@@ -108,21 +116,19 @@ def check_model(model: Mapping[str, Any]) -> None:
 
 def is_cached(hub_id: str) -> bool:
     """Whether the hub's cache has any version of a repository."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return (Path(HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir()
+    return (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir()
 
 
 def check_consent(benchmark: Mapping[str, Any]) -> None:
-    """Code written by a model runs only where somebody allowed it."""
-    from dllm_bench.benchmarks.sandbox.execution import require_consent
-
+    """Code written by a model only runs if the user has allowed it."""
     if runs_code(benchmark):
         require_consent(bool(benchmark.get("allow_code_execution")), str(benchmark.get("name")))
 
 
 def runs_code(benchmark: Mapping[str, Any]) -> bool:
-    """Problem sets in EvalPlus form do, prompts do not; lm-eval tasks say so in their file."""
+    """Whether grading runs generated code: EvalPlus problem sets do, and lm-eval tasks with
+    `unsafe_code: true` in their file.
+    """
     if "task" not in benchmark:
         return "allow_code_execution" in benchmark
     file = PACKAGE / "benchmarks" / "tasks" / f"{benchmark['task']}.yaml"

@@ -1,8 +1,8 @@
-"""Board rows of sealed runs, remembered: thousands of records are not read again to be listed.
+"""Cache of `status` rows, so that listing thousands of sealed runs does not re-read their records.
 
-A file beside the runs holds the row of every sealed record under its size and time of change; a
-record that was changed, or that is new, is read. Where the file cannot be written all is read each
-time. Left out: runs that are not sealed, which are always looked at.
+A file next to the runs holds the row of every sealed record together with the record's size and
+time of change. Records that are new or changed are read, and so are runs that are not sealed. If
+the file cannot be written, everything is read each time.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from dllm_bench.store.cache import DerivedCache
 from dllm_bench.store.store import RunEntry, RunState, Store, read_entry, record_fingerprint
 
 FILE = ".board.json"
-Row = Sequence[str]
+StatusRow = Sequence[str]
 
 
-def rows(store: Store, columns: Row, row_of: Callable[[RunEntry], Row]) -> list[Row]:
-    """One row per run folder, by path; `columns` says what a row is, for the next version."""
+def cached_rows(
+    store: Store, columns: StatusRow, row_of: Callable[[RunEntry], StatusRow]
+) -> list[StatusRow]:
+    """The row of each run folder, by path; another version or other `columns` empty the cache."""
     cache = DerivedCache(Path(store.root) / FILE, [__version__, *columns])
-    listed: list[Row] = []
+    rows: list[StatusRow] = []
     for folder in store.folders():
         name, state = folder.relative_to(store.root).as_posix(), record_fingerprint(folder)
-        known = cache.get(name, state) if state else None
-        if known is None:
+        row = cache.get(name, state) if state else None
+        if row is None:
             entry = read_entry(folder)
             if entry is None:
                 continue
-            known = list(row_of(entry))
+            row = list(row_of(entry))
             if state and entry.state is RunState.SEALED:
-                cache.put(name, state, known)
-        listed.append(known)
+                cache.put(name, state, row)
+        rows.append(row)
     cache.save(used_only=True)
-    return listed
+    return rows

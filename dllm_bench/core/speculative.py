@@ -1,9 +1,9 @@
-"""Contracts of the speculative half: who drafts, who verifies, how much, and by which chance.
+"""Contracts of speculative decoding: drafts, verification, and how many draft tokens to verify.
 
-Shapes: n proposed tokens, F positions the target fed last, L committed tokens, m tapped layers,
-D hidden size, V vocabulary; one request at a time, leading axis 1 where a network wants one.
-Pieces are frozen dataclasses without state; what drafting one request has to remember is a cache
-that `Draft.new_cache` makes.
+Shapes: D draft tokens, R = D + 1 rows of logits, L committed tokens, H hidden size, V vocabulary;
+F positions that the target fed last, C = H times the number of feature layers. One request at a
+time: a leading axis of 1 where a network wants a batch axis. Pieces are frozen dataclasses without
+state; what drafting one request has to remember is in the cache that `Draft.new_cache` makes.
 """
 
 from __future__ import annotations
@@ -19,204 +19,218 @@ from torch import Tensor
 from dllm_bench.core.contracts import Piece
 from dllm_bench.core.denoiser import Denoiser, KVCache
 
-GREEDY = 1e-5  # temperatures below take the most probable token
-Uniforms = Callable[[int], Tensor]  # n -> (n,) float64 of [0, 1), on the model's device
+GREEDY = 1e-5
+"""Temperatures below this one take the most probable token."""
+Uniforms = Callable[[int], Tensor]
+"""n -> n random numbers in [0, 1), (n,) float64, on the model's device."""
 
 
 class Target(Denoiser, Protocol):
-    """An autoregressive model whose insides a drafter may borrow.
-
-    num_layers, hidden_size: its transformer layers and the width D of their outputs, by which a
-    drafter checks that it was trained for this model.
-    """
+    """An autoregressive model whose embedding table and head a drafter may use."""
 
     attention_form: str
+    """How positions see each other; "causal" for a model that can verify drafts."""
     dtype: torch.dtype
     num_layers: int
+    """Transformer layers; a drafter checks by it that it was trained for this model."""
     hidden_size: int
+    """H, the width of a layer's output; checked like `num_layers`."""
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Rows (..., D) of the embedding table."""
+        """Rows (..., H) of the embedding table."""
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of normalised hidden states."""
+        """Logits (..., V) of normalised hidden states (..., H)."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Laws and draws of one temperature; equal uniform numbers give equal tokens.
+    """Probabilities and samples at one temperature; equal random numbers give equal tokens.
 
-    A draw is the first token whose cumulative probability, summed in float64, exceeds u.
+    The token drawn for a uniform number u is the first one whose cumulative probability, summed in
+    float64, exceeds u.
     """
 
     temperature: float
+    """Divides the logits; below `GREEDY` the most probable token is taken."""
     uniforms: Uniforms
+    """Source of random numbers; not called where greedy."""
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is left to chance."""
+        """Whether the most probable token is always taken."""
         return self.temperature < GREEDY
 
-    def law(self, logits_NV: Tensor) -> Tensor:
-        """Probabilities (n, V) in float32; all on the best token where greedy."""
+    def probabilities(self, logits_DV: Tensor) -> Tensor:
+        """Probabilities (D, V) in float32; 1 for the best token where greedy."""
         if self.greedy:
-            return one_hot(logits_NV.argmax(-1), logits_NV.shape[-1])
-        return (logits_NV.float() / self.temperature).softmax(-1)
+            return one_hot(logits_DV.argmax(-1), logits_DV.shape[-1])
+        return (logits_DV.float() / self.temperature).softmax(-1)
 
-    def draw(self, law_NV: Tensor) -> Tensor:
-        """One token (n,) of each law; n uniform numbers, or none where greedy."""
+    def draw(self, probabilities_DV: Tensor) -> Tensor:
+        """One token (D,) from each row; takes D random numbers, none where greedy."""
         if self.greedy:
-            return law_NV.argmax(-1)
-        cumulative_NV = law_NV.double().cumsum(-1)
-        u_N1 = self.uniforms(len(law_NV))[:, None] * cumulative_NV[:, -1:]
-        drawn_N1 = torch.searchsorted(cumulative_NV, u_N1, right=True)
-        return drawn_N1[:, 0].clamp_(max=law_NV.shape[-1] - 1)
+            return probabilities_DV.argmax(-1)
+        cumulative_DV = probabilities_DV.double().cumsum(-1)
+        u_D1 = self.uniforms(len(probabilities_DV))[:, None] * cumulative_DV[:, -1:]
+        drawn_D1 = torch.searchsorted(cumulative_DV, u_D1, right=True)
+        return drawn_D1[:, 0].clamp_(max=probabilities_DV.shape[-1] - 1)
 
-    def sample(self, logits_NV: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Tokens (n,) and the laws (n, V) they were drawn from, None where greedy."""
+    def sample(self, logits_DV: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens (D,) and the probabilities (D, V) they were drawn from, None where greedy."""
         if self.greedy:
-            return logits_NV.argmax(-1), None
-        law_NV = self.law(logits_NV)
-        return self.draw(law_NV), law_NV
+            return logits_DV.argmax(-1), None
+        probabilities_DV = self.probabilities(logits_DV)
+        return self.draw(probabilities_DV), probabilities_DV
 
 
-def one_hot(tokens_N: Tensor, vocabulary: int) -> Tensor:
-    """Laws (n, V) that leave no choice."""
-    return torch.nn.functional.one_hot(tokens_N, vocabulary).float()
+def one_hot(tokens_D: Tensor, vocabulary: int) -> Tensor:
+    """Probabilities (D, V), float32, that are 1 for the given tokens."""
+    return torch.nn.functional.one_hot(tokens_D, vocabulary).float()
 
 
-def at(values: Tensor, index: Tensor) -> Tensor:
-    """`values[index]` for a 0-d index on the device, without a host copy."""
+def row_at(values: Tensor, index: Tensor) -> Tensor:
+    """`values[index]` for a 0-d index on the device, without a copy to the host."""
     return values.index_select(0, index.reshape(1))[0]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a drafter may look at.
-
-    tokens_L: all committed tokens, the anchor last; the target has not fed the anchor yet.
-    features_1FC: outputs of the tapped layers (C = m D) at the F positions before the anchor that
-    the target fed last, None without such layers; kv: the drafter's own cache; head_begins: to be
-    called where a sequential head takes over from the drafter's network, to time them separately.
-    """
+    """What a drafter may read."""
 
     tokens_L: Tensor
+    """All committed tokens, int64. The last is the anchor: the target has not fed it yet."""
     features_1FC: Tensor | None
+    """Outputs of the feature layers at the F positions before the anchor that the target fed last;
+    None without feature layers."""
     target: Target
     kv: KVCache | None
+    """The drafter's own cache; None if it needs none."""
     head_begins: Callable[[], None] = lambda: None
+    """To be called where a sequential head takes over from the drafter's network, so that the two
+    are timed separately."""
 
     @property
     def anchor(self) -> int:
-        """Position of the newest committed token; both caches hold what lies before it."""
+        """Position of the newest committed token; both caches hold the positions before it."""
         return len(self.tokens_L) - 1
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Draft tokens (n,) after a context and the laws (n, V) they were drawn from, None if greedy.
+    """The draft tokens after a context; none at all is allowed: the target then adds one token."""
 
-    survival_N: logit of the probability that a token is accepted if all before it are, None
-    without a head that says so. n = 0 is legal: the target then decides one token alone.
-    calls, fed, cached: network calls of the drafter, the positions they fed, and those the first
-    one read from its cache.
-    """
-
-    tokens_N: Tensor
-    law_NV: Tensor | None = None
-    survival_N: Tensor | None = None
+    tokens_D: Tensor
+    """Draft tokens, int64."""
+    probabilities_DV: Tensor | None = None
+    """The distributions they were drawn from; None if greedy."""
+    survival_D: Tensor | None = None
+    """Logit of the probability that a token is accepted if all before it are; None without a
+    confidence head."""
     calls: int = 0
+    """Calls of the drafter's network."""
     fed: int = 0
+    """Positions these calls fed."""
     cached: int = 0
+    """Positions the first call read from the drafter's cache."""
 
     def __len__(self) -> int:
-        return len(self.tokens_N)
+        return len(self.tokens_D)
 
     def first(self, n: int) -> Proposal:
         """The proposal cut to its first n tokens."""
-        law, survival = self.law_NV, self.survival_N
+        probabilities_DV, survival_D = self.probabilities_DV, self.survival_D
         return replace(
             self,
-            tokens_N=self.tokens_N[:n],
-            law_NV=None if law is None else law[:n],
-            survival_N=None if survival is None else survival[:n],
+            tokens_D=self.tokens_D[:n],
+            probabilities_DV=None if probabilities_DV is None else probabilities_DV[:n],
+            survival_D=None if survival_D is None else survival_D[:n],
         )
 
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """How many draft tokens are accepted (0-d) and the target's own next token (0-d)."""
+    """What verification decided; both are 0-d int64 on the device."""
 
     count: Tensor
+    """How many draft tokens are accepted."""
     bonus: Tensor
+    """The target's own token after them."""
 
 
-HeadState = Tensor | None  # what a head carries from slot to slot
+HeadState = Tensor | None
+"""What a sequential head carries from slot to slot."""
 
 
 class BlockNetwork(Protocol):
-    """The network of DFlash and DSpark on the device of its target: a block of slots at once."""
+    """The network of DFlash and DSpark, on its target's device: drafts a block of slots at once."""
 
     def new_cache(self, length: int) -> KVCache:
-        """An empty cache of context keys and values."""
+        """An empty cache for the context's keys and values, up to `length` positions."""
 
     def block(self, context: Context, slots: int) -> tuple[Tensor, Tensor]:
-        """Hidden states (n, D) and logits (n, V) of the slots that predict."""
+        """Hidden states (D, H) and logits (D, V) of the slots that predict a token."""
 
     def transition(
-        self, token: Tensor, hidden_D: Tensor, state: HeadState
+        self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        """What the token before a slot adds to its logits (V,), and the head's next state."""
+        """What the token (0-d) before a slot adds to its logits (V,), and the next state."""
 
-    def survival(self, token: Tensor, hidden_D: Tensor) -> Tensor:
+    def survival(self, token: Tensor, hidden_H: Tensor) -> Tensor:
         """Logit (0-d) of the probability that a slot's token is accepted if all before it are."""
 
 
 class BlockDrafter(Protocol):
-    """A trained block drafter: what its config says, and its network where it is needed.
-
-    The first `silent` of its `slots` predict nothing. sequential, survives: whether it has a head
-    of transitions and one of confidences.
-    """
+    """A trained block drafter: what its config says, and its network where it is needed."""
 
     slots: int
+    """Slots of a block as trained."""
     silent: int
+    """The first slots of a block, which predict nothing."""
     feature_layers: tuple[int, ...]
-    sequential: bool
-    survives: bool
+    """Layers of the target that it reads; -1 is the embedding."""
+    has_transition_head: bool
+    """Whether a sequential head corrects a slot's logits by the token before it."""
+    has_confidence_head: bool
+    """Whether it estimates which tokens will be accepted."""
 
     def on(self, target: Target) -> BlockNetwork:
-        """The network, beside the target; a sentence where the two do not fit."""
+        """The network, on the target's device; DllmBenchError if it does not fit the target."""
 
 
 class ChainNetwork(Protocol):
-    """The network of EAGLE-3 on the device of its target: one token a call."""
+    """The network of EAGLE-3, on its target's device: one token a call."""
 
     def new_cache(self, length: int) -> KVCache:
-        """An empty cache, one entry per committed token but the first."""
+        """An empty cache, with one entry for every committed token but the first."""
 
     def extend(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Feed what was committed since: hidden state (1, 1, D), logits (1, V) of what follows."""
+        """Feed what was committed since the last call.
 
-    def step(self, token: Tensor, hidden_11D: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Feed one drafted token with the hidden state before it; the same for the next."""
+        Returns the last hidden state (1, 1, H) and the logits (1, V) of the token after it.
+        """
+
+    def step(self, token: Tensor, hidden_11H: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Feed one drafted token with the hidden state before it; returns as `extend` does."""
 
 
 class ChainDrafter(Protocol):
     """A trained chain drafter: what its config says, and its network where it is needed."""
 
     steps: int
+    """Tokens it was unrolled for in training."""
     feature_layers: tuple[int, ...]
+    """Layers of the target that it reads; -1 is the embedding."""
 
     def on(self, target: Target) -> ChainNetwork:
-        """The network, beside the target; a sentence where the two do not fit."""
+        """The network, on the target's device; DllmBenchError if it does not fit the target."""
 
 
 class ModelDrafter(Protocol):
     """A smaller autoregressive model over the same vocabulary."""
 
     def on(self, target: Target) -> Denoiser:
-        """The model, beside the target; a sentence where the two do not fit."""
+        """The model, on the target's device; DllmBenchError if it does not fit the target."""
 
 
 class Draft(Piece, ABC):
@@ -225,7 +239,7 @@ class Draft(Piece, ABC):
     @property
     @abstractmethod
     def longest(self) -> int:
-        """The most tokens a proposal has."""
+        """The most tokens a proposal can have."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -233,7 +247,7 @@ class Draft(Piece, ABC):
         return ()
 
     def new_cache(self, target: Target, length: int) -> KVCache | None:
-        """An empty cache for one request on a canvas of `length` positions; None: not needed."""
+        """An empty cache for one request of up to `length` positions; None if none is needed."""
         return None
 
     @abstractmethod
@@ -242,31 +256,31 @@ class Draft(Piece, ABC):
 
 
 class Verify(Piece, ABC):
-    """proposal -> accepted prefix and next token, without changing the target's output law."""
+    """proposal -> accepted prefix and next token; keeps the target's output distribution."""
 
-    reads_probabilities: ClassVar[
-        bool
-    ]  # whether it uses the law of a draft; drafts are greedy if not
+    reads_probabilities: ClassVar[bool]
+    """Whether it uses the distributions of a draft; drafts are greedy if not."""
 
     @abstractmethod
-    def __call__(self, proposal: Proposal, logits_NV: Tensor, sampler: Sampler) -> VerifyResult:
-        """logits (n + 1, V) of the target: row i judges draft token i, row n what comes after."""
+    def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
+        """Row i of the target's logits judges draft token i, the last row what comes after all."""
 
 
-LengthRule = Callable[[Sequence[Proposal]], list[int]]  # one length in 0..n per proposal
+LengthRule = Callable[[Sequence[Proposal]], list[int]]
+"""The proposals of a round, one per request -> how many tokens of each to verify."""
 
 
 class VerifyLength(Piece, ABC):
     """How many draft tokens of each request are worth verifying.
 
-    To keep the output law, whether a token is verified may depend on what is drafted before it and
-    on earlier rounds, never on itself or on what follows.
+    To keep the output distribution, whether a token is verified may depend on the tokens drafted
+    before it and on earlier rounds, never on the token itself or on what follows it.
     """
 
     def begin(self) -> LengthRule:
-        """The rule of one batch from its first round to its last; one that remembers is new."""
+        """The rule of one batch, from its first round to its last; new if it remembers rounds."""
         return self
 
     @abstractmethod
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        """The lengths of a round that knows of no other."""
+        """The lengths of one round, 0 to len(proposal) each, without knowledge of other rounds."""

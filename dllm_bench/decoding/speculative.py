@@ -1,19 +1,19 @@
-"""The only draft-verify loop: an autoregressive target decodes, a drafter saves it forwards.
+"""The only draft-verify loop: a drafter proposes tokens, an autoregressive target verifies them.
 
-Prefill, then rounds of: draft, cut to the length worth verifying, verify in one forward of the
-target, accept, crop. What happens in each word is the business of the piece of that name. Between
-rounds the caches of target and drafter hold exactly what lies before the newest token, the anchor.
-Requests side by side share the target's forward and the choice of lengths, nothing else. The output
-law is the target's own whatever the drafter is. Left out: one forward for the drafts of a batch.
+Prefill, then rounds: draft, cut the draft to the length worth verifying, verify it in one forward
+of the target, commit what is accepted, crop the caches. Each step is the business of the piece of
+that name. Between rounds the caches of target and drafter hold exactly the positions before the
+newest committed token, the anchor. Requests of a batch share the target's forward and the choice of
+lengths, nothing else. The output distribution is the target's own, whatever the drafter is.
+Left out: one drafter forward for the whole batch.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,12 +45,16 @@ from dllm_bench.registry import register
 @register("decoder.speculative")
 @dataclass(frozen=True)
 class SpeculativeDecoder:
-    """Three pieces and a temperature, the target's and the drafter's alike."""
+    """Speculative decoding, put together from three pieces."""
 
     draft: Draft
+    """Proposes tokens after the committed ones."""
     verify: Verify = field(default_factory=Rejection)
+    """Decides which proposed tokens are accepted."""
     length: VerifyLength = field(default_factory=FixedLength)
+    """Decides how many proposed tokens of each request are verified."""
     temperature: float = 0.0
+    """Of the target and of the drafter; 0 takes the most probable token."""
 
     def __post_init__(self) -> None:
         check_fit(self.slots())
@@ -62,11 +66,13 @@ class SpeculativeDecoder:
 
     def slots(self) -> dict[str, Piece]:
         """The pieces by the name of their slot."""
-        values = {slot.name: getattr(self, slot.name) for slot in fields(self)}
-        return {name: piece for name, piece in values.items() if isinstance(piece, Piece)}
+        return {"draft": self.draft, "verify": self.verify, "length": self.length}
 
     def prepare(self, model: Target, request: Request) -> Request:
-        """The request with what the pieces have to know beforehand; networks are read here."""
+        """The request with what the pieces have to know beforehand; loads the drafter's network.
+
+        DllmBenchError if the model is not autoregressive or does not fit the drafter.
+        """
         check_target(model)
         check_prompt(request, model.special)
         self.draft.new_cache(model, 0)
@@ -76,105 +82,100 @@ class SpeculativeDecoder:
         return request
 
     def uniforms(self, request: Request, device: torch.device) -> Uniforms:
-        """The request's random numbers; they follow from its seed."""
+        """The source of the request's random numbers, seeded by `request.seed`."""
         generator = torch.Generator(device).manual_seed(request.seed)
         return lambda n: torch.rand(n, generator=generator, dtype=torch.float64, device=device)
 
     def generate(self, model: Target, request: Request) -> Generation:
-        """Decode `request`; `ids` has all of the last round, `cut` knows the limit."""
+        """Decode one request; `ids` holds the whole last round, `cut` says where the limit lies."""
         return self.generate_batch(model, [request])[0]
 
     def generate_batch(self, model: Target, requests: Sequence[Request]) -> list[Generation]:
-        """Decode requests (of distinct ids) side by side, all begun at once; in their order."""
-        found = {
-            done.request_id: done for done in self.generate_stream(model, requests, len(requests))
-        }
-        return [found[request.id] for request in requests]
+        """Decode requests with distinct ids in one batch; results in the order of the requests."""
+        done = {one.request_id: one for one in self.generate_stream(model, requests, len(requests))}
+        return [done[request.id] for request in requests]
 
     @torch.inference_mode()
     def generate_stream(
         self, model: Target, requests: Iterable[Request], batch: int
     ) -> Iterator[Generation]:
-        """Decode `batch` requests at a time: one verification a round, everyone leaves as they end.
+        """Decode up to `batch` requests at a time and yield each as it finishes.
 
-        A text is what its request gives alone, as far as lengths do not depend on the others. The
-        time of a row is what passed for its request, waiting for the others included.
+        A text equals that of its request decoded alone, unless the length rule looks at the whole
+        batch. The time of a forward is what its request waited for it, other requests included.
         """
-        waiting, texts, rule = iter(requests), list[_Text](), self.length.begin()
+        waiting, active, rule = iter(requests), list[_ActiveRequest](), self.length.begin()
         while True:
-            texts += [
-                self._begin(model, request) for request in islice(waiting, batch - len(texts))
+            active += [
+                self._begin(model, request) for request in islice(waiting, batch - len(active))
             ]
-            if not texts:
+            if not active:
                 return
-            yield from (text.generation() for text in texts if text.over)
-            if texts := [text for text in texts if not text.over]:
-                self._round(texts, rule)
+            yield from (one.generation() for one in active if one.finished)
+            if active := [one for one in active if not one.finished]:
+                self._round(active, rule)
 
-    def _begin(self, model: Target, request: Request) -> _Text:
+    def _begin(self, model: Target, request: Request) -> _ActiveRequest:
         """Feed the prompt; the token after it is the first anchor."""
         request = self.prepare(model, request)
-        own = Sampler(self.temperature, self.uniforms(request, model.device))
-        text = _Text.start(model, request, self.draft, own)
-        nothing = Proposal(text.tokens_L[:0])
-        (logits_1V,) = forward(
-            [text], [text.plan(ForwardKind.PREFILL, nothing, self.draft.feature_layers)]
-        )
-        text.commit(own.sample(logits_1V)[0].tolist())
-        text.features_1FC = text.kv.features
-        return text
+        sampler = Sampler(self.temperature, self.uniforms(request, model.device))
+        one = _ActiveRequest.start(model, request, self.draft, sampler)
+        nothing = Proposal(one.tokens_L[:0])
+        plan = one.plan(ForwardKind.PREFILL, nothing, self.draft.feature_layers)
+        (logits_1V,) = forward([one], [plan])
+        one.commit(sampler.sample(logits_1V)[0].tolist())
+        one.features_1FC = one.kv.features
+        return one
 
-    def _round(self, texts: Sequence[_Text], rule: LengthRule) -> None:
-        """Draft, cut, feed anchors and proposals together, commit what the rule accepts."""
-        wholes = [self._propose(text) for text in texts]
-        proposals = [whole.first(n) for whole, n in zip(wholes, rule(wholes), strict=True)]
-        asked = list(zip(texts, proposals, strict=True))
+    def _round(self, active: Sequence[_ActiveRequest], rule: LengthRule) -> None:
+        """Draft for every request, verify all drafts in one forward, commit what is accepted."""
+        drafts = [self._propose(one) for one in active]
+        proposals = [draft.first(n) for draft, n in zip(drafts, rule(drafts), strict=True)]
+        layers = self.draft.feature_layers
         plans = [
-            text.plan(ForwardKind.VERIFY, proposal, self.draft.feature_layers)
-            for text, proposal in asked
+            one.plan(ForwardKind.VERIFY, proposal, layers)
+            for one, proposal in zip(active, proposals, strict=True)
         ]
-        verdicts = [
-            self.verify(proposal, logits_NV, text.sampler)
-            for (text, proposal), logits_NV in zip(asked, forward(texts, plans), strict=True)
+        results = [
+            self.verify(proposal, logits_RV, one.sampler)
+            for one, proposal, logits_RV in zip(
+                active, proposals, forward(active, plans), strict=True
+            )
         ]
-        for text, whole, verdict in zip(texts, wholes, verdicts, strict=True):
-            self._commit(text, whole, verdict)
+        for one, draft, result in zip(active, drafts, results, strict=True):
+            self._commit(one, draft, result)
 
-    def _propose(self, text: _Text) -> Proposal:
-        """The whole draft after a text."""
-        guess = (
-            text.sampler
-            if self.verify.reads_probabilities
-            else replace(text.sampler, temperature=0.0)
-        )
-        context = Context(
-            text.tokens_L, text.features_1FC, text.model, text.memory, text.clock.mark
-        )
-        proposal = self.draft.propose(context, guess)
-        text.drafted(proposal)
+    def _propose(self, one: _ActiveRequest) -> Proposal:
+        """The draft after the committed tokens, before it is cut."""
+        sampler = one.sampler
+        if not self.verify.reads_probabilities:
+            sampler = replace(sampler, temperature=0.0)
+        context = Context(one.tokens_L, one.features_1FC, one.model, one.draft_kv, one.clock.mark)
+        proposal = self.draft.propose(context, sampler)
+        one.record_draft(proposal)
         return proposal
 
-    def _commit(self, text: _Text, whole: Proposal, verdict: VerifyResult) -> None:
-        """Keep the accepted tokens up to an end, and the target's own token after them."""
-        count, bonus, drafted, survival = on_host(verdict, whole)
-        end = first_end(drafted[:count], text.model.special)
+    def _commit(self, one: _ActiveRequest, draft: Proposal, result: VerifyResult) -> None:
+        """Keep the accepted tokens up to an end token, and the target's own token after them."""
+        count, bonus, drafted, survival = _copy_to_host(result, draft)
+        end = first_end(drafted[:count], one.model.special)
         kept = drafted[: count if end is None else end + 1]
         new = [*kept] if end is not None else [*kept, bonus]
-        text.note(accepted=len(kept), drafted=drafted, survival=survival)
-        text.commit(new)
-        text.kv.crop(text.committed - 1)
-        features_1FC = text.kv.features
-        text.features_1FC = None if features_1FC is None else features_1FC[:, : len(new)]
+        one.record_verification(accepted=len(kept), drafted=drafted, survival=survival)
+        one.commit(new)
+        one.kv.crop(one.committed - 1)
+        features_1FC = one.kv.features
+        one.features_1FC = None if features_1FC is None else features_1FC[:, : len(new)]
 
 
-def forward(texts: Sequence[_Text], plans: Sequence[ForwardPlan]) -> list[Tensor]:
-    """One forward for all texts, whose K/V are kept: logits (rows, V) of each.
+def forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan]) -> list[Tensor]:
+    """One forward of the target for all requests; its K/V are stored. Logits (R, V) of each.
 
-    A text alone is fed as it is; more are a batch of ragged lengths.
+    A single request is fed as it is; several are a batch of ragged lengths.
     """
-    model = texts[0].model
-    canvases, caches = [text.canvas_1L for text in texts], [text.kv for text in texts]
-    if len(texts) == 1:
+    model = active[0].model
+    canvases, caches = [one.canvas_1L for one in active], [one.kv for one in active]
+    if len(active) == 1:
         logits = [model.forward(canvases[0], plans[0], caches[0])]
     else:
         logits = model.forward_batch(canvases, plans, caches)
@@ -183,36 +184,70 @@ def forward(texts: Sequence[_Text], plans: Sequence[ForwardPlan]) -> list[Tensor
     return [logits_1RV[0] for logits_1RV in logits]
 
 
-@dataclass
-class _Text:
-    """One request on its way: committed tokens, and the facts of the forwards that made them.
+class _HostClock:
+    """Milliseconds between marks, by the host's clock."""
 
-    kv, memory: the caches of target and drafter; features_1FC: what the drafter reads next.
-    """
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """End one span and begin the next."""
+        self.marks.append(time.perf_counter())
+
+    def spans_ms(self) -> list[float]:
+        """One span per pair of neighbouring marks."""
+        return [1000 * (after - before) for before, after in pairwise(self.marks)]
+
+
+class _CudaClock:
+    """The same by events of a CUDA device, for which the host does not have to wait."""
+
+    def __init__(self) -> None:
+        self.marks: list[torch.cuda.Event] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """End one span and begin the next."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self.marks.append(event)
+
+    def spans_ms(self) -> list[float]:
+        """One span per pair of neighbouring marks."""
+        torch.cuda.synchronize()
+        return [before.elapsed_time(after) for before, after in pairwise(self.marks)]
+
+
+@dataclass
+class _ActiveRequest:
+    """One request that is being decoded: committed tokens, caches, and the trace so far."""
 
     model: Target
     request: Request
     sampler: Sampler
     canvas_1L: Tensor
-    committed: int
-    kv: KVCache
-    memory: KVCache | None
-    clock: _Clock
-    features_1FC: Tensor | None = None
+    committed: int  # positions decided, the prompt included
+    kv: KVCache  # the target's
+    draft_kv: KVCache | None  # the drafter's
+    clock: _HostClock | _CudaClock
+    features_1FC: Tensor | None = None  # what the drafter reads next
     forwards: list[Forward] = field(default_factory=list)
-    born: list[int] = field(default_factory=list)
-    ended: bool = False
+    born: list[int] = field(default_factory=list)  # forward that committed each new token
+    ended: bool = False  # whether an end token was committed
 
     @classmethod
-    def start(cls, model: Target, request: Request, draft: Draft, sampler: Sampler) -> _Text:
-        """The prompt and room for all that a last round may add."""
+    def start(
+        cls, model: Target, request: Request, draft: Draft, sampler: Sampler
+    ) -> _ActiveRequest:
+        """The prompt on a canvas with room for all that the last round may add."""
         prompt = len(request.prompt_ids)
         room = prompt + request.max_new_tokens + draft.longest + 1
         canvas_1L = torch.full((1, room), model.special.mask, device=model.device)
         canvas_1L[0, :prompt] = torch.tensor(request.prompt_ids, device=model.device)
-        kv, memory = model.new_cache(room), draft.new_cache(model, room)
-        clock = _Clock(model.device)
-        return cls(model, request, sampler, canvas_1L, prompt, kv, memory, clock)
+        kv, draft_kv = model.new_cache(room), draft.new_cache(model, room)
+        clock = _CudaClock() if model.device.type == "cuda" else _HostClock()
+        return cls(model, request, sampler, canvas_1L, prompt, kv, draft_kv, clock)
 
     @property
     def tokens_L(self) -> Tensor:
@@ -220,48 +255,43 @@ class _Text:
         return self.canvas_1L[0, : self.committed]
 
     @property
-    def over(self) -> bool:
-        """Whether the text has ended or is long enough."""
+    def finished(self) -> bool:
+        """Whether an end token was committed or the limit is reached."""
         return self.ended or len(self.born) >= self.request.max_new_tokens
 
-    def drafted(self, proposal: Proposal) -> None:
-        """Note the drafter's part of a round; one without a network costs the next forward.
+    def record_draft(self, proposal: Proposal) -> None:
+        """Add the drafter's forward of a round to the trace.
 
-        A sequential head has a row of its own, where the drafter said that it begins.
+        A draft without a network has none: its time is part of the next forward. A sequential head
+        has a row of its own, from where the drafter called `head_begins`.
         """
         if not proposal.calls:
             return
-        headed = self.clock.spans > len(self.forwards)
+        has_head = len(self.clock.marks) - 1 > len(self.forwards)
         self.clock.mark()
         row = Forward(ForwardKind.DRAFT, 1, proposal.fed, proposal.cached, calls=proposal.calls)
         head = Forward(ForwardKind.HEAD, 1, 0, 0, calls=len(proposal))
-        self.forwards += [row, head] if headed else [row]
+        self.forwards += [row, head] if has_head else [row]
 
-    def plan(
-        self, kind: ForwardKind, proposal: Proposal, feature_layers: tuple[int, ...]
-    ) -> ForwardPlan:
-        """Feed what is not cached and the proposed tokens; logits (n + 1) from the anchor on."""
+    def plan(self, kind: ForwardKind, proposal: Proposal, layers: tuple[int, ...]) -> ForwardPlan:
+        """Feed what is not cached and the draft; logits of the D + 1 positions after the anchor."""
         stop = self.committed + len(proposal)
-        self.canvas_1L[0, self.committed : stop] = proposal.tokens_N
+        self.canvas_1L[0, self.committed : stop] = proposal.tokens_D
         feed, rows = (self.kv.length, stop), (self.committed, stop + 1)
         self.forwards.append(Forward(kind, 1, stop - feed[0], feed[0], proposed=len(proposal)))
         return ForwardPlan(
-            kind,
-            feed,
-            rows,
-            store=feed,
-            attention="block_causal",
-            block=1,
-            feature_layers=feature_layers,
+            kind, feed, rows, feed, attention="block_causal", block=1, feature_layers=layers
         )
 
-    def note(self, accepted: int, drafted: tuple[int, ...], survival: tuple[float, ...]) -> None:
-        """What the last forward, a verification, was asked about, and what it accepted."""
+    def record_verification(
+        self, accepted: int, drafted: tuple[int, ...], survival: tuple[float, ...]
+    ) -> None:
+        """Complete the last forward's row: the whole draft, and how many tokens were accepted."""
         row = self.forwards[-1]
         self.forwards[-1] = replace(row, accepted=accepted, drafted=drafted, survival=survival)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Append what the last forward decided."""
+        """Append the tokens that the last forward decided."""
         self.clock.mark()
         stop = self.committed + len(tokens)
         self.canvas_1L[0, self.committed : stop] = torch.tensor(tokens, device=self.model.device)
@@ -270,7 +300,7 @@ class _Text:
         self.ended = first_end(tokens, self.model.special) is not None
 
     def generation(self) -> Generation:
-        """All that was committed; what lies beyond the limit is cut by its length."""
+        """All committed tokens; those beyond the limit are cut by the reason "length"."""
         ids = tuple(self.tokens_L[len(self.request.prompt_ids) :].tolist())
         cut = cut_reasons(ids, self.request.max_new_tokens, self.model.special)
         rows = zip(self.forwards, self.clock.spans_ms(), strict=True)
@@ -278,53 +308,22 @@ class _Text:
         return Generation(self.request.id, ids, tuple(self.born), cut, trace)
 
 
-class _Clock:
-    """Milliseconds between marks: events of a CUDA device, which waits for none, or host time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.marks: list[Any] = []
-        self.mark()
-
-    def mark(self) -> None:
-        """End one span and begin the next."""
-        if not self.cuda:
-            self.marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self.marks.append(event)
-
-    @property
-    def spans(self) -> int:
-        """How many spans have ended."""
-        return len(self.marks) - 1
-
-    def spans_ms(self) -> list[float]:
-        """One span per pair of neighbouring marks."""
-        pairs = pairwise(self.marks)
-        if not self.cuda:
-            return [1000 * (after - before) for before, after in pairs]
-        torch.cuda.synchronize()
-        return [before.elapsed_time(after) for before, after in pairs]
-
-
-def on_host(
-    verdict: VerifyResult, whole: Proposal
+def _copy_to_host(
+    result: VerifyResult, draft: Proposal
 ) -> tuple[int, int, tuple[int, ...], tuple[float, ...]]:
-    """Count, next token, drafted tokens and their survival (4 digits), in one copy."""
-    none_0 = whole.tokens_N[:0]
-    survival_N = none_0 if whole.survival_N is None else whole.survival_N
-    parts = torch.stack([verdict.count, verdict.bonus]), whole.tokens_N, survival_N
+    """Count, next token, draft tokens and their survival logits (4 digits), in one device copy."""
+    nothing = draft.tokens_D[:0]
+    survival_D = nothing if draft.survival_D is None else draft.survival_D
+    parts = torch.stack([result.count, result.bonus]), draft.tokens_D, survival_D
     count, bonus, *rest = torch.cat([part.double() for part in parts]).tolist()
-    drafted, survival = rest[: len(whole)], rest[len(whole) :]
+    drafted, survival = rest[: len(draft)], rest[len(draft) :]
     return int(count), int(bonus), tuple(map(int, drafted)), tuple(round(z, 4) for z in survival)
 
 
 def check_target(model: Target) -> None:
-    """Refuse models whose positions see later ones: there is no next token to verify."""
+    """Refuse models whose positions see later ones: they predict no next token to verify."""
     if model.attention_form != "causal":
         raise DllmBenchError(
-            f"A speculative decoder asks for an autoregressive target, this model has "
-            f"{model.attention_form} attention; choose another model or decoder."
+            f"Speculative decoding needs an autoregressive target; this model has "
+            f"{model.attention_form} attention. Choose another model or another decoder."
         )

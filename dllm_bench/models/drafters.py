@@ -137,12 +137,12 @@ class TrainedBlock(Trained):
         return self.facts.silent
 
     @property
-    def sequential(self) -> bool:
+    def has_transition_head(self) -> bool:
         """Whether it has a head of transitions."""
         return self.facts.rank > 0
 
     @property
-    def survives(self) -> bool:
+    def has_confidence_head(self) -> bool:
         """Whether it has a confidence head."""
         return self.facts.confidence
 

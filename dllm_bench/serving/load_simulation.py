@@ -18,19 +18,19 @@ from statistics import fmean, median
 import numpy as np
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.length.hardware_aware import Chances, TwoStepsAhead, early_stop
+from dllm_bench.decoding.length.hardware_aware import Probabilities, TwoStepsAhead, early_stop
 from dllm_bench.decoding.length.measurements import StepProfile
-from dllm_bench.decoding.length.threshold import sure_tokens
+from dllm_bench.decoding.length.threshold import likely_prefix
 
-PlainRule = Callable[[Chances], Sequence[int]]
+PlainRule = Callable[[Probabilities], Sequence[int]]
 Arrivals = Callable[[int, np.random.Generator], Sequence[float]]  # n -> seconds, rising
 
 
 @dataclass(frozen=True)
 class DraftOutcome:
-    """A draft at one position of a text: estimated chances, and how many tokens are right."""
+    """A draft at one position of a text: estimated probabilities, and how many tokens are right."""
 
-    chances: tuple[float, ...]
+    probabilities: tuple[float, ...]
     accepted: int
 
 
@@ -109,11 +109,13 @@ def at_once(n: int, rng: np.random.Generator) -> Sequence[float]:
     return [0.0] * n
 
 
-def calibrated_text(chances: Sequence[float], tokens: int, rng: np.random.Generator) -> DraftedText:
-    """A text whose drafts are accepted independently with exactly the estimated chances."""
-    right_TN = rng.random((tokens, len(chances))) < np.asarray(chances)
+def calibrated_text(
+    probabilities: Sequence[float], tokens: int, rng: np.random.Generator
+) -> DraftedText:
+    """A text whose drafts are accepted independently with exactly the estimated probabilities."""
+    right_TN = rng.random((tokens, len(probabilities))) < np.asarray(probabilities)
     accepted_T = right_TN.cumprod(axis=1).sum(axis=1)
-    return [DraftOutcome(tuple(chances), int(accepted)) for accepted in accepted_T]
+    return [DraftOutcome(tuple(probabilities), int(accepted)) for accepted in accepted_T]
 
 
 def simulate(
@@ -179,7 +181,7 @@ class _Engine:
         """Draft, choose lengths, verify, commit; finished requests leave."""
         texts = self.system.texts
         drafts = [texts[one.index][one.done] for one in self.active]
-        lengths = self.rule([draft.chances for draft in drafts])
+        lengths = self.rule([draft.probabilities for draft in drafts])
         verified = len(drafts) + sum(lengths)
         step_s = self.profile.step_s(verified) + self.system.draft_s(len(drafts))
         before = sum(one.done for one in self.active)
@@ -309,19 +311,19 @@ NewLengthRule = Callable[[], PlainRule]
 
 def fixed_rule(tokens: int | None = None) -> NewLengthRule:
     """At most so many tokens of every draft; None: all, 0: autoregressive decoding."""
-    return lambda: lambda chances: [len(row[:tokens]) for row in chances]
+    return lambda: lambda probabilities: [len(row[:tokens]) for row in probabilities]
 
 
 def threshold_rule(tau: float) -> NewLengthRule:
     """Up to the first token whose own chance is below tau."""
-    return lambda: lambda chances: [sure_tokens(row, tau) for row in chances]
+    return lambda: lambda probabilities: [likely_prefix(row, tau) for row in probabilities]
 
 
 def hardware_aware_rule(profile: StepProfile) -> NewLengthRule:
     """DSpark's Algorithm 1 with early stop."""
 
-    def rule(chances: Chances) -> list[int]:
-        return early_stop(chances, profile)
+    def rule(probabilities: Probabilities) -> list[int]:
+        return early_stop(probabilities, profile)
 
     return lambda: rule
 

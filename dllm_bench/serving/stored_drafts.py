@@ -95,9 +95,12 @@ class StoredDrafts:
                     "A load is simulated from drafts at every position of a text, this run "
                     "verified some; run it with decoder/length=fixed decoder.length.tokens=0."
                 )
-        chances = (temperatures or Temperatures()).chances
+        probabilities = (temperatures or Temperatures()).probabilities
         return [
-            [DraftOutcome(tuple(chances(o.logits) or [1.0] * o.tokens), o.right) for o in text]
+            [
+                DraftOutcome(tuple(probabilities(o.logits) or [1.0] * o.tokens), o.right)
+                for o in text
+            ]
             for text in self.texts
         ]
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dllm_bench.cli.views import BOARD_DEFINITIONS
 from dllm_bench.metrics import accuracy
+from dllm_bench.site.format import LISTED_METRICS, significant
 from dllm_bench.site.html import Column, Html, Page, el, grid, link
 from dllm_bench.site.index_page import settings_apart
-from dllm_bench.site.run_page import digits, run_address
+from dllm_bench.site.run_page import run_address
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import SHOWN, digest, slug
 
-TPF, TPS = BOARD_DEFINITIONS
+TPF, TPS = LISTED_METRICS
 UP, YES = "../", "yes"
 
 
@@ -112,7 +112,7 @@ def compare_row(
     speeds = []
     for name in (TPF, TPS):
         mine, theirs = record.summary.get(name), reference.summary.get(name)
-        speeds += [digits(mine), f"{mine / theirs:.2f}" if mine is not None and theirs else ""]
+        speeds += [significant(mine), f"{mine / theirs:.2f}" if mine is not None and theirs else ""]
     return (
         run_link(record, paged),
         spec.label,

@@ -13,10 +13,10 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
 
-from dllm_bench.cli.views import BOARD_DEFINITIONS
 from dllm_bench.registry import TARGET
+from dllm_bench.site.format import LISTED_METRICS, significant
 from dllm_bench.site.html import Column, Html, Page, el, filters, grid, link, section
-from dllm_bench.site.run_page import digits, run_address, shorten
+from dllm_bench.site.run_page import run_address, shorten
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec, leaves
 from dllm_bench.store.store import RunEntry
@@ -138,14 +138,19 @@ def listed(title: str, name: str, pages: Sequence[tuple[str, str]], command: str
 
 def runs_section(shelf: Shelf) -> Html:
     """The list of runs with fields that narrow it."""
-    columns = [Column("Run"), Column("State"), Column("Decoder"), Column("Settings", wide=True)]
+    columns = [
+        Column("Run"),
+        Column("State"),
+        Column("Decoder"),
+        Column("Settings", wide=True),
+    ]
     columns += [Column("Model"), Column("Benchmark"), Column("Samples", number=True)]
     columns += [Column("Score %", number=True), Column("95 % interval", number=True)]
     columns += [Column("TPF", number=True), Column("TPS", number=True)]
     apart = settings_apart([entry.spec for entry in shelf.entries])
     rows = (run_row(entry, shelf, apart) for entry in shelf.entries)
     states = sorted({str(entry.state) for entry in shelf.entries})
-    about = f"TPF is {BOARD_DEFINITIONS[0]}, TPS {BOARD_DEFINITIONS[1]}. "
+    about = f"TPF is {LISTED_METRICS[0]}, TPS {LISTED_METRICS[1]}. "
     about += "Settings: those in which runs of one decoder, model and benchmark differ."
     return section(
         "Runs",
@@ -172,7 +177,7 @@ def run_row(entry: RunEntry, shelf: Shelf, apart: Mapping[str, str]) -> tuple[st
         f"{entry.done}" if record else f"{entry.done} of {total}",
         f"{100 * score.mean:.1f}" if score else "",
         f"[{100 * score.low:.1f}, {100 * score.high:.1f}]" if score else "",
-        *(digits(summary.get(name)) for name in BOARD_DEFINITIONS),
+        *(significant(summary.get(name)) for name in LISTED_METRICS),
     )
 
 

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from dllm_bench.cli import paint
-from dllm_bench.cli.views import commit, number
 from dllm_bench.metrics.definitions import FAMILIES, definition, measure_all
 from dllm_bench.registry import TARGET
+from dllm_bench.site import colours
+from dllm_bench.site.format import commit, number, printable, significant
 from dllm_bench.site.html import (
     Column,
     Html,
@@ -30,7 +30,7 @@ from dllm_bench.site.html import (
     scroll,
     section,
 )
-from dllm_bench.site.samples import CHUNK
+from dllm_bench.site.sample_data import CHUNK
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec, leaves
 
@@ -102,7 +102,7 @@ def tiles(record: RunRecord) -> Html:
         what = definition(name)
         value = what(facts)
         if value is not None:
-            found.append(tile(name, digits(value), what.unit, bracketed(what.interval(facts))))
+            found.append(tile(name, significant(value), what.unit, bracketed(what.interval(facts))))
     return el("ul", {"class": "tiles"}, *found)
 
 
@@ -163,7 +163,7 @@ def sample_row(record: RunRecord, index: int, texts: Mapping[str, str]) -> tuple
         number(forwards, 0),
         number(tokens / forwards if forwards and tokens is not None else None),
         number(seconds, 3),
-        paint.printable(text[:SNIPPET]) + ("…" if len(text) > SNIPPET else ""),
+        printable(text[:SNIPPET]) + ("…" if len(text) > SNIPPET else ""),
     )
 
 
@@ -175,8 +175,8 @@ def sample_page(record: RunRecord) -> str:
         "sample",
         [("runs", "index.html#runs"), (title_of(spec), run_address(spec.short))],
     )
-    known = {"ids": record.columns["id"], "chunk": CHUNK, "scale": paint.SCALE}
-    known |= {"luminance": paint.LUMINANCE, "even": paint.EVEN_CONTRAST}
+    known = {"ids": record.columns["id"], "chunk": CHUNK, "scale": colours.SCALE}
+    known |= {"luminance": colours.LUMINANCE, "even": colours.EVEN_CONTRAST}
     return page(
         el("div", {"id": "viewer"}, el("noscript", {}, "The trace viewer needs JavaScript.")),
         el("script", {"type": "application/json", "id": "run-data"}, Html(data(known))),
@@ -212,18 +212,13 @@ def numbers_section(record: RunRecord) -> Html:
 def numbers_of(record: RunRecord) -> dict[str, str]:
     """Name -> value as text, one value per position for a family; empty where it is undefined."""
     facts = record.sample_stats
-    shown = {name: digits(value) for name, value in measure_all(facts).items()}
+    shown = {name: significant(value) for name, value in measure_all(facts).items()}
     longest = max((turn[0] for fact in facts for turn in fact.rounds or ()), default=0)
     for name, family in FAMILIES.items():
         found = [family.at(k)(facts) for k in range(1, longest + 1)]
         known = any(value is not None for value in found)
-        shown[f"{name}@k"] = ", ".join(digits(v) or "–" for v in found) if known else ""
+        shown[f"{name}@k"] = ", ".join(significant(v) or "–" for v in found) if known else ""
     return shown
-
-
-def digits(value: float | None) -> str:
-    """Four significant digits; empty for nothing."""
-    return "" if value is None else f"{value:.4g}"
 
 
 def number_rows(title: str, values: Mapping[str, str], names: Iterable[str]) -> Html:

@@ -1,44 +1,51 @@
-"""Texts behind stored ids: tokens by the model's tokenizer, prompts by the benchmark.
+"""The texts behind stored ids: tokens by the model's tokenizer, prompts by the benchmark.
 
-Neither is stored with a run. A prompt is given only where its ids have the hash the sample was
-decoded with, so that what is shown is what the model read; without tokenizer or data there is none,
-and tokens are numbers. What runs share is read once.
+Runs store neither. A prompt is given only if its ids have the hash that the sample was decoded
+with, so that what is shown is what the model was given. Without a tokenizer or the data there is no
+prompt, and tokens are shown as numbers. Tokenizers and prompts that runs share are read once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
-from dllm_bench.cli.views import Decode, decoder_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.store import inputs
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec, digest
 
+DecodeTokens = Callable[[Sequence[int]], str]  # token ids to text
+
 
 @dataclass
-class Texts:
-    """Tokenizers and prompts of the runs looked at so far."""
+class TextSource:
+    """Token texts and prompts of runs, cached.
 
-    decoders: dict[str, Decode] = field(default_factory=dict)
+    decoders: by digest of the model's configuration.
+    requests: by digest of model, benchmark and limit.
+    """
+
+    decoders: dict[str, DecodeTokens] = field(default_factory=dict)
     requests: dict[str, list[Request]] = field(default_factory=dict)
 
-    def decode(self, spec: RunSpec) -> Decode:
-        """Token ids to text."""
+    def decode(self, spec: RunSpec) -> DecodeTokens:
+        """Token ids to text, by the tokenizer of the run's model."""
         key = digest(spec.model)
         if key not in self.decoders:
             try:
-                self.decoders[key] = decoder_of(spec.model)
+                self.decoders[key] = token_decoder(spec.model)
             except DllmBenchError:
-                self.decoders[key] = numbers
+                self.decoders[key] = ids_as_text
         return self.decoders[key]
 
     def prompts(self, spec: RunSpec, samples: Mapping[str, SampleRecord]) -> dict[str, str]:
-        """Sample -> prompt, where it is known."""
+        """Sample id -> prompt, where it is the one the sample was decoded with."""
         return {
             request.id: readable(request.prompt)
             for request in self._requests(spec)
@@ -46,7 +53,7 @@ class Texts:
         }
 
     def _requests(self, spec: RunSpec) -> list[Request]:
-        """The requests of a run as they are today, none where they cannot be made here."""
+        """The requests the run would have today; none if they cannot be made on this machine."""
         key = digest([spec.model, spec.benchmark, spec.limit])
         if key not in self.requests:
             try:
@@ -56,15 +63,28 @@ class Texts:
         return self.requests[key]
 
 
+def token_decoder(model: Mapping[str, Any]) -> DecodeTokens:
+    """Token ids to text with a model's own tokenizer; special tokens stay visible."""
+    # torch takes seconds to import, and much that is shown needs no token texts
+    from dllm_bench.models.sources import checkpoint_folder
+    from dllm_bench.models.text import read_tokenizer
+
+    spec = inputs.model_spec(model)
+    tokenizer = read_tokenizer(checkpoint_folder(spec.path, spec.revision))
+    return lambda ids: str(tokenizer.decode(list(ids))) if tokenizer else str(list(ids))
+
+
 def requests_of(spec: RunSpec) -> list[Request]:
-    """The requests of a run."""
+    """The requests of a run, made by its benchmark."""
+    # torch, see `token_decoder`
     from dllm_bench.models.load import load_text_codec
     from dllm_bench.serving import served_model
-    from dllm_bench.store.inputs import benchmark_of, is_served, model_spec
 
-    served = is_served(spec.model)
-    encode = served_model.encode if served else load_text_codec(model_spec(spec.model)).encode
-    every = benchmark_of(spec.benchmark).requests(encode)
+    served = inputs.is_served(spec.model)
+    encode = (
+        served_model.encode if served else load_text_codec(inputs.model_spec(spec.model)).encode
+    )
+    every = inputs.benchmark_of(spec.benchmark).requests(encode)
     repeats = int(spec.benchmark.get("repeats", 1))
     return list(islice(every, None if spec.limit is None else spec.limit * repeats))
 
@@ -74,13 +94,13 @@ def prompt_sha256(request: Request) -> str:
     return hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
 
 
-def numbers(ids: Sequence[int]) -> str:
-    """Token ids as they are, for want of a tokenizer."""
+def ids_as_text(ids: Sequence[int]) -> str:
+    """Token ids as numbers, for a model without a tokenizer."""
     return str(list(ids))
 
 
 def readable(prompt: str) -> str:
-    """A prompt as text; chat turns, kept as JSON, each under its role."""
+    """A prompt as text; the turns of a chat, stored as JSON, each below its role."""
     try:
         turns = json.loads(prompt)
         return "\n\n".join(f"{turn['role']}:\n{turn['content']}" for turn in turns)

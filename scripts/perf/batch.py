@@ -6,7 +6,7 @@ decoding (encoding, disk, display) is left out.
 
 from __future__ import annotations
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.store.inputs import benchmark_of
 from scripts.perf import models

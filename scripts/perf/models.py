@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.decoding.masked import MaskedDecoder

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.contracts import Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli.main import compose as real_compose
+from dllm_bench.cli.compose import compose as real_compose
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import drawing, images
 from dllm_bench.figures.panels import KINDS

@@ -96,7 +96,7 @@ def test_the_two_draft_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         assert list(generation.ids[:NEW]) == text[0, len(prompt) :].tolist()
         rows = [row for row in generation.trace.forwards if row.kind == "verify"]
         ours = {
-            row.cached + 1: proposal.tokens_N.tolist()
+            row.cached + 1: proposal.tokens_D.tolist()
             for row, proposal in zip(rows, watched.seen, strict=True)
         }
         compared = [(length, tokens) for length, tokens in theirs if tokens]

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Score, Scores, Select
 from dllm_bench.core.errors import DllmBenchError

@@ -163,8 +163,8 @@ def test_confidences_of_the_traces(kind: str) -> None:
         watched = WatchedLength(FixedLength())
         rounds = acceptance.rounds(decode(kind, run, watched))
         for made, proposal in zip(rounds, watched.seen, strict=True):
-            assert proposal.survival_N is not None
-            logits = proposal.survival_N[: made.proposed].tolist()
+            assert proposal.survival_D is not None
+            logits = proposal.survival_D[: made.proposed].tolist()
             found.append(Observed(tuple(logits), made.accepted))
     recorded = read(f"trace_{kind}.json")["confidence_metrics_T0"]
     assert len(found) == recorded["proposal_count"]

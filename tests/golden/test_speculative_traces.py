@@ -134,17 +134,17 @@ def committed(entry: dict[str, Any], stops: list[int]) -> list[int]:
 def check_round(row: Any, proposal: Proposal, entry: dict[str, Any]) -> None:
     """One round against the recorded one."""
     drafted = entry.get("drafted") or entry["proposed"]
-    assert proposal.tokens_N.tolist() == drafted
+    assert proposal.tokens_D.tolist() == drafted
     assert row.cached == entry["anchor_pos"]
     if "proposed" in entry:
-        assert proposal.tokens_N[: row.proposed].tolist() == entry["proposed"]
+        assert proposal.tokens_D[: row.proposed].tolist() == entry["proposed"]
         assert entry["n_proposed"] == row.proposed
         assert row.accepted == entry["n_accepted"]
         assert row.cached + row.fed == entry["target_cache_len_before_crop"]
     if "confidence_logit" in entry:
-        assert proposal.survival_N is not None
+        assert proposal.survival_D is not None
         torch.testing.assert_close(
-            proposal.survival_N, torch.tensor(entry["confidence_logit"]), atol=TOLERANCE, rtol=0
+            proposal.survival_D, torch.tensor(entry["confidence_logit"]), atol=TOLERANCE, rtol=0
         )
     if "draft_context_rows" in entry:
         first, last = entry["draft_position_range"]
@@ -227,26 +227,26 @@ def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
     for entry in entries:
         start, (first, last) = entry["start"], entry["new_context_rows"]
         context = Context(ids_L[: start + 1], feature_layers[:, first:last], target(), kv)
-        hidden_ND, logits_NV = network.block(context, piece.drafter.slots)
+        hidden_DH, logits_NV = network.block(context, piece.drafter.slots)
         assert kv is not None
         assert kv.length == start
         name = f"fwd/{start}" if zlab else f"fwd/{kind}/{start}"
         wanted = stored[f"{name}/hidden"][0, 1 if zlab else 0 :]
-        torch.testing.assert_close(hidden_ND, wanted, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(hidden_DH, wanted, atol=TOLERANCE, rtol=0)
         base = stored[f"{name}/logits_slots1_15" if zlab else f"{name}/base_logits"][0]
         torch.testing.assert_close(logits_NV, base, atol=TOLERANCE, rtol=0)
-        if piece.drafter.sequential:
+        if piece.drafter.has_transition_head:
             check_heads(network, entry, ids_L[start], stored, name)
 
 
 def check_heads(network: Any, entry: Any, anchor: Any, stored: Any, name: str) -> None:
     """Corrected logits and confidences of a block whose tokens are known."""
-    hidden_ND, base_NV = stored[f"{name}/hidden"][0], stored[f"{name}/base_logits"][0]
+    hidden_DH, base_NV = stored[f"{name}/hidden"][0], stored[f"{name}/base_logits"][0]
     before = [anchor, *torch.tensor(entry["tokens"][:-1])]
     state, corrected, survival = None, [], []
-    for token, hidden_D, base_V in zip(before, hidden_ND, base_NV, strict=True):
-        survival.append(network.survival(token, hidden_D))
-        bias_V, state = network.transition(token, hidden_D, state)
+    for token, hidden_H, base_V in zip(before, hidden_DH, base_NV, strict=True):
+        survival.append(network.survival(token, hidden_H))
+        bias_V, state = network.transition(token, hidden_H, state)
         corrected.append(base_V + bias_V)
     wanted = stored[f"{name}/corrected_logits"][0], stored[f"{name}/confidence_logits"][0]
     torch.testing.assert_close(torch.stack(corrected), wanted[0], atol=TOLERANCE, rtol=0)
@@ -260,19 +260,19 @@ def test_heads_alone(kind: str) -> None:
     piece = draft(kind)
     assert isinstance(piece, DSpark)
     network: Any = piece.drafter.on(target())
-    hidden_ND = stored[f"fwd/{kind}/12/hidden"][0]
+    hidden_DH = stored[f"fwd/{kind}/12/hidden"][0]
     state, biases, states, survival = None, [], [], []
-    for token, hidden_D in zip(torch.tensor(entry["prev_tokens"]), hidden_ND, strict=True):
-        survival.append(network.survival(token, hidden_D))
-        bias_V, state = network.transition(token, hidden_D, state)
+    for token, hidden_H in zip(torch.tensor(entry["prev_tokens"]), hidden_DH, strict=True):
+        survival.append(network.survival(token, hidden_H))
+        bias_V, state = network.transition(token, hidden_H, state)
         biases.append(bias_V)
         states.append(state)
     found = {"prefix_bias": biases, "confidence_logits": survival}
     if kind == "dspark_rnn":
         found["states_after_each_step"] = states
     if kind == "dspark_gated":
-        tokens_N = torch.tensor(entry["prev_tokens"])
-        found["gate"] = list(network.markov_head.gate(tokens_N, hidden_ND))
+        tokens_D = torch.tensor(entry["prev_tokens"])
+        found["gate"] = list(network.markov_head.gate(tokens_D, hidden_DH))
     for name, values in found.items():
         wanted = stored[f"head/{kind}/{name}"][0]
         torch.testing.assert_close(torch.stack(values), wanted, atol=TOLERANCE, rtol=0)
@@ -288,13 +288,13 @@ def test_eagle3_chain_and_update() -> None:
     anchor, feature_layers = chain["anchor_pos"], stored["target/taps"]
     context = Context(ids_L[: anchor + 1], feature_layers[:, :anchor], target(), kv)
     assert context.tokens_L[1:].tolist() == chain["prefill_input_ids"]
-    hidden_11D, logits_1V = network.extend(context)
+    hidden_11H, logits_1V = network.extend(context)
     last = stored["eagle3/prefill_hidden"][:, -1:]
-    torch.testing.assert_close(hidden_11D, last, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(hidden_11H, last, atol=TOLERANCE, rtol=0)
     hiddens, logits = [], [logits_1V]
     for token in torch.tensor(chain["tokens"]):
-        hidden_11D, logits_1V = network.step(token, hidden_11D, context)
-        hiddens.append(hidden_11D[0, 0])
+        hidden_11H, logits_1V = network.step(token, hidden_11H, context)
+        hiddens.append(hidden_11H[0, 0])
         logits.append(logits_1V)
     assert kv.length == chain["cache_len_after"]
     wanted_NV = stored["eagle3/chain_logits"][0]
@@ -303,9 +303,9 @@ def test_eagle3_chain_and_update() -> None:
     kv.crop(anchor)
     text_L = torch.cat([ids_L[: anchor + 1], torch.tensor(update["committed"])])
     grown = Context(text_L, feature_layers[:, anchor : len(text_L) - 1], target(), kv)
-    hidden_11D, logits_1V = network.extend(grown)
+    hidden_11H, logits_1V = network.extend(grown)
     wanted = stored["eagle3/after_update_hidden_last"]
-    torch.testing.assert_close(hidden_11D, wanted, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(hidden_11H, wanted, atol=TOLERANCE, rtol=0)
     assert int(logits_1V.argmax()) == update["argmax"]
 
 
@@ -336,8 +336,8 @@ class Told(NoDraft):
         return len(self.proposal)
 
     def propose(self, context: Any, sampler: Any) -> Proposal:
-        law = None if sampler.greedy else sampler.law(self.proposal.law_NV)
-        return replace(self.proposal, law_NV=law)
+        law = None if sampler.greedy else sampler.probabilities(self.proposal.probabilities_DV)
+        return replace(self.proposal, probabilities_DV=law)
 
 
 VERIFIER = read("modules.json").get("verifier", {}).get("cases", [])
@@ -370,12 +370,12 @@ def test_the_verifier(case: dict[str, Any]) -> None:
 def check_laws(case: Any, proposal: Proposal, decoder: Scripted, target_NV: torch.Tensor) -> None:
     """Chances of acceptance and the law of the next token."""
     sampler = Sampler(decoder.temperature, lambda n: torch.zeros(n))
-    assert proposal.law_NV is not None
-    laws = sampler.law(proposal.law_NV), sampler.law(target_NV)
-    chance_N = Rejection.chance(proposal.tokens_N, *laws)
+    assert proposal.probabilities_DV is not None
+    laws = sampler.probabilities(proposal.probabilities_DV), sampler.probabilities(target_NV)
+    chance_N = Rejection.acceptance_probability(proposal.tokens_D, *laws)
     torch.testing.assert_close(chance_N, torch.tensor(case["accept_prob"]), atol=1e-6, rtol=0)
     if case["terminated_by_stop_token"]:
         return
     count = torch.tensor(sum(case["accept_prefix_mask"]))
-    next_V = Rejection.next_law(count, *laws)
+    next_V = Rejection.next_distribution(count, *laws)
     torch.testing.assert_close(next_V, torch.tensor(case["next_dist"]), atol=1e-6, rtol=0)

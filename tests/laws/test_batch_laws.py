@@ -168,10 +168,10 @@ def test_joint_lengths_keep_the_law_of_every_request(name: str) -> None:
 def test_a_rule_that_remembers_begins_anew(folder: Path, target: TransformerDenoiser) -> None:
     """The size a batch chose two steps before its end is nothing to the next batch."""
     piece = AsynchronousLength(KNEE)
-    proposals = [Proposal(torch.zeros(3).long(), survival_N=torch.tensor([2.0, 1.0, 0.0]))]
+    proposals = [Proposal(torch.zeros(3).long(), survival_D=torch.tensor([2.0, 1.0, 0.0]))]
     used, fresh = piece.begin(), piece.begin()
     for _ in range(3):
-        used([Proposal(torch.zeros(3).long(), survival_N=torch.full((3,), -9.0))])
+        used([Proposal(torch.zeros(3).long(), survival_D=torch.full((3,), -9.0))])
     assert used(proposals) != fresh(proposals) == piece(proposals)
     decoder = SpeculativeDecoder(MAKERS["dspark"](folder), length=piece)
     assert facts(decoder.generate(target, REQUESTS[0])) == facts(

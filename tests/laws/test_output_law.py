@@ -45,8 +45,8 @@ class Estimated(FromLaw):
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         proposal = super().propose(context, sampler)
-        before_N = torch.cat([context.tokens_L[-1:], proposal.tokens_N[:-1]])
-        return replace(proposal, survival_N=before_N.float() - 1.5)
+        before_D = torch.cat([context.tokens_L[-1:], proposal.tokens_D[:-1]])
+        return replace(proposal, survival_D=before_D.float() - 1.5)
 
     gives = frozenset({"survival estimates"})
 
@@ -98,7 +98,7 @@ class Biased(Rejection):
     """Forgets the residual: what a wrong rule looks like to the test."""
 
     @staticmethod
-    def next_law(count: Tensor, draft_NV: Tensor, target_NV: Tensor) -> Tensor:
+    def next_distribution(count: Tensor, draft_NV: Tensor, target_NV: Tensor) -> Tensor:
         return target_NV[count]
 
 
@@ -107,7 +107,7 @@ class Anticipating(VerifyLength):
     """Looks at the token it decides about: the selection the law forbids."""
 
     def __call__(self, proposals: Any) -> list[int]:
-        return [int((proposal.tokens_N != 1).long().cumprod(0).sum()) for proposal in proposals]
+        return [int((proposal.tokens_D != 1).long().cumprod(0).sum()) for proposal in proposals]
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,12 @@ from dllm_bench.core.speculative import Proposal
 from dllm_bench.decoding.draft.ngram import NGramDraft
 from dllm_bench.decoding.length.hardware_aware import (
     AsynchronousLength,
-    Chances,
     HardwareAwareLength,
+    Probabilities,
     TwoStepsAhead,
     admit,
     early_stop,
-    highest,
+    highest_peak,
     ranked,
     throughputs,
 )
@@ -38,14 +38,14 @@ from dllm_bench.decoding.length.measurements import StepProfile, Temperatures
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from tests.helpers import golden_dir
 
-Choose = Callable[[Chances, StepProfile], list[int]]
+Choose = Callable[[Probabilities, StepProfile], list[int]]
 APPENDIX_A = StepProfile((1, 2, 3), (1.0, 0.5, 0.45))  # DSpark, page 32
 FLAT = StepProfile((1, 64), (1.0, 1.0))
 
 
-def anywhere(chances: Chances, profile: StepProfile) -> list[int]:
+def anywhere(probabilities: Probabilities, profile: StepProfile) -> list[int]:
     """The global maximum of the same step: what Appendix A warns of."""
-    return admit(chances, highest(chances, profile))
+    return admit(probabilities, highest_peak(probabilities, profile))
 
 
 def from_steps(seconds: Sequence[float]) -> StepProfile:
@@ -65,25 +65,27 @@ def convex_profiles(draw: st.DrawFn) -> StepProfile:
     return from_steps(list(accumulate(rises, initial=draw(st.floats(0.1, 5)))))
 
 
-def value(chances: Chances, lengths: Sequence[int], profile: StepProfile) -> float:
+def value(probabilities: Probabilities, lengths: Sequence[int], profile: StepProfile) -> float:
     """Expected tokens per second of any lengths, from the definition."""
-    tokens = sum(1 + sum(accumulate(row[:n], mul)) for row, n in zip(chances, lengths, strict=True))
-    return tokens * profile.rate(len(chances) + sum(lengths))
+    tokens = sum(
+        1 + sum(accumulate(row[:n], mul)) for row, n in zip(probabilities, lengths, strict=True)
+    )
+    return tokens * profile.rate(len(probabilities) + sum(lengths))
 
 
-def best(chances: Chances, profile: StepProfile) -> float:
+def best(probabilities: Probabilities, profile: StepProfile) -> float:
     """Brute force over all prefixes."""
-    every = product(*(range(len(row) + 1) for row in chances))
-    return max(value(chances, lengths, profile) for lengths in every)
+    every = product(*(range(len(row) + 1) for row in probabilities))
+    return max(value(probabilities, lengths, profile) for lengths in every)
 
 
 @given(batches, convex_profiles())
 @settings(max_examples=150, deadline=None)
 def test_early_stop_is_best_where_the_throughput_has_one_peak(
-    chances: list[list[float]], profile: StepProfile
+    probabilities: list[list[float]], profile: StepProfile
 ) -> None:
-    found = value(chances, early_stop(chances, profile), profile)
-    assert found == pytest.approx(best(chances, profile), rel=1e-9)
+    found = value(probabilities, early_stop(probabilities, profile), profile)
+    assert found == pytest.approx(best(probabilities, profile), rel=1e-9)
 
 
 @st.composite
@@ -96,11 +98,16 @@ def jagged_profiles(draw: st.DrawFn) -> StepProfile:
 @given(batches, jagged_profiles())
 @settings(max_examples=150, deadline=None)
 def test_the_global_maximum_is_best_on_any_profile(
-    chances: list[list[float]], profile: StepProfile
+    probabilities: list[list[float]], profile: StepProfile
 ) -> None:
-    lengths = anywhere(chances, profile)
-    assert value(chances, lengths, profile) == pytest.approx(best(chances, profile), rel=1e-9)
-    assert value(chances, early_stop(chances, profile), profile) <= best(chances, profile) + 1e-9
+    lengths = anywhere(probabilities, profile)
+    assert value(probabilities, lengths, profile) == pytest.approx(
+        best(probabilities, profile), rel=1e-9
+    )
+    assert (
+        value(probabilities, early_stop(probabilities, profile), profile)
+        <= best(probabilities, profile) + 1e-9
+    )
 
 
 @given(
@@ -114,10 +121,10 @@ def test_the_pieces_are_best_for_scaled_estimates(
 ) -> None:
     """At once, and two steps ahead where the estimates stay as they are."""
     proposals = [
-        Proposal(torch.zeros(len(z)).long(), survival_N=torch.tensor(z).double()) for z in logits
+        Proposal(torch.zeros(len(z)).long(), survival_D=torch.tensor(z).double()) for z in logits
     ]
     divided = [np.array(z) / [*scales, 1.0, 1.0, 1.0][: len(z)] for z in logits]
-    chances = [(1 / (1 + np.exp(-z))).tolist() for z in divided]
+    probabilities = [(1 / (1 + np.exp(-z))).tolist() for z in divided]
     temperatures = Temperatures(tuple(scales))
     two_ahead = AsynchronousLength(profile, temperatures).begin()
     found = [
@@ -125,14 +132,16 @@ def test_the_pieces_are_best_for_scaled_estimates(
         *(two_ahead(proposals) for _ in "abc"),
     ]
     for lengths in found:
-        assert value(chances, lengths, profile) == pytest.approx(best(chances, profile), rel=1e-9)
+        assert value(probabilities, lengths, profile) == pytest.approx(
+            best(probabilities, profile), rel=1e-9
+        )
 
 
 @given(batches)
-def test_any_number_of_the_surest_is_prefixes(chances: list[list[float]]) -> None:
-    order = ranked(chances)
+def test_any_number_of_the_surest_is_prefixes(probabilities: list[list[float]]) -> None:
+    order = ranked(probabilities)
     for n in range(len(order) + 1):
-        lengths = admit(chances, n)
+        lengths = admit(probabilities, n)
         assert sum(lengths) == n
         assert {(r, j) for _, j, r in order[:n]} == {
             (r, j) for r, length in enumerate(lengths) for j in range(length)
@@ -168,13 +177,13 @@ def test_nothing_is_scheduled_beyond_the_measured_sizes() -> None:
 @given(batches, convex_profiles())
 @settings(deadline=None)
 def test_steady_chances_make_the_asynchronous_choice_the_synchronous_one(
-    chances: list[list[float]], profile: StepProfile
+    probabilities: list[list[float]], profile: StepProfile
 ) -> None:
     rule = TwoStepsAhead(profile)
     for _ in range(5):
-        lengths = rule(chances)
-        assert value(chances, lengths, profile) == pytest.approx(
-            value(chances, early_stop(chances, profile), profile), rel=1e-9
+        lengths = rule(probabilities)
+        assert value(probabilities, lengths, profile) == pytest.approx(
+            value(probabilities, early_stop(probabilities, profile), profile), rel=1e-9
         )
 
 
@@ -182,10 +191,12 @@ def test_the_size_of_a_step_follows_from_two_steps_before() -> None:
     profile = from_steps([1, 1, 1, 4, 4, 4, 4])
     rule = TwoStepsAhead(profile)
     low, high = [[0.1, 0.1], [0.1]], [[0.9, 0.9], [0.9]]
-    seen = [rule(chances) for chances in (low, high, high, high, low, low)]
+    seen = [rule(probabilities) for probabilities in (low, high, high, high, low, low)]
     assert [sum(lengths) for lengths in seen] == [1, 1, 1, 1, 1, 1]
     rule = TwoStepsAhead(FLAT)
-    seen = [rule(chances) for chances in ([[0.9]], [[0.9, 0.0]], [[0.9, 0.8]], [[0.5] * 3])]
+    seen = [
+        rule(probabilities) for probabilities in ([[0.9]], [[0.9, 0.0]], [[0.9, 0.8]], [[0.5] * 3])
+    ]
     assert seen == [[1], [1], [1], [1]], "sizes 2 of the first two steps, 3 comes later"
     assert rule([[0.9] * 5]) == [2]
 
@@ -284,7 +295,7 @@ def chain(table: np.ndarray, tokens: Sequence[int]) -> float:
 
 
 def heads(tokens: Sequence[int]) -> list[float]:
-    """Chances that depend on the tokens before, as a confidence head's do."""
+    """Probabilities that depend on the tokens before, as a confidence head's do."""
     return [float(HEADS[before]) for before in (START, *tokens[:-1])]
 
 
@@ -297,11 +308,11 @@ def committed_law(choose: Choose) -> dict[tuple[int, ...], float]:
     drafts = list(product(range(3), repeat=SLOTS))
     for one, other in product(drafts, drafts):
         length = choose([heads(one), heads(other)], JAGGED)[0]
-        chances = chain(GUESS, one) * chain(GUESS, other)
+        probability = chain(GUESS, one) * chain(GUESS, other)
         for prefix, mass in outcomes(one[:length]):
             for rest in product(range(3), repeat=SLOTS + 1 - len(prefix)):
                 whole = (*prefix, *rest)
-                law[whole] += chances * mass * chain(LAWS, whole) / chain(LAWS, prefix)
+                law[whole] += probability * mass * chain(LAWS, whole) / chain(LAWS, prefix)
     return law
 
 
@@ -329,7 +340,7 @@ def test_early_stop_keeps_the_law_of_a_batch() -> None:
 def test_a_size_known_before_keeps_the_law_too() -> None:
     """The asynchronous step: as many of the surest tokens as was decided without them."""
     for n in range(2 * SLOTS + 1):
-        assert farthest(lambda chances, profile, n=n: admit(chances, n)) < 1e-12
+        assert farthest(lambda probabilities, profile, n=n: admit(probabilities, n)) < 1e-12
 
 
 def test_the_global_maximum_bends_the_law_of_a_batch() -> None:
@@ -341,7 +352,7 @@ def test_the_global_maximum_bends_the_law_of_a_batch() -> None:
 
 def test_the_piece_reads_logits_of_every_request() -> None:
     logits = [torch.tensor([2.0, 0.0, -1.0]), torch.tensor([]), torch.tensor([-3.0])]
-    proposals = [Proposal(torch.zeros(len(x)).long(), survival_N=x) for x in logits]
+    proposals = [Proposal(torch.zeros(len(x)).long(), survival_D=x) for x in logits]
     profile = from_steps([1, 1.1, 1.2, 1.3, 1.5, 1.8, 2.1])
     assert HardwareAwareLength(profile)(proposals) == early_stop(
         [x.double().sigmoid().tolist() for x in logits], profile

@@ -209,7 +209,7 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
     memory = draft.new_cache(target, len(text) + draft.longest)
     again = replace(last, features_1FC=features, target=target, kv=memory)
     fresh = draft.propose(again, chance)
-    assert fresh.tokens_N.tolist() == proposal.tokens_N.tolist()
+    assert fresh.tokens_D.tolist() == proposal.tokens_D.tolist()
     if memory is not None:
         for found, wanted in zip(kept(last.kv), kept(memory), strict=True):
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
@@ -329,7 +329,7 @@ def test_a_speculative_trace_survives_storage(target: TransformerDenoiser) -> No
 def test_ngram_proposes_what_followed() -> None:
     def propose(*tokens: int) -> list[int]:
         context = Context(torch.tensor(tokens), None, None, None)  # type: ignore[arg-type]
-        return NGramDraft(3, 2).propose(context, Sampler(0.0, torch.zeros)).tokens_N.tolist()
+        return NGramDraft(3, 2).propose(context, Sampler(0.0, torch.zeros)).tokens_D.tolist()
 
     assert propose(1, 2, 3, 4, 5, 1, 2) == [3, 4, 5]
     assert propose(7, 2, 3, 1, 2, 9, 8, 1, 2) == [9, 8, 1], "the longer match, the later one"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.run.dependencies import Dependencies

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.launch.run_one import run

@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.benchmark import Encode, SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request

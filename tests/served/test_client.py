@@ -248,11 +248,11 @@ def test_what_a_server_says_of_its_models() -> None:
     entry = {"id": "tiny", "created": 17, "owned_by": "vllm", "max_model_len": 2048, "root": None}
     with Server(scripted(said("x")), entry) as server:
         told = client(server.url)[0].describe()
-        (line,) = doctor_model.lines({"model": {**MODEL, "url": server.url}})
+        (line,) = doctor_model.model_lines({"model": {**MODEL, "url": server.url}})
     assert told == {"id": "tiny", "owned_by": "vllm", "max_model_len": 2048}
     assert line[0] == doctor_model.OK and "lists tiny:" in line[2]
-    (line,) = doctor_model.lines({"model": {**MODEL, "url": server.url}})
-    assert line[0] == doctor_model.NEED and "No server answers" in line[2]
+    (line,) = doctor_model.model_lines({"model": {**MODEL, "url": server.url}})
+    assert line[0] == doctor_model.REQUIRED_MISSING and "No server answers" in line[2]
 
 
 def test_a_key_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli.main import compose, main
+from dllm_bench.cli.compose import compose
+from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.run_many import RunJob
 from dllm_bench.launch.run_one import run
@@ -22,8 +23,8 @@ from dllm_bench.metrics.sample_stats import NO_TRACE, NO_USAGE, SampleStats
 from dllm_bench.paths import assets_dir
 from dllm_bench.run import served
 from dllm_bench.site import run_page as site_run
-from dllm_bench.site import samples as site_samples
-from dllm_bench.site.texts import Texts
+from dllm_bench.site import sample_data
+from dllm_bench.site.texts import TextSource
 from dllm_bench.store import inputs
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -113,9 +114,9 @@ def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(
     samples = read_samples(store.path(record.spec))
     page = site_run.run_page(record, {})
     assert "ttft/p50" in page and ">None<" not in page
-    prompts = Texts().prompts(record.spec, samples)
+    prompts = TextSource().prompts(record.spec, samples)
     assert "Question:" in prompts[name]
-    assert all("null" in s for s in site_samples.scripts(record, samples, prompts, str))
+    assert all("null" in s for s in sample_data.scripts(record, samples, prompts, str))
 
 
 def test_what_makes_another_run(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import main as cli
+from dllm_bench.cli.compose import compose
+from dllm_bench.cli.main import main, parse
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import PackedJob, SlurmCommand, SlurmRun, resources, submit
+from dllm_bench.paths import options
 from dllm_bench.run.progress import ManyRunsProgress
 from dllm_bench.run.runner import run
 from dllm_bench.store.store import RunState, Store
@@ -174,7 +176,7 @@ def test_training_is_sent_before_the_runs_that_read_it(
     source = f"{TRAINED}sps/tiny-qwen3-cpu.json"
     more = ["decoder/length=hardware_aware", f"decoder.length.profile.source={source}"]
     query = ("model=tiny-qwen3", "decoder=dspark", *more, "hardware=cpu")
-    config = cli.compose(query)
+    config = compose(query)
     lacking = PlannedRun(query, CellState.UNAVAILABLE, config=config)
     store = Store(tmp_path / "results" / "runs")
     lines = send([lacking], store, [])
@@ -199,11 +201,11 @@ def test_every_trained_file_that_a_table_names_has_its_training(root: Path) -> N
     found = {source for text in texts for source in named.findall(text)}
     assert len(found) > 10
     for source in sorted(found):
-        models = [m for m in cli.options("model") if source.split("/")[-1].startswith(f"{m}-")]
+        models = [m for m in options("model") if source.split("/")[-1].startswith(f"{m}-")]
         config: dict[str, Any] = {"model": {"name": max(models, key=len)}}
         arguments = training(source, PlannedRun((), CellState.UNAVAILABLE, config=config))
         assert arguments, source
-        args = cli.parser().parse_args(arguments)
+        args = parse(arguments)
         assert str(args.out) == source
 
 
@@ -232,7 +234,7 @@ def test_the_command_sends_waits_and_renders(
     """The jobs of this cluster are over at once, without a trace."""
     common = ["--results", str(tmp_path)]
     table = ["table", "learn2pd/table6", "--limit", "1", *common]
-    assert cli.main([*table, "--submit", "--wait", "--slurm", "timeout_min=9"]) == 1
+    assert main([*table, "--submit", "--wait", "--slurm", "timeout_min=9"]) == 1
     said = capsys.readouterr()
     count = int(re.search(r"submitted (\d+) runs as one array, job 1", said.out)[1])  # type: ignore[index]
     assert cluster.sent == 1 and cluster.flags(1)["time"] == "9"
@@ -240,5 +242,5 @@ def test_the_command_sends_waits_and_renders(
     assert len(re.findall(r"its job 1_\d+ is over, log: ", said.err)) >= count
     rendered = (tmp_path / "tables-limit-1" / "learn2pd" / "table6.md").read_text()
     assert "failed" in rendered and "is over, log:" in rendered
-    assert cli.main(["status", *common]) == 0
+    assert main(["status", *common]) == 0
     assert len(re.findall(r"its job 1_\d+ is over", capsys.readouterr().out)) == count

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache

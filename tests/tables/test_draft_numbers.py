@@ -48,8 +48,8 @@ class Guess(FromLaw):
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         context.head_begins()
         made = super().propose(context, sampler)
-        before_N = torch.cat([context.tokens_L[-1:], made.tokens_N[:-1]])
-        return replace(made, survival_N=before_N - 1.5, calls=1, fed=4, cached=0)
+        before_D = torch.cat([context.tokens_L[-1:], made.tokens_D[:-1]])
+        return replace(made, survival_D=before_D - 1.5, calls=1, fed=4, cached=0)
 
 
 class Model(fakes.FakeModel):

@@ -194,7 +194,8 @@ def test_the_command_of_a_run_is_its_query(tmp_path, monkeypatch) -> None:
 
 def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) -> None:
     """Every eighth run of the plan has the hash that `dllm-bench run` gives to its command."""
-    from dllm_bench.cli import main as cli
+    from dllm_bench.cli.compose import compose
+    from dllm_bench.cli.main import main
     from dllm_bench.launch import run_one
 
     made: list[RunSpec] = []
@@ -204,9 +205,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
         return record_of(spec)
 
     monkeypatch.setattr(run_one, "run", note)
-    planned = plan(
-        load_table("lopa/table4"), load_profile("embedded"), cli.compose, Store(tmp_path)
-    )
+    planned = plan(load_table("lopa/table4"), load_profile("embedded"), compose, Store(tmp_path))
     runs = distinct_runs(planned)
     assert (len(planned), len(runs)) == (288, 72)
     assert {run.state for run in runs} == {CellState.MISSING}
@@ -214,7 +213,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
     monkeypatch.chdir(tmp_path)
     for run in runs[::8]:
         made.clear()
-        assert cli.main(run.command.split()[1:]) == 0
+        assert main(run.command.split()[1:]) == 0
         assert made == [run.spec]
 
 
@@ -225,7 +224,7 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
 
     What a profile has no counterpart of is left out.
     """
-    from dllm_bench.cli.main import compose
+    from dllm_bench.cli.compose import compose
 
     queries = {cell.run: cell.keys.get("benchmark") for cell in run_cells(load_table(name))}
     found: dict[tuple[str | None, str], tuple[str, ...]] = {}
@@ -247,7 +246,7 @@ def test_names_of_values_can_be_names_of_files(name: str) -> None:
 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
 def test_masked_decoders_differ_in_the_decoder_alone(profile: str) -> None:
-    from dllm_bench.cli.main import compose
+    from dllm_bench.cli.compose import compose
 
     table = load_table("decoders/masked")
     rows = {

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.items import item_id_of
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.store.record import RunRecord

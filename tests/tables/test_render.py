@@ -17,7 +17,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dllm_bench.cli import views as terminal
+from dllm_bench.cli.table import overview_lines, table_lines
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.load import load_table
 from dllm_bench.tables.plan import distinct_runs
@@ -125,7 +125,7 @@ def test_markdown_shows_why_a_cell_is_empty(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("profile", [TINY, FULL], ids=lambda profile: profile.name)
 def test_a_table_that_reports_nothing_compares_nothing(tmp_path, monkeypatch, profile) -> None:
     built = nothing_reported(tmp_path, profile, monkeypatch)
-    forms, shown = render(built), list(terminal.table(built))
+    forms, shown = render(built), list(table_lines(built))
     for text in (forms["md"], forms["html"], forms["tex"], "\n".join(shown)):
         assert not re.search(r"reported|verdict|marks: ", text, re.IGNORECASE)
     assert all("this project" in forms[form] for form in ("md", "html", "tex", "json"))
@@ -282,7 +282,7 @@ def test_the_listing_of_tables_counts_every_cell_and_says_why_some_are_empty(
 ) -> None:
     tables = [make(tmp_path / name, profile, monkeypatch)
               for name, (make, profile) in BUILT.items()]  # fmt: skip
-    lines = list(terminal.listing(tables, tmp_path))
+    lines = list(overview_lines(tables, tmp_path))
     head, *rows = (re.split(r"  +", line) for line in lines[: len(tables) + 1])
     assert head[:2] == ["table", "cells"]
     for built, row in zip(tables, rows, strict=True):

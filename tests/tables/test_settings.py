@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli import main as cli
+from dllm_bench.cli import compose as cli
+from dllm_bench.cli.main import main
 from dllm_bench.paths import assets_dir, conf_dir
 from dllm_bench.store import inputs, settings
 from dllm_bench.store.cache import DerivedCache, fingerprint, fingerprints
@@ -21,7 +22,7 @@ from dllm_bench.tables.load import load_profile, load_table, table_names
 from tests.tables.builders import TINY, planned_small, record_of, run_cells, seal, spec_at
 
 QUERY = ("decoder=fast_dllm", "hardware=cpu", "limit=3")
-CACHES = (cli.compose_groups, cli.put_together, cli.read_override)
+CACHES = (cli.compose_groups, cli.merge_groups, cli.parse_value_override)
 
 
 def never(*_: object) -> dict:
@@ -108,7 +109,7 @@ def test_a_changed_yaml_forgets_everything(conf: Path, tmp_path: Path, file: str
 
 def test_a_changed_yaml_changes_what_is_rendered(conf: Path, tmp_path: Path) -> None:
     def rendered() -> str:
-        assert cli.main(["table", "creditdecoding/table3", "--results", str(tmp_path)]) == 0
+        assert main(["table", "creditdecoding/table3", "--results", str(tmp_path)]) == 0
         return (tmp_path / "tables" / "creditdecoding" / "table3.csv").read_text()
 
     before = rendered()

@@ -146,7 +146,7 @@ def test_a_block_is_what_decoding_would_draft(
                 context = Context(text, features, target, network.new_cache(LENGTH + 8))
                 own, base = network.block(context, drafter.slots)
                 torch.testing.assert_close(hidden[row, block], own, atol=2e-5, rtol=1e-4)
-                if not drafter.sequential:
+                if not drafter.has_transition_head:
                     said = drafted.logits_BNDV[row, block]
                     torch.testing.assert_close(said, base, atol=1e-4, rtol=1e-4)
 

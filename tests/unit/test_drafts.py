@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,7 @@ from types import FunctionType
 import pytest
 import torch
 
-from dllm_bench.cli import simulate_options as load_options
-from dllm_bench.cli.main import main
+from dllm_bench.cli.main import main, parse
 from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -75,9 +73,9 @@ class Spoiled(ModelDraft):
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         proposal = super().propose(context, sampler)
-        position_N = context.anchor + 1 + torch.arange(len(proposal))
-        tokens_N = (proposal.tokens_N + (position_N % 3 == 0)) % VOCAB
-        return replace(proposal, tokens_N=tokens_N, survival_N=3.0 - position_N % 4)
+        position_D = context.anchor + 1 + torch.arange(len(proposal))
+        tokens_D = (proposal.tokens_D + (position_D % 3 == 0)) % VOCAB
+        return replace(proposal, tokens_D=tokens_D, survival_D=3.0 - position_D % 4)
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +185,8 @@ def test_a_draft_is_held_against_what_follows() -> None:
     chain = replace(drafts, calls=7)
     assert chain.drafting(profile, tokens=1)(1) == pytest.approx(0.7 * 0.1 / 7)
     assert chain.drafting(profile, tokens=9)(1) == chain.drafting(profile)(1)
-    assert drafts.served()[0][0].chances == pytest.approx((0.8808, 0.7311, 0.2689), abs=1e-4)
-    halved = drafts.served(Temperatures((2.0,)))[0][0].chances
+    assert drafts.served()[0][0].probabilities == pytest.approx((0.8808, 0.7311, 0.2689), abs=1e-4)
+    halved = drafts.served(Temperatures((2.0,)))[0][0].probabilities
     assert halved == pytest.approx((0.7311, 0.7311, 0.2689), abs=1e-4)
 
 
@@ -213,9 +211,9 @@ def test_outcomes_are_those_of_verification(folder: Path, target: TransformerDen
 
 
 def test_temperatures_scale_position_by_position() -> None:
-    found = Temperatures((2.0, 0.5)).chances([2.0, 1.0, -1.0, -50.0])
+    found = Temperatures((2.0, 0.5)).probabilities([2.0, 1.0, -1.0, -50.0])
     assert found == pytest.approx([0.7311, 0.8808, 0.2689, 0.0], abs=1e-4)
-    assert Temperatures().chances([0.0]) == [0.5]
+    assert Temperatures().probabilities([0.0]) == [0.5]
     with pytest.raises(DllmBenchError, match="above 0"):
         Temperatures((1.0, 0.0))
 
@@ -388,9 +386,7 @@ def test_only_greedy_sealed_drafts_are_simulated(
 
 def test_what_is_simulated_unasked_is_profiled() -> None:
     """Whole drafts of a block: of 7 slots, and of up to 3 positions committed since."""
-    parser = ArgumentParser()
-    load_options.add_to(parser, lambda text: tuple(map(int, text.split(","))))
-    asked = parser.parse_args(["RUN"])
+    asked = parse(["simulate", "RUN"])
     drafts = StoredDrafts((), steps=1.0, width=7 + 3, calls=1)
     assert drafts.drafting(read_step_profile(asked.profile))(max(asked.requests)) > 0
 

@@ -1,7 +1,7 @@
 """The load simulation: closed forms, nothing lost, rules that are the pieces' own, the frontier.
 
-Where chances are constant everything is known: tokens per round, steps, speeds. Times here are
-simulated, none is measured.
+Where probabilities are constant everything is known: tokens per round, steps, speeds. Times here
+are simulated, none is measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
 from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.decoding.length.hardware_aware import AsynchronousLength, HardwareAwareLength
-from dllm_bench.decoding.length.measurements import StepProfile, Temperatures, chances
+from dllm_bench.decoding.length.measurements import (
+    StepProfile,
+    Temperatures,
+    acceptance_probabilities,
+)
 from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.serving.load_simulation import (
     DraftedText,
@@ -180,7 +184,7 @@ def test_impossible_systems_are_refused() -> None:
             "few", simulate(ServingSystem("few", texts(2, 5, [0.5]), fixed_rule()), FLAT, 8)
         )
     small = StepProfile((1, 4), (1.0, 1.0))
-    with pytest.raises(DllmBenchError, match="knows 1 to 4"):
+    with pytest.raises(DllmBenchError, match="covers 1 to 4"):
         simulate(ServingSystem("big", texts(5, 5, [0.5]), fixed_rule()), small, 5)
 
 
@@ -208,8 +212,8 @@ def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule)
     generator, lengths, plain_rule = torch.Generator().manual_seed(0), piece.begin(), rule()
     for _ in range(20):
         logits = [2 * torch.randn(n, generator=generator) for n in (0, 3, 7, 5)]
-        proposals = [Proposal(torch.zeros(len(x)).long(), survival_N=x) for x in logits]
-        plain = [chances(proposal, SCALE) for proposal in proposals]
+        proposals = [Proposal(torch.zeros(len(x)).long(), survival_D=x) for x in logits]
+        plain = [acceptance_probabilities(proposal, SCALE) for proposal in proposals]
         assert lengths(proposals) == plain_rule(plain)
 
 
@@ -257,7 +261,7 @@ def test_the_scheduler_verifies_less_under_load(points: dict[str, list[FrontierP
 
 @pytest.mark.parametrize("rule", ["hardware_aware", "asynchronous"])
 def test_the_scheduler_is_nowhere_behind(rule: str, points: dict[str, list[FrontierPoint]]) -> None:
-    """With true chances, on the profile it was given: as good as the best other rule at any load.
+    """With true probabilities, on the given profile: as good as the best other rule at any load.
 
     Two per cent for chance; a greedy choice of this step is not the best plan for all of them.
     """

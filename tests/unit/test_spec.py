@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.select.filter import Filter

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.cli.main import compose, main
+from dllm_bench.cli.compose import compose
+from dllm_bench.cli.main import main
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder

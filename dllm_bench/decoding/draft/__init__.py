@@ -1,1 +1,1 @@
-"""Drafters: what is proposed after the committed tokens, one file per method."""
+"""Drafts: what is proposed after the committed tokens; one file per published method."""

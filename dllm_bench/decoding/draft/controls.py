@@ -1,4 +1,8 @@
-"""Control drafts that need no drafter: no draft, random tokens, the least probable tokens."""
+"""Control drafts that need no trained drafter: none, random tokens, the least probable tokens.
+
+They show what verification is worth alone: the text (or, when sampling, its distribution) must stay
+the target's own although next to nothing is accepted.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,10 @@ from dllm_bench.registry import register
 @register("draft.none")
 @dataclass(frozen=True)
 class NoDraft(Draft):
-    """Proposes nothing; the target decides every token alone."""
+    """Proposes nothing: plain autoregressive decoding, with the same loop, cache and sampling.
+
+    The baseline of every speed-up.
+    """
 
     @property
     def longest(self) -> int:
@@ -29,9 +36,10 @@ class NoDraft(Draft):
 @register("draft.random")
 @dataclass(frozen=True)
 class RandomDraft(Draft):
-    """`tokens` tokens a round, drawn uniformly from the vocabulary at any temperature."""
+    """Tokens drawn uniformly from the vocabulary, at any temperature, by the request's seed."""
 
     tokens: int
+    """Draft tokens per round."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
@@ -43,21 +51,25 @@ class RandomDraft(Draft):
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         vocabulary, device = context.target.vocab_size, context.tokens_L.device
-        tokens_N = (sampler.uniforms(self.tokens) * vocabulary).long()
-        law_NV = torch.full((self.tokens, vocabulary), 1 / vocabulary, device=device)
-        return Proposal(tokens_N, law_NV)
+        tokens_D = (sampler.uniforms(self.tokens) * vocabulary).long()
+        probabilities_DV = torch.full((self.tokens, vocabulary), 1 / vocabulary, device=device)
+        return Proposal(tokens_D, probabilities_DV)
 
 
 @register("draft.adversarial")
 @dataclass(frozen=True)
 class AdversarialDraft(Draft):
-    """`tokens` tokens a round, each what the target would say last after those before it."""
+    """Tokens that the target itself finds least probable: a draft that is wrong on purpose.
+
+    It costs a forward of the target per token, and none of them is accepted.
+    """
 
     tokens: int
+    """Draft tokens per round."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise DllmBenchError(f"Adversarial has tokens={self.tokens}; choose 1 or more.")
+            raise DllmBenchError(f"AdversarialDraft has tokens={self.tokens}; choose 1 or more.")
 
     @property
     def longest(self) -> int:

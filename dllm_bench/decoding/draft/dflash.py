@@ -1,8 +1,9 @@
 """DFlash (arXiv 2602.06036): a block-diffusion drafter proposes a whole block in one forward.
 
-The slots are the anchor and masks behind it; features of the target's layers are injected as keys
-and values. Every token is drawn from its slot's law alone, whatever the others are. Both dialects:
-the drafter's `silent` says whether the anchor's slot predicts too (DeepSpec) or not (z-lab).
+The slots of a block are the anchor and the masks after it; features of the target's layers are
+injected as keys and values. Every token is drawn from the distribution of its own slot, independent
+of the other tokens. Both published variants: the drafter's `silent` says whether the anchor's slot
+predicts a token too (DeepSpec) or not (z-lab).
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ from dllm_bench.core.speculative import (
 from dllm_bench.registry import register
 
 
-class Drawn(NamedTuple):
-    """Tokens (n,), their laws (n, V) or None, logits of their survival (n,) or None."""
+class DrawnTokens(NamedTuple):
+    """The first three fields of `Proposal`, with the same meaning."""
 
-    tokens_N: Tensor
-    law_NV: Tensor | None
-    survival_N: Tensor | None = None
+    tokens_D: Tensor
+    probabilities_DV: Tensor | None
+    survival_D: Tensor | None = None
 
 
 @register("draft.dflash")
 @dataclass(frozen=True)
 class DFlash(Draft):
-    """`slots` fewer than the drafter was trained with; None: as trained."""
+    """A block of draft tokens, drawn independently of each other."""
 
     drafter: BlockDrafter
     slots: int | None = None
+    """Slots per block, at most as many as in training; None: as many as in training."""
 
     def __post_init__(self) -> None:
         if self.slots is not None and not self.drafter.silent < self.slots <= self.drafter.slots:
             raise DllmBenchError(
-                f"{type(self).__name__} has slots={self.slots}, its drafter was trained with "
-                f"{self.drafter.slots}; choose from {self.drafter.silent + 1} to that number."
+                f"{type(self).__name__} has slots={self.slots}, but its drafter was trained with "
+                f"{self.drafter.slots}; choose {self.drafter.silent + 1} to {self.drafter.slots}."
             )
 
     @property
@@ -68,8 +70,8 @@ class DFlash(Draft):
         network = self.drafter.on(context.target)
         assert context.kv is not None
         cached = context.kv.length
-        hidden_ND, logits_NV = network.block(context, self._slots)
-        drawn = self._draw(network, context, hidden_ND, logits_NV, sampler)
+        hidden_DH, logits_NV = network.block(context, self._slots)
+        drawn = self._draw(network, context, hidden_DH, logits_NV, sampler)
         fed = context.anchor - cached + self._slots
         return Proposal(*drawn, calls=1, fed=fed, cached=cached)
 
@@ -77,9 +79,9 @@ class DFlash(Draft):
         self,
         network: BlockNetwork,
         context: Context,
-        hidden_ND: Tensor,
+        hidden_DH: Tensor,
         logits_NV: Tensor,
         sampler: Sampler,
-    ) -> Drawn:
-        """All slots at once: too little to be timed as a head of its own."""
-        return Drawn(*sampler.sample(logits_NV))
+    ) -> DrawnTokens:
+        """Draw all slots at once; too short a step to be timed as a head of its own."""
+        return DrawnTokens(*sampler.sample(logits_NV))

@@ -1,8 +1,8 @@
-"""DSpark (§3.1): DFlash's block, its tokens drawn left to right.
+"""DSpark (§3.1): the block of DFlash, its tokens drawn one after the other.
 
-p_k = softmax(U_k + B_k): what a head says about slot k after the token before it is added to the
-block's logits; the head is small, so the block stays one forward. A confidence head says how
-likely each token survives, given the token before it.
+p_k = softmax(U_k + B_k): a small sequential head reads the token before slot k and adds B_k to the
+block's logits U_k, so the block still takes one forward. A confidence head estimates how likely
+each token is accepted, given the token before it.
 """
 
 from __future__ import annotations
@@ -14,47 +14,49 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import BlockNetwork, Context, HeadState, Sampler
-from dllm_bench.decoding.draft.dflash import DFlash, Drawn
+from dllm_bench.decoding.draft.dflash import DFlash, DrawnTokens
 from dllm_bench.registry import register
 
 
 @register("draft.dspark")
 @dataclass(frozen=True)
 class DSpark(DFlash):
-    """Needs a drafter with a head of transitions (Markov, gated or RNN)."""
+    """A block of draft tokens whose drafter has a transition head (Markov, gated or RNN)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.drafter.sequential:
+        if not self.drafter.has_transition_head:
             raise DllmBenchError(
-                "The drafter of DSpark has no head of transitions; choose one with a head, or "
-                "decoder/draft=dflash."
+                "DSpark needs a drafter with a transition head, and this one has none; choose "
+                "another drafter, or decoder/draft=dflash."
             )
 
     @property
     def gives(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({"survival estimates"} if self.drafter.survives else ())
+        return frozenset({"survival estimates"} if self.drafter.has_confidence_head else ())
 
     def _draw(
         self,
         network: BlockNetwork,
         context: Context,
-        hidden_ND: Tensor,
+        hidden_DH: Tensor,
         logits_NV: Tensor,
         sampler: Sampler,
-    ) -> Drawn:
+    ) -> DrawnTokens:
         context.head_begins()
-        tokens, laws, survivals = [context.tokens_L[-1]], [], []
+        tokens, distributions, survivals = [context.tokens_L[-1]], [], []
         state: HeadState = None
-        for hidden_D, logits_V in zip(hidden_ND, logits_NV, strict=True):
-            if self.drafter.survives:
-                survivals.append(network.survival(tokens[-1], hidden_D))
-            bias_V, state = network.transition(tokens[-1], hidden_D, state)
-            token_1, law_1V = sampler.sample((logits_V + bias_V)[None])
+        for hidden_H, logits_V in zip(hidden_DH, logits_NV, strict=True):
+            if self.drafter.has_confidence_head:
+                survivals.append(network.survival(tokens[-1], hidden_H))
+            bias_V, state = network.transition(tokens[-1], hidden_H, state)
+            token_1, probabilities_1V = sampler.sample((logits_V + bias_V)[None])
             tokens.append(token_1[0])
-            laws.append(law_1V)
-        return Drawn(
+            distributions.append(probabilities_1V)
+        return DrawnTokens(
             torch.stack(tokens[1:]),
-            None if sampler.greedy else torch.cat([law for law in laws if law is not None]),
+            None
+            if sampler.greedy
+            else torch.cat([one for one in distributions if one is not None]),
             torch.stack(survivals) if survivals else None,
         )

@@ -1,8 +1,9 @@
-"""EAGLE-3 as DeepSpec implements it: one layer, a chain of tokens, the full vocabulary.
+"""EAGLE-3 as DeepSpec implements it: one layer drafts a chain of tokens, over the full vocabulary.
 
-The layer reads the target's features of the committed tokens, then its own hidden state for every
-token it drafts. Afterwards the cache is cropped: the next round feeds true features of what was
-committed. Left out, as there: trees of candidates and the reduced draft vocabulary of the original.
+The layer reads the target's features of the committed tokens, and then its own hidden state for
+every token it drafts. After a draft its cache is cropped: the next round feeds the target's
+features of what was committed. Left out, as in DeepSpec: trees of candidates and the reduced draft
+vocabulary of the original.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from dllm_bench.registry import register
 @register("draft.eagle3")
 @dataclass(frozen=True)
 class Eagle3(Draft):
-    """`tokens` a round, None: as many as it was unrolled for; a drafted end token is the last."""
+    """A chain of draft tokens; an end token is the last one of a draft."""
 
     drafter: ChainDrafter
     tokens: int | None = None
+    """Draft tokens per round; None: as many as the drafter was unrolled for in training."""
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.tokens < 1:
@@ -46,26 +48,28 @@ class Eagle3(Draft):
         network, kv = self.drafter.on(context.target), context.kv
         assert kv is not None
         cached = kv.length
-        hidden_11D, logits_1V = network.extend(context)
-        tokens_1, law_1V = sampler.sample(logits_1V)
-        tokens, laws = [tokens_1], [law_1V]
+        hidden_11H, logits_1V = network.extend(context)
+        tokens_1, probabilities_1V = sampler.sample(logits_1V)
+        tokens, distributions = [tokens_1], [probabilities_1V]
         for _ in range(self.longest - 1):
-            hidden_11D, logits_1V = network.step(tokens[-1], hidden_11D, context)
-            tokens_1, law_1V = sampler.sample(logits_1V)
+            hidden_11H, logits_1V = network.step(tokens[-1], hidden_11H, context)
+            tokens_1, probabilities_1V = sampler.sample(logits_1V)
             tokens.append(tokens_1)
-            laws.append(law_1V)
+            distributions.append(probabilities_1V)
         fed = kv.length - cached
         kv.crop(context.anchor)
         proposal = Proposal(
             torch.cat(tokens),
-            None if sampler.greedy else torch.cat([law for law in laws if law is not None]),
+            None
+            if sampler.greedy
+            else torch.cat([one for one in distributions if one is not None]),
             calls=len(tokens),
             fed=fed,
             cached=cached,
         )
-        return proposal.first(self._until_end(proposal.tokens_N, context.target))
+        return proposal.first(self._until_end(proposal.tokens_D, context.target))
 
-    def _until_end(self, tokens_N: Tensor, target: Target) -> int:
-        """Number of tokens up to the first that ends a text, that one included."""
-        end = first_end(tokens_N.tolist(), target.special)
-        return len(tokens_N) if end is None else end + 1
+    def _until_end(self, tokens_D: Tensor, target: Target) -> int:
+        """Number of tokens up to and including the first end token."""
+        end = first_end(tokens_D.tolist(), target.special)
+        return len(tokens_D) if end is None else end + 1

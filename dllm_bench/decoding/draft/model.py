@@ -1,7 +1,7 @@
 """A smaller autoregressive model drafts, token by token (Leviathan et al. 2023).
 
-The control every drafter has to beat: its quality is that of a whole model, its cost grows with
-every token. It reads nothing of the target but the committed tokens.
+The control that every trained drafter has to beat: it drafts with the quality of a whole model, at
+a cost that grows with every token. Of the target it reads the committed tokens alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from dllm_bench.registry import register
 @register("draft.model")
 @dataclass(frozen=True)
 class ModelDraft(Draft):
-    """`tokens` tokens a round from the model in `drafter`."""
+    """Tokens drafted one by one by the model in `drafter`."""
 
     drafter: ModelDrafter
     tokens: int
+    """Draft tokens per round."""
 
     @property
     def longest(self) -> int:
@@ -36,16 +37,18 @@ class ModelDraft(Draft):
         model, kv = self.drafter.on(context.target), context.kv
         assert kv is not None
         text_L, cached = context.tokens_L, kv.length
-        laws = []
+        distributions = []
         for _ in range(self.tokens):
-            token_1, law_1V = sampler.sample(next_logits(model, text_L, kv))
+            token_1, probabilities_1V = sampler.sample(next_logits(model, text_L, kv))
             text_L = torch.cat([text_L, token_1])
-            laws.append(law_1V)
+            distributions.append(probabilities_1V)
         kv.crop(context.anchor)
         drafted = len(text_L) - len(context.tokens_L)
         return Proposal(
             text_L[-drafted:],
-            None if sampler.greedy else torch.cat([law for law in laws if law is not None]),
+            None
+            if sampler.greedy
+            else torch.cat([one for one in distributions if one is not None]),
             calls=drafted,
             fed=len(text_L) - 1 - cached,
             cached=cached,
@@ -53,7 +56,7 @@ class ModelDraft(Draft):
 
 
 def next_logits(model: Denoiser, text_L: Tensor, kv: KVCache) -> Tensor:
-    """Logits (1, V) of what follows the text; the cache then holds all of it."""
+    """Logits (1, V) of the token after the text; afterwards the cache holds the whole text."""
     fed = (kv.length, len(text_L))
     rows = (len(text_L), len(text_L) + 1)
     plan = ForwardPlan(ForwardKind.DRAFT, fed, rows, store=fed, attention="block_causal", block=1)

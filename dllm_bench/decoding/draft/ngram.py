@@ -1,7 +1,7 @@
-"""Prompt lookup (Saxena 2023): propose what followed the last time the text ended like this.
+"""Prompt lookup (Saxena 2023): propose what followed an earlier occurrence of the last tokens.
 
-The longest n-gram at the end of the text that occurred before decides, its latest occurrence
-counts. No network, no memory: the control that shows what repetition alone is worth.
+The longest n-gram at the end of the text that occurs earlier in it is used, at its latest earlier
+occurrence. Neither network nor cache: the control that shows what repetition alone is worth.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dllm_bench.registry import register
 @register("draft.ngram")
 @dataclass(frozen=True)
 class NGramDraft(Draft):
-    """Up to `tokens` tokens after an earlier occurrence of the last `longest_match` or fewer."""
+    """The tokens after an earlier occurrence of the end of the text; none if there is none."""
 
     tokens: int
+    """Most draft tokens per round."""
     longest_match: int
+    """Longest n-gram that is looked up."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.longest_match < 1:
@@ -44,7 +46,7 @@ class NGramDraft(Draft):
 
 
 def last_occurrence(tokens_L: Tensor, match: int) -> int | None:
-    """Where the latest earlier occurrence of the last `match` tokens ends; None without one."""
+    """Index after the latest earlier occurrence of the last `match` tokens; None without one."""
     earlier = tokens_L[:-1].unfold(0, match, 1)
-    found = (earlier == tokens_L[-match:]).all(-1).nonzero()
-    return int(found[-1]) + match if len(found) else None
+    starts = (earlier == tokens_L[-match:]).all(-1).nonzero()
+    return int(starts[-1]) + match if len(starts) else None

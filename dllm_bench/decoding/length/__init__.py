@@ -1,1 +1,1 @@
-"""Verification lengths: how much of a proposal the target is asked about."""
+"""Verification length: how many draft tokens of each request are verified in a round."""

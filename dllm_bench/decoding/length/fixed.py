@@ -1,6 +1,6 @@
-"""Verify the whole proposal, or always its first so many tokens.
+"""Verify the whole draft, or always its first tokens up to a fixed number.
 
-The reference point of every other rule: what calibration data are collected with, and what a
+The reference for every other length rule: calibration data are collected with it, and it is what a
 production system with a static speculation budget does.
 """
 
@@ -16,9 +16,10 @@ from dllm_bench.registry import register
 @register("length.fixed")
 @dataclass(frozen=True)
 class FixedLength(VerifyLength):
-    """At most `tokens` of every proposal; None: all of it, 0: plain autoregressive decoding."""
+    """The same limit for every proposal."""
 
     tokens: int | None = None
+    """Most draft tokens verified; None: all of them, 0: plain autoregressive decoding."""
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        return [len(proposal.tokens_N[: self.tokens]) for proposal in proposals]
+        return [len(proposal.tokens_D[: self.tokens]) for proposal in proposals]

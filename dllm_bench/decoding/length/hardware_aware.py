@@ -1,4 +1,15 @@
-"""DSpark's hardware-aware prefix scheduler (Algorithm 1), and its asynchronous form (§5.2)."""
+"""DSpark's hardware-aware prefix scheduler (Algorithm 1), and its asynchronous form (section 5.2).
+
+A draft token is verified while it adds to the expected tokens per second of the whole batch on this
+machine. c[r][j] is the probability that token j of request r is accepted if all before it are;
+a[r][j], the product of c[r][0..j], that it is reached and accepted. Verifying the n tokens with the
+largest a gives Θ_n = (R + Σ a) · SPS(R + n) expected tokens per second for R requests. Stopping at
+the first descent of Θ keeps the output distribution, because the decision about a token reads only
+what is drafted before it; the global maximum over the same step does not (Appendix A). The
+asynchronous form takes the size of a step from two steps before, so that it may be the global
+maximum. Confidences are taken as probabilities, so calibrate them first. The cost of drafting is
+left out. The algorithm is plain Python; the two pieces at the end apply it to proposals.
+"""
 
 from __future__ import annotations
 
@@ -10,61 +21,70 @@ from operator import mul
 from typing import ClassVar
 
 from dllm_bench.core.speculative import LengthRule, Proposal, VerifyLength
-from dllm_bench.decoding.length.measurements import StepProfile, Temperatures, chances
+from dllm_bench.decoding.length.measurements import (
+    StepProfile,
+    Temperatures,
+    acceptance_probabilities,
+)
 from dllm_bench.registry import register
 
-Chances = Sequence[Sequence[float]]  # c[r][j]; requests may have different numbers of tokens
+Probabilities = Sequence[Sequence[float]]
+"""c[r][j] of the module's text; requests may have different numbers of tokens."""
 
 
-def ranked(chances: Chances) -> list[tuple[float, int, int]]:
-    """(a, j, r) of all tokens that may survive, the surest first.
+def ranked(probabilities: Probabilities) -> list[tuple[float, int, int]]:
+    """(a, j, r) of all tokens with a > 0, the most likely first.
 
-    A token stands behind all earlier ones of its request, so any head of the list is prefixes.
-    Whether a token is in a head depends on no token from itself on.
+    A token is ranked behind all earlier ones of its request, so the first n tokens of the list are
+    a prefix of every draft, and whether a token is among them depends only on tokens before it.
     """
-    survivals = [list(accumulate(row, mul)) for row in chances]
-    found = [(a, j, r) for r, row in enumerate(survivals) for j, a in enumerate(row) if a > 0]
-    return sorted(found, key=lambda token: (-token[0], token[1], token[2]))
+    survivals = [list(accumulate(row, mul)) for row in probabilities]
+    tokens = [(a, j, r) for r, row in enumerate(survivals) for j, a in enumerate(row) if a > 0]
+    return sorted(tokens, key=lambda token: (-token[0], token[1], token[2]))
 
 
-def admit(chances: Chances, n: int) -> list[int]:
-    """Tokens verified of each request when the n surest of all are."""
-    counts = Counter(r for _, _, r in ranked(chances)[:n])
-    return [counts[r] for r in range(len(chances))]
+def admit(probabilities: Probabilities, n: int) -> list[int]:
+    """Tokens verified of each request when the n most likely of all are."""
+    counts = Counter(r for _, _, r in ranked(probabilities)[:n])
+    return [counts[r] for r in range(len(probabilities))]
 
 
-def throughputs(chances: Chances, profile: StepProfile) -> list[float]:
-    """Θ_0, Θ_1, …: expected tokens per second with the n surest tokens, as far as is profiled."""
-    requests = len(chances)
-    expected = accumulate((a for a, _, _ in ranked(chances)), initial=float(requests))
-    room = max(0, profile.largest - requests)  # more requests than that are an error of `rate`
+def throughputs(probabilities: Probabilities, profile: StepProfile) -> list[float]:
+    """Θ_0, Θ_1, …: expected tokens per second with the n most likely tokens verified.
+
+    Up to the largest step in the profile; DllmBenchError if there are more requests than that.
+    """
+    requests = len(probabilities)
+    expected = accumulate((a for a, _, _ in ranked(probabilities)), initial=float(requests))
+    room = max(0, profile.largest - requests)
     return [tokens * profile.rate(requests + n) for n, tokens in enumerate(expected) if n <= room]
 
 
-def first_peak(chances: Chances, profile: StepProfile) -> int:
+def first_peak(probabilities: Probabilities, profile: StepProfile) -> int:
     """n before the first descent of Θ."""
-    found = throughputs(chances, profile)
-    descents = (n for n, (here, after) in enumerate(pairwise(found)) if after <= here)
-    return next(descents, len(found) - 1)
+    rates = throughputs(probabilities, profile)
+    descents = (n for n, (here, after) in enumerate(pairwise(rates)) if after <= here)
+    return next(descents, len(rates) - 1)
 
 
-def highest(chances: Chances, profile: StepProfile) -> int:
-    """n of the largest Θ, the smallest of equals."""
-    found = throughputs(chances, profile)
-    return found.index(max(found))
+def highest_peak(probabilities: Probabilities, profile: StepProfile) -> int:
+    """n of the largest Θ, the smallest n of equal ones."""
+    rates = throughputs(probabilities, profile)
+    return rates.index(max(rates))
 
 
-def early_stop(chances: Chances, profile: StepProfile) -> list[int]:
-    """Algorithm 1: lengths at the first peak, the best of all where Θ has one peak."""
-    return admit(chances, first_peak(chances, profile))
+def early_stop(probabilities: Probabilities, profile: StepProfile) -> list[int]:
+    """Algorithm 1: lengths at the first peak of Θ; the best of all if Θ has a single peak."""
+    return admit(probabilities, first_peak(probabilities, profile))
 
 
 class TwoStepsAhead:
-    """The scheduler of one engine that has to know the size of a step two steps before it.
+    """The scheduler for an engine that has to know the size of a step two steps before it.
 
-    The size of step t is the best one for the chances of step t - 2; the tokens that fill it are
-    the surest of step t. Without a size, in the first two steps, it stops early. Requests that came
-    since take their own token from the size, those that left give theirs back.
+    The size of step t is the best one for the probabilities of step t - 2; the tokens that fill it
+    are the most likely ones of step t. The first two steps have no such size and stop early.
+    Requests that joined since take their own token from the size, requests that left give theirs
+    back.
     """
 
     def __init__(self, profile: StepProfile, delay: int = 2) -> None:
@@ -72,39 +92,43 @@ class TwoStepsAhead:
         self.sizes: deque[int] = deque()
         self.delay = delay
 
-    def __call__(self, chances: Chances) -> list[int]:
+    def __call__(self, probabilities: Probabilities) -> list[int]:
         """Lengths of the step that begins."""
-        self.sizes.append(len(chances) + highest(chances, self.profile))
+        self.sizes.append(len(probabilities) + highest_peak(probabilities, self.profile))
         if len(self.sizes) <= self.delay:
-            return early_stop(chances, self.profile)
-        return admit(chances, max(0, self.sizes.popleft() - len(chances)))
+            return early_stop(probabilities, self.profile)
+        return admit(probabilities, max(0, self.sizes.popleft() - len(probabilities)))
 
 
 @register("length.hardware_aware")
 @dataclass(frozen=True)
 class HardwareAwareLength(VerifyLength):
-    """Lengths at the first peak of expected tokens per second."""
+    """Algorithm 1: lengths at the first peak of the expected tokens per second."""
 
     profile: StepProfile
+    """Speed of this machine with this model."""
     temperatures: Temperatures = field(default_factory=Temperatures)
+    """Calibration of the confidence head."""
 
     needs: ClassVar[frozenset[tuple[str, str]]] = frozenset({("draft", "survival estimates")})
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
         return early_stop(
-            [chances(proposal, self.temperatures) for proposal in proposals], self.profile
+            [acceptance_probabilities(one, self.temperatures) for one in proposals], self.profile
         )
 
 
 @register("length.asynchronous")
 @dataclass(frozen=True)
 class AsynchronousLength(HardwareAwareLength):
-    """Sizes at the highest peak of two steps before; without them, in one round, early stop."""
+    """Section 5.2, for an engine that overlaps steps: the number of tokens is the best one for the
+    probabilities of two steps before; the first two steps of a batch stop early.
+    """
 
     def begin(self) -> LengthRule:
         rule = TwoStepsAhead(self.profile)
 
         def lengths(proposals: Sequence[Proposal]) -> list[int]:
-            return rule([chances(proposal, self.temperatures) for proposal in proposals])
+            return rule([acceptance_probabilities(one, self.temperatures) for one in proposals])
 
         return lengths

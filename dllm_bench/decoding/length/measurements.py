@@ -1,7 +1,10 @@
 """Measurements that length rules read from json files: step times and calibration temperatures.
 
-A file is one that `dllm-bench train` wrote, or one shipped below `assets/`. Only its content is
-part of a run's identity, never its path. Plain Python: the load simulation uses the same values.
+Step times are DSpark's SPS(B) (section 3.2.2): profiled once per machine and model by
+`dllm-bench train sps`. Temperatures calibrate a confidence head (Sequential Temperature Scaling,
+section 3.2.1): `dllm-bench train temperatures` fits them. A file is one that these commands wrote,
+or one shipped below `assets/`. Only its content is part of a run's identity, never its path. Plain
+Python: the load simulation uses the same values.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from dllm_bench.core.speculative import Proposal
 from dllm_bench.paths import place_of
 from dllm_bench.registry import register
 
-Value = TypeVar("Value")
+Parsed = TypeVar("Parsed")
 
 
-def read_json(source: str, make: Callable[[Any], Value], what: str, command: str) -> Value:
-    """What `make` finds in the json at `source`; a sentence where it finds nothing."""
+def read_json(source: str, parse: Callable[[Any], Parsed], what: str, command: str) -> Parsed:
+    """What `parse` makes of the json file at `source`; DllmBenchError if there is no such thing."""
     try:
-        return make(json.loads(place_of(source).read_text(encoding="utf-8")))
+        return parse(json.loads(place_of(source).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DllmBenchError(
             f"{source!r} holds no {what} ({type(error).__name__}); make one with "
@@ -36,18 +39,24 @@ def read_json(source: str, make: Callable[[Any], Value], what: str, command: str
 @register("length.step_profile")
 @dataclass(frozen=True)
 class StepProfile:
-    """Measured steps per second of steps that feed `tokens` tokens, sizes rising from 1."""
+    """Measured speed of a machine and model: steps per second by the tokens fed in a step.
+
+    Linear interpolation of seconds between measured sizes. Nothing is known beyond the largest
+    size, so no larger step is scheduled.
+    """
 
     tokens: tuple[int, ...]
+    """Measured step sizes, rising from 1."""
     steps_per_s: tuple[float, ...]
+    """Speed at each of these sizes, above 0."""
 
     def __post_init__(self) -> None:
         rising = self.tokens[:1] == (1,) and all(a < b for a, b in pairwise(self.tokens))
         fits = len(self.tokens) == len(self.steps_per_s) and min(self.steps_per_s, default=0) > 0
         if not (rising and fits):
             raise DllmBenchError(
-                f"A profile has sizes {list(self.tokens)} with steps per second "
-                f"{list(self.steps_per_s)}; give rising sizes from 1, each with a rate above 0."
+                f"A step profile has sizes {list(self.tokens)} with steps per second "
+                f"{list(self.steps_per_s)}; give rising sizes from 1, each with a speed above 0."
             )
 
     @property
@@ -56,11 +65,12 @@ class StepProfile:
         return self.tokens[-1]
 
     def step_s(self, tokens: int) -> float:
-        """Seconds of a step, linear between measured sizes."""
+        """Seconds of a step that feeds `tokens` tokens; DllmBenchError if that was not measured."""
         if not 1 <= tokens <= self.largest:
             raise DllmBenchError(
-                f"A step of {tokens} tokens is wanted, the profile knows 1 to {self.largest}; "
-                "measure larger steps with `dllm-bench train sps MODEL --batches …`."
+                f"A step of {tokens} tokens is needed, and the step profile covers 1 to "
+                f"{self.largest}; measure larger steps with "
+                "`dllm-bench train sps MODEL --batches …`."
             )
         right = bisect_left(self.tokens, tokens)
         if self.tokens[right] == tokens:
@@ -88,16 +98,16 @@ def read_step_profile(source: str) -> StepProfile:
 
 
 def check_step_profile(source: str, model: str) -> None:
-    """Refuse a file that says another model took the steps: they say nothing about this one."""
-    whose: str | None = read_json(
+    """Refuse a profile that was measured with another model than `model`."""
+    measured: str | None = read_json(
         source,
         lambda plain: plain.get("model", {}).get("name"),
         "step profile",
         "train sps MODEL",
     )
-    if whose not in (None, model):
+    if measured not in (None, model):
         raise DllmBenchError(
-            f"Step profile {source!r} was measured with {whose}, and {model} is asked about; "
+            f"Step profile {source!r} was measured with {measured}, but the model is {model}; "
             f"measure one with `dllm-bench train sps {model}` and name its file."
         )
 
@@ -105,37 +115,41 @@ def check_step_profile(source: str, model: str) -> None:
 @register("length.temperatures")
 @dataclass(frozen=True)
 class Temperatures:
-    """One temperature per position; positions beyond the last have 1."""
+    """Calibration of a confidence head: each position's logit is divided by its temperature.
+
+    Without any the head is taken as it is. Logits stored with a run stay unscaled.
+    """
 
     values: tuple[float, ...] = ()
+    """One temperature per position, above 0; positions beyond the last have 1."""
 
     def __post_init__(self) -> None:
         if not all(0 < value < math.inf for value in self.values):
             raise DllmBenchError(
-                f"Temperatures {list(self.values)} are given for the positions of a draft; give "
-                "numbers above 0."
+                f"The temperatures of a confidence head are {list(self.values)}; give numbers "
+                "above 0."
             )
 
-    def chances(self, logits: Sequence[float]) -> list[float]:
-        """Chance of every token to be accepted if all before it are."""
+    def probabilities(self, logits: Sequence[float]) -> list[float]:
+        """Probability of each token to be accepted if all before it are."""
         scales = [*self.values, *[1.0] * len(logits)]
         return [sigmoid(logit / scale) for logit, scale in zip(logits, scales, strict=False)]
 
 
 def sigmoid(logit: float) -> float:
-    """1 / (1 + exp(-logit)), for any logit."""
+    """1 / (1 + exp(-logit)), for any logit without overflow."""
     return (1 + math.tanh(logit / 2)) / 2
 
 
-def chances(proposal: Proposal, temperatures: Temperatures) -> list[float]:
-    """The same of a proposal with survival estimates."""
-    assert proposal.survival_N is not None  # the draft gives survival estimates
-    return temperatures.chances(proposal.survival_N.double().tolist())
+def acceptance_probabilities(proposal: Proposal, temperatures: Temperatures) -> list[float]:
+    """`Temperatures.probabilities` of a proposal with survival estimates."""
+    assert proposal.survival_D is not None  # the draft gives survival estimates
+    return temperatures.probabilities(proposal.survival_D.double().tolist())
 
 
 @register("length.read_temperatures")
 def read_temperatures(source: str | None) -> Temperatures:
-    """The temperatures in a file that `dllm-bench train temperatures` wrote; None: none."""
+    """The temperatures in a file that `dllm-bench train temperatures` wrote; none for None."""
     if source is None:
         return Temperatures()
     return read_json(

@@ -1,8 +1,9 @@
-"""DSpark's static cut: verify up to the first token whose survival looks unlikely.
+"""DSpark's static threshold: verify up to the first token that is unlikely to be accepted.
 
-DeepSpec compares the confidence at each position with one threshold; the chance that all tokens so
-far survive is not multiplied up, and the load of the machine plays no part. A confidence reads what
-is drafted before its token only, so the law is kept.
+DeepSpec compares the confidence at each position with one threshold. The confidences are not
+multiplied up to the probability that the whole prefix survives, and the load of the machine does
+not matter. A confidence depends only on tokens drafted before its own, so the output distribution
+is kept.
 """
 
 from __future__ import annotations
@@ -14,32 +15,36 @@ from typing import ClassVar
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
-from dllm_bench.decoding.length.measurements import Temperatures, chances
+from dllm_bench.decoding.length.measurements import Temperatures, acceptance_probabilities
 from dllm_bench.registry import register
 
 
 @register("length.threshold")
 @dataclass(frozen=True)
 class SurvivalThreshold(VerifyLength):
-    """Cut before the first token with a chance below tau; 0 verifies everything."""
+    """Cut each draft before the first token whose acceptance probability is below tau."""
 
     tau: float
+    """Threshold in [0, 1]; 0 verifies everything."""
     temperatures: Temperatures = field(default_factory=Temperatures)
+    """Calibration of the confidence head."""
 
     needs: ClassVar[frozenset[tuple[str, str]]] = frozenset({("draft", "survival estimates")})
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:
             raise DllmBenchError(
-                f"Threshold has tau={self.tau}, which is no probability; choose one of 0 to 1."
+                f"SurvivalThreshold has tau={self.tau}, which is no probability; choose a number "
+                "from 0 to 1."
             )
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
         return [
-            sure_tokens(chances(proposal, self.temperatures), self.tau) for proposal in proposals
+            likely_prefix(acceptance_probabilities(proposal, self.temperatures), self.tau)
+            for proposal in proposals
         ]
 
 
-def sure_tokens(chances: Sequence[float], tau: float) -> int:
-    """How many tokens stand before the first with a chance below tau."""
-    return len(list(takewhile(lambda chance: chance >= tau, chances)))
+def likely_prefix(probabilities: Sequence[float], tau: float) -> int:
+    """Number of tokens before the first one whose probability is below tau."""
+    return len(list(takewhile(lambda probability: probability >= tau, probabilities)))

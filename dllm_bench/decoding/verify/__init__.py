@@ -1,1 +1,1 @@
-"""Verification rules: which proposed tokens the target keeps; both keep its output law."""
+"""Verification: which draft tokens are accepted; both rules keep the output distribution."""

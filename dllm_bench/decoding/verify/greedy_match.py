@@ -1,8 +1,9 @@
 """Verification by equality, the rule of the z-lab DFlash release.
 
-The target draws its own token at every proposed position; drafts are accepted as long as they are
-what it drew, and its first other token is kept. The drafts' law plays no part, so drafters take
-their best guess at any temperature; acceptance at one position is p_t(draft).
+The target draws its own token at every proposed position. Draft tokens are accepted as long as they
+equal what it drew, and its first differing token is kept. The draft's distributions are not used,
+so drafters take their most probable token at any temperature; a token is accepted with probability
+p_t(draft token).
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dllm_bench.core.speculative import Proposal, Sampler, Verify, VerifyResult, at
+from dllm_bench.core.speculative import Proposal, Sampler, Verify, VerifyResult, row_at
 from dllm_bench.registry import register
 
 
 @register("verify.greedy_match")
 @dataclass(frozen=True)
 class GreedyMatch(Verify):
-    """Accept while the target draws the same token: its plain decoding by construction."""
+    """Accept while the target draws the same token; the text is its plain decoding."""
 
     reads_probabilities: ClassVar[bool] = False
 
-    def __call__(self, proposal: Proposal, logits_NV: Tensor, sampler: Sampler) -> VerifyResult:
-        own_N, _ = sampler.sample(logits_NV)
-        count = (own_N[:-1] == proposal.tokens_N).long().cumprod(0).sum()
-        return VerifyResult(count, at(own_N, count))
+    def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
+        own_R, _ = sampler.sample(logits_RV)
+        count = (own_R[:-1] == proposal.tokens_D).long().cumprod(0).sum()
+        return VerifyResult(count, row_at(own_R, count))

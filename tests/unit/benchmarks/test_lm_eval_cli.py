@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.lm_eval import MODEL, TASKS
-from dllm_bench.cli.main import compose, main
+from dllm_bench.cli.compose import compose
+from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.run.runner import run
 from dllm_bench.store.spec import RunSpec

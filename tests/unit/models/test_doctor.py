@@ -18,7 +18,7 @@ HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sd
 
 def report(folder: Path, **changes: Any) -> list[tuple[str, str, str]]:
     model = {"name": "tiny", "path": str(folder)} | changes
-    return list(doctor_model.lines({"model": model, "hardware": HARDWARE}))
+    return list(doctor_model.model_lines({"model": model, "hardware": HARDWARE}))
 
 
 def texts(found: list[tuple[str, str, str]]) -> dict[str, str]:
@@ -54,9 +54,9 @@ def test_a_snapshot_names_its_commit_and_how_to_pin_it(tmp_path: Path) -> None:
 def test_a_model_that_does_not_fit_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_model, "memory", lambda spec: ("a small device", 1000))
+    monkeypatch.setattr(doctor_model, "memory_of", lambda spec: ("a small device", 1000))
     found = report(tiny_checkpoint("dream", tmp_path, seed=5))
-    assert found[-1][:2] == (doctor_model.NEED, "memory")
+    assert found[-1][:2] == (doctor_model.REQUIRED_MISSING, "memory")
     assert "a small device has 0.0 GiB" in found[-1][2]
 
 
@@ -65,7 +65,7 @@ def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"][3] = torch.nan
     save_file(tensors, folder / "model.safetensors")
-    assert "gives logits that are no numbers in float32" in report(folder)[-1][2]
+    assert "gives logits that are not finite numbers in float32" in report(folder)[-1][2]
 
 
 def test_the_first_refusal_ends_the_report(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_the_first_refusal_ends_the_report(tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
     found = report(folder)
-    assert (doctor_model.NEED, "tokenizer") in [line[:2] for line in found]
+    assert (doctor_model.REQUIRED_MISSING, "tokenizer") in [line[:2] for line in found]
     assert "no tokenizer files" in found[-1][2]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "mask_token_id": None}))
-    assert [line[0] for line in report(folder)] == [doctor_model.NEED]
+    assert [line[0] for line in report(folder)] == [doctor_model.REQUIRED_MISSING]
     assert "mask token of its own" in report(folder)[0][2]
     assert "no model folder" in report(tmp_path / "nowhere")[0][2]

@@ -53,9 +53,9 @@ def test_what_the_dialects_say(tmp_path: Path) -> None:
     assert DFlash(zlab).longest == 5
     assert DFlash(zlab, slots=3).longest == 2
     assert Eagle3(TrainedChain(stored(tmp_path, "eagle3"))).longest == 5
-    assert not deepspec.sequential
+    assert not deepspec.has_transition_head
     dspark = TrainedBlock(stored(tmp_path, "dspark"))
-    assert dspark.sequential and dspark.survives
+    assert dspark.has_transition_head and dspark.has_confidence_head
     assert DSpark(dspark).gives == {"survival estimates"}
     silent = TrainedBlock(
         write_drafter(tmp_path / "s", {**DSPARK, "enable_confidence_head": False})
@@ -91,7 +91,7 @@ def test_a_drafter_of_another_kind_is_refused(tmp_path: Path) -> None:
         TrainedBlock(stored(tmp_path, "eagle3"))
     with pytest.raises(DllmBenchError, match="decoder/draft=dflash or dspark"):
         TrainedChain(stored(tmp_path, "dspark"))
-    with pytest.raises(DllmBenchError, match="no head of transitions"):
+    with pytest.raises(DllmBenchError, match="needs a drafter with a transition head"):
         DSpark(TrainedBlock(stored(tmp_path, "dflash")))
 
 
@@ -135,7 +135,7 @@ def test_the_other_dsparks_are_refused(tmp_path: Path) -> None:
 
 
 def test_more_slots_than_trained(tmp_path: Path) -> None:
-    with pytest.raises(DllmBenchError, match="from 2 to"):
+    with pytest.raises(DllmBenchError, match="choose 2 to 6"):
         DFlash(TrainedBlock(stored(tmp_path, "dflash_zlab")), slots=7)
     with pytest.raises(DllmBenchError, match="from 1 to"):
         DFlash(TrainedBlock(write_drafter(tmp_path / "d", DEEPSPEC)), slots=5)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.models import load as loading
 from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.models.spec import ModelSpec

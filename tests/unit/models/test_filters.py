@@ -116,7 +116,7 @@ def test_another_model_is_refused_unless_allowed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
-    from dllm_bench.cli.main import compose
+    from dllm_bench.cli.compose import compose
     from dllm_bench.store.inputs import weights_hash
 
     learned = LearnedFilter(f"assets/filters/{name}")
@@ -131,11 +131,11 @@ def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_command_on_a_shipped_card_asks_for_the_data_it_describes(name: str) -> None:
     """Its settings are read as `dllm-bench train filter` reads them today."""
-    from dllm_bench.cli.main import parser
+    from dllm_bench.cli.main import parse
     from dllm_bench.training.filters import FilterJob
 
     card = (assets_dir() / "filters" / name / "CARD.md").read_text()
-    asked = parser().parse_args(re.findall(r"`dllm-bench (train filter [^`]+)`", card)[0].split())
+    asked = parse(re.findall(r"`dllm-bench (train filter [^`]+)`", card)[0].split())
     prompts, tasks, tokens = re.findall(
         r"(\d+) prompts \(train splits of ([^)]+), in turn\), (\d+) new", card
     )[0]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli import status_cache as glance
-from dllm_bench.cli import views as terminal
+from dllm_bench.cli import compare, show, status, status_cache
+from dllm_bench.cli.common import sealed_record
 from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.record import RunRecord, SampleRecord, Session, seal
@@ -64,7 +64,7 @@ def record(values: list[float], **changes: Any) -> RunRecord:
 
 
 def test_summary_names_definition_machine_and_commit() -> None:
-    text = "\n".join(terminal.summary(record([1.0, 0.0])))
+    text = "\n".join(show.summary_lines(record([1.0, 0.0])))
     assert "score 50.0 [" in text
     assert "correct 1, wrong 1" in text
     assert "tpf/emitted" in text
@@ -74,11 +74,11 @@ def test_summary_names_definition_machine_and_commit() -> None:
 
 def test_comparison_speaks_of_shared_samples_and_calls_no_difference_without_ground() -> None:
     one, other = record([1.0] * 8 + [0.0] * 2), record([1.0] * 7 + [0.0] * 3)
-    text = "\n".join(terminal.comparison(one, other))
+    text = "\n".join(compare.comparison_lines(one, other))
     assert "difference +10.0 [" in text
     assert "10 shared samples" in text
     assert "no difference is shown" in text
-    clear = "\n".join(terminal.comparison(record([1.0] * 20), record([0.0] * 20)))
+    clear = "\n".join(compare.comparison_lines(record([1.0] * 20), record([0.0] * 20)))
     assert "the runs differ" in clear
 
 
@@ -90,7 +90,7 @@ def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
     with store.open(spec(seed=1), total=5) as opened:
         opened.begin(Session(0.0, 0, {}))
         opened.append(sample())
-    lines = list(terminal.board(store, tmp_path / "tables"))
+    lines = list(status.run_lines(store))
     assert sorted(line.split()[1] for line in lines[1:3]) == ["partial", "sealed"]
     assert any(" 1/5 " in line for line in lines)
     assert any("100.0 [" in line and " 2.00 " in line for line in lines)
@@ -102,13 +102,13 @@ def test_board_counts_the_cells_of_rendered_tables(tmp_path: Path) -> None:
     states = ["sealed", "sealed", "missing"]
     cells = ", ".join(f'{{"state": "{state}"}}' for state in states)
     (folder / "table4.json").write_text(f'{{"cells": [{cells}]}}')
-    lines = list(terminal.board(Store(tmp_path / "runs"), tmp_path / "tables"))
+    lines = list(status.table_lines(tmp_path / "tables"))
     assert lines[-1] == "table lopa/table4: 3 cells, 1 missing, 2 sealed"
 
 
 def test_an_unknown_sample_is_a_sentence_with_examples() -> None:
     with pytest.raises(DllmBenchError, match="no stored sample 'z' among 2; the first are: a, b"):
-        terminal.pick_sample({"a": sample("a"), "b": sample("b")}, "z", "run")
+        show.named_sample({"a": sample("a"), "b": sample("b")}, "z", "run")
 
 
 def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
@@ -117,31 +117,31 @@ def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:
         pass
     (entry,) = store.entries()
     with pytest.raises(DllmBenchError, match="partial"):
-        terminal.sealed(entry)
+        sealed_record(entry)
 
 
 def test_a_sealed_run_is_read_once_for_the_board(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, tables = Store(tmp_path / "runs"), tmp_path / "tables"
+    store = Store(tmp_path / "runs")
     done = record([1.0, 1.0])
     with store.open(done.spec, total=2) as opened:
         opened.seal(done)
     with store.open(spec(seed=1), total=5) as opened:
         opened.begin(Session(0.0, 0, {}))
-    first = list(terminal.board(store, tables))
+    first = list(status.run_lines(store))
     read: list[Path] = []
 
     def noting(folder: Path) -> RunEntry | None:
         read.append(folder)
         return read_entry(folder)
 
-    monkeypatch.setattr(glance, "read_entry", noting)
-    assert list(terminal.board(store, tables)) == first
+    monkeypatch.setattr(status_cache, "read_entry", noting)
+    assert list(status.run_lines(store)) == first
     assert read == [store.path(spec(seed=1))]  # not sealed
     other = record([1.0, 0.0])
     (store.path(done.spec) / RECORD).write_text(other.to_json())
-    changed = list(terminal.board(store, tables))
+    changed = list(status.run_lines(store))
     assert changed != first and any("50.0 [" in line for line in changed)
-    (store.root / glance.FILE).write_text("no json")
-    assert list(terminal.board(store, tables)) == changed
+    (store.root / status_cache.FILE).write_text("no json")
+    assert list(status.run_lines(store)) == changed

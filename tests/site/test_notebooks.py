@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.report import builders
+from tests.site import builders
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed (extra dev)")

@@ -14,8 +14,8 @@ import pytest
 
 from dllm_bench.site.run_page import run_address
 from dllm_bench.store.record import RunRecord
-from tests.report import builders
-from tests.report.browser import Browser
+from tests.site import builders
+from tests.site.browser import Browser
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""

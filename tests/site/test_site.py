@@ -22,18 +22,18 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.metrics import accuracy
 from dllm_bench.paths import assets_dir
+from dllm_bench.site import build as site_module
 from dllm_bench.site import html as site_html
 from dllm_bench.site import index_page as site_board
-from dllm_bench.site import samples as site_samples
-from dllm_bench.site import site as site_module
+from dllm_bench.site import sample_data as site_samples
 from dllm_bench.site import texts as site_texts
-from dllm_bench.site.filling import view
+from dllm_bench.site.decoding_order import decoding_order
 from dllm_bench.site.run_page import run_address
 from dllm_bench.store import inputs
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
-from tests.report import builders
+from tests.site import builders
 
 
 class Parsed(HTMLParser):
@@ -218,21 +218,21 @@ def test_elements_escape_all_but_markup() -> None:
 @pytest.mark.parametrize("make", [builders.lookaheads, builders.drafts])
 def test_the_viewer_gets_the_whole_filling(make: object) -> None:
     sample = make("a")  # type: ignore[operator]
-    filling = view(sample, lambda ids: builders.WORDS[ids[0]], builders.LOOKAHEADS)
+    order = decoding_order(sample, lambda ids: builders.WORDS[ids[0]], builders.LOOKAHEADS)
     words = site_samples.Words()
-    packed = json.loads(site_html.data(site_samples.pack_filling(filling, words)))
+    packed = json.loads(site_html.data(site_samples.pack_decoding_order(order, words)))
     texts = list(words.numbers)
     assert [texts[n] for n in packed["tokens"]] == [
-        site_samples.visible(token.text) for token in filling.tokens
+        site_samples.visible(token.text) for token in order.tokens
     ]
-    assert packed["born"] == [-1 if t.born is None else t.born for t in filling.tokens]
-    for index, step in enumerate(filling.steps):
+    assert packed["born"] == [-1 if t.born is None else t.born for t in order.tokens]
+    for index, step in enumerate(order.steps):
         for name in site_samples.STEP_COLUMNS:
             assert packed["steps"][name][index] == getattr(step, name)
         assert step.committed == [p for p, born in enumerate(packed["born"]) if born == index]
-        drafted = packed["steps"].get("drafted", [[]] * len(filling.steps))[index]
+        drafted = packed["steps"].get("drafted", [[]] * len(order.steps))[index]
         assert [texts[n] for n in drafted] == step.drafted
-    assert (packed["end"], packed["borders"]) == (filling.end, filling.borders)
+    assert (packed["end"], packed["borders"]) == (order.end, order.borders)
 
 
 def test_a_run_page_says_what_the_record_says(site: Path, records: dict[str, RunRecord]) -> None:
@@ -310,12 +310,12 @@ def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(
         "a": SimpleNamespace(prompt_sha256="of another prompt"),
         "b": SimpleNamespace(prompt_sha256=site_texts.prompt_sha256(requests[1])),
     }
-    assert site_texts.Texts().prompts(spec, samples) == {"b": "user:\nHow many?"}  # type: ignore[arg-type]
+    assert site_texts.TextSource().prompts(spec, samples) == {"b": "user:\nHow many?"}  # type: ignore[arg-type]
 
 
 def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:
     spec = RunSpec({"name": "gone"}, {}, {"name": "gone"}, {})
-    texts = site_texts.Texts()
+    texts = site_texts.TextSource()
     assert texts.prompts(spec, {}) == {}
     assert texts.decode(spec)([7]) == "[7]"
 

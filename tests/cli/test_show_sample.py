@@ -19,10 +19,16 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from dllm_bench.cli import paint
+from dllm_bench.cli import show_sample
 from dllm_bench.cli.main import main
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.site import filling
+from dllm_bench.site.decoding_order import (
+    CanvasToken,
+    DecodingOrder,
+    ForwardStep,
+    block_borders,
+    decoding_order,
+)
 from dllm_bench.store.record import SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
@@ -63,16 +69,16 @@ def example() -> SampleRecord:
     return sample(ids, [0, 1, 2, 2, 0, 0, 2, 2, 2, -1], {"length": 10, "eos": 5}, trace)
 
 
-def drawn(view: filling.Filling, width: int = 100, canvas: bool = False, colours: bool = False):
+def drawn(view: DecodingOrder, width: int = 100, canvas: bool = False, colours: bool = False):
     system = "truecolor" if colours else None
     console = Console(
         file=io.StringIO(), width=width, color_system=system, force_terminal=colours, no_color=False
     )
-    return list(paint.lines(view, console, canvas))
+    return list(show_sample.lines(view, console, canvas))
 
 
-def view_of(one: SampleRecord, words: list[str] = WORDS) -> filling.Filling:
-    return filling.view(one, lambda ids: words[ids[0]], LOOKAHEADS)
+def view_of(one: SampleRecord, words: list[str] = WORDS) -> DecodingOrder:
+    return decoding_order(one, lambda ids: words[ids[0]], LOOKAHEADS)
 
 
 @st.composite
@@ -115,9 +121,9 @@ def test_every_decoded_position_is_committed_once_by_its_forward(one: SampleReco
 def test_the_view_survives_json(one: SampleRecord) -> None:
     view = view_of(one)
     plain = json.loads(view.to_json())
-    tokens = [filling.Token(**token) for token in plain.pop("tokens")]
-    steps = [filling.Step(**step) for step in plain.pop("steps")]
-    assert filling.Filling(tokens=tokens, steps=steps, **plain) == view
+    tokens = [CanvasToken(**token) for token in plain.pop("tokens")]
+    steps = [ForwardStep(**step) for step in plain.pop("steps")]
+    assert DecodingOrder(tokens=tokens, steps=steps, **plain) == view
 
 
 @LAW
@@ -146,7 +152,7 @@ def test_later_forwards_are_lighter_and_every_colour_is_legible(forwards: int) -
         linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shares]
         return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    styles = [paint.heat(index, forwards) for index in range(forwards)]
+    styles = [show_sample.forward_style(index, forwards) for index in range(forwards)]
     grounds = [luminance(style.bgcolor) for style in styles]
     assert all(one < other for one, other in pairwise(grounds))
     for ground, style in zip(grounds, styles, strict=True):
@@ -173,15 +179,15 @@ def test_view_tells_base_from_lookahead_and_where_the_text_ends() -> None:
 def test_guidance_runs_every_branch_twice_and_is_no_lookahead() -> None:
     one = example()
     one.trace["branches"] = [2, 6, 6]
-    view = filling.view(one, lambda ids: WORDS[ids[0]], {**LOOKAHEADS, "guidance": 1.5})
+    view = decoding_order(one, lambda ids: WORDS[ids[0]], {**LOOKAHEADS, "guidance": 1.5})
     assert [step.branches for step in view.steps] == [1, 3, 3]
     assert [step.lookahead_won for step in view.steps] == [False, False, True]
 
 
 @pytest.mark.parametrize("schedule", [{"block": None}, {"block": 4, "absolute": True}, None])
 def test_borders_are_shown_only_where_they_are_known(schedule: dict | None) -> None:
-    assert filling.borders(10, {"schedule": schedule}) == []
-    assert filling.borders(10, {}) == []
+    assert block_borders(10, {"schedule": schedule}) == []
+    assert block_borders(10, {}) == []
 
 
 def test_the_picture_reads_without_colours() -> None:
@@ -207,14 +213,14 @@ def test_forced_tokens_among_others_are_counted_not_guessed() -> None:
 def test_equal_neighbours_are_written_once() -> None:
     trace = Trace([Forward(ForwardKind.DENOISE, 1, 12, 0)])
     one = sample([1, *[6] * 11], [0] * 12, {"eos": 1, "length": 12}, trace)
-    lines = drawn(filling.view(one, lambda ids: WORDS[ids[0]], {}))
+    lines = drawn(decoding_order(one, lambda ids: WORDS[ids[0]], {}))
     assert lines[2] == "four₀⟦eos⟧<end>×11₀"
     assert lines[5].endswith("0:four 1–11:<end>×11")
 
 
 def test_colours_follow_the_forward_and_what_is_after_the_end_is_dimmed() -> None:
     lines = drawn(view_of(example()), colours=True)
-    first, last = (paint.heat(i, 3).render("x").split("x")[0] for i in (0, 2))
+    first, last = (show_sample.forward_style(i, 3).render("x").split("x")[0] for i in (0, 2))
     assert f"{first}four\x1b[0m" in lines[2] and f"{last} two\x1b[0m" in lines[2]
     assert not any(f"{first}<end>" in line for line in lines)
     assert "\x1b[2m<end>\x1b[0m" in lines[3] and "\x1b[2m░\x1b[0m" in lines[3]
@@ -237,9 +243,9 @@ def test_colour_is_for_terminals_and_the_environment_decides(
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "72", **environment}.items():
         monkeypatch.setenv(name, value)
-    console = paint.terminal()
+    console = show_sample.terminal()
     assert console.width == 72
-    text = "\n".join(paint.lines(view_of(example()), console))
+    text = "\n".join(show_sample.lines(view_of(example()), console))
     assert ("\x1b[" in text) == escapes
     assert ("four₀" in text) == numbers
     assert ("48;" in text) == (escapes and not numbers)  # a background

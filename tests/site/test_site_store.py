@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.site import site as site_module
+from dllm_bench.site import build as site_module
 from dllm_bench.site.run_page import run_address
 from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import build as tables
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.cost import measured_runs
-from tests.report import builders
+from tests.site import builders
 
 
 def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(
@@ -29,7 +29,7 @@ def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(
         judged_by.append([known.config for known in plan[3].runs])
         return tables.build(*plan)
 
-    monkeypatch.setattr(site_module, "build", build)
+    monkeypatch.setattr(site_module, "build_table", build)
     builders.fill(tmp_path)
     builders.make(tmp_path)
     store = Store(tmp_path / "runs")

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dllm_bench.cli.paint import printable
-from dllm_bench.cli.views import Decode
-from dllm_bench.site.filling import Filling, view
+from dllm_bench.site.decoding_order import DecodingOrder, decoding_order
+from dllm_bench.site.format import printable
 from dllm_bench.site.html import data
+from dllm_bench.site.texts import DecodeTokens
 from dllm_bench.store.record import SCORE, RunRecord, SampleRecord
 
 CHUNK = 20
@@ -46,7 +46,7 @@ def scripts(
     record: RunRecord,
     samples: Mapping[str, SampleRecord],
     prompts: Mapping[str, str],
-    decode: Decode,
+    decode: DecodeTokens,
 ) -> Iterator[str]:
     """The scripts in order; sample i of the record is in script i // CHUNK."""
     ids = record.columns["id"]
@@ -65,7 +65,7 @@ def pack(
     index: int,
     sample: SampleRecord | None,
     prompts: Mapping[str, str],
-    decode: Decode,
+    decode: DecodeTokens,
     words: Words,
 ) -> Plain:
     """One sample; without text and filling where its line is gone from the run's folder."""
@@ -87,23 +87,23 @@ def pack(
         return known
     if sample.served:  # its filling is not known
         return {**known, "text": sample.text, "raw": sample.raw}
-    filling = view(sample, decode, record.spec.decoder)
-    return {**known, "text": sample.text, "raw": sample.raw, **pack_filling(filling, words)}
+    order = decoding_order(sample, decode, record.spec.decoder)
+    return {**known, "text": sample.text, "raw": sample.raw, **pack_decoding_order(order, words)}
 
 
-def pack_filling(filling: Filling, words: Words) -> Plain:
+def pack_decoding_order(order: DecodingOrder, words: Words) -> Plain:
     """The filling: tokens and forwards as columns; what a forward committed follows from `born`."""
-    steps: Plain = {name: [getattr(s, name) for s in filling.steps] for name in STEP_COLUMNS}
-    if any(step.drafted for step in filling.steps):
-        steps["drafted"] = [[*map(words, step.drafted)] for step in filling.steps]
-    if any(step.survival for step in filling.steps):
-        steps["survival"] = [step.survival for step in filling.steps]
+    steps: Plain = {name: [getattr(s, name) for s in order.steps] for name in STEP_COLUMNS}
+    if any(step.drafted for step in order.steps):
+        steps["drafted"] = [[*map(words, step.drafted)] for step in order.steps]
+    if any(step.survival for step in order.steps):
+        steps["survival"] = [step.survival for step in order.steps]
     return {
-        "tokens": [words(token.text) for token in filling.tokens],
-        "born": [-1 if token.born is None else token.born for token in filling.tokens],
+        "tokens": [words(token.text) for token in order.tokens],
+        "born": [-1 if token.born is None else token.born for token in order.tokens],
         "steps": steps,
-        "borders": filling.borders,
-        "ends": filling.ends,
-        "end": filling.end,
-        "ended_by": filling.ended_by,
+        "borders": order.borders,
+        "ends": order.ends,
+        "end": order.end,
+        "ended_by": order.ended_by,
     }

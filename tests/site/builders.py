@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.site import site as site_module
-from dllm_bench.site.site import Site
-from dllm_bench.site.texts import Texts
+from dllm_bench.site import build as site_module
+from dllm_bench.site.build import SiteBuilder
+from dllm_bench.site.texts import TextSource
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
@@ -123,8 +123,8 @@ def make(root: Path, out: Path | None = None, only: Sequence[str] = ()) -> list[
         patched.setattr(site_module, "names", lambda kind: ["small/table1"])
         patched.setattr(site_module, "load_table", lambda name: builders.small_table())
         patched.setattr(site_module, "load_profile", lambda name: builders.TINY)
-        patched.setattr(Texts, "decode", lambda self, spec: lambda ids: WORDS[ids[0]])
-        site = Site(
+        patched.setattr(TextSource, "decode", lambda self, spec: lambda ids: WORDS[ids[0]])
+        builder = SiteBuilder(
             store=Store(root / "runs"),
             out=out or root / "site",
             profile="embedded",
@@ -132,4 +132,4 @@ def make(root: Path, out: Path | None = None, only: Sequence[str] = ()) -> list[
             track=lambda items, what: iter(items),
             only=only,
         )
-        return list(site.make())
+        return list(builder.build())

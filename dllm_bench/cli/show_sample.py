@@ -1,9 +1,8 @@
-"""A `Filling` in the terminal: the text coloured by forward, one line per forward, the canvas.
+"""The decoding order of a sample in the terminal: the text, one line per forward, the canvas.
 
-Backgrounds run from blue (early) to yellow (late) with rising lightness (matplotlib's viridis),
-which any colour vision can tell apart and any terminal can show. Without colours a small
-number behind each token says the forward. What a model wrote is escaped character
-by character: it cannot steer the terminal. NO_COLOR and FORCE_COLOR are rich's business.
+The background of a token is the colour of the forward that committed it (`site.colours`). Without
+colours a small number after each token names the forward. Invisible characters in the model's text
+are written out, so the text cannot control the terminal. rich obeys NO_COLOR and FORCE_COLOR.
 """
 
 from __future__ import annotations
@@ -18,68 +17,62 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from dllm_bench.site.filling import Filling, Step, Token
+from dllm_bench.site.colours import colours_of_forward
+from dllm_bench.site.decoding_order import CanvasToken, DecodingOrder, ForwardStep
+from dllm_bench.site.format import printable
 
-SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # viridis
-LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (sRGB)
-EVEN_CONTRAST = 0.18  # luminance on which black and white are equally legible (WCAG 2)
 MASK, BORDER, SPACE, FORCED, DIM = "░", "│", "␣", "!", "dim"
 SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-LOOKAHEAD, BASE = ("○", "●"), ("□", "■")  # lost, went on
-LONG_RUN = 4  # this many equal neighbours are written once, with their number
-SWATCHES = 16  # forwards in the legend, at most
+LOOKAHEAD, BASE = ("○", "●"), ("□", "■")  # dropped, continued with
+LONG_RUN = 4  # this many equal neighbours or more are written once, with their number
+SWATCHES = 16  # colours in the legend, at most
 
 
-def lines(filling: Filling, console: Console, canvas: bool = False) -> Iterator[str]:
-    """The view as lines of text, with escape codes where `console` has colours."""
-    painter = Painter(filling, colours=bool(console.color_system) and not console.no_color)
+def lines(order: DecodingOrder, console: Console, canvas: bool = False) -> Iterator[str]:
+    """The decoding order as lines of text, with escape codes if `console` has colours.
+
+    `canvas` adds the canvas after every forward.
+    """
+    painter = DecodingOrderPainter(
+        order, colours=bool(console.color_system) and not console.no_color
+    )
     with console.capture() as captured:
         console.print(painter.everything(canvas))
     yield from (line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
 
 
 def terminal() -> Console:
-    """Standard output, as wide as the terminal; plain when it is not one."""
+    """A console for standard output, as wide as the terminal; without colours if it is a pipe."""
     return Console(width=shutil.get_terminal_size().columns, highlight=False)
 
 
-def printable(text: str) -> str:
-    """Control, format and other invisible characters as Python writes them."""
-    return "".join(repr(character)[1:-1] for character in text)
+def forward_style(forward: int, forwards: int) -> Style:
+    """The colours of a forward among `forwards` as a rich style."""
+    ink, background = colours_of_forward(forward, forwards)
+    return Style.parse(f"{ink} on rgb({','.join(map(str, background))})")
 
 
-def heat(forward: int, forwards: int) -> Style:
-    """The colour of a forward among all: blue for the first, yellow for the last."""
-    place = forward / max(forwards - 1, 1) * (len(SCALE) - 1)
-    low = min(int(place), len(SCALE) - 2)
-    pairs = zip(SCALE[low], SCALE[low + 1], strict=True)
-    ground = [round(a + (b - a) * (place - low)) for a, b in pairs]
-    light = sum(w * (value / 255) ** 2.2 for w, value in zip(LUMINANCE, ground, strict=True))
-    ink = "#000000" if light > EVEN_CONTRAST else "#ffffff"
-    return Style.parse(f"{ink} on rgb({','.join(map(str, ground))})")
+class DecodingOrderPainter:
+    """Draws one decoding order, with colours or with the numbers of forwards."""
 
-
-class Painter:
-    """Draws one filling, in colours or with numbers in their place."""
-
-    def __init__(self, filling: Filling, colours: bool) -> None:
-        self.filling = filling
+    def __init__(self, order: DecodingOrder, colours: bool) -> None:
+        self.order = order
         self.colours = colours
-        self.heats = [heat(i, len(filling.steps)) for i in range(len(filling.steps))]
+        self.styles = [forward_style(i, len(order.steps)) for i in range(len(order.steps))]
 
     def everything(self, canvas: bool) -> RenderableType:
-        """Headline, text, forwards, legend; then, if asked for, the canvas forward by forward."""
+        """Headline, text, forwards, legend; with `canvas`, then the canvas after every forward."""
         parts: list[RenderableType] = [self.headline(), Text(), self.text(), Text()]
         parts += [self.forwards(), Text(), self.legend()]
-        for index in range(len(self.filling.steps) if canvas else 0):
-            share = self.filling.steps[index].filled
+        for index in range(len(self.order.steps) if canvas else 0):
+            share = self.order.steps[index].filled
             parts += [Text(), Text(f"after forward {index} ({share:.0%})", "bold")]
             parts.append(self.canvas(until=index))
         return Group(*parts)
 
     def headline(self) -> Text:
-        """Which sample, how long, and where it ends for which reasons."""
-        one = self.filling
+        """The sample's name, its length, and where it ends for which reasons."""
+        one = self.order
         ends = ", ".join(f"{reason} at {at}" for reason, at in one.ends.items())
         return Text(
             f"sample {printable(one.id)}: {len(one.tokens)} positions in {len(one.steps)} forwards"
@@ -88,11 +81,11 @@ class Painter:
 
     def text(self) -> Text:
         """The final canvas, readable, with the end of the text marked."""
-        return self.canvas(until=len(self.filling.steps), final=True)
+        return self.canvas(until=len(self.order.steps), final=True)
 
     def canvas(self, until: int, final: bool = False) -> Text:
-        """What is decoded after forward `until`; `final` breaks lines where the text does."""
-        drawn, one = Text(overflow="fold"), self.filling
+        """The canvas after forward `until`; `final` also breaks lines where the text does."""
+        drawn, one = Text(overflow="fold"), self.order
         for first, token, count in self.runs(range(len(one.tokens)), until):
             if final and first == one.end and one.ended_by:
                 drawn.append(f"⟦{one.ended_by}⟧", "bold")
@@ -105,35 +98,35 @@ class Painter:
             drawn.append(f"⟦{one.ended_by}⟧", "bold")
         return drawn
 
-    def token(self, token: Token, count: int, until: int, outside: bool) -> Text:
-        """A run of equal tokens as it stands after forward `until`."""
+    def token(self, token: CanvasToken, count: int, until: int, outside: bool) -> Text:
+        """`count` equal tokens after forward `until`; `outside`: behind the end of the text."""
         if token.born is None or token.born > until:
             return Text(MASK * count, DIM)
         fresh = "bold underline" if token.born == until else ""
-        style = Style.parse(DIM) if outside else self.heats[token.born] + Style.parse(fresh)
+        style = Style.parse(DIM) if outside else self.styles[token.born] + Style.parse(fresh)
         drawn = Text(printable(token.text) + times(count), style)
         if not self.colours:
             drawn.append(str(token.born).translate(SUBSCRIPT))
         return drawn
 
-    def runs(self, positions: Sequence[int], until: int) -> Iterator[tuple[int, Token, int]]:
-        """Neighbours that look alike, as (first position, token, how many); short runs singly."""
+    def runs(self, positions: Sequence[int], until: int) -> Iterator[tuple[int, CanvasToken, int]]:
+        """(first position, token, count) of neighbours that look alike; short runs one by one."""
 
         def alike(item: tuple[int, int]) -> tuple:
-            order, position = item
-            token = self.filling.tokens[position]
-            block = bisect_right(self.filling.borders, position)
+            index, position = item
+            token = self.order.tokens[position]
+            block = bisect_right(self.order.borders, position)
             hidden = token.born is None or token.born > until
-            what = None if hidden else (token.id, token.born)
-            return position - order, block, position >= self.filling.end, what
+            shown = None if hidden else (token.id, token.born)
+            return position - index, block, position >= self.order.end, shown
 
         for _, group in groupby(enumerate(positions), key=alike):
             places = [position for _, position in group]
-            first = self.filling.tokens[places[0]]
+            first = self.order.tokens[places[0]]
             if len(places) >= LONG_RUN:
                 yield places[0], first, len(places)
             else:
-                yield from ((place, self.filling.tokens[place], 1) for place in places)
+                yield from ((place, self.order.tokens[place], 1) for place in places)
 
     def forwards(self) -> Table:
         """One line per forward."""
@@ -141,9 +134,9 @@ class Painter:
         for name in ("", "kind", "branches", "fed", "cached", "ms", "filled"):
             table.add_column(name, justify="left" if name in ("kind", "branches") else "right")
         table.add_column("committed", overflow="fold")
-        for index, step in enumerate(self.filling.steps):
+        for index, step in enumerate(self.order.steps):
             table.add_row(
-                Text(f"{index}", self.heats[index]),
+                Text(f"{index}", self.styles[index]),
                 step.kind,
                 marks(step),
                 str(step.fed),
@@ -154,14 +147,14 @@ class Painter:
             )
         return table
 
-    def committed(self, index: int, step: Step) -> Text:
-        """The tokens of one forward with their positions; forced ones marked as far as known."""
+    def committed(self, index: int, step: ForwardStep) -> Text:
+        """The tokens that a forward committed, with positions; forced ones marked, or counted."""
         drawn, all_forced = Text(overflow="fold"), step.forced == len(step.committed)
         for first, token, count in self.runs(step.committed, until=index):
             where = f"{first}" if count == 1 else f"{first}–{first + count - 1}"
             drawn.append(f"{where}:", DIM)
-            outside = first >= self.filling.end
-            style = Style.parse(DIM) if outside else self.heats[index]
+            outside = first >= self.order.end
+            style = Style.parse(DIM) if outside else self.styles[index]
             drawn.append(printable(token.text).replace(" ", SPACE) + times(count), style)
             drawn.append(FORCED + " " if all_forced else " ")
         if step.forced and not all_forced:
@@ -169,36 +162,36 @@ class Painter:
         return drawn if step.committed else Text("none", DIM)
 
     def legend(self) -> Text:
-        """What colours and marks mean; marks that do not occur are left out."""
-        one, last = self.filling, len(self.filling.steps) - 1
+        """What colours and marks mean; marks that do not occur in this sample are left out."""
+        one, last = self.order, len(self.order.steps) - 1
         drawn = Text("early → late: " if self.colours else "small number: forward")
-        if self.colours and self.heats:
+        if self.colours and self.styles:
             for index in sorted({i * last // (SWATCHES - 1) for i in range(SWATCHES)}):
-                drawn.append(f" {index} ", self.heats[index])
+                drawn.append(f" {index} ", self.styles[index])
         several = any(step.branches > 1 for step in one.steps)
-        notes = {
+        marks_used = {
             f"{MASK} still masked": any(token.born is None for token in one.tokens),
             f"{BORDER} block border": bool(one.borders),
             "⟦…⟧ end of the text": bool(one.ended_by),
-            f"{FORCED} committed by the stall rule, (n{FORCED}): n of these": any(
+            f"{FORCED} committed by the stall rule, (n{FORCED}): n of them": any(
                 step.forced for step in one.steps
             ),
-            f"{LOOKAHEAD[0]} lookahead, {BASE[0]} base; filled: it went on": several,
-            f"{LOOKAHEAD[1]} one of the tokens was tried before the forward": any(
+            f"{LOOKAHEAD[0]} lookahead, {BASE[0]} base; filled: the one continued with": several,
+            f"{LOOKAHEAD[1]} one of its tokens was tried before the forward": any(
                 step.lookahead_won for step in one.steps
             ),
         }
-        for note, occurs in notes.items():
+        for note, occurs in marks_used.items():
             drawn.append(f"\n{note}" if occurs else "")
         return drawn
 
 
-def marks(step: Step) -> str:
-    """One mark per branch in creation order, the base last; the filled one went on."""
+def marks(step: ForwardStep) -> str:
+    """One mark per branch in order of creation, the base last; the winner's is filled."""
     signs = [LOOKAHEAD] * (step.branches - 1) + [BASE]
     return "".join(sign[index == step.winner] for index, sign in enumerate(signs))
 
 
 def times(count: int) -> str:
-    """How often a token is repeated; nothing for once."""
+    """How often a token is repeated; empty for once."""
     return f"×{count}" if count > 1 else ""

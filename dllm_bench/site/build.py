@@ -21,9 +21,9 @@ from dllm_bench.paths import PACKAGE
 from dllm_bench.site import compare_page as site_compare
 from dllm_bench.site import index_page as site_board
 from dllm_bench.site import run_page as site_run
-from dllm_bench.site import samples as site_samples
+from dllm_bench.site import sample_data as site_samples
 from dllm_bench.site import table_pages as site_tables
-from dllm_bench.site.texts import Texts
+from dllm_bench.site.texts import TextSource
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import (
@@ -34,7 +34,8 @@ from dllm_bench.store.store import (
     read_samples,
     record_fingerprint,
 )
-from dllm_bench.tables.build import BuiltTable, build
+from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables.build import build as build_table
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.load import load_profile, load_table
 from dllm_bench.tables.options import names
@@ -51,7 +52,7 @@ FIGURE_FORMS = ("svg", "png", "csv")
 
 
 @dataclass
-class Site:
+class SiteBuilder:
     """One call: where the results lie, where the pages go, which runs get one (none named: all)."""
 
     store: Store
@@ -60,9 +61,9 @@ class Site:
     compose: Compose
     track: Track
     only: Sequence[str] = ()
-    texts: Texts = field(default_factory=Texts)
+    texts: TextSource = field(default_factory=TextSource)
 
-    def make(self) -> Iterator[str]:
+    def build(self) -> Iterator[str]:
         """Make what is new or changed; sentences of what was made."""
         anew = self._claim()
         entries = list(self.store.entries())
@@ -137,7 +138,7 @@ class Site:
         for name in self.track(names("table"), "tables"):
             table = load_table(name)
             given = (settings.compose, self.store, False, settings.resolve, runs)
-            built = build(table, profile, plan(table, profile, *given), kin)
+            built = build_table(table, profile, plan(table, profile, *given), kin)
             stem = site_tables.table_stem(built)
             for form, text in render(built).items():
                 if form in site_tables.DOWNLOADS:

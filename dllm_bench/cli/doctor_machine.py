@@ -1,0 +1,130 @@
+"""The checks of `dllm-bench doctor` that need no model: Python, packages, devices, assets, paths.
+
+Nothing is downloaded. A check that fails gives one line; the other checks go on. A line is (mark,
+topic, text) with the mark "ok", "--" for something optional that is missing, or "no" for something
+required. Importing this module must not need torch, since it reports whether torch is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dllm_bench import __version__
+from dllm_bench.benchmarks.sandbox.execution import CONSENT, isolation
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.sources import SHIPPED_MODELS
+from dllm_bench.paths import PACKAGE, assets_dir
+from dllm_bench.store.provenance import code, cpu_model
+
+Line = tuple[str, str, str]
+OK, OPTIONAL_MISSING, REQUIRED_MISSING = "ok", "--", "no"
+REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "peft", "hydra-core", "lm-eval")
+OPTIONAL = {  # distribution -> what does not work without it
+    "evalplus": "code benchmarks; pip install 'dllm-bench[code]'",
+    "wandb": "logger=wandb; pip install 'dllm-bench[wandb]'",
+    "submitit": "table --submit; pip install 'dllm-bench[slurm]'",
+    "torchao": "hardware.quantization; pip install 'dllm-bench[quant]'",
+    "hydra-submitit-launcher": "hydra/launcher=slurm; pip install 'dllm-bench[slurm]'",
+}
+MEBIBYTE = 2**20
+
+
+def machine_lines(paths: Mapping[str, Any]) -> Iterator[Line]:
+    """The report on everything but models; `paths` is the configuration group of that name."""
+    yield from python_lines()
+    yield from package_lines()
+    yield from device_lines()
+    yield from asset_lines()
+    yield from path_lines(paths)
+    yield from sandbox_lines()
+
+
+def python_lines() -> Iterator[Line]:
+    """Python, this package and the machine."""
+    python = f"{platform.python_version()} ({sys.executable})"
+    supported = sys.version_info >= (3, 11)
+    yield OK if supported else REQUIRED_MISSING, "python", python
+    commit = code(PACKAGE.parent)
+    where = f"commit {commit['commit'][:10]}" if commit["commit"] else "no checkout"
+    changed = ", with local changes" if commit["dirty"] else ""
+    yield OK, "dllm-bench", f"{__version__} ({where}{changed})"
+    yield OK, "machine", f"{cpu_model()}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def package_lines() -> Iterator[Line]:
+    """Required and optional packages."""
+    for name in REQUIRED:
+        found = installed_version(name)
+        missing = (REQUIRED_MISSING, name, "not installed; run make again")
+        yield (OK, name, found) if found else missing
+    for name, loss in OPTIONAL.items():
+        found = installed_version(name)
+        yield (OK, name, found) if found else (OPTIONAL_MISSING, name, f"not installed: no {loss}")
+
+
+def installed_version(name: str) -> str | None:
+    """The version of a distribution, None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def device_lines() -> Iterator[Line]:
+    """The devices torch can use, and its threads."""
+    if find_spec("torch") is None:
+        return
+    import torch  # `package_lines` states that it is missing; importing it at the top would fail
+
+    threads = f"torch uses {torch.get_num_threads()} threads"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        yield OK, "device", f"cpu, {threads}; no CUDA device, so paper-size models are out of reach"
+    for index in range(count):
+        memory = torch.cuda.get_device_properties(index).total_memory // MEBIBYTE
+        yield OK, "device", f"cuda:{index} {torch.cuda.get_device_name(index)}, {memory} MiB"
+
+
+def asset_lines() -> Iterator[Line]:
+    """The embedded models: present, and how large."""
+    for name in sorted(SHIPPED_MODELS):
+        files = sorted((assets_dir() / name).glob("*.safetensors"))
+        size = sum(path.stat().st_size for path in files) / MEBIBYTE
+        if files:
+            yield OK, name, f"embedded weights, {size:.1f} MiB"
+        else:
+            yield (
+                REQUIRED_MISSING,
+                name,
+                f"no weights; in a clone: python -m scripts.embedded {name}",
+            )
+
+
+def path_lines(paths: Mapping[str, Any]) -> Iterator[Line]:
+    """The results directory and the data directory."""
+    yield OK, "results", str(Path(paths["results"]).absolute())
+    data = paths.get("data")
+    if not data:
+        text = "not set: real benchmarks come from the hub; set DLLM_BENCH_DATA"
+        yield OPTIONAL_MISSING, "data", text
+    elif not Path(data).is_dir():
+        text = f"{data} is not a directory; set DLLM_BENCH_DATA or paths.data"
+        yield REQUIRED_MISSING, "data", text
+    else:
+        found = ", ".join(sorted(p.name for p in Path(data).iterdir() if p.is_dir()))
+        yield OK, "data", f"{data} with {found or 'nothing in it'}"
+
+
+def sandbox_lines() -> Iterator[Line]:
+    """How generated code would be isolated from this machine."""
+    try:
+        yield OK, "sandbox", ", ".join(isolation()) + f"; {CONSENT}=1 allows generated code"
+    except DllmBenchError as error:
+        yield REQUIRED_MISSING, "sandbox", str(error)

@@ -1,0 +1,21 @@
+"""`dllm-bench lm-eval`: lm-eval's own command line, with this project's models and decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dllm_bench.benchmarks.lm_eval import command_line
+from dllm_bench.cli.compose import compose
+from dllm_bench.run.lm_eval_generator import generator
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Pass the arguments to lm-eval."""
+    command_line(arguments, build_generator)
+    return 0
+
+
+def build_generator(settings: Mapping[str, Any]) -> Callable[..., str]:
+    """The text generator that lm-eval calls for `--model_args NAME=VALUE,…`."""
+    return generator(compose([f"{name}={value}" for name, value in settings.items()]))

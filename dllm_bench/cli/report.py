@@ -1,0 +1,47 @@
+"""`dllm-bench report`: a static site of tables, figures and runs that needs no server."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.site.build import SiteBuilder
+from dllm_bench.tables.options import EMBEDDED
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `report`."""
+    add_results_option(parser)
+    parser.add_argument("--profile", default=EMBEDDED, help="embedded (default) or paper")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/site")
+    parser.add_argument(
+        "--runs", nargs="+", metavar="HASH", default=(), help="pages for these runs only"
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Build the site and print what was built."""
+    store = open_store(arguments)
+    for prefix in arguments.runs:
+        store.find(prefix)  # raises if the hash names no run, or several
+    out = arguments.out or store.root.parent / "site"
+    if out.exists() and not out.is_dir():
+        raise DllmBenchError(
+            f"The report was to be written to {out}, which is a file; name a directory."
+        )
+    builder = SiteBuilder(
+        store, out, arguments.profile, compose, with_progress, tuple(arguments.runs)
+    )
+    return print_lines(builder.build())
+
+
+def with_progress(items: Sequence[Any], what: str) -> Iterator[Any]:
+    """The items one by one, with a progress bar on stderr."""
+    yield from track(items, what, console=Console(stderr=True), transient=True)

@@ -1,0 +1,32 @@
+"""`dllm-bench rescore`: grade the stored texts of a run again; the record is not changed."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from dllm_bench.cli.common import add_results_option, open_store, print_lines
+from dllm_bench.run import rescore
+from dllm_bench.store.files import explain_write_errors
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `rescore`."""
+    add_results_option(parser)
+    parser.add_argument("run", help="hash of a run, or its beginning (see status)")
+    parser.add_argument(
+        "settings", nargs="*", metavar="NAME=VALUE", help="grade with other settings, unsaved"
+    )
+    parser.add_argument("--evalplus", type=Path, metavar="FILE", help="write EvalPlus's samples")
+
+
+def run(arguments: Namespace) -> int:
+    """Print the new scores, or write the texts in EvalPlus's format."""
+    entry = open_store(arguments).find(arguments.run)
+    settings = rescore.settings(entry, rescore.changes(arguments.settings))
+    if arguments.evalplus:
+        content = "".join(rescore.evalplus_lines(entry, settings))
+        with explain_write_errors(arguments.evalplus):
+            arguments.evalplus.write_text(content, encoding="utf-8")
+        return print_lines([f"written: {arguments.evalplus}"])
+    return print_lines(rescore.report(rescore.rescore(entry, settings)))

@@ -1,0 +1,224 @@
+"""`dllm-bench table`: tables of the papers, rendered from stored runs; missing ones can be run.
+
+Options, planning and filling are shared with `dllm-bench figure`.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dllm_bench.cli.common import (
+    add_results_option,
+    align,
+    compose,
+    open_store,
+    positive_int,
+    print_failures,
+    print_lines,
+)
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.files import explain_write_errors
+from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.store import Store
+from dllm_bench.tables import view
+from dllm_bench.tables.build import BuiltTable, build
+from dllm_bench.tables.cost import cost_in_words, measured_runs
+from dllm_bench.tables.load import load_profile, load_table
+from dllm_bench.tables.options import EMBEDDED, chosen, names
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, Runs, distinct_runs, plan
+from dllm_bench.tables.render import write
+from dllm_bench.tables.spec import PaperTable, Profile
+
+PlannedTable = tuple[PaperTable, Profile, list[PlannedCell]]
+EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2"}
+SINGLE_COMMANDS = 3  # printed for missing runs; the rendered table lists all
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `table`."""
+    add_options(parser, "table")
+
+
+def run(arguments: Namespace) -> int:
+    """Run what is missing if asked to, render, print what is still missing."""
+    store = open_store(arguments)
+    papers = [load_table(name) for name in chosen("table", arguments.table)]
+    planned, failed = plan_and_fill(arguments, papers, store)
+    similar = measured_runs(store)
+    tables = [build(*one, similar) for one in planned]
+    folder = store.root.parent / output_folder("tables", arguments)
+    with explain_write_errors(folder):
+        written = [path for built in tables for path in write(built, folder)]
+    if len(tables) > 1:
+        print_lines(overview_lines(tables, folder))
+    else:
+        print_lines(table_lines(tables[0]))
+        print_lines(f"written: {path}" for path in written)
+    return print_failures(failed)
+
+
+# --- shared with `figure` ------------------------------------------------------------------------
+
+
+def add_options(parser: ArgumentParser, kind: str) -> None:
+    """Add the options of `table` or `figure`."""
+    add_results_option(parser)
+    example = EXAMPLES[kind]
+    paper = example.partition("/")[0]
+    text = f"for example {example}; {paper}: every {kind} of the paper; all: every {kind}"
+    parser.add_argument(kind, metavar=f"PAPER/{kind.upper()}", help=text)
+    parser.add_argument("--profile", default=EMBEDDED, help="embedded (default) or paper")
+    parser.add_argument("--run", action="store_true", help="run what is missing, here")
+    parser.add_argument("--submit", action="store_true", help="submit what is missing to SLURM")
+    parser.add_argument(
+        "--wait", action="store_true", help="with --submit: wait until all jobs have ended"
+    )
+    text = "with --submit: replaces settings of conf/hydra/launcher/slurm.yaml, as in "
+    text += "partition=gpu; repeatable"
+    parser.add_argument("--slurm", action="append", default=[], metavar="NAME=VALUE", help=text)
+    parser.add_argument("--jobs", type=positive_int, metavar="N", help="runs at the same time")
+    parser.add_argument(
+        "--limit", type=positive_int, metavar="N", help="N items per run, for a quick look"
+    )
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.epilog = "\n".join([f"{kind}s:", *(f"  {name}" for name in names(kind))])
+
+
+def check_options(arguments: Namespace) -> None:
+    """Refuse options that contradict each other or would have no effect."""
+    if arguments.run and arguments.submit:
+        raise DllmBenchError("--run decodes here and --submit sends to SLURM; give one of them.")
+    for flag in ("wait", "slurm"):
+        if getattr(arguments, flag) and not arguments.submit:
+            raise DllmBenchError(f"--{flag} goes with --submit, which was not given; add it.")
+    if arguments.jobs and not arguments.run:
+        raise DllmBenchError("--jobs goes with --run, which was not given; add it.")
+
+
+def plan_and_fill(
+    arguments: Namespace, papers: Sequence[PaperTable], store: Store
+) -> tuple[list[PlannedTable], list[str]]:
+    """Each table with its profile and plan, after missing runs were made or submitted if asked;
+    then a sentence per run that failed.
+    """
+    check_options(arguments)
+    profile = load_profile(arguments.profile)
+    if arguments.limit is not None:
+        fewer = (*profile.set, f"limit={arguments.limit}")
+        profile = replace(profile, set=fewer, limit=arguments.limit)
+    settings = SettingsCache(store.root.parent, compose)
+
+    def plans() -> list[list[PlannedCell]]:
+        shared = (settings.compose, store, arguments.submit, settings.resolve, Runs())
+        fills = arguments.run or arguments.submit
+        return [plan(paper, profile, *shared, fills) for paper in papers]
+
+    planned = plans()
+    settings.save()
+    runs = distinct_runs(cell for cells in planned for cell in cells)
+    failed = fill(arguments, runs, store)
+    if arguments.submit or (arguments.run and any(run.open for run in runs)):
+        planned = plans()
+    return [(paper, profile, cells) for paper, cells in zip(papers, planned, strict=True)], failed
+
+
+def fill(arguments: Namespace, runs: Sequence[PlannedRun], store: Store) -> list[str]:
+    """Make or submit the missing runs, as asked; a sentence per run that failed."""
+    if not (arguments.run or arguments.submit):
+        return []
+    # torch takes seconds to import, and rendering stored runs needs none of it
+    from dllm_bench.cli import fill_missing
+
+    if arguments.submit:
+        return fill_missing.submit(runs, store, arguments.slurm, arguments.wait)
+    jobs = arguments.jobs or default_jobs(arguments.profile)
+    return fill_missing.run_here(runs, store, jobs)
+
+
+def default_jobs(profile: str) -> int:
+    """How many runs go at the same time: two of embedded models on two cores, else one."""
+    return min(2, os.cpu_count() or 1) if profile == EMBEDDED else 1
+
+
+def output_folder(kind: str, arguments: Namespace) -> str:
+    """The folder for tables or figures; with --limit another one, so that nothing is replaced."""
+    return kind if arguments.limit is None else f"{kind}-limit-{arguments.limit}"
+
+
+# --- printed tables ------------------------------------------------------------------------------
+
+
+def table_lines(built: BuiltTable) -> Iterator[str]:
+    """A table: measured numbers next to reported ones, then what is missing."""
+    yield built.table.title
+    yield view.profile_text(built)
+    for block in view.blocks(built):
+        yield ""
+        yield " · ".join(filter(None, (block.title, f"measured: {block.measured_on}")))
+        reported = ("reported",) if block.reported_labels else ()
+        titles = [title for name in block.metrics for title in (name, *reported)]
+        yield from align([(*block.heads, *titles), *(row_cells(row) for row in block.rows)])
+    yield ""
+    yield view.progress(built)
+    yield from (f"cannot run here: {reason}" for reason in built.impossible)
+    yield from missing_lines(built)
+
+
+def row_cells(row: view.TableRow) -> tuple[str, ...]:
+    """The row's headings, then per metric the measured and, in some blocks, reported number."""
+    measured = map(view.measured_text, row.cells)
+    if not row.reported:
+        return (*row.heads, *measured)
+    reported = (cell.cell.reported.text if cell.cell.reported else "–" for cell in row.reported)
+    pairs = zip(measured, reported, strict=True)
+    return (*row.heads, *(text for pair in pairs for text in pair))
+
+
+def missing_lines(built: BuiltTable) -> Iterator[str]:
+    """The cost of the missing runs, the command for all of them, and commands for single ones."""
+    yield from view.cost_lines(built)
+    if not built.open:
+        return
+    yield f"all of them: dllm-bench table {built.table.name} {built.profile.flags} --run"
+    for run in built.open[:SINGLE_COMMANDS]:
+        yield f"one of them ({run.state}: {run.reason}): {run.command}"
+    if len(built.open) > SINGLE_COMMANDS:
+        yield f"the other {len(built.open) - SINGLE_COMMANDS} commands are in the written table"
+
+
+def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
+    """Several tables: how many cells of each are in which state, and why some are empty."""
+    counts = [built.standings() for built in tables]
+    states = list(dict.fromkeys(state for count in counts for state in count))
+    rows = [
+        (built.table.name, str(len(built.cells)), *(str(count.get(state, 0)) for state in states))
+        for built, count in zip(tables, counts, strict=True)
+    ]
+    yield from align([("table", "cells", *states), *rows])
+    for built in tables:
+        for reason, cells in empty_cell_reasons(built).items():
+            yield f"{built.table.name}: {cells} cells {reason}"
+        yield from (f"{built.table.name}: {line}" for line in view.cost_lines(built))
+    distinct = {run.command: run.cost for built in tables for run in built.open}
+    if distinct:
+        cost = cost_in_words(list(distinct.values()))
+        yield f"in all: {len(distinct)} different runs to make, {cost}"
+    yield f"written: md, html, tex, csv and json of each below {folder}"
+
+
+def empty_cell_reasons(built: BuiltTable) -> dict[str, int]:
+    """Why cells are empty, and how many; cells that can still be run are left to `cost_lines`."""
+    reasons = [
+        f"{cell.standing}: {cell.why}"
+        for cell in built.cells
+        if view.is_empty(cell) and not cell.run.open
+    ]
+    return dict(Counter(reasons).most_common())

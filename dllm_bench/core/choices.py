@@ -1,0 +1,22 @@
+"""Sentences about a name that is not among the known ones, with the nearest known name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+
+def unknown_name(kind: str, name: str, known: Sequence[str], more: str = "") -> str:
+    """The error message for an unknown name: the nearest known one, if any, then all of them.
+
+    `more` is added after the known names, for choices that are not names.
+    """
+    question = did_you_mean(name, known)
+    choose = f"{question}Choose" if question else "choose"
+    return f"There is no {kind} {name!r}; {choose} one of: {', '.join(known)}{more}."
+
+
+def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
+    """ "did you mean 'x'? " with the nearest known name after `prefix`; empty if none is near."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {prefix + near[0]!r}? " if near else ""

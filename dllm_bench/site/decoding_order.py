@@ -1,0 +1,158 @@
+"""The order in which one sample was decoded, as plain data.
+
+`decoding_order` turns a stored sample into its tokens, each with the forward that committed it, and
+its forwards, each with branches, drafts and committed positions; also where the text ends. This is
+all that the terminal (`cli.show_sample`) and the trace viewer of the report (`sample_data`) show;
+`dllm-bench show RUN --sample ID --json` prints it. Token texts are as decoded, with control
+characters: whoever shows them must make them safe.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dllm_bench.core.trace import Trace
+from dllm_bench.site.texts import DecodeTokens
+from dllm_bench.store.record import SampleRecord
+
+
+@dataclass(frozen=True)
+class CanvasToken:
+    """One position of the canvas after the last forward.
+
+    id: the token's id.
+    text: the token's text.
+    born: index of the forward that committed it; None if the position is still masked.
+    """
+
+    id: int
+    text: str
+    born: int | None
+
+
+@dataclass(frozen=True)
+class ForwardStep:
+    """One forward. Its branches are the lookahead branches in order of creation, then the base.
+
+    kind: prefill, refresh, denoise, draft, verify, … (`core.trace.ForwardKind`).
+    branches: number of branches K.
+    winner: index of the branch that decoding continued with.
+    lookahead_won: the winner is a lookahead branch, not the base.
+    fed: positions fed to the model.
+    cached: positions read from the K/V cache.
+    ms: device time in milliseconds; 0 if it was not measured.
+    committed: positions committed by this forward, with the one that a winning lookahead branch
+        had tried before the forward.
+    forced: how many of these the stall rule added; which ones is not recorded.
+    filled: share of the canvas that is committed after this forward.
+    proposed: draft tokens that this forward verified.
+    accepted: how many of them were kept. They are the first of `committed`; the rest are the
+        target's own tokens.
+    drafted: texts of all proposed draft tokens, verified or not; empty if they were not stored.
+    survival: per draft token, the confidence head's logit that it is accepted if all before it are.
+    """
+
+    kind: str
+    branches: int
+    winner: int
+    lookahead_won: bool
+    fed: int
+    cached: int
+    ms: float
+    committed: list[int]
+    forced: int
+    filled: float
+    proposed: int
+    accepted: int
+    drafted: list[str]
+    survival: list[float]
+
+
+@dataclass(frozen=True)
+class DecodingOrder:
+    """How one sample was decoded.
+
+    id: the sample's name.
+    text: the sample's text, cut at its end.
+    tokens: the canvas after the last forward.
+    steps: the forwards in order.
+    borders: positions at which a block begins, but for the first block.
+    ends: reason -> position at which the text ends for that reason, the first position first.
+    end: where the text ends, the smallest of `ends`; without any, the length of the canvas.
+    ended_by: the reason of `end`; None without any.
+    """
+
+    id: str
+    text: str
+    tokens: list[CanvasToken]
+    steps: list[ForwardStep]
+    borders: list[int]
+    ends: dict[str, int]
+    end: int
+    ended_by: str | None
+
+    def to_json(self) -> str:
+        """One JSON object, in ASCII."""
+        return json.dumps(asdict(self))
+
+
+def decoding_order(
+    sample: SampleRecord, decode: DecodeTokens, decoder: Mapping[str, Any]
+) -> DecodingOrder:
+    """The decoding order of `sample`; `decoder` is the configuration in the run's spec."""
+    drafts = {token for row in sample.trace.get("drafted", ()) for token in row}
+    texts = {token: decode([token]) for token in drafts.union(sample.ids)}
+    born = [index if index >= 0 else None for index in sample.born]
+    ends = dict(sorted(sample.cut.items(), key=lambda item: (item[1], item[0])))
+    ended_by, end = next(iter(ends.items()), (None, len(sample.ids)))
+    return DecodingOrder(
+        id=sample.id,
+        text=sample.text,
+        tokens=[CanvasToken(i, texts[i], at) for i, at in zip(sample.ids, born, strict=True)],
+        steps=forward_steps(sample, texts, passes=2 if decoder.get("guidance") else 1),
+        borders=block_borders(len(sample.ids), decoder),
+        ends=ends,
+        end=end,
+        ended_by=ended_by,
+    )
+
+
+def forward_steps(sample: SampleRecord, texts: Mapping[int, str], passes: int) -> list[ForwardStep]:
+    """The forwards in order; `passes` is 2 with guidance, which feeds every branch twice."""
+    forwards, total = Trace.from_columns(sample.trace).forwards, len(sample.ids)
+    committed: list[list[int]] = [[] for _ in forwards]
+    for position, index in enumerate(sample.born):
+        if index >= 0:
+            committed[index].append(position)
+    steps, filled = [], 0
+    for forward, positions in zip(forwards, committed, strict=True):
+        filled += len(positions)
+        branches = forward.branches // passes
+        step = ForwardStep(
+            kind=str(forward.kind),
+            branches=branches,
+            winner=forward.winner,
+            lookahead_won=forward.winner < branches - 1,
+            fed=forward.fed,
+            cached=forward.cached,
+            ms=forward.ms,
+            committed=positions,
+            forced=forward.forced,
+            filled=filled / total if total else 1.0,
+            proposed=forward.proposed,
+            accepted=forward.accepted,
+            drafted=[texts[token] for token in forward.drafted],
+            survival=list(forward.survival),
+        )
+        steps.append(step)
+    return steps
+
+
+def block_borders(total: int, decoder: Mapping[str, Any]) -> list[int]:
+    """Positions at which blocks meet; none if blocks are not counted from the end of the prompt."""
+    schedule = decoder.get("schedule") or {}
+    block = schedule.get("block")
+    return list(range(block, total, block)) if block and not schedule.get("absolute") else []
