@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dllm_bench.cli.main import main
+from dllm_bench.cli.train import add_drafter_options, drafter_job
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context
@@ -28,7 +29,6 @@ from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
-from dllm_bench.training import drafter_options
 from dllm_bench.training import drafters as training
 from dllm_bench.training.drafter_data import TargetRows, TrainingText
 from dllm_bench.training.drafter_objectives import LossShares
@@ -348,8 +348,8 @@ def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
     asked = job(kind, changes)
     words = asked.command("tiny-qwen3").split()[3:]
     parser = ArgumentParser()
-    drafter_options.add_to(parser, int)
-    assert drafter_options.job_of(parser.parse_args(words)) == asked
+    add_drafter_options(parser)
+    assert drafter_job(parser.parse_args(words)) == asked
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
