@@ -20,7 +20,7 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     facts = run.record.sample_stats
     if any(fact.survival is None for fact in facts):
         return
-    found = {"before": calibration.found_unscaled, "after": calibration.found_scaled}
+    found = {"before": calibration.outcomes_unscaled, "after": calibration.outcomes_scaled}
     for k in settings["positions"]:
         for series, outcomes in found.items():
             for bar in calibration.reliability(outcomes(facts, k), settings["bins"]):

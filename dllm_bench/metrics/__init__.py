@@ -1,1 +1,1 @@
-"""Numbers by name, intervals and paired tests."""
+"""Metrics by name, intervals, and paired tests, all computed from stored samples."""

@@ -1,9 +1,10 @@
-"""Acceptance of draft tokens by name, and the time of a round: functions of the rounds' facts.
+"""Acceptance metrics of speculative decoding, and the time of a round.
 
-A round is one verification: n tokens proposed, a accepted, and one more of the target's own unless
-an accepted token ends the text. Published numbers differ in what they count (bonus or not, prefix
-survival or conditional acceptance) and in the mean they take (over rounds or over samples), so a
-number is asked for by name. The prefill's token counts nowhere.
+A round is one verification: n tokens proposed, a accepted, and one more token of the target's own
+unless an accepted token ends the text. Published numbers differ in what they count (with the
+target's own token or without, prefix survival or conditional acceptance) and in the mean they take
+(over rounds or over samples), so each has a name of its own. The token that the prefill yields is
+never counted.
 """
 
 from __future__ import annotations
@@ -31,28 +32,31 @@ from dllm_bench.metrics.sample_stats import SampleStats
 
 
 class Round(NamedTuple):
-    """Tokens proposed to the target, accepted of them, and committed in all."""
+    """One verification, in tokens."""
 
-    proposed: int
-    accepted: int
-    committed: int
+    proposed: int  # draft tokens verified
+    accepted: int  # draft tokens accepted
+    committed: int  # accepted tokens and the target's own
 
 
 def rounds(generation: Generation) -> list[Round]:
-    """The verifications of a generation; a proposal cut by an accepted end token counts as cut."""
+    """The rounds of a generation; see `rounds_of`."""
     return rounds_of(generation.trace, generation.born)
 
 
 def rounds_of(trace: Trace, born: Sequence[int]) -> list[Round]:
-    """The same from a stored sample's columns."""
+    """The rounds of a stored sample, from its trace and the forward that committed each token.
+
+    Where an accepted end token cut a draft, only the tokens up to it count as proposed.
+    """
     new = Counter(born)
-    found = []
+    rounds = []
     for index, forward in enumerate(trace.forwards):
         if forward.kind == ForwardKind.VERIFY:
             ended = new[index] == forward.accepted
             proposed = forward.accepted if ended else forward.proposed
-            found.append(Round(proposed, forward.accepted, new[index]))
-    return found
+            rounds.append(Round(proposed, forward.accepted, new[index]))
+    return rounds
 
 
 LOOP = {
@@ -60,141 +64,149 @@ LOOP = {
     ForwardKind.DRAFT,
     ForwardKind.HEAD,
     ForwardKind.VERIFY,
-}  # what the draft-verify loop consists of
+}
+"""The kinds of forward that the draft-verify loop makes."""
 
 
-def of_trace(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> dict[str, Any]:
-    """A sample's facts of drafting and verifying, by name; none where another loop decoded it."""
+def speculative_columns(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> dict[str, Any]:
+    """The `SampleStats` columns about drafts of one sample; empty if another loop decoded it."""
     rows = trace.forwards
     if not rows or any(row.kind not in LOOP or row.masks for row in rows):
         return {}
     verified = [(index, row) for index, row in enumerate(rows) if row.kind == ForwardKind.VERIFY]
     spent = {kind: sum(row.ms for row in rows if row.kind == kind) / 1000 for kind in LOOP}
     timed = any(spent.values())
-    facts: dict[str, Any] = {f"{kind}_s": spent[kind] for kind in LOOP if timed}
-    facts["rounds"] = [list(found) for found in rounds_of(trace, born)]
+    columns: dict[str, Any] = {f"{kind}_s": spent[kind] for kind in LOOP if timed}
+    columns["rounds"] = [list(one) for one in rounds_of(trace, born)]
     if all(row.survival for _, row in verified):
-        facts["survival"] = [list(row.survival) for _, row in verified]
-    if all(len(row.drafted) >= row.proposed for _, row in verified):  # not so in older traces
-        starts = [sum(at < index for at in born) for index, _ in verified]
+        columns["survival"] = [list(row.survival) for _, row in verified]
+    if all(len(row.drafted) >= row.proposed for _, row in verified):  # older traces lack the rest
+        starts = [sum(forward < index for forward in born) for index, _ in verified]
         pairs = zip(verified, starts, strict=True)
-        facts["right"] = [agreeing(row.drafted, ids[start:]) for (_, row), start in pairs]
-    return facts
+        columns["right"] = [common_prefix(row.drafted, ids[start:]) for (_, row), start in pairs]
+    return columns
 
 
-def agreeing(drafted: Sequence[int], text: Sequence[int]) -> int:
-    """How many of the first drafted tokens are those of the text."""
+def common_prefix(drafted: Sequence[int], text: Sequence[int]) -> int:
+    """Number of first tokens in which a draft and a text are equal."""
     pairs = zip(drafted, text, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What one sample's rounds came to; the positions of lists count from 0.
-
-    proposed: rounds that proposed a token at a position; reached: those of them that accepted all
-    tokens before it; accepted: those that accepted it too.
-    """
+    """Counts over the rounds of one sample; tuples have one entry per position of a draft."""
 
     rounds: int
-    committed: int
-    proposed: tuple[int, ...]
-    reached: tuple[int, ...]
-    accepted: tuple[int, ...]
+    committed: int  # tokens
+    proposed: tuple[int, ...]  # rounds that proposed a token at the position
+    reached: tuple[int, ...]  # of these, rounds that accepted all tokens before it
+    accepted: tuple[int, ...]  # of these, rounds that accepted this token too
 
 
-def count(found: Sequence[Round]) -> Acceptance:
-    """The facts of one sample's rounds."""
-    longest = max((r.proposed for r in found), default=0)
+def acceptance_of(rounds: Sequence[Round]) -> Acceptance:
+    """The counts over one sample's rounds."""
+    longest = max((r.proposed for r in rounds), default=0)
     return Acceptance(
-        rounds=len(found),
-        committed=sum(r.committed for r in found),
-        proposed=tuple(sum(r.proposed > k for r in found) for k in range(longest)),
-        reached=tuple(sum(r.proposed > k <= r.accepted for r in found) for k in range(longest)),
-        accepted=tuple(sum(r.accepted > k for r in found) for k in range(longest)),
+        rounds=len(rounds),
+        committed=sum(r.committed for r in rounds),
+        proposed=tuple(sum(r.proposed > k for r in rounds) for k in range(longest)),
+        reached=tuple(sum(r.proposed > k <= r.accepted for r in rounds) for k in range(longest)),
+        accepted=tuple(sum(r.accepted > k for r in rounds) for k in range(longest)),
     )
 
 
 Counts = Sequence[Acceptance]
 
 
-def counted(facts: Sequence[SampleStats]) -> list[Acceptance]:
+def acceptance_by_sample(samples: Sequence[SampleStats]) -> list[Acceptance]:
     """The counts of every sample."""
-    return [count([Round(*values) for values in fact.rounds or ()]) for fact in facts]
+    return [acceptance_of([Round(*values) for values in sample.rounds or ()]) for sample in samples]
 
 
 def ratio(top: float, bottom: float) -> float | None:
-    """Their quotient, None over nothing."""
+    """top / bottom; None if bottom is 0."""
     return top / bottom if bottom else None
 
 
-def summed(columns: Sequence[Sequence[int]]) -> list[int]:
-    """Sums by position of lists of different lengths."""
+def sum_by_position(columns: Sequence[Sequence[int]]) -> list[int]:
+    """Sums over columns of different lengths, position by position."""
     return [sum(values) for values in zip_longest(*columns, fillvalue=0)]
 
 
 def survival(counts: Counts) -> list[float]:
-    """By position k: rounds that accepted more than k tokens ÷ rounds that proposed so many.
+    """By position k: rounds that accepted more than k tokens ÷ rounds that proposed more than k.
 
     DeepSpec prints this as accept_rate@k.
     """
-    accepted, proposed = summed([c.accepted for c in counts]), summed([c.proposed for c in counts])
+    accepted, proposed = (
+        sum_by_position([c.accepted for c in counts]),
+        sum_by_position([c.proposed for c in counts]),
+    )
     return [a / p for a, p in zip(accepted, proposed, strict=True)]
 
 
 def conditional(counts: Counts) -> list[tuple[float | None, int]]:
-    """By position: share accepted of the rounds that accepted all before it, and their number."""
-    accepted, reached = summed([c.accepted for c in counts]), summed([c.reached for c in counts])
+    """By position: the share of rounds that accepted the token, and the number of these rounds.
+
+    Counted are the rounds that accepted all tokens before it.
+    """
+    accepted, reached = (
+        sum_by_position([c.accepted for c in counts]),
+        sum_by_position([c.reached for c in counts]),
+    )
     return [(ratio(a, r), r) for a, r in zip(accepted, reached, strict=True)]
 
 
-def length_per_sample(facts: Sequence[SampleStats]) -> float | None:
+def length_per_sample(samples: Sequence[SampleStats]) -> float | None:
     """Mean over samples of tokens per round."""
-    means = [c.committed / c.rounds for c in counted(facts) if c.rounds]
+    means = [c.committed / c.rounds for c in acceptance_by_sample(samples) if c.rounds]
     return fmean(means) if means else None
 
 
-def rounds_number(fact: SampleStats) -> float:
-    return len(fact.rounds or ())
+def _round_count(sample: SampleStats) -> float:
+    return len(sample.rounds or ())
 
 
-def proposed(fact: SampleStats) -> float:
-    return sum(proposed for proposed, _, _ in fact.rounds or ())
+def _proposed(sample: SampleStats) -> float:
+    return sum(proposed for proposed, _, _ in sample.rounds or ())
 
 
-def accepted(fact: SampleStats) -> float:
-    return sum(accepted for _, accepted, _ in fact.rounds or ())
+def _accepted(sample: SampleStats) -> float:
+    return sum(accepted for _, accepted, _ in sample.rounds or ())
 
 
-def committed(fact: SampleStats) -> float:
-    return sum(committed for _, _, committed in fact.rounds or ())
+def _committed(sample: SampleStats) -> float:
+    return sum(committed for _, _, committed in sample.rounds or ())
 
 
-def verified(fact: SampleStats) -> float:
-    """Positions the target judged: draft tokens, and one more a round."""
-    return proposed(fact) + rounds_number(fact)
+def _verified(sample: SampleStats) -> float:
+    """Positions the target judged: the draft tokens, and one more per round."""
+    return _proposed(sample) + _round_count(sample)
 
 
-def per(
-    name: str, unit: str, text: str, top: PerSample, bottom: PerSample = rounds_number
+def per_round(
+    name: str, unit: str, text: str, top: PerSample, bottom: PerSample = _round_count
 ) -> MetricDefinition:
-    """A ratio of sums over samples."""
+    """A ratio of sums over samples, by default per round."""
     return MetricDefinition(name, unit, text, total_ratio(top, bottom), "rounds")
 
 
-def of_time(name: str, text: str, seconds: PerSample) -> MetricDefinition:
-    """Milliseconds a round."""
-    found = per(name, "ms", f"{text} ÷ verifications.", lambda fact: 1000 * seconds(fact))
-    return replace(found, timed=True)
+def time_per_round(name: str, text: str, seconds: PerSample) -> MetricDefinition:
+    """Milliseconds per round."""
+    metric = per_round(
+        name, "ms", f"{text} ÷ verifications.", lambda sample: 1000 * seconds(sample)
+    )
+    return replace(metric, timed=True)
 
 
 ALL = (
-    per(
+    per_round(
         "acceptance/length",
         "tokens/round",
         "tokens committed by verifications, the target's own included ÷ verifications; ratio of "
         "sums over samples, as DeepSpec counts.",
-        committed,
+        _committed,
     ),
     MetricDefinition(
         "acceptance/length_per_sample",
@@ -203,82 +215,86 @@ ALL = (
         length_per_sample,
         "rounds",
     ),
-    per(
+    per_round(
         "acceptance/drafts",
         "tokens/round",
         "draft tokens accepted, without the target's own ÷ verifications.",
-        accepted,
+        _accepted,
     ),
-    per(
+    per_round(
         "acceptance/rate",
         "share",
         "draft tokens accepted ÷ draft tokens verified, without the target's own.",
-        accepted,
-        proposed,
+        _accepted,
+        _proposed,
     ),
-    per(
+    per_round(
         "acceptance/verify_rate",
         "share",
         "tokens committed by verifications ÷ positions verified (draft tokens and one more each), "
         "the acceptance rate of DSpark's figure 5.",
-        committed,
-        verified,
+        _committed,
+        _verified,
     ),
-    per(
+    per_round(
         "acceptance/verified",
         "tokens/round",
         "positions verified (draft tokens and one more each) ÷ verifications, the tokens per step "
         "of DSpark's figure 5.",
-        verified,
+        _verified,
     ),
-    per(
+    per_round(
         "acceptance/proposed",
         "tokens/round",
         "draft tokens verified ÷ verifications.",
-        proposed,
+        _proposed,
     ),
-    of_time(
+    time_per_round(
         "round_ms",
         "time of drafting and verifying, the prefill left out",
-        lambda fact: (fact.draft_s or 0) + (fact.head_s or 0) + (fact.verify_s or 0),
+        lambda sample: (sample.draft_s or 0) + (sample.head_s or 0) + (sample.verify_s or 0),
     ),
-    of_time(
+    time_per_round(
         "round_ms/draft",
         "time of the drafter's network; of a block drafter without its sequential head",
-        lambda fact: fact.draft_s or 0,
+        lambda sample: sample.draft_s or 0,
     ),
-    of_time(
+    time_per_round(
         "round_ms/head",
         "time of a block drafter's sequential head, which draws token after token; 0 for a "
         "drafter without one",
-        lambda fact: fact.head_s or 0,
+        lambda sample: sample.head_s or 0,
     ),
-    of_time(
+    time_per_round(
         "round_ms/verify",
         "time of the target's forward, acceptance, and of a draft that needs no network",
-        lambda fact: fact.verify_s or 0,
+        lambda sample: sample.verify_s or 0,
     ),
 )
 
 
-def family(name: str, text: str, asked: Callable[[Acceptance], Sequence[int]]) -> MetricFamily:
-    """Rounds that accepted a token at a position ÷ rounds `asked` counts there, with Wilson's
-    interval over rounds, those of one sample being alike.
+def position_share(
+    name: str, text: str, total: Callable[[Acceptance], Sequence[int]]
+) -> MetricFamily:
+    """Rounds that accepted the token at a position ÷ the rounds that `total` counts there.
+
+    The interval is Wilson's, corrected for the rounds of one sample being alike.
     """
 
     def share(k: int) -> TotalRatio:
-        def at(fact: SampleStats) -> tuple[int, int]:
-            (counts,) = counted([fact])
-            there = len(counts.proposed) >= k
-            return (counts.accepted[k - 1], asked(counts)[k - 1]) if there else (0, 0)
+        def at(sample: SampleStats) -> tuple[int, int]:
+            (counts,) = acceptance_by_sample([sample])
+            if len(counts.proposed) < k:
+                return 0, 0
+            return counts.accepted[k - 1], total(counts)[k - 1]
 
-        return total_ratio(lambda fact: at(fact)[0], lambda fact: at(fact)[1])
+        return total_ratio(lambda sample: at(sample)[0], lambda sample: at(sample)[1])
 
     def bounds(k: int) -> IntervalFunction:
-        def wilson(facts: Sequence[SampleStats]) -> Interval | None:
-            found = [share(k).amounts(fact) for fact in facts]
-            happened, asked_of = ([int(pair[i]) for pair in found] for i in (0, 1))
-            return accuracy.wilson_of_clusters(happened, asked_of) if any(asked_of) else None
+        def wilson(samples: Sequence[SampleStats]) -> Interval | None:
+            pairs = [share(k).amounts(sample) for sample in samples]
+            accepted, totals = ([int(pair[i]) for pair in pairs] for i in (0, 1))
+            return accuracy.wilson_of_clusters(accepted, totals) if any(totals) else None
 
         return wilson
 
@@ -286,12 +302,12 @@ def family(name: str, text: str, asked: Callable[[Acceptance], Sequence[int]]) -
 
 
 FAMILIES = (
-    family(
+    position_share(
         "acceptance/conditional",
         "rounds that accepted the token ÷ rounds that proposed it and accepted all before it.",
         lambda counts: counts.reached,
     ),
-    family(
+    position_share(
         "acceptance/survival",
         "rounds that accepted the token and all before it ÷ rounds that proposed it; DeepSpec "
         "prints this as accept_rate@k.",

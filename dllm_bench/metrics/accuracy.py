@@ -1,9 +1,9 @@
-"""Scores with their uncertainty: a mean with an interval, and two runs compared on shared samples.
+"""Scores with their uncertainty: a mean with an interval, and paired comparison of two runs.
 
 Right/wrong values get the Wilson interval, fractional ones a seeded percentile bootstrap. Two runs
-are compared pairwise on the samples both have: exact McNemar for right/wrong values, paired
-bootstrap otherwise. Items asked several times count once, with their mean (avg@k); pass@k is the
-unbiased estimator. The statistics are SciPy's, imported on first use. Speed lives in `speed`.
+are compared on the samples that both have: exact McNemar test for right/wrong values, paired
+bootstrap otherwise. An item answered several times counts once, with its mean (avg@k); pass@k is
+the unbiased estimator. The statistics are SciPy's, imported on first use because that is slow.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 
 RESAMPLES = 2000
+"""Resamples of a bootstrap."""
 LEVEL = 0.95
+"""Confidence level of all intervals."""
 
 
 @dataclass(frozen=True)
 class MeanScore:
-    """Mean of `n` sample scores in [low, high] at `LEVEL`; `method` says how the interval came."""
+    """Mean of sample scores with its interval at `LEVEL`."""
 
     mean: float
     low: float
     high: float
-    n: int
-    method: str
+    n: int  # samples
+    method: str  # how the interval was computed: "wilson" or "bootstrap"
 
     @property
     def margin(self) -> float:
@@ -38,20 +40,18 @@ class MeanScore:
 
 @dataclass(frozen=True)
 class Comparison:
-    """ours - theirs over `n` shared samples; `p_value` of no difference, None for a bootstrap.
-
-    low/high: interval of the difference. `differs` is the only ground to call two runs different.
-    """
+    """The difference of two runs' mean scores, ours - theirs, over shared samples."""
 
     difference: float
-    low: float
+    low: float  # interval of the difference
     high: float
-    n: int
-    p_value: float | None
+    n: int  # shared samples
+    p_value: float | None  # of no difference; None for a bootstrap
     method: str
 
     @property
     def differs(self) -> bool:
+        """Whether the runs differ at `LEVEL`; call two runs different only by this."""
         if self.p_value is not None:
             return self.p_value < 1 - LEVEL
         return not self.low <= 0 <= self.high
@@ -74,7 +74,7 @@ def mean_score(values: Sequence[float], *, seed: int = 0) -> MeanScore | None:
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Wilson interval of a share."""
+    """Wilson interval of successes / n."""
     from scipy.stats import binomtest
 
     interval = binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
@@ -82,11 +82,12 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 
 
 def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
-    """Wilson interval of sum(happened) / sum(of), where one sample's events are alike.
+    """Wilson interval of sum(happened) / sum(of), for samples whose own events are alike.
 
-    Their number counts for as many independent ones as give the variance of the ratio over samples
-    (Kish's effective size in Wilson's formula, as Franco et al. 2019 compare them), never for more
-    than there are. happened, of: counts by sample; `of` must not be all 0.
+    happened, of: counts by sample; `of` must not be all 0. Instead of the number of events the
+    formula gets the number of independent events that would give the same variance of the ratio
+    over samples, at most the true number (Kish's effective size in Wilson's formula, one of the
+    methods that Franco et al. 2019 compare).
     """
     from scipy.special import ndtri
 
@@ -103,7 +104,7 @@ def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[floa
 
 
 def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean; one sample says nothing beyond its own value."""
+    """Percentile bootstrap interval of the mean; a single value is its own interval."""
     if len(values) < 2:
         return values[0], values[0]
     return _resampled([values], lambda drawn, axis: drawn.mean(axis), seed)
@@ -112,7 +113,7 @@ def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
 def bootstrap_ratio(
     tops: Sequence[float], bottoms: Sequence[float], seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of sum(tops) / sum(bottoms); samples are drawn as pairs."""
+    """Percentile bootstrap interval of sum(tops) / sum(bottoms); pairs are resampled."""
     return _resampled(
         [tops, bottoms], lambda top, bottom, axis: top.sum(axis) / bottom.sum(axis), seed
     )
@@ -121,11 +122,11 @@ def bootstrap_ratio(
 def _resampled(
     columns: Sequence[Sequence[float]], statistic: Callable[..., Any], seed: int
 ) -> tuple[float, float]:
-    """Percentile interval of a statistic of columns, whose rows are drawn together."""
+    """Percentile bootstrap interval of a statistic of columns; whole rows are resampled."""
     import numpy as np
     from scipy import stats
 
-    with np.errstate(divide="ignore", invalid="ignore"):  # a ratio over nothing is not finite
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may divide by 0
         result = stats.bootstrap(
             [np.asarray(column, dtype=float) for column in columns],
             statistic,
@@ -141,7 +142,7 @@ def _resampled(
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Chance that k of n samples, drawn without replacement, hold one of the `correct` ones.
+    """Probability that k of n samples, drawn without replacement, include a correct one.
 
     Equation 1 of Chen et al. (2021): 1 - C(n - correct, k) / C(n, k).
     """
@@ -151,17 +152,20 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def repeated(outcomes: Sequence[Sequence[float]]) -> dict[str, float]:
-    """avg@k over items asked k times each; pass@1, 2, 4, … k where values are right or wrong."""
+    """avg@k over items with k outcomes each; pass@1, 2, 4, … k for right/wrong outcomes.
+
+    Empty if there are fewer than two outcomes, or not equally many for every item.
+    """
     k = min(map(len, outcomes), default=0)
     if k < 2 or k != max(map(len, outcomes)):
         return {}
-    found = {f"avg@{k}": fmean(map(fmean, outcomes))}
+    metrics = {f"avg@{k}": fmean(map(fmean, outcomes))}
     if not all(map(is_binary, outcomes)):
-        return found
+        return metrics
     sizes = [j for j in (1 << i for i in range(k.bit_length())) if j < k]
     for j in (*sizes, k):
-        found[f"pass@{j}"] = fmean(pass_at_k(k, int(sum(values)), j) for values in outcomes)
-    return found
+        metrics[f"pass@{j}"] = fmean(pass_at_k(k, int(sum(values)), j) for values in outcomes)
+    return metrics
 
 
 def mcnemar(only_ours: int, only_theirs: int) -> float:
@@ -173,7 +177,7 @@ def mcnemar(only_ours: int, only_theirs: int) -> float:
 
 
 def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int = 0) -> Comparison:
-    """Pairwise comparison on the sample ids both runs have."""
+    """Paired comparison of scores by sample id; DllmBenchError if the runs share no id."""
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
         raise DllmBenchError(

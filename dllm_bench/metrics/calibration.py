@@ -1,10 +1,10 @@
-"""How well a drafter knows which of its tokens survive, and Sequential Temperature Scaling.
+"""How well a drafter predicts which of its tokens survive, and Sequential Temperature Scaling.
 
-A position's prediction is the product of the confidences up to it, its outcome whether the whole
-prefix was accepted (DSpark, §3.2.1). Measured position by position: ECE over equal bins, AUROC,
-Brier score, reliability diagram. STS fits one temperature per position from left to right to the
-ECE of the product; the paper names neither grid nor bins: GRID is ours, BINS DeepSpec's recorder's.
-Pure functions of lists; nothing is drawn.
+The prediction at a position is the product of the confidences up to it; the outcome is whether the
+whole prefix was accepted (DSpark, §3.2.1). Measured position by position: ECE over equal bins,
+AUROC, Brier score, reliability diagram. Sequential Temperature Scaling fits one temperature per
+position, from left to right, to the ECE of the product. The paper gives neither grid nor bins: GRID
+is ours, BINS is that of DeepSpec's recorder. Pure functions of lists; plots are made elsewhere.
 """
 
 from __future__ import annotations
@@ -21,45 +21,47 @@ from dllm_bench.metrics.metric import MetricFamily, MetricFunction
 from dllm_bench.metrics.sample_stats import SampleStats
 
 BINS = 20
-GRID = tuple(2 ** (step / 8) for step in range(-24, 25))  # 1/8 to 8, 1 among them
+"""Equal bins of the reliability diagram and of the ECE."""
+GRID = tuple(2 ** (step / 8) for step in range(-24, 25))
+"""Temperatures tried in a fit: 1/8 to 8, 1 among them."""
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A verified proposal: logits of its confidences, and how many of its tokens were accepted."""
+class ObservedDraft:
+    """A verified draft."""
 
-    logits: tuple[float, ...]
-    accepted: int
+    logits: tuple[float, ...]  # of the confidence head, one per verified token
+    accepted: int  # tokens accepted
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Predicted probabilities beside what happened."""
+    """Predicted probabilities and whether each event happened."""
 
     predicted: tuple[float, ...]
     happened: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
-class Bin:
-    """A bar of the reliability diagram: the predictions of [low, high)."""
+class ReliabilityBin:
+    """A bar of the reliability diagram: the predictions in [low, high)."""
 
     low: float
     high: float
     count: int
-    predicted: float
-    happened: float
+    predicted: float  # mean prediction
+    happened: float  # share of events that happened
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the confidences of one position are worth."""
+    """How good the predictions at one position are."""
 
-    count: int
+    count: int  # predictions
     ece: float
-    auroc: float | None
+    auroc: float | None  # None if there is only one kind of outcome
     brier: float
-    bins: tuple[Bin, ...]
+    bins: tuple[ReliabilityBin, ...]
 
 
 def survival(logits: Sequence[float], temperatures: Sequence[float] = ()) -> list[float]:
@@ -75,85 +77,83 @@ def _sigmoid(logit: float) -> float:
 
 
 def outcomes(
-    rounds: Sequence[Observed], position: int, temperatures: Sequence[float] = ()
+    rounds: Sequence[ObservedDraft], position: int, temperatures: Sequence[float] = ()
 ) -> Outcomes:
-    """Predictions and outcomes at one position (from 0), over the rounds that verified it."""
+    """Predictions and outcomes at one position (from 0), over the drafts verified up to it."""
     seen = [r for r in rounds if len(r.logits) > position]
     predicted = (survival(r.logits[: position + 1], temperatures)[-1] for r in seen)
     return Outcomes(tuple(predicted), tuple(r.accepted > position for r in seen))
 
 
-def measure(found: Outcomes, bins: int = BINS) -> Calibration | None:
-    """All numbers of one position, None where nothing was seen."""
-    if not found.predicted:
+def calibration_of(outcomes: Outcomes, bins: int = BINS) -> Calibration | None:
+    """All measures of one position; None without predictions."""
+    if not outcomes.predicted:
         return None
-    bars = reliability(found, bins)
-    return Calibration(len(found.predicted), _gap(bars), auroc(found), brier(found), bars)
+    bars = reliability(outcomes, bins)
+    return Calibration(len(outcomes.predicted), _gap(bars), auroc(outcomes), brier(outcomes), bars)
 
 
 def positions(
-    rounds: Sequence[Observed], temperatures: Sequence[float] = (), bins: int = BINS
+    rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = (), bins: int = BINS
 ) -> list[Calibration]:
-    """The numbers of every position that any round verified."""
+    """The measures of every position that any draft was verified at."""
     longest = max((len(r.logits) for r in rounds), default=0)
-    found = (measure(outcomes(rounds, k, temperatures), bins) for k in range(longest))
-    return [calibration for calibration in found if calibration]
+    measured = (calibration_of(outcomes(rounds, k, temperatures), bins) for k in range(longest))
+    return [one for one in measured if one]
 
 
-def reliability(found: Outcomes, bins: int = BINS) -> tuple[Bin, ...]:
-    """Equal bins that hold something, in order; a prediction of 1 is in the last one."""
+def reliability(outcomes: Outcomes, bins: int = BINS) -> tuple[ReliabilityBin, ...]:
+    """The equal bins that are not empty, in order; a prediction of 1 is in the last one."""
     held: dict[int, list[tuple[float, bool]]] = {}
-    for pair in zip(found.predicted, found.happened, strict=True):
+    for pair in zip(outcomes.predicted, outcomes.happened, strict=True):
         held.setdefault(min(int(pair[0] * bins), bins - 1), []).append(pair)
     return tuple(_bar(index, bins, held[index]) for index in sorted(held))
 
 
-def _bar(index: int, bins: int, pairs: Sequence[tuple[float, bool]]) -> Bin:
+def _bar(index: int, bins: int, pairs: Sequence[tuple[float, bool]]) -> ReliabilityBin:
     predicted, happened = zip(*pairs, strict=True)
-    return Bin(index / bins, (index + 1) / bins, len(pairs), fmean(predicted), fmean(happened))
+    return ReliabilityBin(
+        index / bins, (index + 1) / bins, len(pairs), fmean(predicted), fmean(happened)
+    )
 
 
-def ece(found: Outcomes, bins: int = BINS) -> float:
-    """Expected calibration error: bins' distance between prediction and outcome, by their size."""
-    return _gap(reliability(found, bins))
+def ece(outcomes: Outcomes, bins: int = BINS) -> float:
+    """Expected calibration error: |mean prediction - share happened| of the bins, by their size."""
+    return _gap(reliability(outcomes, bins))
 
 
-def _gap(bars: Sequence[Bin]) -> float:
+def _gap(bars: Sequence[ReliabilityBin]) -> float:
     total = sum(bar.count for bar in bars)
     return sum(bar.count * abs(bar.predicted - bar.happened) for bar in bars) / total
 
 
-def brier(found: Outcomes) -> float:
-    """Mean squared distance between prediction and outcome."""
-    pairs = zip(found.predicted, found.happened, strict=True)
+def brier(outcomes: Outcomes) -> float:
+    """Brier score: mean squared difference between prediction and outcome (0 or 1)."""
+    pairs = zip(outcomes.predicted, outcomes.happened, strict=True)
     return fmean((predicted - happened) ** 2 for predicted, happened in pairs)
 
 
-def auroc(found: Outcomes) -> float | None:
-    """Chance that an accepted prefix has the higher prediction, ties half; None with one class."""
-    pairs = sorted(zip(found.predicted, found.happened, strict=True))
-    accepted = sum(found.happened)
-    rejected = len(pairs) - accepted
+def auroc(outcomes: Outcomes) -> float | None:
+    """Probability that an accepted prefix has a higher prediction than a rejected one.
+
+    Ties count half. None if all prefixes were accepted, or all rejected.
+    """
+    from scipy.stats import rankdata
+
+    accepted = sum(outcomes.happened)
+    rejected = len(outcomes.happened) - accepted
     if not accepted or not rejected:
         return None
-    won, below, start = 0.0, 0, 0
-    while start < len(pairs):
-        stop = start
-        while stop < len(pairs) and pairs[stop][0] == pairs[start][0]:
-            stop += 1
-        hits = sum(happened for _, happened in pairs[start:stop])
-        misses = stop - start - hits
-        won += hits * (below + misses / 2)
-        below, start = below + misses, stop
-    return won / (accepted * rejected)
+    ranks = rankdata(outcomes.predicted)[list(outcomes.happened)]  # half for ties, so exact
+    return float(ranks.sum() - accepted * (accepted + 1) / 2) / (accepted * rejected)
 
 
 def fit_temperatures(
-    rounds: Sequence[Observed], grid: Sequence[float] = GRID, bins: int = BINS
+    rounds: Sequence[ObservedDraft], grid: Sequence[float] = GRID, bins: int = BINS
 ) -> tuple[float, ...]:
-    """One temperature per position, from left to right, each the best by ECE given those before.
+    """One temperature per position, from left to right: the one of lowest ECE given those before.
 
-    Held-out rounds of full proposals are meant. Among equals the one nearest to 1 is taken.
+    Of equally good ones the nearest to 1 is taken. Meant for held-out drafts verified in full.
     """
     fitted: list[float] = []
     for position in range(max((len(r.logits) for r in rounds), default=0)):
@@ -168,41 +168,43 @@ def fit_temperatures(
     return tuple(fitted)
 
 
-def observed(facts: Sequence[SampleStats]) -> list[Observed]:
-    """The verified proposals of samples whose drafter has a confidence head."""
+def observed(samples: Sequence[SampleStats]) -> list[ObservedDraft]:
+    """The verified drafts of samples whose drafter has a confidence head."""
     return [
-        Observed(tuple(logits[:proposed]), accepted)
-        for fact in facts
-        if fact.survival is not None
-        for (proposed, accepted, _), logits in zip(fact.rounds or (), fact.survival, strict=True)
+        ObservedDraft(tuple(logits[:proposed]), accepted)
+        for sample in samples
+        if sample.survival is not None
+        for (proposed, accepted, _), logits in zip(
+            sample.rounds or (), sample.survival, strict=True
+        )
         if logits
     ]
 
 
-def halves(facts: Sequence[SampleStats]) -> tuple[list[Observed], list[Observed]]:
-    """Proposals of the first half of the samples, to fit on, and of the second, to measure on."""
-    half = len(facts) // 2
-    return observed(facts[:half]), observed(facts[half:])
+def halves(samples: Sequence[SampleStats]) -> tuple[list[ObservedDraft], list[ObservedDraft]]:
+    """The drafts of the first half of the samples, to fit on, and of the second, to measure on."""
+    half = len(samples) // 2
+    return observed(samples[:half]), observed(samples[half:])
 
 
 @lru_cache(maxsize=64)
-def _fitted(rounds: tuple[Observed, ...]) -> tuple[float, ...]:
+def _fitted(rounds: tuple[ObservedDraft, ...]) -> tuple[float, ...]:
     return fit_temperatures(rounds)
 
 
-def found_in(facts: Sequence[SampleStats], k: int) -> Outcomes:
+def outcomes_at(samples: Sequence[SampleStats], k: int) -> Outcomes:
     """Predictions and outcomes at position k, from 1, over all samples."""
-    return outcomes(observed(facts), k - 1)
+    return outcomes(observed(samples), k - 1)
 
 
-def found_unscaled(facts: Sequence[SampleStats], k: int) -> Outcomes:
+def outcomes_unscaled(samples: Sequence[SampleStats], k: int) -> Outcomes:
     """The same over the second half of the samples."""
-    return outcomes(halves(facts)[1], k - 1)
+    return outcomes(halves(samples)[1], k - 1)
 
 
-def found_scaled(facts: Sequence[SampleStats], k: int) -> Outcomes:
-    """The same, scaled by temperatures fitted on the first half; nothing where it has no round."""
-    first, second = halves(facts)
+def outcomes_scaled(samples: Sequence[SampleStats], k: int) -> Outcomes:
+    """The same with temperatures fitted on the first half; empty if that has no draft up to k."""
+    first, second = halves(samples)
     reaching = tuple(replace(r, logits=r.logits[:k]) for r in first)
     temperatures = _fitted(reaching)
     return outcomes(second if len(temperatures) >= k else [], k - 1, temperatures)
@@ -214,28 +216,31 @@ MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
     "brier": ("mean squared distance of the predicted survival from what happened", brier),
 }
 COVERED: dict[str, tuple[str, Callable[[Sequence[SampleStats], int], Outcomes]]] = {
-    "": ("as the confidence head gives it, over the rounds that verified the position", found_in),
+    "": (
+        "as the confidence head gives it, over the rounds that verified the position",
+        outcomes_at,
+    ),
     "_unscaled": (
         "as the head gives it, over the second half of the samples: what _scaled compares with",
-        found_unscaled,
+        outcomes_unscaled,
     ),
     "_scaled": (
         "after Sequential Temperature Scaling fitted on the first half of the samples, over the "
         "second half",
-        found_scaled,
+        outcomes_scaled,
     ),
 }
 
 
 def family(measured: str, covered: str) -> MetricFamily:
-    """One measure over one part of the samples."""
+    """One measure over one part of the samples, for every position."""
     what, number = MEASURES[measured]
     how, find = COVERED[covered]
 
     def function(k: int) -> MetricFunction:
-        def at(facts: Sequence[SampleStats]) -> float | None:
-            found = find(facts, k)
-            return number(found) if found.predicted else None
+        def at(samples: Sequence[SampleStats]) -> float | None:
+            outcomes = find(samples, k)
+            return number(outcomes) if outcomes.predicted else None
 
         return at
 

@@ -1,9 +1,9 @@
-"""The one registry of named numbers: speed, served engines, acceptance, calibration, speed-ups.
+"""All metrics by name: speed, served models, acceptance of drafts, calibration, speed-ups.
 
-Whoever shows a number asks for it here by name: `definition` for its unit, text and function,
-`measure` for its value over the facts of samples. Numbers of a position are called `name@k`, k from
-1, and are not among `measure_all`, which is what a record's summary holds. Scores live in
-`accuracy`.
+Tables, figures, pages and notebooks request a metric here: `definition` for its unit, text and
+function, `measure` for its value over samples. Metrics of one position of a draft are called
+`name@k`, with k from 1; they are not part of `measure_all`, which fills a record's summary. Scores
+are in `accuracy`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from dllm_bench.metrics.sample_stats import SampleStats
 DEFINITIONS: dict[str, MetricDefinition] = {
     entry.name: entry for entry in (*speed.ALL, *served.ALL, *acceptance.ALL)
 }
+"""Metrics without a position, by name."""
 FAMILIES: dict[str, MetricFamily] = {
     entry.name: entry for entry in (*acceptance.FAMILIES, *calibration.FAMILIES)
 }
+"""Metrics of a position, by the name before the @."""
 
 
 def definition(name: str) -> MetricDefinition:
-    """The definition called `name` or `name@k`; a sentence that lists them when there is none."""
+    """The metric called `name` or `name@k`; DllmBenchError that lists all names if unknown."""
     family, at, position = name.partition("@")
     if at and family in FAMILIES and position.isdecimal() and int(position) > 0:
         return FAMILIES[family].at(int(position))
     if name in DEFINITIONS:
         return DEFINITIONS[name]
     known = ", ".join([*DEFINITIONS, *(f"{name}@1" for name in FAMILIES)])
-    raise DllmBenchError(f"No definition is called {name!r}; choose one of: {known}.")
+    raise DllmBenchError(f"No metric is called {name!r}; choose one of: {known}.")
 
 
-def measure(name: str, facts: Sequence[SampleStats]) -> float | None:
-    """The number called `name` over `facts`."""
-    return definition(name)(facts)
+def measure(name: str, samples: Sequence[SampleStats]) -> float | None:
+    """The value of the metric called `name`; None where the samples do not define it."""
+    return definition(name)(samples)
 
 
-def measure_all(facts: Sequence[SampleStats]) -> dict[str, float | None]:
-    """Every number that is not of a position over `facts`."""
-    return {name: entry(facts) for name, entry in DEFINITIONS.items()}
+def measure_all(samples: Sequence[SampleStats]) -> dict[str, float | None]:
+    """The values of all metrics that are not of a position, by name."""
+    return {name: entry(samples) for name, entry in DEFINITIONS.items()}

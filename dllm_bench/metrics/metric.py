@@ -1,8 +1,8 @@
-"""What a named number is: a `MetricDefinition` over the facts of samples, and the means they share.
+"""What a metric is: a named function of samples, its unit, its text, and its interval.
 
-`function` gives the number, `bounds` its interval where counts alone give one. A
-`MetricFamily` is one definition per position of a proposal, requested as `name@k`, k from 1. The
-numbers themselves are in `speed`, `acceptance` and `calibration`, their registry in `definitions`.
+A `MetricDefinition` has a name like `tpf/committed`. A `MetricFamily` is one such metric for every
+position of a draft, named `name@k` with k from 1. The metrics themselves are in `speed`, `served`,
+`acceptance` and `calibration`; `definitions` finds them by name.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED, SampleStats
 
 Interval = tuple[float, float]
 MetricFunction = Callable[[Sequence[SampleStats]], float | None]
+"""Samples -> value; None where they do not define it."""
 PerSample = Callable[[SampleStats], float]
+"""One sample -> its contribution."""
 IntervalFunction = Callable[[Sequence[SampleStats]], Interval | None]
 
 
 @dataclass(frozen=True)
 class TotalRatio:
-    """Sum over samples of `top` / sum over samples of `bottom`."""
+    """Sum of `top` over samples / sum of `bottom` over samples."""
 
     top: PerSample
     bottom: PerSample
 
-    def __call__(self, facts: Sequence[SampleStats]) -> float | None:
-        divisor = sum(self.bottom(fact) for fact in facts)
-        return sum(self.top(fact) for fact in facts) / divisor if divisor > 0 else None
+    def __call__(self, samples: Sequence[SampleStats]) -> float | None:
+        divisor = sum(self.bottom(sample) for sample in samples)
+        return sum(self.top(sample) for sample in samples) / divisor if divisor > 0 else None
 
-    def amounts(self, fact: SampleStats) -> tuple[float, float]:
+    def amounts(self, sample: SampleStats) -> tuple[float, float]:
         """What one sample adds to each sum."""
-        return self.top(fact), self.bottom(fact)
+        return self.top(sample), self.bottom(sample)
 
-    def interval(self, facts: Sequence[SampleStats]) -> Interval | None:
-        """What resampling the samples that add to a sum leaves open; two at least."""
-        used = [pair for pair in map(self.amounts, facts) if any(pair)]
+    def interval(self, samples: Sequence[SampleStats]) -> Interval | None:
+        """Bootstrap interval over the samples that add to a sum; None for fewer than two."""
+        used = [pair for pair in map(self.amounts, samples) if any(pair)]
         tops, bottoms = zip(*used, strict=True) if used else ((), ())
         if sum(bottom > 0 for bottom in bottoms) < 2:
             return None
@@ -48,78 +50,80 @@ class TotalRatio:
 
 @dataclass(frozen=True)
 class MetricDefinition:
-    """A named number: its unit, what it counts in words, and the function over samples.
-
-    `fact` names a fact that not every record has; the number is undefined without it. timed: so it
-    is without times of the samples' own.
-    """
+    """A metric; calling it gives its value over samples, None where they do not define it."""
 
     name: str
     unit: str
     text: str
+    """What is counted, in words; shown under tables."""
     function: MetricFunction
-    fact: str | None = None
+    requires: str | None = None
+    """A column of `SampleStats` that not every record has; the metric is undefined without it."""
     bounds: IntervalFunction | None = None
+    """Its interval, where counts alone give one."""
     timed: bool = False
+    """Whether it is undefined for samples without times of their own."""
 
-    def __call__(self, facts: Sequence[SampleStats]) -> float | None:
-        return None if self._absent(facts) else self.function(facts)
+    def __call__(self, samples: Sequence[SampleStats]) -> float | None:
+        return None if self._missing(samples) else self.function(samples)
 
-    def interval(self, facts: Sequence[SampleStats]) -> Interval | None:
-        """Its interval at `accuracy.LEVEL`: by `bounds`, else by resampling the samples of a ratio
-        of sums; None for any other number.
+    def interval(self, samples: Sequence[SampleStats]) -> Interval | None:
+        """The interval at `accuracy.LEVEL`.
+
+        By `bounds`, else by resampling the samples of a ratio of sums; None for other metrics.
         """
-        if self._absent(facts):
+        if self._missing(samples):
             return None
         if self.bounds:
-            return self.bounds(facts)
-        return self.function.interval(facts) if isinstance(self.function, TotalRatio) else None
+            return self.bounds(samples)
+        return self.function.interval(samples) if isinstance(self.function, TotalRatio) else None
 
-    def _absent(self, facts: Sequence[SampleStats]) -> str | None:
-        """The name of a fact that a sample lacks."""
-        asked = [name for name in (self.fact, "seconds" if self.timed else None) if name]
-        missing = (n for n in asked if any(getattr(fact, n) is None for fact in facts))
+    def _missing(self, samples: Sequence[SampleStats]) -> str | None:
+        """A required column that a sample has no value in."""
+        required = [name for name in (self.requires, "seconds" if self.timed else None) if name]
+        missing = (n for n in required if any(getattr(sample, n) is None for sample in samples))
         return next(missing, None)
 
-    def why_undefined(self, facts: Sequence[SampleStats]) -> str:
-        """Why the samples do not define the number."""
+    def why_undefined(self, samples: Sequence[SampleStats]) -> str:
+        """Why the samples do not define the metric."""
         reasons = {**UNREPORTED, **UNTIMED}
-        return reasons.get(self._absent(facts) or "", "the samples do not define this number")
+        return reasons.get(self._missing(samples) or "", "the samples do not define this number")
 
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """A number for each position k, from 1, of a proposal: `function` of k; otherwise as
-    `MetricDefinition`.
-    """
+    """A metric for each position k of a draft, from 1."""
 
     name: str
     unit: str
     text: str
     function: Callable[[int], MetricFunction]
-    fact: str
+    """k -> the function of that position."""
+    requires: str
+    """As in `MetricDefinition`."""
     bounds: Callable[[int], IntervalFunction] | None = None
+    """k -> the interval of that position."""
 
     def at(self, k: int) -> MetricDefinition:
-        """The definition called `name@k`."""
+        """The metric called `name@k`."""
         return MetricDefinition(
             f"{self.name}@{k}",
             self.unit,
             f"position {k} of a proposal: {self.text}",
             self.function(k),
-            self.fact,
+            self.requires,
             self.bounds(k) if self.bounds else None,
         )
 
 
 def total_ratio(top: PerSample, bottom: PerSample) -> TotalRatio:
-    """Sum over samples of `top` / sum over samples of `bottom`."""
+    """Sum of `top` over samples / sum of `bottom` over samples."""
     return TotalRatio(top, bottom)
 
 
-def each_ratio(top: PerSample, bottom: PerSample, facts: Sequence[SampleStats]) -> list[float]:
-    """`top` / `bottom` of every sample that has a positive `bottom`."""
-    return [top(fact) / bottom(fact) for fact in facts if bottom(fact) > 0]
+def each_ratio(top: PerSample, bottom: PerSample, samples: Sequence[SampleStats]) -> list[float]:
+    """`top` / `bottom` of every sample whose `bottom` is positive."""
+    return [top(sample) / bottom(sample) for sample in samples if bottom(sample) > 0]
 
 
 def mean_ratio(top: PerSample, bottom: PerSample) -> MetricFunction:
@@ -128,36 +132,36 @@ def mean_ratio(top: PerSample, bottom: PerSample) -> MetricFunction:
 
 
 def best_ratio(top: PerSample, bottom: PerSample, n: int | None) -> MetricFunction:
-    """Mean of the `n` largest (None: all) per-sample ratios."""
+    """Mean of the `n` largest per-sample ratios; None: of all."""
 
-    def measure(facts: Sequence[SampleStats]) -> float | None:
-        ratios = sorted(each_ratio(top, bottom, facts), reverse=True)[:n]
+    def compute(samples: Sequence[SampleStats]) -> float | None:
+        ratios = sorted(each_ratio(top, bottom, samples), reverse=True)[:n]
         return fmean(ratios) if ratios else None
 
-    return measure
+    return compute
 
 
 def mean_of(amount: PerSample) -> MetricFunction:
     """Mean over samples."""
-    return lambda facts: fmean(amount(fact) for fact in facts) if facts else None
+    return lambda samples: fmean(amount(sample) for sample in samples) if samples else None
 
 
 def percentile_of(amount: PerSample, percent: int) -> MetricFunction:
-    """Percentile over samples, linear between neighbours."""
+    """Percentile over samples, with linear interpolation."""
 
-    def measure(facts: Sequence[SampleStats]) -> float | None:
-        values = [amount(fact) for fact in facts]
+    def compute(samples: Sequence[SampleStats]) -> float | None:
+        values = [amount(sample) for sample in samples]
         if len(values) < 2:
             return values[0] if values else None
         return quantiles(values, n=100, method="inclusive")[percent - 1]
 
-    return measure
+    return compute
 
 
 def share_bounds(happened: PerSample) -> IntervalFunction:
-    """Wilson's interval of a share of samples."""
+    """Wilson interval of a share of samples; `happened` is 1 or 0."""
 
-    def bounds(facts: Sequence[SampleStats]) -> Interval | None:
-        return accuracy.wilson(int(sum(map(happened, facts))), len(facts)) if facts else None
+    def bounds(samples: Sequence[SampleStats]) -> Interval | None:
+        return accuracy.wilson(int(sum(map(happened, samples))), len(samples)) if samples else None
 
     return bounds

@@ -1,9 +1,9 @@
-"""What one sample cost and gave: `Facts`, counted from its tokens and trace, or read from columns.
+"""Counts and times of one sample, `SampleStats`: the input of every metric in `definitions`.
 
-The raw material of every named number (`definitions`); one value per sample and fact. Facts of
-draft and verification, and of the run's baseline, are None where the run has none or the record is
-older than the fact; what a served engine does not tell is None too, and so are times of requests
-decoded side by side. Nothing is aggregated here.
+They are counted from a sample's tokens and trace, or read from a record's columns. Values about
+drafts and about the run's baseline are None where the run has none, or where the record was written
+before the column existed. Also None: what a served model's server does not report, and the times of
+samples that were decoded in a batch. Nothing is aggregated here.
 """
 
 from __future__ import annotations
@@ -17,74 +17,74 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.trace import ForwardKind
 
-NO_TRACE = "a served engine tells nothing of its forwards"
+NO_TRACE = "a server does not report its forwards"
 NO_USAGE = "the server did not count tokens (usage), and model.tokenizer names no tokenizer"
 UNREPORTED = {
     **dict.fromkeys(("forwards", "rows", "forced", "allocated", "content"), NO_TRACE),
     **dict.fromkeys(("committed", "emitted"), NO_USAGE),
 }
-"""Why a fact of a served engine's sample may be None."""
-NO_TIME = "requests were decoded side by side (batch), so none has a time of its own"
+"""Column -> why it may be None for a served model's sample."""
+NO_TIME = "requests were decoded in a batch, so none has a time of its own"
 UNTIMED = dict.fromkeys(("seconds", "steps_s", "first_step_s"), NO_TIME)
-"""Why a time of a sample may be None."""
+"""Column -> why it is None for a sample decoded in a batch."""
 
 
 @dataclass(frozen=True)
 class SampleStats:
-    """What one sample cost and gave."""
+    """Counts and times of one sample; None where unknown. Field names are column names."""
 
     allocated: int | None  # positions of all opened blocks, decoded or not
-    committed: int | None  # decoded positions among them, whatever follows the end included
+    committed: int | None  # decoded positions among them, including those after the end
     content: int | None  # decoded positions that hold no end or padding token
     emitted: int | None  # tokens before the first reason to stop
-    forwards: int | None  # of the model; a drafter's own calls are not among them
-    rows: int | None  # sum over forwards of branches x positions fed per branch
+    forwards: int | None  # forwards of the model; a drafter's own calls are not counted
+    rows: int | None  # branches x positions fed per branch, summed over forwards
     forced: int | None  # positions committed by the stall rule
     seconds: float | None  # the whole of `generate`
-    steps_s: float | None  # its forwards and their rounds, the trace's milliseconds added up
-    first_step_s: float | None  # the first of them (prompt and first denoising step)
-    truncated: bool  # nothing but the length ended the text
+    steps_s: float | None  # all forwards with the work between them, from the trace
+    first_step_s: float | None  # the first of them: prompt and first denoising step
+    truncated: bool  # only the length limit ended the text
     empty: bool  # the text is blank
     idle: int | None = None  # forwards over full blocks that Fast-dLLM's cached loops would add
     idle_dinfer: int | None = None  # the same for dInfer's loop as released
-    rounds: Sequence[Sequence[int]] | None = None  # [proposed, accepted, committed] of each round
-    survival: Sequence[Sequence[float]] | None = None  # logits of each round's whole proposal
-    right: Sequence[int] | None = None  # first tokens of each whole proposal equal to the text
-    prefill_s: float | None = None  # time of the trace by kind of forward, where there are rounds
+    rounds: Sequence[Sequence[int]] | None = None  # [proposed, accepted, committed] per round
+    survival: Sequence[Sequence[float]] | None = None  # logits of each round's whole draft
+    right: Sequence[int] | None = None  # first tokens of each whole draft that equal the text
+    prefill_s: float | None = None  # time by kind of forward, of speculative decoding
     draft_s: float | None = None
     head_s: float | None = None
     verify_s: float | None = None
     baseline_s: float | None = None  # the whole of the baseline's `generate`
-    baseline_equal: bool | None = None  # whether its tokens are the same
-    ttft_s: float | None = None  # of a served engine: to the first content
-    began_s: float | None = None  # where several are in flight: from the session's start to its own
-    ended_s: float | None = None  # and to the end of the answer
-    session: int | None = None  # the one these two belong to
-    tries: int | None = None  # until it answered
-    retokenised: bool | None = None  # whether tokens were counted here, not by the server
+    baseline_equal: bool | None = None  # whether the baseline has the same tokens
+    ttft_s: float | None = None  # served model: time to the first content
+    began_s: float | None = None  # requests in flight together: start, since the session's start
+    ended_s: float | None = None  # and the end of the answer
+    session: int | None = None  # the session that these two belong to
+    tries: int | None = None  # served model: tries until the server answered
+    retokenised: bool | None = None  # served model: tokens were counted here, not by the server
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        """Names of the facts, the columns a record keeps per sample."""
+        """Names of all fields: the columns that a record keeps per sample."""
         return tuple(field.name for field in fields(cls))
 
     @classmethod
     def required(cls) -> tuple[str, ...]:
-        """The facts that every record has a column of, told or not."""
+        """Columns that every record has, even if all their values are None."""
         return tuple(field.name for field in fields(cls) if field.default is MISSING)
 
 
 def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: int = 1) -> int:
-    """Forwards that published block loops make over a block that is full; none are made here.
+    """Forwards that published block loops spend on blocks without masks; this package makes none.
 
-    A forward that renews the cache is followed by one over the window in the same round, even where
-    it filled the block. dInfer's loop makes clamp(masks // tokens_per_forward, 1, unroll) rounds
-    before it looks whether masks are left.
+    In Fast-dLLM's loop a forward that renews the cache is always followed by one over the window,
+    even if it filled the block. dInfer's loop makes clamp(masks // tokens_per_forward, 1, unroll)
+    rounds before it checks whether masks are left.
     """
     taken = Counter(generation.born)
     idle = rounds = 0
     for index, forward in enumerate(generation.trace.forwards):
-        if forward.masks == 0:  # a draft or a verification, not of a block loop
+        if forward.masks == 0:  # a draft or a verification belongs to no block
             continue
         rounds = rounds or min(max(forward.masks // tokens_per_forward, 1), unroll)
         rounds -= forward.kind == ForwardKind.DENOISE
@@ -94,7 +94,7 @@ def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: i
 
 
 def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, int]:
-    """The facts that follow from tokens and trace alone; times and text are the runner's."""
+    """The counts that follow from tokens and trace alone; the runner adds times and text."""
     blank = {*special.ends, special.pad}
     decoded = [
         token
@@ -121,12 +121,15 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, in
 
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[SampleStats]:
-    """Facts from a record's per-sample columns; further columns are ignored."""
+    """The samples of a record, from its columns; unknown columns are ignored.
+
+    DllmBenchError if a required column is missing.
+    """
     names = [name for name in SampleStats.columns() if name in columns]
     absent = [name for name in SampleStats.required() if name not in columns]
     if absent:
         raise DllmBenchError(
             f"The record has no column {', '.join(absent)}; it is damaged, run the cell again."
         )
-    rows_ = zip(*(columns[name] for name in names), strict=True)
-    return [SampleStats(**dict(zip(names, row, strict=True))) for row in rows_]
+    rows = zip(*(columns[name] for name in names), strict=True)
+    return [SampleStats(**dict(zip(names, row, strict=True))) for row in rows]

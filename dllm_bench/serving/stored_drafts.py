@@ -15,8 +15,8 @@ from math import ceil
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.length.measurements import StepProfile, Temperatures
-from dllm_bench.metrics.acceptance import agreeing
-from dllm_bench.metrics.calibration import Observed
+from dllm_bench.metrics.acceptance import common_prefix
+from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.serving.load_simulation import DraftedText, DraftOutcome
 
 Sample = tuple[Trace, Sequence[int], Sequence[int]]  # of one text: trace, born, ids
@@ -44,7 +44,7 @@ def drafts_of_text(
     for index, row in enumerate(trace.forwards):
         if row.kind == ForwardKind.VERIFY:
             follows = ids[sum(at < index for at in born) :]
-            right = agreeing(row.drafted, follows)
+            right = common_prefix(row.drafted, follows)
             found.append(StoredDraft(row.survival, len(row.drafted), right, len(follows)))
     return tuple(found)
 
@@ -78,10 +78,10 @@ class StoredDrafts:
         half = len(self.texts) // 2
         return replace(self, texts=self.texts[:half]), replace(self, texts=self.texts[half:])
 
-    def observed(self) -> list[Observed]:
+    def observed(self) -> list[ObservedDraft]:
         """Confidences and outcomes; of a draft past the end of its text nothing is known."""
         return [
-            Observed(one.logits[: one.left], one.right)
+            ObservedDraft(one.logits[: one.left], one.right)
             for text in self.texts
             for one in text
             if one.logits

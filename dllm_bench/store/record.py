@@ -20,7 +20,7 @@ from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics import definitions
-from dllm_bench.metrics.acceptance import of_trace
+from dllm_bench.metrics.acceptance import speculative_columns
 from dllm_bench.metrics.accuracy import MeanScore, mean_score, repeated
 from dllm_bench.metrics.sample_stats import SampleStats, from_columns
 from dllm_bench.store.ineffective import unused
@@ -138,7 +138,7 @@ class SampleRecord:
             first_step_s=self.first_step_s,
             truncated=set(self.cut) <= {"length"},
             empty=not self.text.strip(),
-            **of_trace(trace, self.born, self.ids),
+            **speculative_columns(trace, self.born, self.ids),
             **further,
         )
 

@@ -132,7 +132,7 @@ def curve_of(planned: PlannedCell) -> Curve:
     points = [(x, y) for x, y in zip(xs, scores, strict=False) if x is not None and y is not None]
     if len(points) < len(names) or not known:
         raise DllmBenchError("A point has no number, or no run scores above 0.")
-    counted = [names[i] for i in tradeoff.counted(points, cut=planned.cell.metric.area == CUT)]
+    counted = [names[i] for i in tradeoff.within_drop(points, cut=planned.cell.metric.area == CUT)]
     best = max(known, key=lambda row: known[row])
     return Curve(
         points={name: points[names.index(name)] for name in counted},

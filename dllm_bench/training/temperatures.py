@@ -15,13 +15,13 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.metrics import calibration
-from dllm_bench.metrics.calibration import Observed
+from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.registry import find
 from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.store.spec import Role, RunSpec, digest, split
 from dllm_bench.store.store import RunEntry, read_record, read_samples
 
-Halves = tuple[list[Observed], list[Observed]]
+Halves = tuple[list[ObservedDraft], list[ObservedDraft]]
 
 
 def fit(entries: Sequence[RunEntry]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def observed_halves(entry: RunEntry) -> Halves:
 
 
 def calibration_by_position(
-    second: Sequence[Observed], temperatures: Sequence[float]
+    second: Sequence[ObservedDraft], temperatures: Sequence[float]
 ) -> Iterator[Mapping]:
     """Calibration of every position (from 1), without and with the temperatures."""
     before = calibration.positions(second)

@@ -16,7 +16,7 @@ import torch
 
 from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.metrics import acceptance, calibration
-from dllm_bench.metrics.calibration import Observed
+from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training.drafter_data import TargetRows
@@ -165,7 +165,7 @@ def test_confidences_of_the_traces(kind: str) -> None:
         for made, proposal in zip(rounds, watched.seen, strict=True):
             assert proposal.survival_D is not None
             logits = proposal.survival_D[: made.proposed].tolist()
-            found.append(Observed(tuple(logits), made.accepted))
+            found.append(ObservedDraft(tuple(logits), made.accepted))
     recorded = read(f"trace_{kind}.json")["confidence_metrics_T0"]
     assert len(found) == recorded["proposal_count"]
     positions = calibration.positions(found)

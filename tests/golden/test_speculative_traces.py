@@ -173,7 +173,10 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
         assert [r.committed for r in own] == reference["acceptance_lengths"]
         assert [r.proposed for r in own] == reference["proposal_lengths"]
         assert [r.accepted for r in own] == reference["accepted_draft_lengths"]
-    counts, summary = [acceptance.count(own) for own in rounds], recorded["metrics"]["summary"]
+    counts, summary = (
+        [acceptance.acceptance_of(own) for own in rounds],
+        recorded["metrics"]["summary"],
+    )
     assert sum(count.rounds for count in counts) == summary["proposal_count"]
     assert sum(count.committed for count in counts) == summary["acceptance_length_sum"]
     facts = [drafted(own) for own in rounds]

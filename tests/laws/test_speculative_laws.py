@@ -251,7 +251,7 @@ def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
 
 def rights(generation: Generation) -> dict[int, int]:
     """Number of committed tokens before a round -> first tokens of its whole draft that follow."""
-    found = acceptance.of_trace(generation.trace, generation.born, generation.ids)
+    found = acceptance.speculative_columns(generation.trace, generation.born, generation.ids)
     committed = accumulate((made for *_, made in found["rounds"]), initial=1)
     return dict(zip(committed, found["right"], strict=False))
 

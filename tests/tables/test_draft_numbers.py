@@ -35,7 +35,7 @@ TOKENS, SAMPLES = 6, 16
 LAW = torch.tensor([0.0, 0.02, 0.5, 0.3, 0.1, 0.08])
 DRAFT = (0.0, 0.02, 0.4, 0.2, 0.2, 0.18)
 NEW = {"rounds", "survival", "baseline_s", "baseline_equal"}
-NAMES = [name for name, entry in DEFINITIONS.items() if entry.fact in NEW]
+NAMES = [name for name, entry in DEFINITIONS.items() if entry.requires in NEW]
 NAMES += [f"{name}@{k}" for name in FAMILIES for k in (1, 2)]
 
 

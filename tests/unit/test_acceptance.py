@@ -25,7 +25,7 @@ def test_by_hand() -> None:
     assert measure("acceptance/verify_rate", facts) == 10 / (10 + 5)
     assert measure("acceptance/proposed", facts) == 10 / 5
     assert measure("acceptance/rate", facts) == 5 / 10
-    counts = acceptance.counted(facts)
+    counts = acceptance.acceptance_by_sample(facts)
     assert acceptance.survival(counts) == [3 / 4, 1 / 3, 1 / 3]
     assert acceptance.conditional(counts) == [(3 / 4, 4), (1 / 2, 2), (1.0, 1)]
 
@@ -74,7 +74,7 @@ def test_rounds_come_from_trace_and_tokens() -> None:
 def test_nothing_is_undefined() -> None:
     for facts in ([], [drafted([])]):
         assert all(entry(facts) is None for entry in acceptance.ALL)
-        counts = acceptance.counted(facts)
+        counts = acceptance.acceptance_by_sample(facts)
         assert acceptance.survival(counts) == acceptance.conditional(counts) == []
 
 

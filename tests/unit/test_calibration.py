@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dllm_bench.metrics import calibration
-from dllm_bench.metrics.calibration import Observed, Outcomes
+from dllm_bench.metrics.calibration import ObservedDraft, Outcomes
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.sample_stats import SampleStats
 from tests.helpers import golden_dir
@@ -25,14 +25,14 @@ def quantised(found: Outcomes) -> Outcomes:
     return replace(found, predicted=tuple(map(float, bins)))
 
 
-def simulated(count: int, stretch: float, seed: int = 0, length: int = 4) -> list[Observed]:
+def simulated(count: int, stretch: float, seed: int = 0, length: int = 4) -> list[ObservedDraft]:
     """Rounds whose logits are `stretch` times those the outcomes were drawn from."""
     chance, found = random.Random(seed), []
     for _ in range(count):
         logits = [chance.gauss(1.0, 1.5) for _ in range(length)]
         alive = [chance.random() < 1 / (1 + math.exp(-z)) for z in logits]
         accepted = next((k for k, lives in enumerate(alive) if not lives), length)
-        found.append(Observed(tuple(stretch * z for z in logits), accepted))
+        found.append(ObservedDraft(tuple(stretch * z for z in logits), accepted))
     return found
 
 
@@ -44,7 +44,7 @@ def test_the_authors_recorder() -> None:
         rounds = [o for o in stored["observations"] if len(o["probs"]) > k]
         predicted = tuple(o["probs"][k] for o in rounds)
         found = Outcomes(predicted, tuple(bool(o["targets"][k]) for o in rounds))
-        measured = calibration.measure(found)
+        measured = calibration.calibration_of(found)
         assert measured is not None
         assert measured.count == wanted["total_weight"]
         assert measured.ece == pytest.approx(wanted["ece"], abs=1e-6)
@@ -70,15 +70,15 @@ def test_products_of_confidences() -> None:
 
 def test_a_position_is_measured_where_it_was_verified() -> None:
     rounds = [
-        Observed((1.0, 1.0), 2),
-        Observed((1.0,), 1),
-        Observed((), 0),
-        Observed((0.0, 0.0), 1),
+        ObservedDraft((1.0, 1.0), 2),
+        ObservedDraft((1.0,), 1),
+        ObservedDraft((), 0),
+        ObservedDraft((0.0, 0.0), 1),
     ]
     assert calibration.outcomes(rounds, 0).happened == (True, True, True)
     assert calibration.outcomes(rounds, 1).happened == (True, False)
     assert [c.count for c in calibration.positions(rounds)] == [3, 2]
-    assert calibration.measure(calibration.outcomes(rounds, 2)) is None
+    assert calibration.calibration_of(calibration.outcomes(rounds, 2)) is None
     assert calibration.positions([]) == []
 
 
@@ -134,17 +134,17 @@ def test_each_temperature_is_the_best_given_those_before() -> None:
 # --- by name, over the facts of samples ----------------------------------------------------------
 
 
-def sample_of(rounds: list[Observed], more: int = 2) -> SampleStats:
+def sample_of(rounds: list[ObservedDraft], more: int = 2) -> SampleStats:
     """A sample with these rounds, of whose proposals `more` tokens were not verified."""
     made = [(len(r.logits), r.accepted, r.accepted + 1) for r in rounds]
     return drafted(made, survival=[[*r.logits, *[9.0] * more] for r in rounds])
 
 
-def halves() -> tuple[list[Observed], list[Observed]]:
+def halves() -> tuple[list[ObservedDraft], list[ObservedDraft]]:
     return simulated(800, 4.0, seed=4), simulated(800, 3.0, seed=5)
 
 
-def run_of(*parts: list[Observed]) -> list[SampleStats]:
+def run_of(*parts: list[ObservedDraft]) -> list[SampleStats]:
     """Samples of ten rounds each."""
     return [sample_of(part[i : i + 10]) for part in parts for i in range(0, len(part), 10)]
 
@@ -173,7 +173,7 @@ def test_scaling_helps_on_samples_it_has_not_seen() -> None:
 
 
 def test_only_verified_positions_count() -> None:
-    facts = [sample_of([Observed((0.0, 0.0), 1)], more=3)]
+    facts = [sample_of([ObservedDraft((0.0, 0.0), 1)], more=3)]
     assert measure("calibration/brier@1", facts) == 0.25
     assert measure("calibration/brier@2", facts) == 0.0625
     assert measure("calibration/brier@3", facts) is None

@@ -173,8 +173,8 @@ def test_a_draft_is_held_against_what_follows() -> None:
     drafts = StoredDrafts.of([(trace, born, ids), (Trace(rows[:1]), (0,), (4,))])
     assert len(drafts.texts) == 1, "a text that ended with its prefill has no draft"
     assert drafts.observed() == [
-        calibration.Observed((2.0, 1.0), 2),
-        calibration.Observed((0.5,), 1),
+        calibration.ObservedDraft((2.0, 1.0), 2),
+        calibration.ObservedDraft((0.5,), 1),
     ], "nothing is known of what was drafted past the end"
     assert drafts.steps == pytest.approx((2.0 + 1.0 + 4.0) / (5.0 + 5.0))
     assert (drafts.width, drafts.calls) == (8, 1)

@@ -112,7 +112,9 @@ def test_a_number_whose_facts_are_absent_is_none() -> None:
     later = {"rounds", "survival", "right", "baseline_s", "baseline_equal"}
     older = {name: values for name, values in stored(A, D).items() if name not in later}
     for facts in (from_columns(older), [A, D]):  # a column that is not there, a sample without
-        found = {name: measure(name, facts) for name, d in DEFINITIONS.items() if d.fact in later}
+        found = {
+            name: measure(name, facts) for name, d in DEFINITIONS.items() if d.requires in later
+        }
         assert len(found) >= 12
         assert set(found.values()) == {None}
         assert measure("acceptance/conditional@1", facts) is None
@@ -140,7 +142,7 @@ def draft_trace(*rounds: tuple[Sequence[int], int, int]) -> Trace:
 def test_facts_of_drafts() -> None:
     """Two rounds; the first is cut to two tokens although its third would have been right too."""
     trace = draft_trace(((51, 52, 53, 99), 2, 2), ((54, 55, 99, 57), 4, 2))
-    found = acceptance.of_trace(trace, (0, 3, 3, 3, 6, 6, 6), TEXT[:7])
+    found = acceptance.speculative_columns(trace, (0, 3, 3, 3, 6, 6, 6), TEXT[:7])
     assert found["rounds"] == [[2, 2, 3], [4, 2, 3]]
     assert found["right"] == [3, 2]
     assert found["survival"] == [[0.0, 0.5, 1.0, 1.5]] * 2
@@ -150,7 +152,7 @@ def test_facts_of_drafts() -> None:
 
 def test_the_text_ends_what_can_be_right() -> None:
     trace = draft_trace(((51, 52, 53, 99), 4, 3), ((55, 56, 57, 58), 4, 3))
-    found = acceptance.of_trace(trace, (0, 3, 3, 3, 3, 6, 6, 6), TEXT)
+    found = acceptance.speculative_columns(trace, (0, 3, 3, 3, 3, 6, 6, 6), TEXT)
     assert found["right"] == [3, 3]
     assert found["rounds"] == [[4, 3, 4], [3, 3, 3]], "an accepted end token cuts the proposal"
 
@@ -160,18 +162,18 @@ def test_facts_that_a_trace_does_not_have() -> None:
         Forward(ForwardKind.PREFILL, 1, 5, 0),
         Forward(ForwardKind.VERIFY, 1, 4, 5, proposed=3, accepted=2),
     ]
-    found = acceptance.of_trace(Trace(older), (0, 1, 1, 1), TEXT)
+    found = acceptance.speculative_columns(Trace(older), (0, 1, 1, 1), TEXT)
     assert found["rounds"] == [[3, 2, 3]]
     assert "right" not in found
     assert "survival" not in found
-    at_once = acceptance.of_trace(Trace(older[:1]), (0,), TEXT)
+    at_once = acceptance.speculative_columns(Trace(older[:1]), (0,), TEXT)
     assert at_once["rounds"] == at_once["right"] == [], "the prefill's token was the end"
     for row in (
         Forward(ForwardKind.DENOISE, 1, 8, 0, masks=4),
         Forward(ForwardKind.PREFILL, 1, 8, 0, masks=4),
     ):
-        assert acceptance.of_trace(Trace([row]), (0,), TEXT) == {}
-    assert acceptance.of_trace(Trace(), (), ()) == {}
+        assert acceptance.speculative_columns(Trace([row]), (0,), TEXT) == {}
+    assert acceptance.speculative_columns(Trace(), (), ()) == {}
 
 
 def test_a_drafters_calls_are_no_forwards() -> None:

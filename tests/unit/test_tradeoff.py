@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics.tradeoff import area, aup, counted, pareto_front
+from dllm_bench.metrics.tradeoff import area, aup, pareto_front, within_drop
 
 Points = list[tuple[float, float]]
 
@@ -108,7 +108,7 @@ def test_a_better_best_score_lowers_every_area(points: Points, better: float) ->
 
 @given(points_of)
 def test_without_weight_it_is_the_plain_area(points: Points) -> None:
-    ordered = [points[i] for i in counted(points, drop=100)]
+    ordered = [points[i] for i in within_drop(points, drop=100)]
     xs, ys = zip(*ordered, strict=True)
     plain = xs[0] * ys[0] + np.trapezoid(ys, xs)
     assert aup(points, y_max=100.0, alpha=0.0, drop=100) == pytest.approx(plain)
