@@ -19,7 +19,8 @@ from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import Lock, write_atomic
 from dllm_bench.store.inputs import benchmark_of
-from dllm_bench.store.record import RunRecord, SampleRecord, seal
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.seal import seal
 from dllm_bench.store.store import LOCK, RECORD, RunEntry, read_record, read_samples
 
 Plain = dict[str, Any]

@@ -27,7 +27,8 @@ from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.run.dependencies import REAL, Dependencies, Loaded
 from dllm_bench.run.observers import Observer, ObserverGroup, RunningMetrics
 from dllm_bench.store import provenance
-from dllm_bench.store.record import BaselineSample, RunRecord, SampleRecord, Session, seal
+from dllm_bench.store.record import BaselineSample, RunRecord, SampleRecord, Session
+from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import OpenRunFolder, RunShare, Store
 

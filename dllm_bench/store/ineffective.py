@@ -1,66 +1,67 @@
-"""Settings of a run that had no effect: each with the share of samples it left as they were.
+"""Settings of a run that had no effect, each with the share of the samples it left unchanged.
 
-A setting that does nothing is a frequent reason for a number that surprises (a chat template on a
-model without turns, a lookahead whose branches never win). Facts of the stored samples only; a
-setting not listed here was not looked at.
+A setting that does nothing often explains a surprising number (a chat template on a model without
+chat turns, a lookahead whose branches never win). Only the stored samples are looked at, and only
+the settings listed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dllm_bench.core.trace import Trace
+from dllm_bench.registry import TARGET
+from dllm_bench.store.record import SampleRecord
+from dllm_bench.store.spec import RunSpec
 
-if TYPE_CHECKING:
-    from dllm_bench.store.record import SampleRecord
-    from dllm_bench.store.spec import RunSpec
-
-Idle = Callable[["SampleRecord"], bool]
+HasNoEffect = Callable[[SampleRecord], bool]
 CHAT, MULTITURN = "chat", "chat_multiturn"
 
 
-def unused(spec: RunSpec, samples: Sequence[SampleRecord]) -> dict[str, float]:
-    """Setting -> share of samples it had no effect on, where that is any."""
-    asked = {**_of_prompt(spec.benchmark), **_of_end(spec.benchmark), **_of_decoder(spec.decoder)}
-    shares = {name: sum(map(idle, samples)) / len(samples) for name, idle in asked.items()}
+def settings_without_effect(spec: RunSpec, samples: Sequence[SampleRecord]) -> dict[str, float]:
+    """Setting -> share of the samples it had no effect on; settings with a share of 0 left out."""
+    benchmark, decoder = spec.benchmark, spec.decoder
+    checks = {**_of_prompt(benchmark), **_of_end(benchmark), **_of_decoder(decoder)}
+    shares = {name: sum(map(check, samples)) / len(samples) for name, check in checks.items()}
     return {name: share for name, share in shares.items() if share > 0}
 
 
-def _of_prompt(benchmark: Mapping[str, Any]) -> dict[str, Idle]:
+def _of_prompt(benchmark: Mapping[str, Any]) -> dict[str, HasNoEffect]:
+    """A chat template without chat turns, or one turn per example without examples."""
     template, chat = str(benchmark.get("template", "")), bool(benchmark.get("chat", True))
     without_turns = template.startswith(CHAT) and not chat
     without_shots = template == MULTITURN and chat and not benchmark.get("shots")
     return {"benchmark.template": lambda sample: True} if without_turns or without_shots else {}
 
 
-def _of_end(benchmark: Mapping[str, Any]) -> dict[str, Idle]:
-    """Stop strings that cut nothing, `escape_until` where there is nothing to escape."""
+def _of_end(benchmark: Mapping[str, Any]) -> dict[str, HasNoEffect]:
+    """Stop strings that cut nothing, and `escape_until` if there is nothing to escape."""
     stop, hard = benchmark.get("stop") or (), benchmark.get("hard_stop") or ()
     escapes = bool(benchmark.get("escape_until"))
-    found: dict[str, Idle] = {}
+    checks: dict[str, HasNoEffect] = {}
     if escapes and not stop:
-        found["benchmark.escape_until"] = lambda sample: True
+        checks["benchmark.escape_until"] = lambda sample: True
     if hard or (stop and not escapes):
-        found["benchmark.stop"] = lambda sample: "stop" not in sample.cut
-    return found
+        checks["benchmark.stop"] = lambda sample: "stop" not in sample.cut
+    return checks
 
 
-def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, Idle]:
-    """Branches that never win, a cache never read, an end of text never found."""
-    found: dict[str, Idle] = {}
-    if _named(decoder, "explore") not in ("", "explore.greedy"):
-        found["decoder.explore"] = _base_always_wins
-    if _named(decoder, "cache") not in ("", "cache.none"):
-        found["decoder.cache"] = lambda sample: not any(sample.trace["cached"])
-    if _named(decoder, "stop") == "stop.eos":
-        found["decoder.stop"] = lambda sample: "eos" not in sample.cut
-    return found
+def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, HasNoEffect]:
+    """Branches that never win, a cache that is never read, an end token that never occurs."""
+    checks: dict[str, HasNoEffect] = {}
+    if _registered_name(decoder, "explore") not in ("", "explore.greedy"):
+        checks["decoder.explore"] = _base_always_wins
+    if _registered_name(decoder, "cache") not in ("", "cache.none"):
+        checks["decoder.cache"] = lambda sample: not any(sample.trace["cached"])
+    if _registered_name(decoder, "stop") == "stop.eos":
+        checks["decoder.stop"] = lambda sample: "eos" not in sample.cut
+    return checks
 
 
-def _named(decoder: Mapping[str, Any], slot: str) -> str:
+def _registered_name(decoder: Mapping[str, Any], slot: str) -> str:
     piece = decoder.get(slot)
-    return str(piece.get("_target_", "")) if isinstance(piece, Mapping) else ""
+    return str(piece.get(TARGET, "")) if isinstance(piece, Mapping) else ""
 
 
 def _base_always_wins(sample: SampleRecord) -> bool:

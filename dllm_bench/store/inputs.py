@@ -1,8 +1,9 @@
-"""What a configuration stands for on this machine: hardware class, pieces, content of the inputs.
+"""Resolving a configuration on this machine: hardware class, default values, hashes of the inputs.
 
-`resolve` turns "auto" into the device found, spells the decoder out with its defaults (which also
-refuses an impossible combination before anything is loaded) and hashes items and weights. Objects
-made from equal plain data are made once per process.
+`resolve` replaces "auto" by the device of this machine, writes the decoder out with its defaults
+(which also refuses an impossible combination before anything is loaded) and hashes items and
+weights. Benchmarks made from equal settings are made once per process. What imports torch is
+imported on use, since `status` and cached tables do without it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.text import tokenizer_files
 from dllm_bench.paths import place_of
 from dllm_bench.registry import (
     TARGET,
@@ -25,35 +29,31 @@ from dllm_bench.registry import (
     instantiate,
     with_registered_names,
 )
-
-if TYPE_CHECKING:
-    from dllm_bench.core.benchmark import Benchmark
-    from dllm_bench.models.spec import ModelSpec
-    from dllm_bench.serving.served_model import ServedModel
+from dllm_bench.serving.served_model import ServedModel
 
 Plain = dict[str, Any]
 AUTO = "auto"
 DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with
-SERVED = "served"  # the decoder and the hardware of a served engine
-UNASKED = "vanilla"  # the decoder of a configuration that names none
-OF_THE_MACHINE = ("dtype", "attention", "device", "quantization", "compile")
+SERVED = "served"  # name of decoder and hardware if a served engine decodes
+DEFAULT_DECODER = "vanilla"  # of conf/run.yaml
+HARDWARE_SETTINGS_OF_MODELS = ("dtype", "attention", "device", "quantization", "compile")
 
 
-class AbsentError(DllmBenchError):
-    """Weights or data that are not on this machine; any other refusal is of the settings."""
+class MissingInputError(DllmBenchError):
+    """Weights or data are not on this machine. Any other DllmBenchError is about the settings."""
 
 
 @contextmanager
-def reading() -> Iterator[None]:
-    """What is refused within is refused for want of weights or data."""
+def as_missing_input() -> Iterator[None]:
+    """Turn any DllmBenchError of the block into MissingInputError: weights or data are missing."""
     try:
         yield
     except DllmBenchError as error:
-        raise AbsentError(str(error)) from error
+        raise MissingInputError(str(error)) from error
 
 
 def resolve(config: Plain) -> Plain:
-    """The configuration with hardware and decoder spelled out, and "inputs" hashed."""
+    """The configuration with hardware and decoders written out, and the hashes under "inputs"."""
     if is_served(config["model"]):
         return resolve_served(config)
     hardware = resolve_hardware(config["hardware"])
@@ -72,10 +72,10 @@ def resolve(config: Plain) -> Plain:
 
 
 def files_of(config: Plain) -> list[Path] | None:
-    """All that `resolve` reads beside the package's own code: folders and files that settings name.
+    """The files and folders that `resolve` reads besides the package's code, as settings name them.
 
-    None where that cannot be said: devices of this machine, a served engine, a source that is not
-    on this disk (the hub's), items that are not drawn by the package.
+    None if `resolve` depends on more than files: devices of this machine, a served engine, a source
+    that is not on this disk (the hub's), items that the package does not generate.
     """
     if is_served(config["model"]) or AUTO in config["hardware"].values():
         return None
@@ -93,7 +93,7 @@ def sources(plain: object) -> Iterator[str]:
 
 
 def sourced(plain: object) -> Iterator[Mapping[str, Any]]:
-    """Every part of plain data that names a `source`, at any depth."""
+    """Every mapping in plain data that has a `source`, at any depth."""
     if isinstance(plain, Mapping):
         if isinstance(plain.get("source"), str):
             yield plain
@@ -105,7 +105,7 @@ def sourced(plain: object) -> Iterator[Mapping[str, Any]]:
 
 
 def is_here(part: Mapping[str, Any]) -> bool:
-    """Whether anything lies where a part's `source` says; if so, what is refused is what it is."""
+    """Whether there is a file or folder at a part's `source`."""
     from dllm_bench.models.sources import checkpoint_folder
 
     try:
@@ -118,62 +118,62 @@ def is_here(part: Mapping[str, Any]) -> bool:
 
 
 def is_served(model: Mapping[str, Any]) -> bool:
-    """Whether a model group names a class of its own: a served engine instead of weights."""
+    """Whether a model group names a class of its own: a served engine, not weights."""
     return TARGET in model
 
 
 def resolve_served(config: Plain) -> Plain:
-    """The configuration of a run whose server decodes: no decoder, no hardware of this machine."""
+    """The configuration of a run that a server decodes: no decoder or hardware of this machine."""
     decoder, batch = config["decoder"].get("name"), config.get("batch") or 1
     wrong = {
-        f"decoder={decoder}": decoder not in (UNASKED, SERVED),
+        f"decoder={decoder}": decoder not in (DEFAULT_DECODER, SERVED),
         "a baseline": bool(config.get("baseline")),
         f"batch={batch}": batch != 1,
     }
     if any(wrong.values()):
         raise DllmBenchError(
             f"Model {config['model']['name']!r} is served, so its server decodes and batches, not "
-            f"{' and '.join(name for name in wrong if wrong[name])}; leave that out, and say with "
-            "model.concurrency how many requests are in flight."
+            f"{' and '.join(name for name in wrong if wrong[name])}; leave that out, and set "
+            "model.concurrency to the number of requests in flight."
         )
     tokenizer = engine_of(config["model"]).tokenizer
-    counted_by = {"tokenizer": tokenizer_hash(tokenizer)} if tokenizer else {}
+    hashes = {"tokenizer": tokenizer_hash(tokenizer)} if tokenizer else {}
     return {
         **config,
         "model": with_registered_names(config["model"]),
         "benchmark": with_registered_names(config["benchmark"]),
         "hardware": {"name": SERVED, "device": SERVED},
         "decoder": {"name": SERVED},
-        "inputs": {"dataset": dataset_hash(config["benchmark"]), **counted_by},
+        "inputs": {"dataset": dataset_hash(config["benchmark"]), **hashes},
     }
 
 
 def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, str]) -> Plain:
-    """A decoder with its defaults spelled out; its name, if it has one, is kept."""
+    """A decoder written out with its defaults; its name, if it has one, is kept."""
     try:
-        made = instantiate({key: value for key, value in plain.items() if key != "name"})
+        decoder = instantiate({key: value for key, value in plain.items() if key != "name"})
     except DllmBenchError:
-        with reading():
+        with as_missing_input():
             for part in sourced(plain):
                 if not is_here(part):
                     instantiate(part)
         raise
-    check_filters(made, model, hashes["weights"])
+    check_filters(decoder, model, hashes["weights"])
     check_profiles(plain, model)
     named = {"name": plain["name"]} if "name" in plain else {}
-    return {**describe(made), **named}
+    return {**describe(decoder), **named}
 
 
-def check_filters(made: Any, model: str, weights: str) -> None:
+def check_filters(value: Any, model: str, weights: str) -> None:
     """Refuse a learned filter, at any depth of a decoder, that was trained for another model."""
     from dllm_bench.models.filters import LearnedFilter
 
-    if isinstance(made, LearnedFilter):
-        made.check_model(model, weights)
-    for part in made if isinstance(made, tuple) else ():
-        check_filters(part, model, weights)
-    for part in fields(made) if is_dataclass(made) else ():
-        check_filters(getattr(made, part.name), model, weights)
+    if isinstance(value, LearnedFilter):
+        value.check_model(model, weights)
+    for item in value if isinstance(value, tuple) else ():
+        check_filters(item, model, weights)
+    for part in fields(value) if is_dataclass(value) else ():
+        check_filters(getattr(value, part.name), model, weights)
 
 
 def check_profiles(plain: Mapping[str, Any], model: str) -> None:
@@ -186,11 +186,11 @@ def check_profiles(plain: Mapping[str, Any], model: str) -> None:
 
 
 def resolve_hardware(plain: Mapping[str, Any]) -> Plain:
-    """Hardware settings with "auto" replaced by what this machine has."""
+    """The hardware settings with "auto" replaced by what this machine has."""
     if AUTO not in plain.values():
         return dict(plain)
-    found = _cuda_class() or {"name": "cpu", "device": "cpu", "dtype": "float32", "threads": 1}
-    return {key: found[key] if value == AUTO else value for key, value in plain.items()}
+    here = _cuda_class() or {"name": "cpu", "device": "cpu", "dtype": "float32", "threads": 1}
+    return {key: here[key] if value == AUTO else value for key, value in plain.items()}
 
 
 def _cuda_class() -> Plain | None:
@@ -207,15 +207,15 @@ def benchmark_of(plain: Mapping[str, Any]) -> Benchmark:
     """The benchmark a configuration group describes, made once per process."""
     if TARGET not in plain:
         raise DllmBenchError(
-            f"Benchmark {plain.get('name')!r} names no _target_ class; mend its yaml."
+            f"Benchmark {plain.get('name')!r} names no _target_ class; add one to its yaml."
         )
     return _benchmark(json.dumps(plain, sort_keys=True))
 
 
 def dataset_hash(plain: Mapping[str, Any]) -> str:
-    """Hash of the items of the benchmark that a configuration group describes."""
+    """sha256 of the items of the benchmark that a configuration group describes."""
     benchmark = benchmark_of(plain)
-    with reading():
+    with as_missing_input():
         return benchmark.dataset_hash()
 
 
@@ -226,9 +226,9 @@ def _benchmark(text: str) -> Benchmark:
 
 
 def resolve_model(plain: Mapping[str, Any], hardware: Mapping[str, Any]) -> Plain:
-    """Model settings with those of the hardware: dtype, kernels, device, what is done for speed."""
+    """Model settings, completed by those of the hardware (dtype, attention, device, …)."""
     given = {key: value for key, value in plain.items() if value not in (None, AUTO)}
-    shared = {key: hardware[key] for key in OF_THE_MACHINE if key in hardware}
+    shared = {key: hardware[key] for key in HARDWARE_SETTINGS_OF_MODELS if key in hardware}
     return {**shared, **given}
 
 
@@ -242,26 +242,24 @@ def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
     """The model a resolved configuration group describes."""
     if is_served(plain):
         raise DllmBenchError(
-            f"Model {plain.get('name')!r} is served, there are no weights of it here; choose a "
-            "model that is loaded, or ask the server with `dllm-bench run`."
+            f"Model {plain.get('name')!r} is served, so its weights are not here; choose a "
+            "model that is loaded, or use the server with `dllm-bench run`."
         )
-    from dllm_bench.models.spec import ModelSpec
-
     model: ModelSpec = construct(ModelSpec, plain, f"Model {plain.get('name')!r}")
     return model
 
 
 def weights_hash(plain: Mapping[str, Any]) -> str:
-    """Hash of the weights alone."""
+    """sha256 of the weights alone."""
     return model_hashes(plain)["weights"]
 
 
 def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
-    """Hash of the weights, and of the tokenizer where no pinned commit covers it."""
+    """sha256 of the weights, and of the tokenizer unless a pinned commit covers it."""
     from dllm_bench.models import sources as model_sources
 
     model = model_spec(plain)
-    with reading():
+    with as_missing_input():
         hashes = {"weights": model_sources.content_hash(model)}
     if not model_sources.COMMIT_SHA.fullmatch(model.revision or ""):
         hashes["tokenizer"] = tokenizer_hash(model.path, model.revision)
@@ -269,12 +267,11 @@ def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tokenizer_hash(source: str, revision: str | None = None) -> str:
-    """Hash of the files that decide how text becomes ids."""
+    """sha256 of the files that decide how text becomes ids."""
     from dllm_bench.models import checkpoint
     from dllm_bench.models import sources as model_sources
-    from dllm_bench.models.text import tokenizer_files
 
-    with reading():
+    with as_missing_input():
         return checkpoint.files_hash(
             tokenizer_files(model_sources.checkpoint_folder(source, revision))
         )

@@ -1,33 +1,28 @@
-"""What a run leaves behind: one `SampleRecord` per line of samples.jsonl, one sealed `RunRecord`.
+"""What a run stores: a `SampleRecord` per line of samples.jsonl, and one sealed `RunRecord`.
 
-A sample holds raw facts (tokens, trace, seconds). A record holds per-sample columns, enough to
-compute every metric and table cell without the samples. Both carry a schema version; a newer one
-than this code knows is refused with a sentence. Where the files lie is the store's business.
+A sample holds raw facts (tokens, trace, seconds). A record holds per-sample columns, which suffice
+to compute every metric and table cell without the samples. A record carries a schema version; one
+that is newer than this code knows is refused. Where the files lie is decided in `store`; records
+are made in `seal`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.metrics import definitions
 from dllm_bench.metrics.acceptance import speculative_columns
-from dllm_bench.metrics.accuracy import MeanScore, mean_score, repeated
+from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.sample_stats import SampleStats, from_columns
-from dllm_bench.store.ineffective import unused
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
-
-if TYPE_CHECKING:
-    from dllm_bench.core.benchmark import SampleScore
 
 SCORE = "score/"  # begins the column of a further score
 SCHEMA = 4  # raised with every change of the stored form
@@ -38,15 +33,15 @@ BEFORE = '\n "spec": {'  # where the hash stands, since keys are sorted
 
 @dataclass(frozen=True)
 class BaselineSample:
-    """What the run's baseline made of the same request: its tokens to the end, and its time."""
+    """What the run's baseline decoder made of the same request."""
 
-    ids: list[int]
-    seconds: float
+    ids: list[int]  # its new tokens, up to where its text ends
+    seconds: float  # of its decoding
 
 
 @dataclass(frozen=True)
 class BatchSpan:
-    """When a request of a batch began and ended, from the session's start."""
+    """When a request of a batch began and ended, in seconds from the session's start."""
 
     began_s: float
     ended_s: float
@@ -54,21 +49,18 @@ class BatchSpan:
 
 @dataclass(frozen=True)
 class ServedSample:
-    """What is known of a served engine's answer alone: seconds from sending to the first content,
-    from the session's start to the first try and to the end, tries, tokens of the prompt, whether
-    the new tokens were counted here, and the server's reason to end.
-    """
+    """What only a served engine's answer has."""
 
-    ttft_s: float
-    began_s: float
-    ended_s: float
-    tries: int
-    prompt_tokens: int | None
-    retokenised: bool
-    finish: str
+    ttft_s: float  # seconds from sending the request to the first content
+    began_s: float  # seconds from the session's start to the first try
+    ended_s: float  # seconds from the session's start to the end of the answer
+    tries: int  # how often the request was sent
+    prompt_tokens: int | None  # as the server counts them
+    retokenised: bool  # whether the new tokens were counted here, with a tokenizer
+    finish: str  # the server's reason to end
 
     def stats(self) -> Plain:
-        """Those of `SampleStats`."""
+        """The fields that `SampleStats` has too."""
         return {
             f.name: getattr(self, f.name) for f in fields(self) if f.name in SampleStats.columns()
         }
@@ -76,39 +68,32 @@ class ServedSample:
 
 @dataclass(frozen=True)
 class SampleRecord:
-    """One finished request. `counts` those of `sample_stats.count_sample`; times are in seconds.
+    """One finished request."""
 
-    cut: reason -> index in `ids` where the text ends for it; trace: columns of the forwards;
-    session: which start of the run decoded it; started_at: seconds since the epoch; raw: the text
-    before it was cut at a stop string, None where nothing was; baseline: of runs that have one;
-    served: of runs on a served engine, which tells no ids and no forwards; span: of runs in
-    batches, whose samples have no seconds.
-    """
-
-    id: str
-    prompt_sha256: str
-    ids: list[int]
-    born: list[int]
-    cut: dict[str, int]
-    text: str
-    trace: dict[str, list]
-    counts: Mapping[str, int | None]
-    seconds: float | None
-    first_step_s: float | None
-    started_at: float
-    session: int
-    raw: str | None = None
-    baseline: BaselineSample | None = None
-    served: ServedSample | None = None
-    span: BatchSpan | None = None
+    id: str  # of the request
+    prompt_sha256: str  # of the prompt's ids
+    ids: list[int]  # (G,) new tokens, whatever follows the end of the text included
+    born: list[int]  # (G,) the forward that committed each token; -1 if it is still masked
+    cut: dict[str, int]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
+    text: str  # the answer, cut
+    trace: dict[str, list]  # columns of the forwards
+    counts: Mapping[str, int | None]  # token counts, see `sample_stats.count_sample`
+    seconds: float | None  # of decoding; None in a batch
+    first_step_s: float | None  # of the first forward, in seconds; None in a batch
+    started_at: float  # seconds since the epoch
+    session: int  # index of the session that decoded it
+    raw: str | None = None  # the text before it was cut at a stop string; None if it was not cut
+    baseline: BaselineSample | None = None  # of runs with a baseline
+    served: ServedSample | None = None  # of served runs, whose `ids` and `trace` are empty
+    span: BatchSpan | None = None  # of runs in batches, whose samples have no seconds of their own
 
     def to_line(self) -> str:
-        """One line of JSON, without the line's end."""
+        """One line of JSON, without the newline."""
         return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> SampleRecord:
-        """Inverse of `to_line`; ValueError for anything else."""
+        """Inverse of `to_line`; raises ValueError for anything else."""
         plain = json.loads(line)
         names = {field.name for field in fields(cls)}
         needed = {field.name for field in fields(cls) if field.default is MISSING}
@@ -145,34 +130,32 @@ class SampleRecord:
 
 @dataclass(frozen=True)
 class Session:
-    """One start of a run: when, on what, with how many warm-up requests."""
+    """One start of a run; a run that is resumed has several."""
 
-    started_at: float
-    warmups: int
-    environment: Plain
-    samples: int = 0
+    started_at: float  # seconds since the epoch
+    warmups: int  # requests decoded before the first one that counts
+    environment: Plain  # code, packages and machine, see `provenance`
+    samples: int = 0  # samples it finished, known once the run is sealed
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A finished run; its presence in the store is the run's completion.
-
-    columns: per-sample lists of equal length ("id", "value", "verdict", the names of `Facts`,
-    "score/NAME" for each further score); summary: every definition by name; scores: means of
-    the further scores, and avg@k and pass@k where items were repeated; unused: setting -> share of
-    samples it had no effect on.
-    """
+    """A finished run. That record.json exists is what makes a run complete."""
 
     spec: RunSpec
-    identity_hash: str
-    score: MeanScore | None
-    summary: dict[str, float | None]
+    identity_hash: str  # sha256, see `RunSpec.identity_hash`
+    score: MeanScore | None  # mean of the benchmark's primary score; None if nothing was graded
+    summary: dict[str, float | None]  # every metric by the name of its definition
     columns: dict[str, list]
+    """Per-sample lists of equal length: "id", "value", "verdict", the names of `SampleStats`, and
+    "score/NAME" for each further score."""
     sessions: list[Session]
-    sealed_at: float
+    sealed_at: float  # seconds since the epoch
     scores: dict[str, float] = field(default_factory=dict)
+    """Means of the further scores, and avg@k and pass@k if items were repeated."""
     unused: dict[str, float] = field(default_factory=dict)
-    schema: int = SCHEMA
+    """Setting -> share of the samples it had no effect on, see `ineffective`."""
+    schema: int = SCHEMA  # version of the stored form
 
     @property
     def environment(self) -> Plain:
@@ -282,43 +265,6 @@ def _check_content(text: str, stated: str | None, schema: int, source: str) -> N
         )
 
 
-def seal(
-    spec: RunSpec,
-    samples: Sequence[SampleRecord],
-    scores: Mapping[str, SampleScore],
-    sessions: Sequence[Session],
-    sealed_at: float,
-) -> RunRecord:
-    """The record of a complete run; samples in request order, one score each."""
-    facts = [sample.stats() for sample in samples]
-    columns: dict[str, list] = {"id": [sample.id for sample in samples]}
-    columns["value"] = [_number(scores[sample.id].value) for sample in samples]
-    columns["verdict"] = [str(scores[sample.id].verdict) for sample in samples]
-    for name in SampleStats.columns():
-        column = [_short(getattr(fact, name)) for fact in facts]
-        if name in SampleStats.required() or any(value not in (None, []) for value in column):
-            columns[name] = column
-    further = sorted({name for score in scores.values() for name in score.metrics})
-    for name in further:
-        columns[f"{SCORE}{name}"] = [_number(scores[s.id].metrics.get(name)) for s in samples]
-    outcomes = list(graded(columns).values())
-    counted = Counter(sample.session for sample in samples)
-    return RunRecord(
-        spec=spec,
-        identity_hash=spec.identity_hash,
-        score=mean_score([fmean(values) for values in outcomes], seed=spec.seed),
-        summary=definitions.measure_all(from_columns(columns)),
-        columns=columns,
-        sessions=[
-            Session(s.started_at, s.warmups, s.environment, counted[i])
-            for i, s in enumerate(sessions)
-        ],
-        sealed_at=sealed_at,
-        scores={**_means(columns), **repeated(outcomes)},
-        unused=unused(spec, samples),
-    )
-
-
 def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:
     """Item -> the values of its repetitions; samples without a grade are left out."""
     found: dict[str, list[float]] = {}
@@ -326,23 +272,3 @@ def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:
         if value is not None:
             found.setdefault(item_id_of(key), []).append(value)
     return found
-
-
-def _means(columns: Mapping[str, list]) -> dict[str, float]:
-    """Mean of every further score over the samples that have it."""
-    known = {
-        name.removeprefix(SCORE): [value for value in column if value is not None]
-        for name, column in columns.items()
-        if name.startswith(SCORE)
-    }
-    return {name: fmean(values) for name, values in known.items() if values}
-
-
-def _short(value: Any) -> Any:
-    """Seconds to the microsecond: more digits are noise and cost space."""
-    return round(value, 6) if isinstance(value, float) else value
-
-
-def _number(value: float | None) -> float | None:
-    """The value; None for one that is absent or not a number (not graded)."""
-    return None if value is None or math.isnan(value) else float(value)

@@ -1,9 +1,9 @@
-"""`RunSpec`: which run is this? Its identity is a hash over everything that can change the output.
+"""`RunSpec`: which run this is. Its identity is a hash over everything that can change the output.
 
-Every key of a composed configuration is classed in `FIELDS` as part of the identity or as runtime
-only (where files lie, how progress is shown); a key that is in neither list is refused, so that a
-new setting cannot silently share results with an old one. Pieces are spelled out with their
-defaults, inputs (items, weights) enter as content hashes taken before the run.
+`FIELDS` says of every key of a composed configuration whether it is part of the identity or of the
+runtime only (where files lie, how progress is shown). A key that is not listed is refused, so that
+a new setting cannot silently share results with an old one. Pieces are written out with their
+defaults; inputs (items, weights) enter as content hashes that are taken before the run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SHOWN = 10  # hexadecimal digits of the identity hash in folder names
 
 
 class Role(Enum):
-    """What a configuration key is for."""
+    """Whether a configuration key can change the output of a run."""
 
-    IDENTITY = "identity"
-    RUNTIME = "runtime"
+    IDENTITY = "identity"  # it can, and enters the hash
+    RUNTIME = "runtime"  # it cannot
 
 
 _I, _R = Role.IDENTITY, Role.RUNTIME
@@ -54,14 +54,14 @@ FIELDS: dict[str, Role] = {
     "model.merge_lora": _I,
     "model.quantization": _I,
     "model.compile": _I,
-    "model.attention_form": _R,  # how the weights were trained; a decoder decides what it does
+    "model.attention_form": _R,  # of training; the decoder decides which attention is used
     "model.block": _R,
     "model.revision": _R,  # path, lora and their revisions enter as content hashes
     "model.path": _R,
     "model.lora": _R,
     "model.lora_revision": _R,
-    "model.device": _R,  # the hardware's, with an index
-    "model._target_": _I,  # a served engine, and how it is asked
+    "model.device": _R,  # that of the hardware, with an index
+    "model._target_": _I,  # a served engine, and the settings of its requests
     "model.engine": _I,
     "model.concurrency": _I,
     "model.temperature": _I,
@@ -75,7 +75,7 @@ FIELDS: dict[str, Role] = {
     "model.backoff_s": _R,
     "decoder.name": _R,  # a label: equal pieces are one run under any name
     "decoder.**": _I,
-    "decoder.**.source": _R,  # a filter's or drafter's place; its content enters as sha256
+    "decoder.**.source": _R,  # path of a filter or drafter; its content enters as sha256
     "decoder.**.revision": _R,
     "decoder.**.any_model": _R,  # consent
     "baseline": _I,
@@ -112,7 +112,7 @@ FIELDS: dict[str, Role] = {
     "hardware.branch_parallel": _I,
     "hardware.tensor_parallel": _I,
     "hardware.commit": _I,
-    "hardware.replicas": _R,  # which process decodes a request changes nothing about it
+    "hardware.replicas": _R,  # a sample is the same whichever process decodes it
     "hardware.timeout_s": _R,
     "hardware.match": _R,
     "hardware.index": _R,
@@ -124,19 +124,19 @@ FIELDS: dict[str, Role] = {
     "jobs": _R,
     "notes": _R,
 }
-"""Dotted key -> role; `**` stands for any part of a key. The longest match counts."""
+"""Dotted key -> role; `**` matches any part of a key. The longest match counts."""
 
 
 def role_of(key: str) -> Role:
-    """The role of a dotted configuration key; a sentence when nobody classed it."""
+    """The role of a dotted configuration key; raises DllmBenchError if it is not in `FIELDS`."""
     if key in FIELDS:
         return FIELDS[key]
     matching = [pattern for pattern in FIELDS if "**" in pattern and fnmatchcase(key, pattern)]
     if matching:
         return FIELDS[max(matching, key=len)]
     raise DllmBenchError(
-        f"Configuration key {key!r} is classed neither as identity nor as runtime; mend the name, "
-        "or class a new key in FIELDS of dllm_bench/store/spec.py."
+        f"Configuration key {key!r} is classed neither as identity nor as runtime; correct the "
+        "name, or add a new key to FIELDS of dllm_bench/store/spec.py."
     )
 
 
@@ -155,7 +155,7 @@ def split(config: Mapping[str, Any]) -> dict[Role, Plain]:
     sides: dict[Role, Plain] = {role: {} for role in Role}
     for key, value in leaves(config):
         if isinstance(value, Mapping) and not value:
-            continue  # an empty group says nothing
+            continue  # an empty group sets nothing
         *parents, name = key.split(".")
         node = sides[role_of(key)]
         for parent in parents:
@@ -190,38 +190,36 @@ def digest(plain: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RunSpec:
-    """One run. Groups are plain nested data, as configured; `inputs` are sha256 of the items,
-    weights and tokenizer behind them; `runtime` are the groups no output depends on; `baseline` is
-    the decoder that decodes every request too, empty without one, and then no part of the identity.
-    """
+    """One run, as plain nested data."""
 
-    model: Plain
-    decoder: Plain
-    benchmark: Plain
-    hardware: Plain
-    seed: int = 0
-    limit: int | None = None
-    batch: int = 1
-    inputs: Plain = field(default_factory=dict)
-    decoding_version: int = DECODING_VERSION
+    model: Plain  # which weights and how they are computed with, or a served engine
+    decoder: Plain  # its pieces, with every default written out
+    benchmark: Plain  # task, prompts and grading
+    hardware: Plain  # class of device, dtype, threads, processes
+    seed: int = 0  # of the random numbers of every request
+    limit: int | None = None  # number of items; None for all
+    batch: int = 1  # requests in one forward
+    inputs: Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer
+    decoding_version: int = DECODING_VERSION  # raised when the same settings give other tokens
     label: str = ""  # what the decoder is called in folder names
-    runtime: Plain = field(default_factory=dict, repr=False)
+    runtime: Plain = field(default_factory=dict, repr=False)  # groups that cannot change the output
     baseline: Plain = field(default_factory=dict)
+    """The decoder that decodes every request too; empty without one, then not in the identity."""
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], resolve: Callable[[Plain], Plain] = resolve_here
     ) -> RunSpec:
-        """The run a composed configuration (plain data) asks for.
+        """The run of a composed configuration (plain data).
 
-        `resolve` spells out pieces and hardware and hashes the inputs (under the key "inputs").
+        resolve: writes out pieces and hardware and adds the hashes of the inputs under "inputs".
         """
-        split(config)  # every key must be classed
-        absent = [name for name in GROUPS if not config.get(name)]
-        if absent:
+        split(config)  # refuses a key without a role
+        missing = [name for name in GROUPS if not config.get(name)]
+        if missing:
             raise DllmBenchError(
-                f"The configuration has no {', '.join(absent)}; choose one, for example "
-                f"{absent[0]}=NAME."
+                f"The configuration has no {', '.join(missing)}; choose one, for example "
+                f"{missing[0]}=NAME."
             )
         resolved = resolve(dict(config))
         own = {f.name for f in fields(cls)} & resolved.keys() - {"decoder"}
@@ -236,23 +234,23 @@ class RunSpec:
         """Inverse of `to_plain`; also reads what was stored before registered names."""
         plain = upgraded(plain)
         known = {f.name for f in fields(cls)}
-        strange = sorted(set(plain) - known)
-        if strange:
+        unknown = sorted(set(plain) - known)
+        if unknown:
             raise DllmBenchError(
-                f"The stored run has unknown fields {', '.join(strange)}; it was written by a "
+                f"The stored run has unknown fields {', '.join(unknown)}; it was written by a "
                 "newer version, update dllm-bench."
             )
         return cls(**plain)
 
     def identity(self) -> Plain:
-        """All that can change the output, in canonical form."""
+        """Everything that can change the output, in canonical form."""
         names = (*GROUPS, "baseline", "seed", "limit", "batch")
         groups = {name: getattr(self, name) for name in names}
         whole = {"inputs": self.inputs, "decoding_version": self.decoding_version}
         return dict(canonical({**split(groups)[Role.IDENTITY], **whole}))
 
     def to_plain(self) -> Plain:
-        """All but `runtime`, which belongs to a machine."""
+        """Every field but `runtime`, which belongs to a machine."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "runtime"}
         return dict(json.loads(json.dumps(plain)))
 

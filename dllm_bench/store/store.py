@@ -1,10 +1,10 @@
 """The run folders: `<root>/<benchmark>/<model>/<decoder>-<hash10>/`.
 
-spec.json says what the run is, samples.jsonl grows by a line per finished request, sessions.jsonl
-by a line per start, record.json appears at once when all is done: its presence is completion. A
-folder is written by one run at a time: by one process, or by several that share the requests, each
-with a samples file of its own, which the next start gathers into one. What a killed process left is
-taken up as it is, minus a half-written last line. Folders are found by hash, so a label may change.
+spec.json says what the run is. samples.jsonl grows by a line per finished request, sessions.jsonl
+by a line per start. record.json is written at once when everything is done: if it exists, the run
+is complete. One run at a time writes a folder: one process, or several that share the requests,
+each with a samples file of its own, which the next start merges. What a killed process left is used
+as it is, except for a half-written last line. Folders are found by hash, so a label may change.
 
 Sealed records may also be packed into one archive beside the runs folder (`runs.tar.xz`, with the
 tree of `runs/`), as the committed reference results are. Archived runs are read like any other and
@@ -34,28 +34,28 @@ from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 SPEC, SAMPLES, SESSIONS, RECORD = "spec.json", "samples.jsonl", "sessions.jsonl", "record.json"
 ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
 ARCHIVE = ".tar.xz"  # sealed records, packed beside the runs folder
-SHARED = "samples-{}.jsonl"  # of one of several processes that share a run's requests
+SHARED = "samples-{}.jsonl"  # samples of one of several processes that share a run's requests
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """How far a run is."""
 
-    ABSENT = "absent"
-    PARTIAL = "partial"
+    ABSENT = "absent"  # it has no folder
+    PARTIAL = "partial"  # begun, and not complete
     FAILED = "failed"  # partial, and the last attempt ended with an error
-    SEALED = "sealed"
+    SEALED = "sealed"  # complete
 
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run folder as `status` shows it; `total` is None for a folder of an unknown size."""
+    """A run folder as `status` shows it."""
 
     path: Path
     state: RunState
     spec: RunSpec
-    done: int
-    total: int | None
-    error: str = ""
+    done: int  # finished samples
+    total: int | None  # samples of the whole run; None before the first start counted them
+    error: str = ""  # why the last attempt failed
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Store:
         return record
 
     def state(self, spec: RunSpec) -> RunState:
-        """Where the run of `spec` stands, from file names alone."""
+        """How far the run of `spec` is, from file names alone."""
         return _state(self.path(spec))
 
     def entry(self, spec: RunSpec) -> RunEntry | None:
@@ -133,7 +133,7 @@ class Store:
     def share(
         self, spec: RunSpec, index: int, of: int, session: int, zero_s: float = 0
     ) -> RunShare:
-        """A share of the requests of a run whose folder another process holds open."""
+        """Every `of`-th request from `index` on, of a run whose folder another process has open."""
         return RunShare.join(self.path(spec), spec, index, of, session, zero_s)
 
 
@@ -198,12 +198,12 @@ def _unpacked(archive: Path, _mark: tuple[int, ...]) -> dict[str, str]:
 
 
 def read_entry(folder: Path) -> RunEntry | None:
-    """What `folder` holds, without locking it; None for a folder that is no run."""
+    """What `folder` contains, without locking it; None if it is no run folder."""
     record, damage = None, ""
     try:
         record = read_record(folder)
-    except DllmBenchError as refused:
-        damage = str(refused)
+    except DllmBenchError as unreadable:
+        damage = str(unreadable)
     if record is not None:
         n = len(record.columns["id"])
         return RunEntry(folder, RunState.SEALED, record.spec, n, n)
@@ -218,12 +218,12 @@ def read_entry(folder: Path) -> RunEntry | None:
 
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:
-    """Finished samples by id, in the order they were written; broken lines are left out."""
+    """Finished samples by id, in the order they were written; broken lines are skipped."""
     return _parse(_sample_lines(folder))[0]
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """The files with finished samples: one, and one more per process while several share a run."""
+    """The files with finished samples: one, and one per process while several share the run."""
     shares = sorted(folder.glob(SHARED.format("*")))
     return [path for path in (folder / SAMPLES, *shares) if path.exists()]
 
@@ -249,7 +249,7 @@ def _read_head(folder: Path) -> Plain | None:
 
 
 def _parse(found: list[bytes]) -> tuple[dict[str, SampleRecord], list[bytes]]:
-    """Samples by id, and the lines they stand in."""
+    """Samples by id, and the lines they were read from."""
     samples: dict[str, SampleRecord] = {}
     good: list[bytes] = []
     for line in found:
@@ -265,23 +265,21 @@ def _parse(found: list[bytes]) -> tuple[dict[str, SampleRecord], list[bytes]]:
 
 @dataclass
 class OpenRunFolder:
-    """A locked run folder. `record` is set when another process sealed it meanwhile; `zero_s` is
-    what the clock said when the session began, where several processes share it.
-    """
+    """A run folder that this process has locked for writing."""
 
     folder: Path
     spec: RunSpec
     lock: Lock
-    total: int | None
-    record: RunRecord | None = None
+    total: int | None  # samples of the whole run; None if not known yet
+    record: RunRecord | None = None  # set if the run is sealed
     samples: dict[str, SampleRecord] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
-    zero_s: float | None = None
+    zero_s: float | None = None  # the clock at the start of a session that processes share
     _writer: Appender | None = None
 
     @classmethod
     def start(cls, folder: Path, spec: RunSpec, total: int | None) -> OpenRunFolder:
-        """Lock the folder and read what is finished."""
+        """Make and lock the folder, and read what is finished."""
         with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = Lock(folder / LOCK)
@@ -309,7 +307,7 @@ class OpenRunFolder:
         (self.folder / ERROR).unlink(missing_ok=True)
 
     def _gather(self) -> None:
-        """Read the finished samples, and have them in one file of whole lines."""
+        """Read the finished samples and merge them into one file of whole lines."""
         files = sample_files(self.folder)
         length = sum(path.stat().st_size for path in files)
         self.samples, good = _parse(_sample_lines(self.folder))
@@ -323,7 +321,7 @@ class OpenRunFolder:
             path.unlink()
 
     def _claim(self) -> None:
-        """Write spec.json, or check that the folder belongs to this run."""
+        """Write spec.json, or check that the folder's is of this run."""
         head = _read_head(self.folder)
         if head is None or (self.total is not None and head["total"] != self.total):
             self._write_head(self.total)
@@ -346,21 +344,21 @@ class OpenRunFolder:
         write_atomic(self.folder / SPEC, json.dumps(head, indent=1, sort_keys=True) + "\n")
 
     def expect(self, total: int) -> None:
-        """Remember how many samples the run has."""
+        """Store how many samples the run has."""
         if total != self.total:
             self._write_head(total)
 
     def wants(self, turn: int, key: str) -> bool:
-        """Whether the request with this id, the `turn`-th of the run, is still to be decoded."""
+        """Whether request `turn` of the run, with id `key`, is still to be decoded."""
         return key not in self.samples
 
     @property
     def samples_file(self) -> Path:
-        """Where finished samples are added."""
+        """The file that finished samples are appended to."""
         return self.folder / SAMPLES
 
     def begin(self, session: Session) -> int:
-        """Note the start of a session; its index goes into the samples it makes."""
+        """Store the start of a session; returns its index, which its samples refer to."""
         self.sessions.append(session)
         text = "".join(json.dumps(asdict(s), ensure_ascii=False) + "\n" for s in self.sessions)
         write_atomic(self.folder / SESSIONS, text)
@@ -375,30 +373,30 @@ class OpenRunFolder:
         self.samples[sample.id] = sample
 
     def seal(self, record: RunRecord) -> None:
-        """Complete the run."""
+        """Store the record, which completes the run."""
         self._check_lock()
         self._close_writer()
         write_atomic(self.folder / RECORD, record.to_json())
         self.record = record
 
     def _check_lock(self) -> None:
-        """A process that slept too long must not write beside the one that took over."""
+        """Raise if another process took over the lock: two must not write at the same time."""
         if self.lock.lost:
             raise DllmBenchError(
                 f"{self.folder} was taken over by the process that {self.lock.path} names, since "
-                "this one did not show itself; leave the run to it."
+                "this one did not touch the lock for too long; leave the run to that process."
             )
 
     def fail(self, message: str) -> None:
-        """Leave a note of why the run stopped, for `status` and tables."""
+        """Store why the run stopped, for `status` and tables."""
         self.note(f"stopped: {message}")
         if self.lock.lost:
             return
-        with suppress(OSError):  # a full disk is one of the reasons
+        with suppress(OSError):  # a full disk may be the reason
             (self.folder / ERROR).write_text(message + "\n", encoding="utf-8")
 
     def note(self, message: str) -> None:
-        """One line in log.txt."""
+        """Append one line to log.txt."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         with suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as file:
             file.write(f"{stamp} {message}\n")
@@ -409,7 +407,7 @@ class OpenRunFolder:
             self._writer = None
 
     def close(self) -> None:
-        """Have all samples on disk and let the folder go."""
+        """Sync the samples to disk and release the lock."""
         try:
             self._close_writer()
         finally:
@@ -429,20 +427,20 @@ class OpenRunFolder:
 
 @dataclass
 class RunShare(OpenRunFolder):
-    """Every `of`-th request, from `index` on; the folder belongs to the process that shared it out.
+    """One process's share of a run's requests: every `of`-th, from `index` on.
 
-    `session` is the start of the run that the shares are part of.
+    The process that started the shares holds the folder's lock.
     """
 
     index: int = 0
     of: int = 1
-    session: int = 0
+    session: int = 0  # index of the session that all shares belong to
 
     @classmethod
     def join(
         cls, folder: Path, spec: RunSpec, index: int, of: int, session: int, zero_s: float
     ) -> RunShare:
-        """Read what is finished, whoever finished it."""
+        """Read all finished samples, of any process."""
         lock = Lock(folder / LOCK)
         share = cls(folder, spec, lock, None, index=index, of=of, session=session, zero_s=zero_s)
         share.samples = read_samples(folder)

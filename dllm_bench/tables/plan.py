@@ -236,9 +236,9 @@ def _impossible(what: str, why: str, asked: PlannedRun) -> PlannedRun:
 
 def _refused(error: DllmBenchError, asked: PlannedRun) -> PlannedRun:
     """A run that has no spec: something is not here, or the settings do not fit each other."""
-    from dllm_bench.store.inputs import AbsentError
+    from dllm_bench.store.inputs import MissingInputError
 
-    if isinstance(error, AbsentError):
+    if isinstance(error, MissingInputError):
         return _impossible("weights or data", str(error), asked)
     return replace(asked, state=CellState.UNAVAILABLE, short="refused", reason=f"refused: {error}")
 

@@ -11,7 +11,8 @@ from dllm_bench.cli import compare, show, status, status_cache
 from dllm_bench.cli.common import sealed_record
 from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.record import RunRecord, SampleRecord, Session, seal
+from dllm_bench.store.record import RunRecord, SampleRecord, Session
+from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, RunEntry, Store, read_entry
 

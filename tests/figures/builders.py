@@ -17,7 +17,8 @@ from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import PaperFigure
 from dllm_bench.run import token_replay
 from dllm_bench.run.token_replay import TokenReplay
-from dllm_bench.store.record import RunRecord, SampleRecord, Session, seal
+from dllm_bench.store.record import RunRecord, SampleRecord, Session
+from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
 from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan

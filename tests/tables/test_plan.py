@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.inputs import AbsentError, sources
+from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.store.store import RECORD, Store
@@ -95,7 +95,7 @@ def test_what_the_machine_lacks_says_what_it_needs(tmp_path, monkeypatch) -> Non
 @pytest.mark.parametrize(
     ("error", "short"),
     [
-        (AbsentError("The weights of alpha are not here."), "needs: weights or data"),
+        (MissingInputError("The weights of alpha are not here."), "needs: weights or data"),
         (DllmBenchError("The filter was trained for beta."), "refused"),
     ],
 )

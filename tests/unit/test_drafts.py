@@ -48,7 +48,8 @@ from dllm_bench.serving.load_simulation import (
     threshold_rule,
 )
 from dllm_bench.serving.stored_drafts import StoredDraft, StoredDrafts, drafts_of_text
-from dllm_bench.store.record import SampleRecord, Session, seal
+from dllm_bench.store.record import SampleRecord, Session
+from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint

@@ -20,9 +20,10 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.run import rescore as again
 from dllm_bench.run.runner import run
-from dllm_bench.store.ineffective import unused
+from dllm_bench.store.ineffective import settings_without_effect
 from dllm_bench.store.inputs import benchmark_of
-from dllm_bench.store.record import RunRecord, SampleRecord, seal
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, SAMPLES, Store, read_record, read_samples
 from tests.benchmark_helpers import GOLD
@@ -227,7 +228,9 @@ def test_each_setting_is_judged_by_what_happened(
     store, record = made(tmp_path)
     asked = fakes.spec(6, benchmark={**MINIGSM, "stop": [], **benchmark}, decoder=decoder)
     samples = list(read_samples(store.path(record.spec)).values())
-    assert {name for name, share in unused(asked, samples).items() if share == 1} == names
+    assert {
+        name for name, share in settings_without_effect(asked, samples).items() if share == 1
+    } == names
 
 
 def test_branches_that_never_win_are_named(tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ def test_branches_that_never_win_are_named(tmp_path: Path) -> None:
         replace(sample, trace={**sample.trace, "winner": [1, 1, 1]})
         for sample in read_samples(store.path(record.spec)).values()
     ]
-    assert unused(asked, samples)["decoder.explore"] == 1
+    assert settings_without_effect(asked, samples)["decoder.explore"] == 1
 
 
 def test_a_text_of_end_tokens_is_told_from_a_blank_one(tmp_path: Path) -> None:

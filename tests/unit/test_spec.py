@@ -199,7 +199,7 @@ def test_what_is_not_here_is_told_from_what_does_not_fit(
 ) -> None:
     with pytest.raises(DllmBenchError) as refused:
         RunSpec.from_config(compose(["benchmark=minigsm", "hardware=cpu", *overrides]))
-    assert isinstance(refused.value, inputs.AbsentError) == absent
+    assert isinstance(refused.value, inputs.MissingInputError) == absent
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""Making the record of a complete run from its samples and their scores."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from dllm_bench.core.benchmark import SampleScore
+from dllm_bench.metrics import definitions
+from dllm_bench.metrics.accuracy import mean_score, repeated
+from dllm_bench.metrics.sample_stats import SampleStats, from_columns
+from dllm_bench.store.ineffective import settings_without_effect
+from dllm_bench.store.record import SCORE, RunRecord, SampleRecord, Session, graded
+from dllm_bench.store.spec import RunSpec
+
+
+def seal(
+    spec: RunSpec,
+    samples: Sequence[SampleRecord],
+    scores: Mapping[str, SampleScore],
+    sessions: Sequence[Session],
+    sealed_at: float,
+) -> RunRecord:
+    """The record of a complete run.
+
+    samples: in request order; scores: one per sample, by id; sealed_at: seconds since the epoch.
+    """
+    stats = [sample.stats() for sample in samples]
+    columns: dict[str, list] = {"id": [sample.id for sample in samples]}
+    columns["value"] = [_number(scores[sample.id].value) for sample in samples]
+    columns["verdict"] = [str(scores[sample.id].verdict) for sample in samples]
+    for name in SampleStats.columns():
+        column = [_short(getattr(one, name)) for one in stats]
+        if name in SampleStats.required() or any(value not in (None, []) for value in column):
+            columns[name] = column
+    further = sorted({name for score in scores.values() for name in score.metrics})
+    for name in further:
+        columns[f"{SCORE}{name}"] = [_number(scores[s.id].metrics.get(name)) for s in samples]
+    outcomes = list(graded(columns).values())
+    counted = Counter(sample.session for sample in samples)
+    return RunRecord(
+        spec=spec,
+        identity_hash=spec.identity_hash,
+        score=mean_score([fmean(values) for values in outcomes], seed=spec.seed),
+        summary=definitions.measure_all(from_columns(columns)),
+        columns=columns,
+        sessions=[
+            replace(session, samples=counted[index]) for index, session in enumerate(sessions)
+        ],
+        sealed_at=sealed_at,
+        scores={**_means(columns), **repeated(outcomes)},
+        unused=settings_without_effect(spec, samples),
+    )
+
+
+def _means(columns: Mapping[str, list]) -> dict[str, float]:
+    """Mean of every further score over the samples that have it."""
+    values = {
+        name.removeprefix(SCORE): [value for value in column if value is not None]
+        for name, column in columns.items()
+        if name.startswith(SCORE)
+    }
+    return {name: fmean(column) for name, column in values.items() if column}
+
+
+def _short(value: Any) -> Any:
+    """Seconds to the microsecond: more digits are noise and cost space."""
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _number(value: float | None) -> float | None:
+    """The value; None if it is absent or NaN (not graded)."""
+    return None if value is None or math.isnan(value) else float(value)
