@@ -72,12 +72,10 @@ class DecodingOrderPainter:
 
     def headline(self) -> Text:
         """The sample's name, its length, and where it ends for which reasons."""
-        one = self.order
-        ends = ", ".join(f"{reason} at {at}" for reason, at in one.ends.items())
-        return Text(
-            f"sample {printable(one.id)}: {len(one.tokens)} positions in {len(one.steps)} forwards"
-            + (f", ends: {ends}" if ends else "")
-        )
+        order = self.order
+        ends = ", ".join(f"{reason} at {at}" for reason, at in order.ends.items())
+        size = f"{len(order.tokens)} positions in {len(order.steps)} forwards"
+        return Text(f"sample {printable(order.id)}: {size}" + (f", ends: {ends}" if ends else ""))
 
     def text(self) -> Text:
         """The final canvas, readable, with the end of the text marked."""
@@ -85,17 +83,17 @@ class DecodingOrderPainter:
 
     def canvas(self, until: int, final: bool = False) -> Text:
         """The canvas after forward `until`; `final` also breaks lines where the text does."""
-        drawn, one = Text(overflow="fold"), self.order
-        for first, token, count in self.runs(range(len(one.tokens)), until):
-            if final and first == one.end and one.ended_by:
-                drawn.append(f"⟦{one.ended_by}⟧", "bold")
-            if first in one.borders:
+        drawn, order = Text(overflow="fold"), self.order
+        for first, token, count in self.equal_neighbours(range(len(order.tokens)), until):
+            if final and first == order.end and order.ended_by:
+                drawn.append(f"⟦{order.ended_by}⟧", "bold")
+            if first in order.borders:
                 drawn.append(BORDER, DIM)
-            drawn.append_text(self.token(token, count, until, outside=first >= one.end))
+            drawn.append_text(self.token(token, count, until, outside=first >= order.end))
             if final and "\n" in token.text and token.born is not None:
                 drawn.append("\n")
-        if final and one.end == len(one.tokens) and one.ended_by:
-            drawn.append(f"⟦{one.ended_by}⟧", "bold")
+        if final and order.end == len(order.tokens) and order.ended_by:
+            drawn.append(f"⟦{order.ended_by}⟧", "bold")
         return drawn
 
     def token(self, token: CanvasToken, count: int, until: int, outside: bool) -> Text:
@@ -109,7 +107,9 @@ class DecodingOrderPainter:
             drawn.append(str(token.born).translate(SUBSCRIPT))
         return drawn
 
-    def runs(self, positions: Sequence[int], until: int) -> Iterator[tuple[int, CanvasToken, int]]:
+    def equal_neighbours(
+        self, positions: Sequence[int], until: int
+    ) -> Iterator[tuple[int, CanvasToken, int]]:
         """(first position, token, count) of neighbours that look alike; short runs one by one."""
 
         def alike(item: tuple[int, int]) -> tuple:
@@ -129,7 +129,7 @@ class DecodingOrderPainter:
                 yield from ((place, self.order.tokens[place], 1) for place in places)
 
     def forwards(self) -> Table:
-        """One line per forward."""
+        """A table with one line per forward."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for name in ("", "kind", "branches", "fed", "cached", "ms", "filled"):
             table.add_column(name, justify="left" if name in ("kind", "branches") else "right")
@@ -150,7 +150,7 @@ class DecodingOrderPainter:
     def committed(self, index: int, step: ForwardStep) -> Text:
         """The tokens that a forward committed, with positions; forced ones marked, or counted."""
         drawn, all_forced = Text(overflow="fold"), step.forced == len(step.committed)
-        for first, token, count in self.runs(step.committed, until=index):
+        for first, token, count in self.equal_neighbours(step.committed, until=index):
             where = f"{first}" if count == 1 else f"{first}–{first + count - 1}"
             drawn.append(f"{where}:", DIM)
             outside = first >= self.order.end
@@ -163,22 +163,22 @@ class DecodingOrderPainter:
 
     def legend(self) -> Text:
         """What colours and marks mean; marks that do not occur in this sample are left out."""
-        one, last = self.order, len(self.order.steps) - 1
+        order, last = self.order, len(self.order.steps) - 1
         drawn = Text("early → late: " if self.colours else "small number: forward")
         if self.colours and self.styles:
             for index in sorted({i * last // (SWATCHES - 1) for i in range(SWATCHES)}):
                 drawn.append(f" {index} ", self.styles[index])
-        several = any(step.branches > 1 for step in one.steps)
+        several = any(step.branches > 1 for step in order.steps)
         marks_used = {
-            f"{MASK} still masked": any(token.born is None for token in one.tokens),
-            f"{BORDER} block border": bool(one.borders),
-            "⟦…⟧ end of the text": bool(one.ended_by),
+            f"{MASK} still masked": any(token.born is None for token in order.tokens),
+            f"{BORDER} block border": bool(order.borders),
+            "⟦…⟧ end of the text": bool(order.ended_by),
             f"{FORCED} committed by the stall rule, (n{FORCED}): n of them": any(
-                step.forced for step in one.steps
+                step.forced for step in order.steps
             ),
             f"{LOOKAHEAD[0]} lookahead, {BASE[0]} base; filled: the one continued with": several,
             f"{LOOKAHEAD[1]} one of its tokens was tried before the forward": any(
-                step.lookahead_won for step in one.steps
+                step.lookahead_won for step in order.steps
             ),
         }
         for note, occurs in marks_used.items():

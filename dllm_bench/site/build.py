@@ -1,8 +1,9 @@
-"""`dllm-bench report`: what the store holds as a folder of pages that need no server.
+"""`dllm-bench report`: what the store holds as a folder of pages that needs no server.
 
-Order: pages of runs (only those whose record is newer than their page), then what leads to them:
-tables, figures, comparisons, the board. A run's page is written last of its files, so that an
-interrupted call goes on where it stopped. Pages of another version of this code are made anew.
+First the pages of runs (only those whose record is newer than their page), then the pages that lead
+to them: tables, figures, comparisons, the first page. A run's page is the last of its files to be
+written, so an interrupted call continues where it stopped. If this code or a template has changed,
+all pages of runs are built again.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE
-from dllm_bench.site import compare_page as site_compare
-from dllm_bench.site import index_page as site_board
-from dllm_bench.site import run_page as site_run
-from dllm_bench.site import sample_data as site_samples
-from dllm_bench.site import table_pages as site_tables
+from dllm_bench.site.compare_page import comparable_runs, comparison_page
+from dllm_bench.site.index_page import AddressedPage, SiteContents, index_page
+from dllm_bench.site.pages import FIRST_PAGE, TEMPLATES, RunPages, run_address
+from dllm_bench.site.run_page import run_page, sample_page
+from dllm_bench.site.sample_data import scripts
+from dllm_bench.site.table_pages import (
+    DOWNLOADS,
+    figure_page,
+    read_points,
+    table_page,
+    table_stem,
+)
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
@@ -44,7 +52,7 @@ from dllm_bench.tables.render import render
 from dllm_bench.tables.render_html import STYLE
 
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
-Track = Callable[[Sequence[Any], str], Iterator[Any]]  # items one by one, with progress
+Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showing progress
 
 STATIC = Path(__file__).parent / "static"
 STAMP = "made-by.json"
@@ -53,7 +61,16 @@ FIGURE_FORMS = ("svg", "png", "csv")
 
 @dataclass
 class SiteBuilder:
-    """One call: where the results lie, where the pages go, which runs get one (none named: all)."""
+    """One call of `dllm-bench report`.
+
+    store: the runs.
+    out: the folder of the site.
+    profile: name of the profile that tables are built for.
+    compose: overrides to the run configuration, for planning the tables.
+    track: shows progress while runs and tables are built.
+    only: beginnings of the hashes of runs that get a page; empty: all sealed runs.
+    texts: token texts and prompts.
+    """
 
     store: Store
     out: Path
@@ -64,97 +81,102 @@ class SiteBuilder:
     texts: TextSource = field(default_factory=TextSource)
 
     def build(self) -> Iterator[str]:
-        """Make what is new or changed; sentences of what was made."""
-        anew = self._claim()
+        """Build what is new or changed; yields sentences about what was built."""
+        everything = self._prepare_folder()
         entries = list(self.store.entries())
-        sealed = [entry for entry in entries if entry.state is RunState.SEALED]  # and not damaged
-        records = {e.spec.short: r for e in sealed if (r := read_record(e.path))}
-        chosen = [e for e in entries if e.spec.short in records and self._wanted(e)]
-        stale = [entry for entry in chosen if anew or not self._fresh(entry)]
+        sealed = [entry for entry in entries if entry.state is RunState.SEALED]
+        # `read_record` gives None for a record that is damaged
+        records = {e.spec.short: record for e in sealed if (record := read_record(e.path))}
+        chosen = [e for e in entries if e.spec.short in records and self._gets_page(e)]
+        stale = [entry for entry in chosen if everything or not self._is_up_to_date(entry)]
         for entry in self.track(stale, "runs"):
-            self._run(entry, records[entry.spec.short])
-        paged = {short for short in records if self._page(short).is_file()}
-        tables = list(self._tables(paged))
-        groups = site_compare.groups(records.values())
+            self._build_run(entry, records[entry.spec.short])
+        run_pages = RunPages(frozenset(short for short in records if self._page(short).is_file()))
+        tables = list(self._build_tables(run_pages))
+        groups = comparable_runs(records.values())
         for group in groups:
-            self._write(group.address, site_compare.compare_page(group, paged))
-        shelf = site_board.Shelf(
+            self._write(group.address, comparison_page(group, run_pages))
+        contents = SiteContents(
             profile=self.profile,
             tables=tables,
-            figures=list(self._figures(paged)),
+            figures=list(self._build_figures(run_pages)),
             comparisons=[(group.address, group.title) for group in groups],
             entries=entries,
             records=records,
-            paged=paged,
+            run_pages=run_pages,
         )
-        self._write("index.html", site_board.board(shelf))
-        yield f"{len(stale)} pages of runs made, {len(paged) - len(stale)} were there"
-        yield f"{len(tables)} tables, {len(shelf.figures)} figures, {len(groups)} comparisons"
-        yield f"written: {self.out / 'index.html'}"
+        self._write(FIRST_PAGE, index_page(contents))
+        kept = len(run_pages.shorts) - len(stale)
+        yield f"{len(stale)} pages of runs made, {kept} were up to date"
+        yield f"{len(tables)} tables, {len(contents.figures)} figures, {len(groups)} comparisons"
+        yield f"written: {self.out / FIRST_PAGE}"
 
-    def _claim(self) -> bool:
-        """Take the folder, refusing one with other files in it; True where all is to be made."""
+    def _prepare_folder(self) -> bool:
+        """Write the static files; True if all pages of runs must be built again.
+
+        Raises if the folder holds files that are not of a report.
+        """
         path, stamp = self.out / STAMP, {"dllm_bench_report": code_version()}
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if found is None and self.out.is_dir() and any(self.out.iterdir()):
+        previous = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if previous is None and self.out.is_dir() and any(self.out.iterdir()):
             raise DllmBenchError(
                 f"The report was to be written to {self.out}, which holds other files; name an "
                 "empty or new directory with --out."
             )
         self._write(STAMP, json.dumps(stamp) + "\n")
-        own = (STATIC / "site.css").read_text(encoding="utf-8")
-        self._write("static/site.css", STYLE + own)
+        own_style = (STATIC / "site.css").read_text(encoding="utf-8")
+        self._write("static/site.css", STYLE + own_style)
         for name in ("site.js", "icon.svg"):
             shutil.copyfile(STATIC / name, self.out / "static" / name)
-        return found != stamp
+        return bool(previous != stamp)
 
-    def _wanted(self, entry: RunEntry) -> bool:
+    def _gets_page(self, entry: RunEntry) -> bool:
         return not self.only or entry.spec.identity_hash.startswith(tuple(self.only))
 
     def _page(self, short: str) -> Path:
-        return self.out / site_run.run_address(short)
+        return self.out / run_address(short)
 
-    def _fresh(self, entry: RunEntry) -> bool:
+    def _is_up_to_date(self, entry: RunEntry) -> bool:
         """Whether the run's page is not older than its record."""
         page, changed = self._page(entry.spec.short), record_fingerprint(entry.path)
         return page.is_file() and page.stat().st_mtime_ns >= changed[0]
 
-    def _run(self, entry: RunEntry, record: RunRecord) -> None:
-        """The pages of a run, the one that says they are whole last."""
+    def _build_run(self, entry: RunEntry, record: RunRecord) -> None:
+        """Write the pages of a run; its main page last, since it marks the others as complete."""
         folder, spec = f"runs/{entry.spec.short}", entry.spec
         samples = read_samples(entry.path)
         prompts, decode = self.texts.prompts(spec, samples), self.texts.decode(spec)
-        for number, text in enumerate(site_samples.scripts(record, samples, prompts, decode)):
+        for number, text in enumerate(scripts(record, samples, prompts, decode)):
             self._write(f"{folder}/samples-{number}.js", text)
-        self._write(f"{folder}/sample.html", site_run.sample_page(record))
-        shown = {key: sample.text for key, sample in samples.items()}
-        self._write(site_run.run_address(spec.short), site_run.run_page(record, shown))
+        self._write(f"{folder}/sample.html", sample_page(record))
+        texts = {name: sample.text for name, sample in samples.items()}
+        self._write(run_address(spec.short), run_page(record, texts))
 
-    def _tables(self, paged: set[str]) -> Iterator[tuple[str, BuiltTable]]:
-        """The tables as (address, table), each written in all its forms."""
+    def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
+        """Write each table in all its forms; yields (address, table)."""
         profile, runs = load_profile(self.profile), Runs()
         settings = SettingsCache(self.store.root.parent, self.compose)
-        kin = measured_runs(self.store)
+        similar = measured_runs(self.store)
         for name in self.track(names("table"), "tables"):
             table = load_table(name)
             given = (settings.compose, self.store, False, settings.resolve, runs)
-            built = build_table(table, profile, plan(table, profile, *given), kin)
-            stem = site_tables.table_stem(built)
+            built = build_table(table, profile, plan(table, profile, *given), similar)
+            stem = table_stem(built)
             for form, text in render(built).items():
-                if form in site_tables.DOWNLOADS:
+                if form in DOWNLOADS:
                     self._write(f"{stem}.{form}", text)
-            self._write(f"{stem}.html", site_tables.table_page(built, paged))
+            self._write(f"{stem}.html", table_page(built, run_pages))
             yield f"{stem}.html", built
         settings.save()
 
-    def _figures(self, paged: set[str]) -> Iterator[tuple[str, str]]:
-        """The drawn figures as (address, title), with copies of their files."""
+    def _build_figures(self, run_pages: RunPages) -> Iterator[AddressedPage]:
+        """Write a page for each drawn figure and copy its files; yields (address, title)."""
         results = self.store.root.parent
         for drawn in sorted((results / "figures" / self.profile).glob("*/*.svg")):
             stem = drawn.relative_to(results).with_suffix("").as_posix()
             forms = [form for form in FIGURE_FORMS if drawn.with_suffix(f".{form}").is_file()]
-            points = site_tables.read_points(drawn.with_suffix(".csv"))
-            self._write(f"{stem}.html", site_tables.figure_page(stem, points, forms, paged))
+            points = read_points(drawn.with_suffix(".csv"))
+            self._write(f"{stem}.html", figure_page(stem, points, forms, run_pages))
             for form in forms:
                 shutil.copyfile(drawn.with_suffix(f".{form}"), self.out / f"{stem}.{form}")
             yield f"{stem}.html", f"{drawn.parent.name}/{drawn.stem}"
@@ -167,9 +189,10 @@ class SiteBuilder:
 
 @cache
 def code_version() -> str:
-    """A hash of the code that pages of runs are made by."""
+    """A hash of the code and templates that the pages of runs are built by."""
     files = [
         *sorted(Path(__file__).parent.glob("*.py")),
+        *sorted(TEMPLATES.glob("*.html")),
         *sorted((PACKAGE / "metrics").glob("*.py")),
     ]
     digest = hashlib.sha256()

@@ -1,7 +1,7 @@
-"""The first page of the report: tables with the states of their cells, figures, comparisons, runs.
+"""The first page of the report: tables, figures, comparisons, runs, each with a link to its page.
 
-Everything on it leads to a page of its own. A bar shows how many cells of a table stand in which
-state; runs of one decoder, model and benchmark are told apart by the settings in which they differ.
+A bar shows how many cells of a table are in which state. Runs of one decoder, model and benchmark
+are distinguished by the settings in which they differ.
 """
 
 from __future__ import annotations
@@ -15,191 +15,243 @@ from typing import Any
 
 from dllm_bench.registry import TARGET
 from dllm_bench.site.format import LISTED_METRICS, significant
-from dllm_bench.site.html import Column, Html, Page, el, filters, grid, link, section
-from dllm_bench.site.run_page import run_address, shorten
+from dllm_bench.site.pages import FIRST_PAGE, Page, RunLink, RunPages, state_class
+from dllm_bench.site.run_page import shorten
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec, leaves
 from dllm_bench.store.store import RunEntry
 from dllm_bench.tables.build import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.plan import CellState
 
-BAR = (240, 12)  # width and height of a table's bar
-STATE_COLUMN = 1
-STANDINGS = (  # of cells, as a bar shows them from left to right
+BAR_WIDTH = 240
+CELL_STATES = (  # in the order of a table's bar
     MEASURED,
     *map(str, (CellState.SETTING, CellState.PARTIAL, CellState.MISSING, CellState.FAILED)),
     *map(str, (CellState.REPORTED_ONLY, CellState.UNAVAILABLE)),
     UNDEFINED,
 )
+AddressedPage = tuple[str, str]  # (address, text)
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """What the board shows. records: of the sealed entries, by hash; paged: hashes with a page."""
+class SiteContents:
+    """Everything the first page lists.
+
+    profile: name of the profile that the tables were built for.
+    tables: (address, table).
+    figures: (address, title).
+    comparisons: (address, title).
+    entries: all runs of the store.
+    records: records of the sealed runs, by short hash.
+    run_pages: the runs that have a page.
+    """
 
     profile: str
-    tables: Sequence[tuple[str, BuiltTable]]  # address, table
-    figures: Sequence[tuple[str, str]]  # address, title
-    comparisons: Sequence[tuple[str, str]]
+    tables: Sequence[tuple[str, BuiltTable]]
+    figures: Sequence[AddressedPage]
+    comparisons: Sequence[AddressedPage]
     entries: Sequence[RunEntry]
     records: Mapping[str, RunRecord]
-    paged: set[str]
+    run_pages: RunPages
 
 
-def board(shelf: Shelf) -> str:
+@dataclass(frozen=True)
+class StateLabel:
+    """A state of cells: its name and its CSS class."""
+
+    name: str
+    css: str
+
+
+@dataclass(frozen=True)
+class BarPart:
+    """One state's part of a bar: where it starts, how wide it is, its CSS class."""
+
+    x: str
+    width: str
+    css: str
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """A table on the first page.
+
+    bar_label: the bar in words.
+    counts: how many cells are in each state that the page shows.
+    """
+
+    address: str
+    name: str
+    title: str
+    bar: list[BarPart]
+    bar_label: str
+    counts: list[tuple[StateLabel, int]]
+
+
+@dataclass(frozen=True)
+class LinkGroup:
+    """Links to pages of one folder below its name; the heading may be empty."""
+
+    heading: str
+    links: list[AddressedPage]
+
+
+@dataclass(frozen=True)
+class RunListEntry:
+    """A run on the first page, as text; numbers are empty if the run is not sealed.
+
+    settings: those in which the run differs from others of its decoder, model and benchmark.
+    samples: how many are stored; "4 of 50" if the run is not sealed.
+    error: what stopped the run; empty if nothing did.
+    """
+
+    link: RunLink
+    state: str
+    state_css: str
+    error: str
+    decoder: str
+    settings: str
+    model: str
+    benchmark: str
+    samples: str
+    score: str
+    interval: str
+    tpf: str
+    tps: str
+
+
+@dataclass(frozen=True)
+class IndexView:
+    """What `templates/index.html` lays out.
+
+    runs_by_state: "12 sealed, 1 partial".
+    measured_cells, cells: of all tables.
+    states: the states of cells that occur.
+    state_columns: their columns in the list of tables, as (title, CSS class).
+    run_states: the states of runs that occur.
+    tpf_metric, tps_metric: names of the metrics shown as TPF and TPS.
+    """
+
+    runs_by_state: str
+    profile: str
+    measured_cells: int
+    cells: int
+    states: list[StateLabel]
+    state_columns: list[tuple[str, str]]
+    tables: list[TableEntry]
+    figures: list[LinkGroup]
+    comparisons: list[LinkGroup]
+    runs: list[RunListEntry]
+    run_states: list[str]
+    tpf_metric: str = LISTED_METRICS[0]
+    tps_metric: str = LISTED_METRICS[1]
+    bar_width: int = BAR_WIDTH
+
+
+def index_page(contents: SiteContents) -> str:
     """The whole page."""
-    states = Counter(str(entry.state) for entry in shelf.entries)
-    cells = Counter(cell.standing for _, built in shelf.tables for cell in built.cells)
-    runs = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
-    head = [
-        el("h1", {}, "dllm-bench"),
-        el(
-            "p", {"class": "lead"}, "Decoding methods for diffusion language models, measured alike"
-        ),
-        el(
-            "p",
-            {"class": "soft"},
-            f"Runs: {runs}. Cells of tables, profile {shelf.profile}: ",
-            f"{cells[MEASURED]} measured of {cells.total()}.",
-        ),
-    ]
-    return Page("index.html", "Report")(
-        *head,
-        tables_section(shelf.tables),
-        listed("Figures", "figures", shelf.figures, "dllm-bench figure PAPER/FIGURE"),
-        listed("Decoders compared", "comparisons", shelf.comparisons, "dllm-bench run"),
-        runs_section(shelf),
+    return Page(FIRST_PAGE, "Report").render("index.html", view=index_view(contents))
+
+
+def index_view(contents: SiteContents) -> IndexView:
+    """The content of the page as plain data."""
+    run_states = Counter(str(entry.state) for entry in contents.entries)
+    cells = Counter(cell.standing for _, built in contents.tables for cell in built.cells)
+    shown = [StateLabel(name, state_class(name)) for name in CELL_STATES if cells[name]]
+    differing = differing_settings([entry.spec for entry in contents.entries])
+    by_state = ", ".join(f"{count} {state}" for state, count in sorted(run_states.items()))
+    return IndexView(
+        runs_by_state=by_state or "none",
+        profile=contents.profile,
+        measured_cells=cells[MEASURED],
+        cells=cells.total(),
+        states=shown,
+        state_columns=[(state.name.capitalize(), "number") for state in shown],
+        tables=[table_entry(address, built, shown) for address, built in contents.tables],
+        figures=link_groups(contents.figures, "figures"),
+        comparisons=link_groups(contents.comparisons, "comparisons"),
+        runs=[run_list_entry(entry, contents, differing) for entry in contents.entries],
+        run_states=sorted(run_states),
     )
 
 
-def tables_section(tables: Sequence[tuple[str, BuiltTable]]) -> Html:
-    """A row per table: title, bar, a count per standing that occurs."""
-    found = {address: built.standings() for address, built in tables}
-    shown = [name for name in STANDINGS if any(name in counts for counts in found.values())]
-    columns = [Column("Table"), Column("Title", wide=True), Column("")]
-    columns += [Column(name.capitalize(), number=True) for name in shown]
-    rows = [
-        (
-            link(address, built.table.name),
-            built.table.title,
-            bar(found[address]),
-            *(count_text(found[address].get(name, 0), name) for name in shown),
-        )
-        for address, built in tables
-    ]
-    legend = (el("li", {"class": css_class(name)}, name) for name in shown)
-    return section(
-        "Tables",
-        el("ul", {"class": "legend", "aria-label": "States of cells"}, *legend),
-        grid(columns, rows, "Tables and the states of their cells"),
-        name="tables",
+def table_entry(address: str, built: BuiltTable, shown: Sequence[StateLabel]) -> TableEntry:
+    """One table with the states of its cells; `shown`: the states that have a column."""
+    counts = built.standings()
+    return TableEntry(
+        address=address,
+        name=built.table.name,
+        title=built.table.title,
+        bar=list(bar_parts(counts)),
+        bar_label=", ".join(f"{counts[name]} {name}" for name in CELL_STATES if name in counts),
+        counts=[(state, counts.get(state.name, 0)) for state in shown],
     )
 
 
-def count_text(count: int, standing: str) -> Html:
-    """How many cells; none are less visible."""
-    return el("span", {"class": css_class(standing) if count else "soft"}, f"{count}")
+def bar_parts(counts: Mapping[str, int]) -> Iterator[BarPart]:
+    """The shares of the states that occur, from left to right."""
+    total, x = sum(counts.values()) or 1, 0.0
+    for name in CELL_STATES:
+        width = BAR_WIDTH * counts.get(name, 0) / total
+        if width:
+            yield BarPart(f"{x:.2f}", f"{width:.2f}", state_class(name))
+        x += width
 
 
-def css_class(standing: str) -> str:
-    """A standing as the name of a class."""
-    return f"state-{standing.replace(' ', '-')}"
-
-
-def bar(counts: Mapping[str, int]) -> Html:
-    """The shares of the standings as one bar."""
-    width, height = BAR
-    total, at, parts = sum(counts.values()) or 1, 0.0, []
-    for name in STANDINGS:
-        share = width * counts.get(name, 0) / total
-        where = {"x": f"{at:.2f}", "width": f"{share:.2f}", "height": height}
-        parts += [el("rect", {**where, "class": css_class(name)})] if share else []
-        at += share
-    words = ", ".join(f"{counts[name]} {name}" for name in STANDINGS if name in counts)
-    box = {"class": "bar", "viewBox": f"0 0 {width} {height}", "preserveAspectRatio": "none"}
-    return el("svg", {**box, "role": "img", "aria-label": words}, *parts)
-
-
-def listed(title: str, name: str, pages: Sequence[tuple[str, str]], command: str) -> Html:
-    """Links by folder; a sentence where there are none."""
-    if not pages:
-        nothing = el("p", {"class": "soft"}, "None yet; they come from ", el("code", {}, command))
-        return section(title, nothing, name=name)
-    parts: list[str] = []
-    for folder, found in groupby(pages, key=lambda page: PurePosixPath(page[0]).parent.name):
-        items = (el("li", {}, link(address, text)) for address, text in found)
-        parts += [el("h3", {}, folder)] if folder != name else []
-        parts.append(el("ul", {"class": "links"}, *items))
-    return section(title, *parts, name=name)
+def link_groups(pages: Sequence[AddressedPage], root: str) -> list[LinkGroup]:
+    """Links grouped by folder; pages directly in the folder `root` have no heading."""
+    grouped = groupby(pages, key=lambda page: PurePosixPath(page[0]).parent.name)
+    return [LinkGroup("" if name == root else name, list(links)) for name, links in grouped]
 
 
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def runs_section(shelf: Shelf) -> Html:
-    """The list of runs with fields that narrow it."""
-    columns = [
-        Column("Run"),
-        Column("State"),
-        Column("Decoder"),
-        Column("Settings", wide=True),
-    ]
-    columns += [Column("Model"), Column("Benchmark"), Column("Samples", number=True)]
-    columns += [Column("Score %", number=True), Column("95 % interval", number=True)]
-    columns += [Column("TPF", number=True), Column("TPS", number=True)]
-    apart = settings_apart([entry.spec for entry in shelf.entries])
-    rows = (run_row(entry, shelf, apart) for entry in shelf.entries)
-    states = sorted({str(entry.state) for entry in shelf.entries})
-    about = f"TPF is {LISTED_METRICS[0]}, TPS {LISTED_METRICS[1]}. "
-    about += "Settings: those in which runs of one decoder, model and benchmark differ."
-    return section(
-        "Runs",
-        filters("all-runs", STATE_COLUMN, states, "State"),
-        grid(columns, rows, "Runs", "all-runs"),
-        el("p", {"class": "soft"}, about),
-        name="runs",
-    )
-
-
-def run_row(entry: RunEntry, shelf: Shelf, apart: Mapping[str, str]) -> tuple[str, ...]:
-    """One run; one that is not sealed has no numbers, but says what stopped it."""
-    spec, record = entry.spec, shelf.records.get(entry.spec.short)
+def run_list_entry(
+    entry: RunEntry, contents: SiteContents, differing: Mapping[str, str]
+) -> RunListEntry:
+    """One run; a run that is not sealed has no numbers, but says what stopped it."""
+    spec, record = entry.spec, contents.records.get(entry.spec.short)
     score, summary = (record.score, record.summary) if record else (None, {})
-    page = run_address(spec.short) if spec.short in shelf.paged else ""
     total = "?" if entry.total is None else f"{entry.total}"
-    return (
-        link(page, el("code", {}, spec.short)),
-        el("span", {"class": css_class(entry.state), "title": entry.error or None}, entry.state),
-        spec.label,
-        apart[spec.short],
-        str(spec.model["name"]),
-        str(spec.benchmark["name"]),
-        f"{entry.done}" if record else f"{entry.done} of {total}",
-        f"{100 * score.mean:.1f}" if score else "",
-        f"[{100 * score.low:.1f}, {100 * score.high:.1f}]" if score else "",
-        *(significant(summary.get(name)) for name in LISTED_METRICS),
+    tpf, tps = (significant(summary.get(name)) for name in LISTED_METRICS)
+    return RunListEntry(
+        link=contents.run_pages.link(spec.short),
+        state=str(entry.state),
+        state_css=state_class(entry.state),
+        error=entry.error or "",
+        decoder=spec.label,
+        settings=differing[spec.short],
+        model=str(spec.model["name"]),
+        benchmark=str(spec.benchmark["name"]),
+        samples=f"{entry.done}" if record else f"{entry.done} of {total}",
+        score=f"{100 * score.mean:.1f}" if score else "",
+        interval=f"[{100 * score.low:.1f}, {100 * score.high:.1f}]" if score else "",
+        tpf=tpf,
+        tps=tps,
     )
 
 
-def settings_apart(specs: Iterable[RunSpec]) -> dict[str, str]:
-    """Hash -> the settings in which a run differs from others of its name."""
-    alike: dict[tuple[str, ...], list[RunSpec]] = {}
+def differing_settings(specs: Iterable[RunSpec]) -> dict[str, str]:
+    """Short hash -> the settings in which a run differs from others of its name."""
+    groups: dict[tuple[str, ...], list[RunSpec]] = {}
     for spec in specs:
         key = (spec.label, str(spec.model["name"]), str(spec.benchmark["name"]))
-        alike.setdefault(key, []).append(spec)
-    return dict(entry for group in alike.values() for entry in differences(group))
+        groups.setdefault(key, []).append(spec)
+    return dict(pair for group in groups.values() for pair in group_differences(group))
 
 
-def differences(specs: Sequence[RunSpec]) -> Iterator[tuple[str, str]]:
-    """(hash, settings whose value not all of the runs share)."""
+def group_differences(specs: Sequence[RunSpec]) -> Iterator[tuple[str, str]]:
+    """(short hash, settings whose value not all of the runs share)."""
     flat = [dict(leaves(spec.identity())) for spec in specs]
-    known = dict.fromkeys(key for one in flat for key in one)
-    keys = [key for key in known if len({str(one.get(key)) for one in flat}) > 1]
-    for spec, one in zip(specs, flat, strict=True):
-        yield spec.short, ", ".join(setting(key, one[key]) for key in keys if key in one)
+    every_key = dict.fromkeys(key for settings in flat for key in settings)
+    keys = [key for key in every_key if len({str(settings.get(key)) for settings in flat}) > 1]
+    for spec, settings in zip(specs, flat, strict=True):
+        texts = (setting_text(key, settings[key]) for key in keys if key in settings)
+        yield spec.short, ", ".join(texts)
 
 
-def setting(key: str, value: Any) -> str:
-    """A setting with its value; a piece by the name of its class."""
+def setting_text(key: str, value: Any) -> str:
+    """A setting with its value; a piece by its name without the kind."""
     name = key.removeprefix("decoder.").removesuffix(f".{TARGET}")
     return f"{name} {value.rpartition('.')[2] if key.endswith(TARGET) else shorten(value)}"

@@ -1,13 +1,14 @@
-"""The page of a sealed run and the page that shows its samples one at a time.
+"""The page of a sealed run, and the page that shows its samples one at a time.
 
-The first holds what the record says: score with its interval, every named number with its
-definition in words, settings, environment, a row per sample. The second is a frame that the script
-fills from the data of `site_samples`; `sample.html#17` is the run's sample 17, counted from 0.
+The first shows what the record holds: the score with its interval, every metric with its definition
+in words, settings, environment, a row per sample. The second is a frame that `static/site.js` fills
+with the data of `sample_data`; `sample.html#17` is the run's sample 17, counted from 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -16,26 +17,13 @@ from dllm_bench.metrics.definitions import FAMILIES, definition, measure_all
 from dllm_bench.registry import TARGET
 from dllm_bench.site import colours
 from dllm_bench.site.format import commit, number, printable, significant
-from dllm_bench.site.html import (
-    Column,
-    Html,
-    Page,
-    data,
-    el,
-    facts,
-    filters,
-    grid,
-    join,
-    link,
-    scroll,
-    section,
-)
-from dllm_bench.site.sample_data import CHUNK
-from dllm_bench.store.record import RunRecord
+from dllm_bench.site.pages import Page, run_address, script_json
+from dllm_bench.site.sample_data import SAMPLES_PER_SCRIPT
+from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec, leaves
 
 TILES = ("tpf/emitted", "tps/e2e", "forwards/mean", "latency/mean", "ttft/p50", "tps/throughput")
-GROUPS = {
+METRIC_GROUPS = {  # beginning of a metric's name -> title of its group, in the order of the page
     "tpf": "Tokens per forward",
     "tps": "Tokens per second",
     "latency": "Latency",
@@ -51,246 +39,289 @@ GROUPS = {
 }
 OTHER = "Other"
 SNIPPET = 90  # characters of a sample's text in the list
-VERDICT_COLUMN = 1
+PER_POSITION = "@k"  # ends the name of a metric that has a value per position of a draft
 
 
-def run_address(short: str) -> str:
-    """Where a run's page lies below the root."""
-    return f"runs/{short}/index.html"
+@dataclass(frozen=True)
+class Tile:
+    """A number shown large. below: its interval."""
+
+    name: str
+    value: str
+    unit: str
+    below: str
 
 
-def title_of(spec: RunSpec) -> str:
+@dataclass(frozen=True)
+class SampleLine:
+    """A sample in the list, as text. text: the beginning of what the model wrote."""
+
+    id: str
+    verdict: str
+    tokens: str
+    forwards: str
+    tpf: str
+    seconds: str
+    text: str
+
+
+@dataclass(frozen=True)
+class MetricLine:
+    """A metric in the list.
+
+    value: empty if the metric has a value per position, then these are in `by_position`.
+    text: what the metric counts.
+    """
+
+    name: str
+    value: str
+    by_position: str
+    unit: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PieceSettings:
+    """A part of a configuration: its registered name without the kind, then its settings."""
+
+    kind: str
+    values: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """One start of a run: machine and packages; diff: local changes to the code, or empty."""
+
+    facts: list[tuple[str, str]]
+    diff: str
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What `templates/run.html` lays out.
+
+    short: the beginning of the run's hash; identity: the whole hash.
+    sealed: when the run was completed, in UTC.
+    remarks: verdicts, further scores, settings without effect.
+    verdicts: the names of verdicts that occur.
+    metric_groups: (title, metrics); undefined_metrics: names of those without a value.
+    decoder_settings, group_settings, run_settings: (name, settings) of each part.
+    """
+
+    decoder: str
+    model_and_benchmark: str
+    short: str
+    identity: str
+    sealed: str
+    devices: str
+    commit: str
+    tiles: list[Tile]
+    remarks: list[tuple[str, str]]
+    verdicts: list[str]
+    samples: list[SampleLine]
+    metric_groups: list[tuple[str, list[MetricLine]]]
+    undefined_metrics: list[str]
+    decoder_settings: list[tuple[str, PieceSettings]]
+    group_settings: list[tuple[str, PieceSettings]]
+    run_settings: list[tuple[str, PieceSettings]]
+    starts: list[RunStart]
+
+
+def run_title(spec: RunSpec) -> str:
     """Decoder, model and benchmark in words."""
     return f"{spec.label} · {spec.model['name']} on {spec.benchmark['name']}"
 
 
 def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
-    """The page of a run; `texts`: what each sample says, where it is still there."""
+    """The page of a run. `texts`: sample id -> the sample's text, as far as it is stored."""
     spec = record.spec
-    page = Page(run_address(spec.short), title_of(spec), [("runs", "index.html#runs")])
-    return page(
-        el("h1", {}, spec.label),
-        el("p", {"class": "lead"}, f"{spec.model['name']} on {spec.benchmark['name']}"),
-        el("p", {"class": "soft"}, join(origin(record))),
-        tiles(record),
-        notices(record),
-        samples_section(record, texts),
-        numbers_section(record),
-        settings_section(spec),
-        environment_section(record),
+    page = Page(run_address(spec.short), run_title(spec), [("runs", "index.html#runs")])
+    return page.render("run.html", view=run_view(record, texts))
+
+
+def run_view(record: RunRecord, texts: Mapping[str, str]) -> RunView:
+    """The content of the page as plain data."""
+    spec, metrics = record.spec, metric_texts(record)
+    return RunView(
+        decoder=spec.label,
+        model_and_benchmark=f"{spec.model['name']} on {spec.benchmark['name']}",
+        short=spec.short,
+        identity=spec.identity_hash,
+        sealed=f"{datetime.fromtimestamp(record.sealed_at, UTC):%Y-%m-%d %H:%M} UTC",
+        devices=record.devices,
+        commit=commit(record.environment),
+        tiles=list(tiles(record)),
+        remarks=list(remarks(record)),
+        verdicts=list(record.verdicts),
+        samples=[sample_line(record, i, texts) for i in range(len(record.columns["id"]))],
+        metric_groups=metric_groups(metrics),
+        undefined_metrics=[name for name, value in metrics.items() if not value],
+        decoder_settings=decoder_settings(spec),
+        group_settings=[
+            (name, piece_settings(getattr(spec, name)))
+            for name in ("model", "benchmark", "hardware")
+        ],
+        run_settings=[("settings", run_settings(spec))],
+        starts=[run_start(session) for session in record.sessions],
     )
 
 
-def origin(record: RunRecord) -> Iterator[str]:
-    """Hash, time, size and machine."""
-    yield "run "
-    yield el("code", {}, record.spec.short)
-    when = datetime.fromtimestamp(record.sealed_at, UTC)
-    yield f" · sealed {when:%Y-%m-%d %H:%M} UTC · {len(record.columns['id'])} samples"
-    yield f" · {record.devices}"
-    yield f" · commit {commit(record.environment)}"
-
-
-def tiles(record: RunRecord) -> Html:
-    """The score and the numbers looked at first, with their intervals."""
-    facts, found = record.sample_stats, []
+def tiles(record: RunRecord) -> Iterator[Tile]:
+    """The score and the most important metrics, with their intervals."""
     if score := record.score:
-        ends = (100 * score.low, 100 * score.high)
-        how = f"{score.method}, n = {score.n}"
-        found.append(tile("score", f"{100 * score.mean:.1f}", "%", f"{bracketed(ends)} {how}"))
+        interval = bracketed((100 * score.low, 100 * score.high))
+        below = f"{interval} {score.method}, n = {score.n}"
+        yield Tile("score", f"{100 * score.mean:.1f}", "%", below)
     for name in TILES:
-        what = definition(name)
-        value = what(facts)
+        metric = definition(name)
+        value = metric(record.sample_stats)
         if value is not None:
-            found.append(tile(name, significant(value), what.unit, bracketed(what.interval(facts))))
-    return el("ul", {"class": "tiles"}, *found)
-
-
-def tile(name: str, value: str, unit: str, below: str) -> Html:
-    """One number, large."""
-    return el(
-        "li",
-        {},
-        el("span", {"class": "name"}, name),
-        el("span", {"class": "value"}, value, el("small", {}, f" {unit}")),
-        el("span", {"class": "below"}, below),
-    )
+            below = bracketed(metric.interval(record.sample_stats))
+            yield Tile(name, significant(value), metric.unit, below)
 
 
 def bracketed(ends: tuple[float, float] | None) -> str:
-    """An interval; empty where there is none."""
+    """An interval in brackets; empty if there is none."""
     return f"[{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
 
 
-def notices(record: RunRecord) -> Html:
-    """Verdicts, further scores, and settings that did nothing."""
-    verdicts = ", ".join(f"{name} {count}" for name, count in record.verdicts.items())
-    rows = [("Verdicts", verdicts)]
+def remarks(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Verdicts, further scores, and settings that had no effect."""
+    yield "Verdicts", ", ".join(f"{name} {count}" for name, count in record.verdicts.items())
     if len(record.scores) > 1:
-        rows.append(("Scores", ", ".join(f"{k} {100 * v:.1f} %" for k, v in record.scores.items())))
-    idle = [f"{name} on {100 * share:.0f} % of samples" for name, share in record.unused.items()]
-    rows.append(("Without effect", ", ".join(idle) or "no setting that was looked at"))
-    return facts(rows)
+        yield "Scores", ", ".join(f"{k} {100 * v:.1f} %" for k, v in record.scores.items())
+    unused = [f"{name} on {100 * share:.0f} % of samples" for name, share in record.unused.items()]
+    yield "Without effect", ", ".join(unused) or "no setting that was looked at"
 
 
 # --- samples -------------------------------------------------------------------------------------
 
 
-def samples_section(record: RunRecord, texts: Mapping[str, str]) -> Html:
-    """The list of samples with fields that narrow it."""
-    columns = [Column("Sample"), Column("Verdict")]
-    columns += [Column(title, number=True) for title in ("Tokens", "Forwards", "TPF", "Seconds")]
-    columns += [Column("Text", wide=True)]
-    rows = (sample_row(record, index, texts) for index in range(len(record.columns["id"])))
-    return section(
-        "Samples",
-        filters("samples", VERDICT_COLUMN, record.verdicts, "Verdict"),
-        grid(columns, rows, "Samples of this run", "samples"),
-        name="samples-of-run",
+def sample_line(record: RunRecord, index: int, texts: Mapping[str, str]) -> SampleLine:
+    """One sample of the list."""
+    name, verdict, tokens, forwards, seconds = (
+        record.columns[column][index]
+        for column in ("id", "verdict", "emitted", "forwards", "seconds")
     )
-
-
-def sample_row(record: RunRecord, index: int, texts: Mapping[str, str]) -> tuple[str, ...]:
-    """One sample: its name leads to its page."""
-    key, verdict, tokens, forwards, seconds = (
-        record.columns[name][index] for name in ("id", "verdict", "emitted", "forwards", "seconds")
-    )
-    text = " ".join(texts.get(key, "").split())
-    return (
-        link(f"sample.html#{index}", key),
-        el("span", {"class": f"verdict {verdict}"}, verdict),
-        number(tokens, 0),
-        number(forwards, 0),
-        number(tokens / forwards if forwards and tokens is not None else None),
-        number(seconds, 3),
-        printable(text[:SNIPPET]) + ("…" if len(text) > SNIPPET else ""),
+    text = " ".join(texts.get(name, "").split())
+    return SampleLine(
+        id=name,
+        verdict=verdict,
+        tokens=number(tokens, 0),
+        forwards=number(forwards, 0),
+        tpf=number(tokens / forwards if forwards and tokens is not None else None),
+        seconds=number(seconds, 3),
+        text=printable(text[:SNIPPET]) + ("…" if len(text) > SNIPPET else ""),
     )
 
 
 def sample_page(record: RunRecord) -> str:
-    """The frame of the sample viewer, with what it needs to know of the run."""
+    """The frame of the trace viewer, with what it needs to know of the run."""
     spec = record.spec
     page = Page(
         f"runs/{spec.short}/sample.html",
         "sample",
-        [("runs", "index.html#runs"), (title_of(spec), run_address(spec.short))],
+        [("runs", "index.html#runs"), (run_title(spec), run_address(spec.short))],
     )
-    known = {"ids": record.columns["id"], "chunk": CHUNK, "scale": colours.SCALE}
-    known |= {"luminance": colours.LUMINANCE, "even": colours.EVEN_CONTRAST}
-    return page(
-        el("div", {"id": "viewer"}, el("noscript", {}, "The trace viewer needs JavaScript.")),
-        el("script", {"type": "application/json", "id": "run-data"}, Html(data(known))),
-    )
+    data = {
+        "ids": record.columns["id"],
+        "chunk": SAMPLES_PER_SCRIPT,
+        "scale": colours.SCALE,
+        "luminance": colours.LUMINANCE,
+        "even": colours.EVEN_CONTRAST,
+    }
+    return page.render("sample.html", data=script_json(data))
 
 
-# --- numbers, settings, environment --------------------------------------------------------------
+# --- metrics -------------------------------------------------------------------------------------
 
 
-def numbers_section(record: RunRecord) -> Html:
-    """Every named number by group, with what it counts; those this run does not define, by name."""
+def metric_texts(record: RunRecord) -> dict[str, str]:
+    """Metric -> value as text, empty if it is undefined; one value per position for a family."""
+    samples = record.sample_stats
+    texts = {name: significant(value) for name, value in measure_all(samples).items()}
+    longest = max((turn[0] for sample in samples for turn in sample.rounds or ()), default=0)
+    for name, family in FAMILIES.items():
+        values = [family.at(k)(samples) for k in range(1, longest + 1)]
+        defined = any(value is not None for value in values)
+        joined = ", ".join(significant(value) or "–" for value in values)
+        texts[name + PER_POSITION] = joined if defined else ""
+    return texts
+
+
+def metric_groups(texts: Mapping[str, str]) -> list[tuple[str, list[MetricLine]]]:
+    """The metrics that have a value, by group."""
 
     def group(name: str) -> str:
-        return GROUPS.get(name.partition("/")[0], OTHER)
+        return METRIC_GROUPS.get(name.partition("/")[0], OTHER)
 
-    values = numbers_of(record)
-    order = [*dict.fromkeys(GROUPS.values()), OTHER]
-    names = sorted((name for name in values if values[name]), key=lambda n: order.index(group(n)))
-    bodies = [number_rows(title, values, found) for title, found in groupby(names, key=group)]
-    heads = (("Number", None), ("Value", "number"), ("Unit", None), ("What it counts", "wide"))
-    top = [el("th", {"class": kind, "scope": "col"}, text) for text, kind in heads]
-    table = el("table", {"class": "grid"}, el("thead", {}, el("tr", {}, *top)), *bodies)
-    absent = ", ".join(name for name, value in values.items() if not value)
-    note = el("p", {"class": "soft"}, f"Not defined by the facts of this run: {absent}.")
-    return section(
-        "Numbers",
-        scroll(table, "Named numbers of this run"),
-        note if absent else "",
-        name="numbers",
+    order = [*dict.fromkeys(METRIC_GROUPS.values()), OTHER]
+    names = sorted(
+        (name for name in texts if texts[name]), key=lambda name: order.index(group(name))
     )
+    return [
+        (title, [metric_line(name, texts[name]) for name in members])
+        for title, members in groupby(names, key=group)
+    ]
 
 
-def numbers_of(record: RunRecord) -> dict[str, str]:
-    """Name -> value as text, one value per position for a family; empty where it is undefined."""
-    facts = record.sample_stats
-    shown = {name: significant(value) for name, value in measure_all(facts).items()}
-    longest = max((turn[0] for fact in facts for turn in fact.rounds or ()), default=0)
-    for name, family in FAMILIES.items():
-        found = [family.at(k)(facts) for k in range(1, longest + 1)]
-        known = any(value is not None for value in found)
-        shown[f"{name}@k"] = ", ".join(significant(v) or "–" for v in found) if known else ""
-    return shown
+def metric_line(name: str, value: str) -> MetricLine:
+    """One metric with its definition in words."""
+    family = FAMILIES.get(name.removesuffix(PER_POSITION))
+    metric = family or definition(name)
+    if family:
+        return MetricLine(name, "", value, metric.unit, metric.text)
+    return MetricLine(name, value, "", metric.unit, metric.text)
 
 
-def number_rows(title: str, values: Mapping[str, str], names: Iterable[str]) -> Html:
-    """One group of numbers under its title."""
-    rows = [el("tr", {}, el("th", {"class": "group", "colspan": 4, "scope": "rowgroup"}, title))]
-    for name in names:
-        family = FAMILIES.get(name.removesuffix("@k"))
-        what = family or definition(name)
-        positions = [el("div", {"class": "positions"}, values[name])] if family else []
-        cells = (
-            el("td", {}, el("code", {}, name)),
-            el("td", {"class": "number"}, "" if family else values[name]),
-            el("td", {}, what.unit),
-            el("td", {"class": "wide"}, *positions, what.text),
-        )
-        rows.append(el("tr", {}, *cells))
-    return el("tbody", {}, *rows)
+# --- settings and environment --------------------------------------------------------------------
 
 
-def settings_section(spec: RunSpec) -> Html:
-    """All that makes the run what it is, piece by piece."""
+def decoder_settings(spec: RunSpec) -> list[tuple[str, PieceSettings]]:
+    """The settings of the decoding loop, then those of each piece."""
     pieces = {name: value for name, value in spec.decoder.items() if isinstance(value, Mapping)}
-    plain = {name: value for name, value in spec.decoder.items() if name not in pieces}
-    whole: dict[str, Any] = {"seed": spec.seed, "limit": spec.limit, "batch": spec.batch}
-    whole |= {"decoding version": spec.decoding_version, "inputs": spec.inputs}
-    return section(
-        "Settings",
-        el("h3", {}, "Decoder"),
-        facts([("loop", described(plain)), *((name, described(p)) for name, p in pieces.items())]),
-        el("h3", {}, "Model, benchmark, hardware"),
-        facts(
-            (name, described(getattr(spec, name))) for name in ("model", "benchmark", "hardware")
-        ),
-        el("h3", {}, "Run"),
-        facts([("settings", described(whole)), ("identity", spec.identity_hash)]),
-        name="settings",
+    own = {name: value for name, value in spec.decoder.items() if name not in pieces}
+    parts = [(name, piece_settings(piece)) for name, piece in pieces.items()]
+    return [("loop", piece_settings(own)), *parts]
+
+
+def run_settings(spec: RunSpec) -> PieceSettings:
+    """The settings that belong to no group."""
+    return piece_settings(
+        {
+            "seed": spec.seed,
+            "limit": spec.limit,
+            "batch": spec.batch,
+            "decoding version": spec.decoding_version,
+            "inputs": spec.inputs,
+        }
     )
 
 
-def described(plain: Mapping[str, Any]) -> Html:
-    """A mapping in one line: the class first, then what it was told."""
-    target = str(plain.get(TARGET, "")).rpartition(".")[2]
-    parts = [el("b", {}, target)] if target else []
+def piece_settings(plain: Mapping[str, Any]) -> PieceSettings:
+    """A part of a configuration with all settings below it."""
+    values = []
     for key, value in leaves({k: v for k, v in plain.items() if k != TARGET}):
-        shown = str(value).rpartition(".")[2] if key.endswith(TARGET) else shorten(value)
-        name = key.removesuffix(TARGET).rstrip(".")
-        parts.append(el("span", {"class": "setting"}, f"{name} ", el("code", {}, shown)))
-    return join(parts)
+        text = str(value).rpartition(".")[2] if key.endswith(TARGET) else shorten(value)
+        values.append((key.removesuffix(TARGET).rstrip("."), text))
+    return PieceSettings(str(plain.get(TARGET, "")).rpartition(".")[2], values)
 
 
 def shorten(value: Any) -> str:
-    """A setting's value; hashes by their first digits."""
+    """A setting's value; of a SHA-256 hash the first 12 digits."""
     text = "none" if value is None else str(value)
     is_hash = len(text) == 64 and set(text) <= set("0123456789abcdef")
     return text[:12] + "…" if is_hash else text
 
 
-def environment_section(record: RunRecord) -> Html:
-    """Machine and packages of every start of the run."""
-    parts: list[str] = []
-    for index, session in enumerate(record.sessions):
-        known = {k: v for k, v in session.environment.items() if k not in ("packages", "diff")}
-        packages = session.environment.get("packages") or {}
-        when = datetime.fromtimestamp(session.started_at, UTC)
-        rows = [
-            ("started", f"{when:%Y-%m-%d %H:%M:%S} UTC"),
-            ("samples", f"{session.samples}, after {session.warmups} warm-up requests"),
-            *((name.replace("_", " "), shorten(value)) for name, value in known.items()),
-            ("packages", ", ".join(f"{k} {v}" for k, v in packages.items() if v)),
-        ]
-        parts += [el("h3", {}, f"Start {index + 1}"), facts(rows)]
-        if diff := session.environment.get("diff"):
-            shown = el("pre", {}, diff)
-            parts.append(el("details", {}, el("summary", {}, "Local changes to the code"), shown))
-    return section("Environment", *parts, name="environment")
+def run_start(session: Session) -> RunStart:
+    """Machine and packages of one start of the run."""
+    machine = {k: v for k, v in session.environment.items() if k not in ("packages", "diff")}
+    packages = session.environment.get("packages") or {}
+    facts = [
+        ("started", f"{datetime.fromtimestamp(session.started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"),
+        ("samples", f"{session.samples}, after {session.warmups} warm-up requests"),
+        *((name.replace("_", " "), shorten(value)) for name, value in machine.items()),
+        ("packages", ", ".join(f"{k} {v}" for k, v in packages.items() if v)),
+    ]
+    return RunStart(facts, session.environment.get("diff") or "")

@@ -1,8 +1,8 @@
-"""The samples of a run as data for the page that shows one of them, in several small scripts.
+"""The samples of a run as data for the trace viewer, in several small scripts.
 
-Scripts, since a page opened from file:// may not fetch data. Each holds `CHUNK` samples: prompt,
-text, verdict, facts, and the `Filling` with its columns side by side; texts of tokens are written
-once per script and named by number.
+They are scripts because a page opened from file:// may not fetch data. Each holds
+`SAMPLES_PER_SCRIPT` samples: prompt, text, verdict, facts, and the decoding order column by column.
+The texts of tokens are written once per script; samples refer to them by number.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from dllm_bench.site.decoding_order import DecodingOrder, decoding_order
 from dllm_bench.site.format import printable
-from dllm_bench.site.html import data
+from dllm_bench.site.pages import script_json
 from dllm_bench.site.texts import DecodeTokens
 from dllm_bench.store.record import SCORE, RunRecord, SampleRecord
 
-CHUNK = 20
+SAMPLES_PER_SCRIPT = 20
 STEP_COLUMNS = (
     *("kind", "branches", "winner", "fed", "cached", "ms", "forced"),
     *("proposed", "accepted"),
@@ -28,17 +28,18 @@ Plain = dict[str, Any]
 
 
 @dataclass
-class Words:
-    """Texts by number, in the order of their first use."""
+class TextNumbers:
+    """Texts of tokens and their numbers, in the order of their first use."""
 
     numbers: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, text: str) -> int:
+        """The number of a text; a new text gets the next one."""
         return self.numbers.setdefault(visible(text), len(self.numbers))
 
 
 def visible(text: str) -> str:
-    """The text with control and format characters written out, but for line ends."""
+    """The text with invisible characters written out; line ends stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -48,34 +49,34 @@ def scripts(
     prompts: Mapping[str, str],
     decode: DecodeTokens,
 ) -> Iterator[str]:
-    """The scripts in order; sample i of the record is in script i // CHUNK."""
+    """The scripts in order; sample i of the record is in script i // SAMPLES_PER_SCRIPT."""
     ids = record.columns["id"]
-    for number, start in enumerate(range(0, len(ids), CHUNK)):
-        words = Words()
+    for number, start in enumerate(range(0, len(ids), SAMPLES_PER_SCRIPT)):
+        texts = TextNumbers()
         packed = [
-            pack(record, index, samples.get(ids[index]), prompts, decode, words)
-            for index in range(start, min(start + CHUNK, len(ids)))
+            pack_sample(record, index, samples.get(ids[index]), prompts, decode, texts)
+            for index in range(start, min(start + SAMPLES_PER_SCRIPT, len(ids)))
         ]
-        known = {"samples": packed, "words": list(words.numbers)}
-        yield f"receiveSamples({number},{data(known)})\n"
+        data = {"samples": packed, "words": list(texts.numbers)}
+        yield f"receiveSamples({number},{script_json(data)})\n"
 
 
-def pack(
+def pack_sample(
     record: RunRecord,
     index: int,
     sample: SampleRecord | None,
     prompts: Mapping[str, str],
     decode: DecodeTokens,
-    words: Words,
+    texts: TextNumbers,
 ) -> Plain:
-    """One sample; without text and filling where its line is gone from the run's folder."""
+    """One sample; without text and decoding order if its line is missing in the run's folder."""
     columns = record.columns
     scores = {
         name.removeprefix(SCORE): column[index]
         for name, column in columns.items()
         if name.startswith(SCORE)
     }
-    known = {
+    packed = {
         "id": columns["id"][index],
         "verdict": columns["verdict"][index],
         "value": columns["value"][index],
@@ -84,22 +85,23 @@ def pack(
         "prompt": prompts.get(columns["id"][index]),
     }
     if sample is None:
-        return known
-    if sample.served:  # its filling is not known
-        return {**known, "text": sample.text, "raw": sample.raw}
+        return packed
+    packed |= {"text": sample.text, "raw": sample.raw}
+    if sample.served:  # a server does not report its decoding order
+        return packed
     order = decoding_order(sample, decode, record.spec.decoder)
-    return {**known, "text": sample.text, "raw": sample.raw, **pack_decoding_order(order, words)}
+    return {**packed, **pack_decoding_order(order, texts)}
 
 
-def pack_decoding_order(order: DecodingOrder, words: Words) -> Plain:
-    """The filling: tokens and forwards as columns; what a forward committed follows from `born`."""
-    steps: Plain = {name: [getattr(s, name) for s in order.steps] for name in STEP_COLUMNS}
+def pack_decoding_order(order: DecodingOrder, texts: TextNumbers) -> Plain:
+    """Tokens and forwards as columns; `born` tells what a forward committed."""
+    steps: Plain = {name: [getattr(step, name) for step in order.steps] for name in STEP_COLUMNS}
     if any(step.drafted for step in order.steps):
-        steps["drafted"] = [[*map(words, step.drafted)] for step in order.steps]
+        steps["drafted"] = [[*map(texts, step.drafted)] for step in order.steps]
     if any(step.survival for step in order.steps):
         steps["survival"] = [step.survival for step in order.steps]
     return {
-        "tokens": [words(token.text) for token in order.tokens],
+        "tokens": [texts(token.text) for token in order.tokens],
         "born": [-1 if token.born is None else token.born for token in order.tokens],
         "steps": steps,
         "borders": order.borders,

@@ -1,92 +1,113 @@
-"""Pages of tables and figures: the rendered table with its numbers leading to pages of runs, a
-figure with the points it was drawn from. Nothing is computed here; tables come from
-`tables/render_html`, figures and their csv from the figures folder.
+"""Pages of tables and figures. Nothing is computed here.
+
+A table is shown as `tables/render_html` renders it, with its numbers leading to the pages of runs.
+A figure is shown as it was drawn, with the points of its csv.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from dllm_bench.site.html import Column, Html, Page, el, grid, join, link, section
-from dllm_bench.site.run_page import run_address
+from markupsafe import Markup
+
+from dllm_bench.site.pages import Page, RunLink, RunPages
 from dllm_bench.store.spec import SHOWN
 from dllm_bench.tables import render_html
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.plan import PlannedRun
 
-DOWNLOADS = ("csv", "json", "tex")
-RUN = "run"  # column of a figure's csv that names runs
+DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
+RUN = "run"  # the column of a figure's csv that names runs
 SHOWN_POINTS = 1000  # a heat map has many more
 
 
+@dataclass(frozen=True)
+class PointCell:
+    """One entry of a point: text, or links to the runs it comes from; css: class of the cell."""
+
+    text: str
+    runs: list[RunLink]
+    css: str
+
+
+@dataclass(frozen=True)
+class FigureView:
+    """What `templates/figure.html` lays out.
+
+    image: address of the drawing.
+    files: (address, form) of all forms of the figure.
+    columns: (title, CSS class) of the columns of the points; empty columns of the csv are left out.
+    points_left_out: how many points only the csv has.
+    """
+
+    name: str
+    image: str
+    files: list[tuple[str, str]]
+    columns: list[tuple[str, str]]
+    points: list[list[PointCell]]
+    points_left_out: int
+
+
 def table_stem(built: BuiltTable) -> str:
-    """Where a table's files lie below the root, without ending."""
+    """The path of a table's files below the root of the site, without their endings."""
     profile = "" if built.profile.embedded else f"-{built.profile.name}"
     return f"tables/{built.table.name}{profile}"
 
 
-def table_page(built: BuiltTable, paged: set[str]) -> str:
-    """The table as it is rendered, in the frame of the site."""
-
-    def address(run: PlannedRun) -> str:
-        short = run.spec.short if run.spec else ""
-        return f"{page.up}{run_address(short)}" if short in paged else ""
-
+def table_page(built: BuiltTable, run_pages: RunPages) -> str:
+    """The page of a table."""
     stem = table_stem(built)
     page = Page(f"{stem}.html", built.table.name, [("tables", "index.html#tables")])
-    body = Html("\n".join(render_html.body(built, address)))
-    return page(el("article", {"class": "table"}, body), downloads(Path(stem).name, DOWNLOADS))
+
+    def address(run: PlannedRun) -> str:
+        return run_pages.link(run.spec.short, page.up).address if run.spec else ""
+
+    body = Markup("\n".join(render_html.body(built, address)))  # escaped by `render_html`
+    files = file_links(Path(stem).name, DOWNLOADS)
+    return page.render("table.html", body=body, files=files)
 
 
-def downloads(name: str, forms: Sequence[str]) -> Html:
-    """Links to the other forms of what is shown."""
-    links = [part for form in forms for part in (" ", link(f"{name}.{form}", form))]
-    return el("p", {"class": "downloads"}, "As files:", *links)
+def file_links(name: str, forms: Sequence[str]) -> list[tuple[str, str]]:
+    """(address, form) of the files that are next to a page."""
+    return [(f"{name}.{form}", form) for form in forms]
 
 
 def figure_page(
-    stem: str, points: list[dict[str, str]], forms: Sequence[str], paged: set[str]
+    stem: str, points: list[dict[str, str]], forms: Sequence[str], run_pages: RunPages
 ) -> str:
-    """A figure and its points; `stem`: `figures/<profile>/<paper>/<figure>`."""
+    """The page of a figure. `stem`: `figures/<profile>/<paper>/<figure>`; `points`: of its csv."""
     name = "/".join(stem.split("/")[-2:])
     page = Page(f"{stem}.html", name, [("figures", "index.html#figures")])
-    image = {"src": f"{Path(stem).name}.svg", "alt": f"Figure {name}; its points are listed below"}
-    return page(
-        el("h1", {}, name),
-        el("figure", {"class": "scroll"}, el("img", image)),
-        downloads(Path(stem).name, forms),
-        section("Points", points_grid(points, paged, page.up)) if points else "",
-    )
-
-
-def points_grid(points: list[dict[str, str]], paged: set[str], up: str) -> Html:
-    """The points as a table; a column is of numbers when all its entries are, an empty one is left
-    out."""
-    names = [name for name in points[0] if any(row[name] for row in points)]
-    columns = [Column(name, number=all(is_number(row[name]) for row in points)) for name in names]
-    rows = [
-        [runs_text(row[name], paged, up) if name == RUN else row[name] or "" for name in names]
+    names = [name for name in points[0] if any(row[name] for row in points)] if points else []
+    numeric = {name: all(is_number(row[name]) for row in points) for name in names}
+    css = {name: "number" if numeric[name] else "" for name in names}
+    shown = [
+        [point_cell(name, row[name] or "", css[name], run_pages, page.up) for name in names]
         for row in points[:SHOWN_POINTS]
     ]
-    rest = len(points) - len(rows)
-    more = el("p", {"class": "soft"}, f"{rest} more are in the csv.") if rest else ""
-    return join((grid(columns, rows, "Points of the figure"), more))
+    view = FigureView(
+        name=name,
+        image=f"{Path(stem).name}.svg",
+        files=file_links(Path(stem).name, forms),
+        columns=list(css.items()),
+        points=shown,
+        points_left_out=len(points) - len(shown),
+    )
+    return page.render("figure.html", view=view)
 
 
-def runs_text(text: str, paged: set[str], up: str) -> Html:
-    """Hashes of runs as links to those that have a page; `up`: the way to the root."""
-    parts: list[str] = []
-    for run in (text or "").split():
-        short = run[:SHOWN]
-        address = f"{up}{run_address(short)}" if short in paged else ""
-        parts += [link(address, el("code", {}, short)), " "]
-    return join(parts)
+def point_cell(name: str, text: str, css: str, run_pages: RunPages, up: str) -> PointCell:
+    """One entry of a point; hashes of runs become links. `up`: the way to the root of the site."""
+    if name != RUN:
+        return PointCell(text, [], css)
+    return PointCell("", [run_pages.link(run[:SHOWN], up) for run in text.split()], css)
 
 
 def is_number(text: str | None) -> bool:
-    """Whether an entry is a number, or nothing."""
+    """Whether an entry is a number, or empty."""
     try:
         return not text or float(text) == float(text)
     except ValueError:
@@ -94,7 +115,7 @@ def is_number(text: str | None) -> bool:
 
 
 def read_points(path: Path) -> list[dict[str, str]]:
-    """The rows of a figure's csv; none where there is no csv."""
+    """The rows of a figure's csv; none if there is no csv."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as file:

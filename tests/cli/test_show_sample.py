@@ -1,7 +1,7 @@
-"""How a sample was filled: the view accounts for every position, the picture invents nothing.
+"""How a sample was decoded: every position has its forward, and the picture shows nothing else.
 
 Laws over arbitrary samples (token texts with control characters among them), then one sample
-looked at closely, then the command.
+in detail, then the command.
 """
 
 from __future__ import annotations

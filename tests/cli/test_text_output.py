@@ -1,4 +1,4 @@
-"""Stored runs as text: what the lines say follows from the stored facts, in their order."""
+"""Stored runs as lines of text: `status`, `show` and `compare` print what the records hold."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Made-up results for the tests of the report: a small table, runs of every state, a figure.
 
-Texts, names and tokens hold what would steer a page if it were not escaped. The samples show what
-the viewer has to show: lookaheads, a stall, blocks, an end; drafts accepted, rejected, not asked.
+Texts, names and tokens hold markup that would change a page if it were not escaped. The samples
+have everything the viewer shows: lookahead branches, a stall, blocks, an end; drafts accepted,
+rejected, not verified.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The report in a browser, from file://, as a reader uses it: mouse, keyboard, narrow window, dark.
 
-Headless Chromium on made-up results (`builders`); skipped where there is none. Through all of it
-nothing is asked for but the site's own files, and nothing is logged or thrown.
+Headless Chromium on made-up results (`builders`); skipped if it is not installed. In every test the
+pages load only the site's own files, and log and throw nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.site.run_page import run_address
+from dllm_bench.site.pages import run_address
 from dllm_bench.store.record import RunRecord
 from tests.site import builders
 from tests.site.browser import Browser
@@ -133,7 +133,9 @@ def test_keys_step_through_the_filling(browser: Browser, pages: dict[str, str]) 
         assert sorted({*before, *positions}) == shown(browser)
         assert browser.text(".status").startswith(f"Forward {forward + 1} of 3")
         assert browser.value("document.querySelectorAll('.token.fresh').length") == len(positions)
-    assert "lookahead 2 went on" in browser.text(".status") and "○●□" in browser.text(".status")
+    assert "continued with lookahead 2" in browser.text(".status") and "○●□" in browser.text(
+        ".status"
+    )
     browser.key("ArrowLeft")
     assert "1 by the stall rule" in browser.text(".status") and shown(browser) == [0, 1, 4, 5]
     browser.key("End")

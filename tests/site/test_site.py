@@ -1,4 +1,4 @@
-"""The report as files: every link leads somewhere, nothing leads out, what models wrote stays text.
+"""The report as files: every link leads to a file of the site, what models wrote stays text.
 
 On made-up results (`builders`); what a reader does with the pages is in `test_browser`.
 """
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jinja2 import UndefinedError
 
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
@@ -23,12 +24,12 @@ from dllm_bench.core.request import Request
 from dllm_bench.metrics import accuracy
 from dllm_bench.paths import assets_dir
 from dllm_bench.site import build as site_module
-from dllm_bench.site import html as site_html
 from dllm_bench.site import index_page as site_board
+from dllm_bench.site import pages as site_pages
 from dllm_bench.site import sample_data as site_samples
 from dllm_bench.site import texts as site_texts
 from dllm_bench.site.decoding_order import decoding_order
-from dllm_bench.site.run_page import run_address
+from dllm_bench.site.pages import run_address
 from dllm_bench.store import inputs
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
@@ -200,16 +201,26 @@ def test_token_texts_have_no_invisible_characters(
 
 @pytest.mark.parametrize("value", [builders.HOSTILE, ["<!--", "]]>"], {"</script": 1.5}, None])
 def test_data_read_back_as_they_were(value: object) -> None:
-    text = site_html.data(value)
+    text = site_pages.script_json(value)
     assert json.loads(text) == value
     assert text.isascii() and not set("<>&") & set(text)
 
 
-def test_elements_escape_all_but_markup() -> None:
-    link = site_html.el("a", {"href": 'x"y', "hidden": True, "class": None}, "<b>")
-    assert site_html.el("p", {}, "a < b ", link) == (
-        '<p>a &lt; b <a href="x&quot;y" hidden>&lt;b&gt;</a></p>'
+def test_templates_escape_all_but_markup() -> None:
+    text = '{% import "macros.html" as m %}<p>{{ text }}{{ m.link(address, label) }}</p>'
+    template = site_pages.templates().from_string(text)
+    assert template.render(text="a < b ", address='x"y', label="<b>") == (
+        '<p>a &lt; b <a href="x&#34;y">&lt;b&gt;</a></p>'
     )
+
+
+def test_no_template_turns_escaping_off_or_names_what_is_not_there() -> None:
+    templates = site_pages.templates()
+    for name in templates.list_templates():
+        source = (site_pages.TEMPLATES / name).read_text(encoding="utf-8")
+        assert "autoescape" not in source and "safe" not in re.findall(r"\| *(\w+)", source), name
+    with pytest.raises(UndefinedError):
+        templates.from_string("{{ view.titel }}").render(view=site_pages.Page("a", "title"))
 
 
 # --- contents ------------------------------------------------------------------------------------
@@ -219,8 +230,8 @@ def test_elements_escape_all_but_markup() -> None:
 def test_the_viewer_gets_the_whole_filling(make: object) -> None:
     sample = make("a")  # type: ignore[operator]
     order = decoding_order(sample, lambda ids: builders.WORDS[ids[0]], builders.LOOKAHEADS)
-    words = site_samples.Words()
-    packed = json.loads(site_html.data(site_samples.pack_decoding_order(order, words)))
+    words = site_samples.TextNumbers()
+    packed = json.loads(site_pages.script_json(site_samples.pack_decoding_order(order, words)))
     texts = list(words.numbers)
     assert [texts[n] for n in packed["tokens"]] == [
         site_samples.visible(token.text) for token in order.tokens
@@ -262,9 +273,9 @@ def test_the_board_counts_cells_by_standing(site: Path) -> None:
 def test_runs_of_one_name_are_told_apart(records: dict[str, RunRecord]) -> None:
     specs = [record.spec for record in records.values() if record.spec.label == "lookahead"]
     other = builders.decoded(specs[0], {**builders.LOOKAHEADS, "explore": {"k": 3}}, "lookahead", 1)
-    apart = site_board.settings_apart([specs[0], other])
+    apart = site_board.differing_settings([specs[0], other])
     assert apart == {specs[0].short: "explore.k 2", other.short: "explore.k 3"}
-    assert site_board.settings_apart(specs[:1]) == {specs[0].short: ""}
+    assert site_board.differing_settings(specs[:1]) == {specs[0].short: ""}
 
 
 def test_the_comparison_is_the_paired_one(site: Path, records: dict[str, RunRecord]) -> None:

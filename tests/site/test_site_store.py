@@ -1,4 +1,4 @@
-"""The report and the whole store: what other runs say of costs, what a damaged record costs.
+"""The report and the whole store: costs are estimated from all runs, a damaged record has no page.
 
 On made-up results (`builders`); the pages themselves are in `test_site`.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.site import build as site_module
-from dllm_bench.site.run_page import run_address
+from dllm_bench.site.pages import run_address
 from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import build as tables
 from dllm_bench.tables.build import BuiltTable

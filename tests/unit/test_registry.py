@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dllm_bench import registry
-from dllm_bench.cli.main import compose
+from dllm_bench.cli.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.paths import conf_dir

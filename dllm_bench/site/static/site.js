@@ -1,4 +1,4 @@
-// What the pages of the report do: sort and narrow lists, and play how a sample was filled.
+// What the pages of the report do: sort and filter lists, and play back how a sample was decoded.
 // No library, no network. Texts enter the page as text nodes, never as markup.
 "use strict";
 
@@ -63,7 +63,7 @@ function lists() {
 
 // --- data of samples -----------------------------------------------------------------------------
 
-const packs = new Map(); // number of a script -> its samples, or what waits for them
+const packs = new Map(); // number of a script -> its samples, or the promise of them
 
 function receiveSamples(number, pack) {
   packs.get(number).resolve(pack);
@@ -74,13 +74,13 @@ function loadPack(number) {
     const waiting = {};
     waiting.promise = new Promise((resolve, reject) => Object.assign(waiting, { resolve, reject }));
     packs.set(number, waiting);
-    const missing = () => waiting.reject(new Error(`samples-${number}.js is not beside this page`));
+    const missing = () => waiting.reject(new Error(`samples-${number}.js is missing next to this page`));
     document.head.append(make("script", { src: `samples-${number}.js`, onerror: missing }));
   }
   return packs.get(number).promise;
 }
 
-// --- colours: early forwards dark blue, late ones yellow -------------------------------------------
+// --- colours of forwards, computed as in site/colours.py -------------------------------------------
 
 function heat(run, forward, forwards) {
   const place = forward / Math.max(forwards - 1, 1) * (run.scale.length - 1);
@@ -110,10 +110,10 @@ class Viewer {
     this.total = 0;
     this.filled = this.committed.map((positions) => (this.total += positions.length));
     this.heats = sample.steps.kind.map((_, i) => heat(run, i, this.forwards));
-    this.now = this.forwards; // forwards already made
+    this.now = this.forwards; // number of forwards that are shown as made
   }
 
-  // Pieces of the page.
+  // Parts of the page.
 
   build() {
     this.canvas = make("div", { class: "canvas", role: "group", "aria-label": "Canvas" });
@@ -127,7 +127,7 @@ class Viewer {
     this.rows = this.sample.steps.kind.map((_, i) => this.row(i));
     this.show();
     return [
-      make("section", { class: "player", "aria-label": "How the sample was filled" }, this.canvas,
+      make("section", { class: "player", "aria-label": "How the sample was decoded" }, this.canvas,
         this.timeline, this.range, this.controls(), this.status, this.draft, this.legend()),
       make("section", {}, make("h2", {}, "Forwards"), this.table()),
     ];
@@ -189,9 +189,10 @@ class Viewer {
     note(this.sample.borders.length, "│ block border");
     note(this.sample.steps.kind.includes("verify"), "dotted line: the target's own token");
     note(this.sample.steps.drafted, "proposal: accepted, rejected (struck out), not verified (grey)");
-    note(this.sample.steps.survival, "small number: chance, by the confidence head, that it is accepted if all before it are");
+    note(this.sample.steps.survival,
+      "small number: the confidence head's probability that it is accepted if all before it are");
     note(this.sample.steps.branches.some((k) => k > 1),
-      "branches: ○ lookahead, □ base, filled: it went on");
+      "branches: ○ lookahead, □ base, filled: the one continued with");
     const keys = ["space plays", "← → step", "Home End", "PgUp PgDn ten", "n p other sample"];
     return make("p", { class: "keys" }, ...notes,
       make("span", { class: "hint" }, make("br"), `Keys: ${keys.join(" · ")}`));
@@ -212,7 +213,7 @@ class Viewer {
       make("td", { class: "tokens" }, this.text(this.committed[i])));
   }
 
-  text(positions) { // neighbours that are equal are written once
+  text(positions) { // equal neighbours are written once, with their number
     const runs = [];
     positions.forEach((position, i) => {
       const word = this.sample.tokens[position];
@@ -295,7 +296,7 @@ class Viewer {
     if (forced[i]) parts.push(`${forced[i]} by the stall rule`);
     if (branches[i] > 1) {
       const base = winner[i] === branches[i] - 1;
-      parts.push(`${this.marks(i)} ${base ? "the base" : `lookahead ${winner[i] + 1}`} went on`);
+      parts.push(`${this.marks(i)} continued with ${base ? "the base" : `lookahead ${winner[i] + 1}`}`);
     }
     if (proposed[i]) parts.push(`${accepted[i]} of ${proposed[i]} drafts accepted`);
     return parts.join(" · ");
@@ -304,7 +305,7 @@ class Viewer {
   proposal(i) {
     const { drafted, proposed, accepted, survival } = this.sample.steps;
     if (!drafted || i < 0) return [];
-    const made = i; // a draft is shown from its own forward on, judged from the verification on
+    const made = i; // a draft is shown from its own forward on, with verdicts after the verification
     if (["draft", "head"].includes(this.sample.steps.kind[i])) {
       while (i < this.forwards - 1 && this.sample.steps.kind[i] !== "verify") i += 1;
     }
@@ -313,13 +314,13 @@ class Viewer {
     const words = { pending: "not verified yet", kept: "accepted", refused: "rejected",
       unasked: "not verified" };
     if (!drafted[i].length) return [];
-    const chance = (k) => { // from the confidence head's logit
+    const probability = (k) => { // from the confidence head's logit
       const logit = survival ? survival[i][k] : undefined;
       return logit === undefined ? [] : [make("sub", {}, (1 / (1 + Math.exp(-logit))).toFixed(2))];
     };
     return [make("span", { class: "label" }, "Proposal: "), ...drafted[i].map((word, k) =>
       make("span", { class: kind(k), title: words[kind(k)] },
-        this.words[word].replaceAll("\n", "↵"), ...chance(k)))];
+        this.words[word].replaceAll("\n", "↵"), ...probability(k)))];
   }
 
   // What keys and buttons do.
@@ -379,7 +380,7 @@ function onKey(event) {
   if (!viewer || !action || event.ctrlKey || event.metaKey || event.altKey) return;
   const focused = document.activeElement;
   if (["text", "search"].includes(focused.type) || focused.tagName === "SELECT") return;
-  if (focused.tagName === "BUTTON" && event.key === " ") return; // the button does it
+  if (focused.tagName === "BUTTON" && event.key === " ") return; // the button reacts itself
   if (focused.classList.contains("scroll") && /^(Page|Home|End)/.test(event.key)) return;
   event.preventDefault();
   viewer[action]();
@@ -391,7 +392,7 @@ function heading(run, index, sample) {
     ? make("a", { href: `#${to}` }, text) : make("span", { class: "soft" }, text));
   const forwards = facts.forwards === null ? "" : ` in ${facts.forwards} forwards`;
   const time = facts.seconds === null ? [] : [`${facts.seconds.toFixed(3)} s`];
-  const words = [`${facts.emitted ?? "uncounted"} tokens${forwards}`,
+  const words = [`${facts.emitted ?? "unknown number of"} tokens${forwards}`,
     ...time, `sample ${index + 1} of ${run.ids.length}`];
   if (facts.forwards) words.splice(1, 0, `TPF ${(facts.emitted / facts.forwards).toFixed(2)}`);
   for (const [name, value] of Object.entries(sample.scores)) {
@@ -421,9 +422,9 @@ async function openSample(run) {
     document.title = `${sample.id} · dllm-bench`;
     document.querySelector("nav [aria-current]").textContent = sample.id;
     viewer = sample.steps ? new Viewer(run, index, sample, pack.words) : null;
-    const unknown = "The prompt is not at hand: benchmark or tokenizer are not here, or have changed.";
+    const unknown = "The prompt is not known: the benchmark or the tokenizer is missing here, or has changed.";
     const texts = [panel("Prompt", sample.prompt, unknown),
-      panel("Text", sample.text, "The sample itself is not here, only its line in the record.")];
+      panel("Text", sample.text, "The sample itself is missing here; only its line in the record is known.")];
     if (sample.raw) texts.push(panel("Before the stop string", sample.raw, ""));
     place.replaceChildren(...heading(run, index, sample), ...(viewer ? viewer.build() : []),
       make("div", { class: "columns" }, ...texts));

@@ -1,0 +1,109 @@
+"""Render the pages of the report from the templates in `templates/`.
+
+The page modules (`index_page`, `run_page`, …) compute plain data; the templates lay it out and may
+be edited without touching Python. Every text is escaped (Jinja2's autoescape), so what a model
+wrote stays text. `script_json` is data that is safe inside a page and in a script of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+TEMPLATES = Path(__file__).parent / "templates"
+FIRST_PAGE = "index.html"
+UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of the site.
+
+    address: its path below the root of the site.
+    title: shown in the window's title and as the last entry of the trail.
+    parents: (text, address below the root) of the pages between the first page and this one.
+    """
+
+    address: str
+    title: str
+    parents: Sequence[tuple[str, str]] = ()
+
+    @property
+    def up(self) -> str:
+        """The way from the page to the root of the site."""
+        return "../" * self.address.count("/")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the page the report opens with."""
+        return self.address == FIRST_PAGE
+
+    @property
+    def trail(self) -> list[tuple[str, str]]:
+        """(text, address below the root) of all pages that lead to this one."""
+        return [("report", FIRST_PAGE), *self.parents]
+
+    def render(self, template: str, **data: Any) -> str:
+        """The whole document; `data` is what the template lays out."""
+        return templates().get_template(template).render(page=self, **data)
+
+
+@dataclass(frozen=True)
+class RunLink:
+    """A run as pages refer to it.
+
+    short: the beginning of its hash.
+    address: of its page, as seen from the page with the link; empty if the run has no page.
+    """
+
+    short: str
+    address: str
+
+
+@dataclass(frozen=True)
+class RunPages:
+    """Which runs have a page.
+
+    shorts: short hashes of these runs.
+    """
+
+    shorts: frozenset[str]
+
+    def link(self, short: str, up: str = "") -> RunLink:
+        """The link to a run; `up` is the way from the page with the link to the root."""
+        return RunLink(short, f"{up}{run_address(short)}" if short in self.shorts else "")
+
+
+def run_address(short: str) -> str:
+    """The path of a run's page below the root of the site."""
+    return f"runs/{short}/index.html"
+
+
+def state_class(state: str) -> str:
+    """The CSS class of a state of runs or cells."""
+    return f"state-{state.replace(' ', '-')}"
+
+
+@cache
+def templates() -> Environment:
+    """The templates; a name that a template misspells is an error, not an empty text."""
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def script_json(value: Any) -> Markup:
+    """Plain data as a JavaScript expression in ASCII, without the characters < > &."""
+    return Markup(json.dumps(value, separators=(",", ":")).translate(UNSAFE))
