@@ -79,7 +79,7 @@ def file_lines(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
 def architecture_lines(found: Inspection) -> Iterator[Line]:
     """Adapter, form of attention, number of parameters and dtypes."""
     opened = found.opened
-    form = opened.form.replace("_", "-")
+    form = opened.attention_form.replace("_", "-")
     block = f" over blocks of {opened.spec.block}" if opened.spec.block else ""
     shift = "row i predicts position i + 1" if opened.shifted else "row i predicts position i"
     yield OK, "architecture", f"{opened.adapter}, {form} attention{block}, {shift}"
@@ -111,7 +111,7 @@ def memory_and_forward(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
     fits = found.weight_bytes + found.cache_bytes(POSITIONS) <= WEIGHTS_SHARE * available
     yield OK if fits else REQUIRED_MISSING, "memory", text
     if fits:
-        yield OK, "forward", forward_text(spec, found.opened.form)
+        yield OK, "forward", forward_text(spec, found.opened.attention_form)
 
 
 def memory_of(spec: ModelSpec) -> tuple[str, int]:

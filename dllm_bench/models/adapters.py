@@ -1,4 +1,8 @@
-"""Adapters: the published architectures that can be read, and `ADAPTERS`, their one registry."""
+"""The supported architectures, and `ADAPTERS`: the one registry of adapter name -> layout.
+
+An adapter is the name (`adapter:` in a model's yaml) of a `CheckpointLayout`. To support another
+architecture, add a subclass with its config keys and tensor names, and an entry in `ADAPTERS`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,20 @@ from typing import Any, ClassVar
 
 from dllm_bench.models.layouts import (
     CheckpointLayout,
-    Part,
     PublishedConfig,
+    PublishedTensor,
     Shapes,
     StandardLayout,
     value,
 )
 
 LAYERS, BLOCKS = "model.layers.", "model.transformer.blocks."
-TOP = {  # module name -> published name, without ".weight"
+LLADA_TOP = {  # module name -> published name, without ".weight"
     "model.embed_tokens": "model.transformer.wte",
     "model.norm": "model.transformer.ln_f",
     "lm_head": "model.transformer.ff_out",
 }
-BLOCK = {
+LLADA_BLOCK = {  # module name inside a layer -> published name inside a block
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ff_norm",
     "self_attn.q_proj": "q_proj",
@@ -35,7 +39,12 @@ BLOCK = {
 
 
 class LladaLayout(CheckpointLayout):
-    """`LLaDAModelLM` of block type "llama"."""
+    """`LLaDAModelLM` of block type "llama": OLMo's config keys, `model.transformer.*` names.
+
+    LLaDA-1.5, dParallel and d3LLM have the same layout. Run by `LlamaForCausalLM`, or by
+    `Qwen2ForCausalLM` (the same layers with biases on q, k and v) where the config has
+    `include_qkv_bias`.
+    """
 
     model_type = "llada"
     family = "Llama"
@@ -73,12 +82,12 @@ class LladaLayout(CheckpointLayout):
         }
 
     def to_published(self, name: str) -> str:
-        """Module name -> published name; unknown names come back as they are."""
+        """Published name of a parameter; unknown names are returned unchanged."""
         stem, _, kind = name.rpartition(".")
         if not stem.startswith(LAYERS):
-            return f"{TOP[stem]}.{kind}" if stem in TOP else name
+            return f"{LLADA_TOP[stem]}.{kind}" if stem in LLADA_TOP else name
         index, _, part = stem.removeprefix(LAYERS).partition(".")
-        return f"{BLOCKS}{index}.{BLOCK[part]}.{kind}" if part in BLOCK else name
+        return f"{BLOCKS}{index}.{LLADA_BLOCK[part]}.{kind}" if part in LLADA_BLOCK else name
 
 
 def _mlp_size(published: PublishedConfig) -> int:
@@ -93,7 +102,10 @@ def _kv_heads(published: PublishedConfig) -> int:
 
 
 class DreamLayout(StandardLayout):
-    """`DreamModel` held by `Qwen2ForCausalLM`."""
+    """`DreamModel`: Qwen2's tensor names and config keys, logits shifted by one.
+
+    DiffuCoder, dParallel, d3LLM and the D2F versions of Dream have the same layout.
+    """
 
     model_type = "Dream"
     family = "Qwen2"
@@ -109,24 +121,35 @@ class DreamLayout(StandardLayout):
 EXPERTS = re.compile(r"(?P<stem>.+\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
 
 
-def expert_parts(name: str, shapes: Shapes) -> list[Part] | None:
-    """Experts published one by one, which transformers stacks: [gate; up] and down."""
+def expert_parts(name: str, shapes: Shapes) -> list[PublishedTensor] | None:
+    """The published tensors of a stacked expert parameter, None for other parameters.
+
+    Checkpoints store experts one by one; transformers stacks them as [gate; up] and down.
+    """
     match = EXPERTS.match(name)
     if match is None:
         return None
     experts, rows, _ = shapes[name]
     if match["kind"] == "down_proj":
-        return [Part(f"{match['stem']}.{e}.down_proj.weight", place=(e,)) for e in range(experts)]
+        return [
+            PublishedTensor(f"{match['stem']}.{e}.down_proj.weight", place=(e,))
+            for e in range(experts)
+        ]
     halves = {"gate_proj": slice(0, rows // 2), "up_proj": slice(rows // 2, rows)}
     return [
-        Part(f"{match['stem']}.{e}.{side}.weight", place=(e, half))
+        PublishedTensor(f"{match['stem']}.{e}.{side}.weight", place=(e, half))
         for e in range(experts)
         for side, half in halves.items()
     ]
 
 
 class LladaMoeLayout(StandardLayout):
-    """`LLaDAMoEModelLM`; its config.json says model_type "llada", as the dense model's does."""
+    """`LLaDAMoEModelLM`, run by Qwen3-MoE's class.
+
+    Its config.json has model_type "llada", as the dense model's does. Softmax over all experts, the
+    top-k weights not renormalised, RMSNorm per head on q and k (as in Qwen3-MoE; OLMoE normalises
+    the whole projection).
+    """
 
     model_type = "llada"
     family = "Qwen3Moe"
@@ -161,22 +184,27 @@ class LladaMoeLayout(StandardLayout):
             "head_dim": _head_dim(published),
         }
 
-    def parts(self, name: str, shapes: Shapes) -> list[Part]:
+    def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         return expert_parts(name, shapes) or super().parts(name, shapes)
 
 
-RENAMED = {  # end of the module's name -> end of the published name
+LLADA2_NAMES = {  # end of the module's name -> end of the published name
     "model.embed_tokens.weight": "model.word_embeddings.weight",
     ".self_attn.o_proj.weight": ".attention.dense.weight",
     ".self_attn.q_norm.weight": ".attention.query_layernorm.weight",
     ".self_attn.k_norm.weight": ".attention.key_layernorm.weight",
     ".mlp.gate.e_score_correction_bias": ".mlp.gate.expert_bias",
 }
-FUSED = ("q_proj", "k_proj", "v_proj")  # rows of query_key_value, in this order
+LLADA2_FUSED = ("q_proj", "k_proj", "v_proj")  # rows of query_key_value, in this order
 
 
 class Llada2Layout(StandardLayout):
-    """`LLaDA2MoeModelLM`; blocks of 32 see each other and what lies before them."""
+    """`LLaDA2MoeModelLM` (Bailing MoE v2), run by GLM-4-MoE's class; block diffusion, blocks of 32.
+
+    Sigmoid scores with a selection bias, the best groups by the sum of their two best experts, one
+    shared expert, rotary embedding on the first part of a head (half of it in LLaDA2.0), q/k/v in
+    one tensor: [all q | all k | all v].
+    """
 
     model_type = "llada2_moe"
     family = "Glm4Moe"
@@ -194,10 +222,10 @@ class Llada2Layout(StandardLayout):
     }
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
-        whole = super().settings(published)
+        standard = super().settings(published)
         fraction = published.get("partial_rotary_factor", 1.0)
-        return whole | {
-            "rope_parameters": whole["rope_parameters"] | {"partial_rotary_factor": fraction},
+        return standard | {
+            "rope_parameters": standard["rope_parameters"] | {"partial_rotary_factor": fraction},
             "head_dim": _head_dim(published),
             "use_qk_norm": True,
             "moe_intermediate_size": value(published, "moe_intermediate_size"),
@@ -212,19 +240,19 @@ class Llada2Layout(StandardLayout):
         }
 
     def to_published(self, name: str) -> str:
-        for ours, theirs in RENAMED.items():
-            if name.endswith(ours):
-                return name.removesuffix(ours) + theirs
+        for end, published_end in LLADA2_NAMES.items():
+            if name.endswith(end):
+                return name.removesuffix(end) + published_end
         return name
 
-    def parts(self, name: str, shapes: Shapes) -> list[Part]:
+    def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         stem, _, side = name.removesuffix(".weight").rpartition(".self_attn.")
-        if side not in FUSED:
+        if side not in LLADA2_FUSED:
             return expert_parts(name, shapes) or super().parts(name, shapes)
-        heights = [shapes[f"{stem}.self_attn.{other}.weight"][0] for other in FUSED]
-        start = sum(heights[: FUSED.index(side)])
+        row_counts = [shapes[f"{stem}.self_attn.{other}.weight"][0] for other in LLADA2_FUSED]
+        start = sum(row_counts[: LLADA2_FUSED.index(side)])
         rows = (start, start + shapes[name][0])
-        return [Part(f"{stem}.attention.query_key_value.weight", rows=rows)]
+        return [PublishedTensor(f"{stem}.attention.query_key_value.weight", rows=rows)]
 
 
 def _head_dim(published: PublishedConfig) -> int:
@@ -247,7 +275,7 @@ class SdarLayout(StandardLayout):
 
 
 class CausalLayout(StandardLayout):
-    """An autoregressive model."""
+    """An autoregressive model: rows predict the next position and see no later one."""
 
     shifted = True
     attention = "causal"
@@ -284,7 +312,11 @@ class LlamaLayout(CausalLayout):
 
 
 class Gemma4Layout(CausalLayout):
-    """`Gemma4UnifiedForConditionalGeneration`, the language model of it."""
+    """The language model of `Gemma4UnifiedForConditionalGeneration`; vision and audio are not read.
+
+    Its layers alternate between a sliding window and full attention, each kind with a rotary
+    embedding of its own.
+    """
 
     model_type = "gemma4_unified"
     family = "Gemma4Unified"
@@ -303,18 +335,18 @@ class Gemma4Layout(CausalLayout):
         "enable_moe_block": (False, None),
         "attention_bias": (False, None),
     }
-    elsewhere = r"model\.(?!language_model\.)"
+    ignored = r"model\.(?!language_model\.)"
 
-    def text(self, published: PublishedConfig) -> PublishedConfig:
+    def text_config(self, published: PublishedConfig) -> PublishedConfig:
         outer = {key: published[key] for key in ("tie_word_embeddings",) if key in published}
         return {"tie_word_embeddings": True, **outer, **value(published, "text_config")}
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
-        """Layers over the whole text have heads of their own, in the old spelling or the new."""
-        whole = "per_layer_config" if "per_layer_config" in published else "global_head_dim"
+        """Full-attention layers have head sizes of their own, under an old or a new key."""
+        heads = "per_layer_config" if "per_layer_config" in published else "global_head_dim"
         optional = ("attention_k_eq_v", "num_global_key_value_heads", "final_logit_softcapping")
         given = {key: published[key] for key in optional if key in published}
-        return {**super().settings(published), **given, whole: value(published, whole)}
+        return {**super().settings(published), **given, heads: value(published, heads)}
 
     def rope(self, published: PublishedConfig) -> dict[str, Any]:
         return dict(value(published, "rope_parameters"))
@@ -323,7 +355,7 @@ class Gemma4Layout(CausalLayout):
         return name.replace("model.", "model.language_model.", 1)
 
 
-ADAPTERS: Mapping[str, CheckpointLayout] = {
+ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in this order
     "llada": LladaLayout(),
     "llada_moe": LladaMoeLayout(),
     "llada2": Llada2Layout(),
@@ -334,3 +366,9 @@ ADAPTERS: Mapping[str, CheckpointLayout] = {
     "llama": LlamaLayout(),
     "gemma4": Gemma4Layout(),
 }
+
+
+def recognised_adapter(published: PublishedConfig) -> str | None:
+    """Name of the adapter whose layout a config.json has; None if it is not supported."""
+    names = (name for name, layout in ADAPTERS.items() if layout.recognises(published))
+    return next(names, None)

@@ -1,9 +1,10 @@
-"""What a drafter's config.json says, in the dialects it is published in.
+"""`DrafterConfig`: what a drafter's config.json says, in each format drafters are published in.
 
-z-lab and SpecForge (`DFlashDraftModel`) nest their keys in `dflash_config`, predict with the masks
-only and borrow the target's embedding and head. DeepSpec (`Qwen3DSparkModel`, DFlash and DSpark
-alike) has flat keys, predicts with every slot one position on, and carries both tables. The two
-are not interchangeable. Gemma's drafters and SpecForge's DSpark are left out. Light to import.
+z-lab and SpecForge (`DFlashDraftModel`) nest their keys in `dflash_config`; their drafters predict
+only at the masked slots and use the target's embedding and head. DeepSpec (`Qwen3DSparkModel`, for
+DFlash and DSpark) has flat keys; its drafters predict at every slot, for the position after it, and
+carry a copy of embedding and head. Checkpoints of one format cannot be read as the other. Not
+supported: drafters for Gemma, and SpecForge's DSpark.
 """
 
 from __future__ import annotations
@@ -19,32 +20,39 @@ HEAD_NAMES = ("vanilla", "gated", "rnn")
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """What a drafter's config says beyond the sizes of its layers.
-
-    slots: of a block, or steps of a chain; the first `silent` predict nothing; tables: embedding
-    and head of the target are in the checkpoint; rank 0: no head of transitions.
-    """
+    """What a drafter's config.json says beyond the sizes of its layers."""
 
     slots: int
+    """Slots of a block, the anchor's included; of a chain, the steps it was trained for."""
     feature_layers: tuple[int, ...]
+    """Layers of the target whose outputs it reads; -1 is the embedding."""
     target_layers: int
+    """Number of layers of the target it was trained for."""
     mask: int = 0
+    """Id of the token that is fed at every slot after the anchor."""
     silent: int = 0
+    """The first slots, which predict nothing."""
     tables: bool = True
+    """Whether the checkpoint holds the target's embedding and head."""
     head: str = "vanilla"
+    """Kind of the Markov head, one of `HEAD_NAMES`."""
     rank: int = 0
+    """Rank of the Markov head; 0: it has none."""
     confidence: bool = False
+    """Whether it has a confidence head."""
     confidence_reads_token: bool = True
+    """Whether the confidence head reads the Markov embedding of the previous token."""
     chain: bool = False
+    """Whether it is an EAGLE-3 chain instead of a block."""
 
 
-def z_lab(published: PublishedConfig) -> DrafterConfig:
-    """Facts of a z-lab or SpecForge config; newer ones nest the block length too."""
+def read_z_lab(published: PublishedConfig) -> DrafterConfig:
+    """A z-lab or SpecForge config; newer ones nest the block length too."""
     nested = value(published, "dflash_config")
     if nested.get("projector_type", "dflash") != "dflash":
         raise DllmBenchError(
-            f"The drafter's config has projector_type {nested['projector_type']!r}; of this "
-            "dialect only DFlash is read, use DeepSpec's checkpoint for DSpark."
+            f"The drafter's config has projector_type {nested['projector_type']!r}; in this "
+            "format only DFlash is supported, use DeepSpec's checkpoint for DSpark."
         )
     slots = published.get("block_size") or nested.get("block_size")
     return DrafterConfig(
@@ -57,12 +65,12 @@ def z_lab(published: PublishedConfig) -> DrafterConfig:
     )
 
 
-def deep_spec(published: PublishedConfig) -> DrafterConfig:
-    """Facts of a DeepSpec config, DFlash where it has no heads."""
+def read_deep_spec(published: PublishedConfig) -> DrafterConfig:
+    """A DeepSpec config of DSpark, or of DFlash if it names no heads."""
     head = published.get("markov_head_type", "vanilla")
     if head not in HEAD_NAMES:
         raise DllmBenchError(
-            f"The drafter's config has markov_head_type {head!r}; known are "
+            f"The drafter's config has markov_head_type {head!r}; choose a checkpoint with one of "
             f"{', '.join(HEAD_NAMES)}."
         )
     return DrafterConfig(
@@ -77,8 +85,8 @@ def deep_spec(published: PublishedConfig) -> DrafterConfig:
     )
 
 
-def eagle3(published: PublishedConfig) -> DrafterConfig:
-    """Facts of DeepSpec's EAGLE-3 config; the unrolled steps of training are the chain's length."""
+def read_eagle3(published: PublishedConfig) -> DrafterConfig:
+    """DeepSpec's EAGLE-3 config; the chain is as long as training unrolled it (`ttt_length`)."""
     return DrafterConfig(
         slots=value(published, "ttt_length"),
         feature_layers=tuple(value(published, "target_layer_ids")),
@@ -88,23 +96,23 @@ def eagle3(published: PublishedConfig) -> DrafterConfig:
 
 
 READERS: Mapping[str, Callable[[PublishedConfig], DrafterConfig]] = {
-    "DFlashDraftModel": z_lab,
-    "Qwen3DSparkModel": deep_spec,
-    "Qwen3Eagle3Model": eagle3,
+    "DFlashDraftModel": read_z_lab,
+    "Qwen3DSparkModel": read_deep_spec,
+    "Qwen3Eagle3Model": read_eagle3,
 }
 
 
 def architecture(published: PublishedConfig) -> str:
-    """The architecture a config names, one of those that are known."""
-    named = (published.get("architectures") or ["nothing"])[0]
-    if named not in READERS:
+    """The architecture a config names; DllmBenchError if it is not in `READERS`."""
+    name = (published.get("architectures") or ["nothing"])[0]
+    if name not in READERS:
         raise DllmBenchError(
-            f"The drafter's config.json names the architecture {named!r}; known are "
-            f"{', '.join(READERS)}."
+            f"The drafter's config.json names the architecture {name!r}; choose a drafter with "
+            f"one of {', '.join(READERS)}."
         )
-    return str(named)
+    return str(name)
 
 
 def read_drafter_config(published: PublishedConfig) -> DrafterConfig:
-    """The facts of a drafter's config."""
+    """Read a drafter's config.json, in the format its architecture calls for."""
     return READERS[architecture(published)](published)

@@ -1,25 +1,13 @@
-"""DSpark's small heads (§3.1): what the token before a slot says about the slot.
+"""The networks of DFlash, DSpark and EAGLE-3, with the tensor names of the published checkpoints.
 
-W1 embeds a token in rank r, W2 turns r numbers into logits. Markov: bias = W2 W1[x]. Gated: W1[x]
-is scaled by sigmoid(Wg [h; W1[x]]). RNN: z = [s; W1[x]; h] gives gate, candidate and output; the
-bias is W2 tanh(o), from the state before the update. `ConfidenceHead`: how likely a token survives.
-All work on any leading dimensions, so that training can run them over blocks at once.
+DFlash (arXiv 2602.06036): C = RMSNorm(W_fc [outputs of the feature layers]) gives keys and values
+to every layer; the slots are the anchor and the masks after it. DSpark (§3) adds a Markov head and
+a confidence head. EAGLE-3 as in DeepSpec: feature i joined with token i + 1, at rotary position i,
+predicts token i + 2. Rotary positions are absolute. Layers are made of transformers' Qwen3 parts.
+Not here: training losses, block masks, sliding windows, Gemma's layers.
 
-
-Transformer layers of drafters, made of transformers' Qwen3 parts (DFlash, arXiv 2602.06036).
-
-`ContextAttention` takes queries from the last rows only: what lies before them gives keys and
-values alone. In DFlash these rows are features of the target, the same for every layer and not
-normalised by it; in EAGLE-3 they are the committed positions of its single layer. Parameters have
-the names of the published checkpoints. Left out: sliding windows, Gemma's layers.
-
-
-The networks of DFlash, DSpark and EAGLE-3, with the tensor names of the published checkpoints.
-
-DFlash (arXiv 2602.06036): C = RMSNorm(W_fc [features of the tapped layers]) gives keys and values
-to every layer; the anchor and masks behind it are the slots. DSpark (§3) adds heads. EAGLE-3 as in
-DeepSpec: feature i beside token i + 1 at rotary position i predicts token i + 2. Rotary positions
-are absolute. Training losses and block masks are left out.
+Shapes: F fed rows of context, S slots of a block, D slots that predict, H hidden size, V
+vocabulary, C = H x (number of feature layers).
 """
 
 from __future__ import annotations
@@ -47,7 +35,11 @@ from dllm_bench.models.kv import PositionCache
 
 
 class MarkovHead(nn.Module):
-    """The default: a transition table of low rank."""
+    """DSpark's default head (§3.1): the bias W2 W1[x] on a slot's logits, x the previous token.
+
+    W1 embeds a token in `rank` numbers, W2 turns them into logits (V,). This and the other heads
+    accept any leading dimensions, so that training runs them over whole blocks.
+    """
 
     def __init__(self, vocabulary: int, rank: int, hidden: int) -> None:
         super().__init__()
@@ -55,43 +47,50 @@ class MarkovHead(nn.Module):
         self.markov_w2 = nn.Linear(rank, vocabulary, bias=False)
 
     def forward(
-        self, token: Tensor, hidden_D: Tensor, state: HeadState
+        self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        """Bias (V,) of a slot with hidden state h after `token`, and the state after the slot."""
+        """The bias (V,) of a slot with hidden state h after `token`, and the head's next state."""
         return self.markov_w2(self.markov_w1(token)), None
 
 
 class GatedHead(MarkovHead):
-    """The transition looks at the slot too (released code, not in the paper)."""
+    """Also reads the slot: W1[x] is scaled by sigmoid(Wg [h; W1[x]]).
+
+    In DeepSpec's released code, not in the paper.
+    """
 
     def __init__(self, vocabulary: int, rank: int, hidden: int) -> None:
         super().__init__(vocabulary, rank, hidden)
         self.gate_proj = nn.Linear(hidden + rank, rank)
 
-    def gate(self, token: Tensor, hidden_D: Tensor) -> Tensor:
-        """How much of each of the r numbers passes."""
-        return self.gate_proj(torch.cat([hidden_D, self.markov_w1(token)], dim=-1)).sigmoid()
+    def gate(self, token: Tensor, hidden_H: Tensor) -> Tensor:
+        """The scale of each of the `rank` numbers, in (0, 1)."""
+        return self.gate_proj(torch.cat([hidden_H, self.markov_w1(token)], dim=-1)).sigmoid()
 
     def forward(
-        self, token: Tensor, hidden_D: Tensor, state: HeadState
+        self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        return self.markov_w2(self.gate(token, hidden_D) * self.markov_w1(token)), None
+        return self.markov_w2(self.gate(token, hidden_H) * self.markov_w1(token)), None
 
 
 class RnnHead(MarkovHead):
-    """A recurrent state sees the whole drafted prefix; it begins at 0."""
+    """Carries a recurrent state s over the drafted prefix, 0 at its start.
+
+    z = [s; W1[x]; h] gives gate, candidate and output o; the bias is W2 tanh(o), computed from the
+    state before the update.
+    """
 
     def __init__(self, vocabulary: int, rank: int, hidden: int) -> None:
         super().__init__(vocabulary, rank, hidden)
         self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
 
     def forward(
-        self, token: Tensor, hidden_D: Tensor, state: HeadState
+        self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
         embedded = self.markov_w1(token)
         if state is None:
             state = torch.zeros_like(embedded)
-        joint = self.joint_proj(torch.cat([state, embedded, hidden_D], dim=-1))
+        joint = self.joint_proj(torch.cat([state, embedded, hidden_H], dim=-1))
         gate, candidate, output = joint.chunk(3, dim=-1)
         gate = gate.sigmoid()
         state = gate * state + (1 - gate) * candidate.tanh()
@@ -106,38 +105,46 @@ HEADS: Mapping[str, type[MarkovHead]] = {
 
 
 class ConfidenceHead(nn.Module):
-    """Logit of survival from [h; W1[x]], or from h alone where rank is 0."""
+    """Logit of the probability that a slot's token is accepted, from [h; W1[x]].
+
+    From h alone where `rank` is 0.
+    """
 
     def __init__(self, hidden: int, rank: int) -> None:
         super().__init__()
         self.proj = nn.Linear(hidden + rank, 1)
 
-    def forward(self, *parts: Tensor) -> Tensor:
-        logit: Tensor = self.proj(torch.cat(parts, dim=-1))[..., 0]
+    def forward(self, *inputs: Tensor) -> Tensor:
+        logit: Tensor = self.proj(torch.cat(inputs, dim=-1))[..., 0]
         return logit
 
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines of all rows, (1, F + B, head_dim) each
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of all rows, (1, F + S, head size) each
 
 
 class ContextAttention(Qwen3Attention):
-    """Every query sees the cache, all context rows and all query rows."""
+    """Attention of queries to the cache, the context rows and the query rows, all of them.
+
+    Only query rows have queries. In DFlash the context rows are features of the target, the same
+    for every layer and not normalised by it; in EAGLE-3 they are committed positions. `width` is
+    the size of a row.
+    """
 
     def __init__(self, config: Any, index: int, width: int) -> None:
         super().__init__(config, index)
         self.is_causal = False
         for name in ("q_proj", "k_proj", "v_proj"):
-            made = getattr(self, name).out_features
-            setattr(self, name, nn.Linear(width, made, bias=config.attention_bias))
+            size = getattr(self, name).out_features
+            setattr(self, name, nn.Linear(width, size, bias=config.attention_bias))
 
-    def forward(  # type: ignore[override] # rows that are no queries come apart
-        self, context_1FD: Tensor, query_1BD: Tensor, rotation: Rotation, kv: PositionCache
+    def forward(  # type: ignore[override] # context rows are an argument of their own
+        self, context_1FH: Tensor, query_1SH: Tensor, rotation: Rotation, kv: PositionCache
     ) -> Tensor:
-        rows = torch.cat([context_1FD, query_1BD], dim=1)
-        query = self.q_norm(self._heads(self.q_proj(query_1BD))).transpose(1, 2)
+        rows = torch.cat([context_1FH, query_1SH], dim=1)
+        query = self.q_norm(self._heads(self.q_proj(query_1SH))).transpose(1, 2)
         key = self.k_norm(self._heads(self.k_proj(rows))).transpose(1, 2)
         value = self._heads(self.v_proj(rows)).transpose(1, 2)
-        last = tuple(part[:, -query_1BD.shape[1] :] for part in rotation)
+        last = tuple(part[:, -query_1SH.shape[1] :] for part in rotation)
         query, _ = apply_rotary_pos_emb(query, query, *last)
         _, key = apply_rotary_pos_emb(key, key, *rotation)
         key, value = kv.update(key, value, self.layer_idx)
@@ -163,18 +170,19 @@ class BlockLayer(nn.Module):
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, context_1FD: Tensor, slots_1BD: Tensor, rotation: Rotation, kv: PositionCache
+        self, context_1FH: Tensor, slots_1SH: Tensor, rotation: Rotation, kv: PositionCache
     ) -> Tensor:
-        query = self.input_layernorm(slots_1BD)
-        slots_1BD = slots_1BD + self.self_attn(context_1FD, query, rotation, kv)
-        after: Tensor = slots_1BD + self.mlp(self.post_attention_layernorm(slots_1BD))
+        query = self.input_layernorm(slots_1SH)
+        slots_1SH = slots_1SH + self.self_attn(context_1FH, query, rotation, kv)
+        after: Tensor = slots_1SH + self.mlp(self.post_attention_layernorm(slots_1SH))
         return after
 
 
 class ChainLayer(nn.Module):
-    """The layer of EAGLE-3: reads a token beside the hidden state before it, both normalised.
+    """The layer of EAGLE-3: each row is a token's embedding and the hidden state before it.
 
-    Only the last row goes on; the rows before it are needed as keys and values alone.
+    Both are normalised and concatenated. Only the last row is computed to its end; the rows before
+    it only give keys and values.
     """
 
     def __init__(self, config: Any) -> None:
@@ -186,17 +194,17 @@ class ChainLayer(nn.Module):
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, token_1FD: Tensor, hidden_1FD: Tensor, rotation: Rotation, kv: PositionCache
+        self, token_1FH: Tensor, hidden_1FH: Tensor, rotation: Rotation, kv: PositionCache
     ) -> Tensor:
-        rows = torch.cat([self.input_layernorm(token_1FD), self.hidden_norm(hidden_1FD)], dim=-1)
+        rows = torch.cat([self.input_layernorm(token_1FH), self.hidden_norm(hidden_1FH)], dim=-1)
         mixed = self.self_attn(rows[:, :-1], rows[:, -1:], rotation, kv)
-        last_11D = hidden_1FD[:, -1:] + mixed
-        after: Tensor = last_11D + self.mlp(self.post_attention_layernorm(last_11D))
+        last_11H = hidden_1FH[:, -1:] + mixed
+        after: Tensor = last_11H + self.mlp(self.post_attention_layernorm(last_11H))
         return after
 
 
-def planned(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
-    """Feed all from the end of the cache to `stop`, keep what lies before `stored`."""
+def begin_draft(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
+    """A plan that feeds from the end of the cache to `stop` and keeps positions before `stored`."""
     feed = (kv.length, stop)
     plan = ForwardPlan(
         ForwardKind.DRAFT, feed=feed, rows=(stored, stored + 1), store=(kv.length, stored)
@@ -205,25 +213,28 @@ def planned(kv: PositionCache, stop: int, stored: int) -> ForwardPlan:
     return plan
 
 
-def keep(kv: PositionCache, plan: ForwardPlan, rows_1FD: Tensor) -> None:
-    """Store the keys and values of `plan.store`; `rows` are what was fed."""
-    kv.hold(plan, rows_1FD)
-    kv.keep(plan, torch.zeros((), dtype=torch.long, device=rows_1FD.device))
+def finish_draft(kv: PositionCache, plan: ForwardPlan, rows_1FH: Tensor) -> None:
+    """Store the keys and values of `plan.store`; `rows` are the context rows that were fed."""
+    kv.hold(plan, rows_1FH)
+    kv.keep(plan, torch.zeros((), dtype=torch.long, device=rows_1FH.device))
 
 
 class DraftNetwork(nn.Module):
-    """What both kinds share: features in, the target's vocabulary out."""
+    """Base of both networks: reads the target's features, gives logits over its vocabulary.
+
+    `config` is transformers' Qwen3Config.
+    """
 
     layers: nn.ModuleList
 
-    def __init__(self, config: Any, facts: DrafterConfig) -> None:
+    def __init__(self, config: Any, drafter_config: DrafterConfig) -> None:
         super().__init__()
-        self.facts = facts
+        self.drafter_config = drafter_config
         width = config.hidden_size
-        self.fc = nn.Linear(len(facts.feature_layers) * width, width, bias=False)
+        self.fc = nn.Linear(len(drafter_config.feature_layers) * width, width, bias=False)
         self.norm = Qwen3RMSNorm(width, config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
-        if facts.tables:
+        if drafter_config.tables:
             self.embed_tokens = nn.Embedding(config.vocab_size, width)
             self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
 
@@ -232,97 +243,101 @@ class DraftNetwork(nn.Module):
         return PositionCache(len(self.layers), length, shifted=False)
 
     def embed(self, ids: Tensor, target: Target) -> Tensor:
-        """Embeddings, the checkpoint's own or the target's."""
-        embedded: Tensor = self.embed_tokens(ids) if self.facts.tables else target.embed(ids)
+        """Embeddings of tokens, by the drafter's own table if it has one, else by the target's."""
+        embedded: Tensor = (
+            self.embed_tokens(ids) if self.drafter_config.tables else target.embed(ids)
+        )
         return embedded
 
     def logits(self, hidden: Tensor, target: Target) -> Tensor:
-        """Logits of normalised hidden states."""
-        logits: Tensor = self.lm_head(hidden) if self.facts.tables else target.head(hidden)
+        """Logits of normalised hidden states, by the drafter's own head if it has one."""
+        logits: Tensor = self.lm_head(hidden) if self.drafter_config.tables else target.head(hidden)
         return logits
 
     def rotation(self, like: Tensor, first: int, last: int) -> Rotation:
-        """Cosines and sines of the positions [first, last)."""
+        """Cosines and sines of the positions [first, last), on the device of `like`."""
         position_1F = torch.arange(first, last, device=like.device)[None]
         return cast(Rotation, self.rotary_emb(like, position_1F))
 
 
 class BlockDraftNetwork(DraftNetwork):
-    """DFlash, and DSpark where its config gives it heads."""
+    """DFlash, or DSpark if its config has heads."""
 
-    def __init__(self, config: Any, facts: DrafterConfig) -> None:
-        super().__init__(config, facts)
+    def __init__(self, config: Any, drafter_config: DrafterConfig) -> None:
+        super().__init__(config, drafter_config)
         width = config.hidden_size
         self.hidden_norm = Qwen3RMSNorm(width, config.rms_norm_eps)
         self.layers = nn.ModuleList(BlockLayer(config, i) for i in range(config.num_hidden_layers))
-        if facts.rank:
-            self.markov_head = HEADS[facts.head](config.vocab_size, facts.rank, width)
-        if facts.confidence:
-            rank = facts.rank if facts.confidence_reads_token else 0
+        if drafter_config.rank:
+            self.markov_head = HEADS[drafter_config.head](
+                config.vocab_size, drafter_config.rank, width
+            )
+        if drafter_config.confidence:
+            rank = drafter_config.rank if drafter_config.confidence_reads_token else 0
             self.confidence_head = ConfidenceHead(width, rank)
 
     def block(self, context: Context, slots: int) -> tuple[Tensor, Tensor]:
-        """Hidden states (n, D) and logits (n, V) of the slots that predict."""
-        masks = context.tokens_L.new_full((slots - 1,), self.facts.mask)
-        ids_1B = torch.cat([context.tokens_L[-1:], masks])[None]
-        hidden_BD = self.hidden(context, self.embed(ids_1B, context.target))[0]
-        hidden_ND = hidden_BD[self.facts.silent :]
-        return hidden_ND, self.logits(hidden_ND, context.target)
+        """Hidden states (D, H) and logits (D, V) of the slots that predict."""
+        masks = context.tokens_L.new_full((slots - 1,), self.drafter_config.mask)
+        ids_1S = torch.cat([context.tokens_L[-1:], masks])[None]
+        hidden_SH = self.hidden(context, self.embed(ids_1S, context.target))[0]
+        hidden_DH = hidden_SH[self.drafter_config.silent :]
+        return hidden_DH, self.logits(hidden_DH, context.target)
 
-    def hidden(self, context: Context, slots_1BD: Tensor) -> Tensor:
-        """Normalised hidden states of the slots; the new features enter the cache."""
+    def hidden(self, context: Context, slots_1SH: Tensor) -> Tensor:
+        """Normalised hidden states (1, S, H) of the slots; stores K/V of the new context."""
         kv, anchor = context.kv, context.anchor
         assert isinstance(kv, PositionCache)
         assert context.features_1FC is not None
-        context_1FD = self.hidden_norm(self.fc(context.features_1FC))
-        plan = planned(kv, anchor + slots_1BD.shape[1], stored=anchor)
-        rotation = self.rotation(slots_1BD, *plan.feed)
+        context_1FH = self.hidden_norm(self.fc(context.features_1FC))
+        plan = begin_draft(kv, anchor + slots_1SH.shape[1], stored=anchor)
+        rotation = self.rotation(slots_1SH, *plan.feed)
         for layer in self.layers:
-            slots_1BD = layer(context_1FD, slots_1BD, rotation, kv)
-        keep(kv, plan, context_1FD)
-        normalised: Tensor = self.norm(slots_1BD)
+            slots_1SH = layer(context_1FH, slots_1SH, rotation, kv)
+        finish_draft(kv, plan, context_1FH)
+        normalised: Tensor = self.norm(slots_1SH)
         return normalised
 
     def transition(
-        self, token: Tensor, hidden_D: Tensor, state: HeadState
+        self, token: Tensor, hidden_H: Tensor, state: HeadState
     ) -> tuple[Tensor, HeadState]:
-        """What the token before a slot adds to its logits (V,), and the head's next state."""
-        return cast(tuple[Tensor, HeadState], self.markov_head(token, hidden_D, state))
+        """What the previous token adds to a slot's logits (V,), and the head's next state."""
+        return cast(tuple[Tensor, HeadState], self.markov_head(token, hidden_H, state))
 
-    def survival(self, token: Tensor, hidden_D: Tensor) -> Tensor:
+    def survival(self, token: Tensor, hidden_H: Tensor) -> Tensor:
         """Logit (0-d) of the probability that the slot's token is accepted."""
-        reads_token = self.facts.rank and self.facts.confidence_reads_token
-        known = [self.markov_head.markov_w1(token)] if reads_token else []
-        return cast(Tensor, self.confidence_head(hidden_D, *known))
+        reads_token = self.drafter_config.rank and self.drafter_config.confidence_reads_token
+        embedded = [self.markov_head.markov_w1(token)] if reads_token else []
+        return cast(Tensor, self.confidence_head(hidden_H, *embedded))
 
 
 class ChainDraftNetwork(DraftNetwork):
-    """EAGLE-3: one layer, its own output fed back before the last norm."""
+    """EAGLE-3: one layer, whose output before the last norm is its next input."""
 
-    def __init__(self, config: Any, facts: DrafterConfig) -> None:
-        super().__init__(config, facts)
+    def __init__(self, config: Any, drafter_config: DrafterConfig) -> None:
+        super().__init__(config, drafter_config)
         self.layers = nn.ModuleList([ChainLayer(config)])
 
     def extend(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Feed what was committed since: hidden state (1, 1, D), logits (1, V) of what follows."""
+        """Feed the newly committed tokens; hidden state (1, 1, H) and logits (1, V) of the next."""
         assert context.features_1FC is not None
         rows = context.features_1FC.shape[1]
-        hidden_1FD = self.fc(context.features_1FC)
-        return self._feed(context.tokens_L[-rows:], hidden_1FD, context)
+        hidden_1FH = self.fc(context.features_1FC)
+        return self._feed(context.tokens_L[-rows:], hidden_1FH, context)
 
-    def step(self, token: Tensor, hidden_11D: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Feed one drafted token with the hidden state before it."""
-        return self._feed(token.reshape(1), hidden_11D, context)
+    def step(self, token: Tensor, hidden_11H: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Feed one drafted token with the hidden state before it; returns as `extend`."""
+        return self._feed(token.reshape(1), hidden_11H, context)
 
     def _feed(
-        self, tokens_F: Tensor, hidden_1FD: Tensor, context: Context
+        self, tokens_F: Tensor, hidden_1FH: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
         kv = context.kv
         assert isinstance(kv, PositionCache)
         stop = kv.length + len(tokens_F)
-        plan = planned(kv, stop, stored=stop)
-        embedded_1FD = self.embed(tokens_F[None], context.target)
-        rotation = self.rotation(embedded_1FD, *plan.feed)
-        last_11D = self.layers[0](embedded_1FD, hidden_1FD, rotation, kv)
-        keep(kv, plan, hidden_1FD)
-        return last_11D, self.logits(self.norm(last_11D)[0], context.target)
+        plan = begin_draft(kv, stop, stored=stop)
+        embedded_1FH = self.embed(tokens_F[None], context.target)
+        rotation = self.rotation(embedded_1FH, *plan.feed)
+        last_11H = self.layers[0](embedded_1FH, hidden_1FH, rotation, kv)
+        finish_draft(kv, plan, hidden_1FH)
+        return last_11H, self.logits(self.norm(last_11H)[0], context.target)

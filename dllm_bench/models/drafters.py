@@ -1,9 +1,9 @@
-"""Trained drafters by path: DFlash and DSpark, EAGLE-3, and small models that draft.
+"""Trained drafters by path: DFlash and DSpark, EAGLE-3, and small language models.
 
-A drafter is a value: its content (sha256 over config and weights) decides what it is, the place it
-lies at does not. Its network is read when a target is there to stand beside, and put on the
-target's device in the target's dtype. What configs say is in `drafter_facts`, the networks are in
-`drafter_nets`. Light to import.
+A drafter is identified by its content (sha256 over config and weights), not by its path. Its
+network is loaded when it is first used with a target, on the target's device and in its dtype.
+Configs are read in `drafter_config`, the networks are in `drafter_networks`. Importing this module
+is cheap: transformers is imported when a network is built.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
@@ -24,6 +25,7 @@ from dllm_bench.models import checkpoint
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.drafter_config import DrafterConfig, architecture, read_drafter_config
 from dllm_bench.models.layouts import PublishedConfig, value
+from dllm_bench.models.load import load_model
 from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, place_of
@@ -39,34 +41,34 @@ if TYPE_CHECKING:
 
 
 SHIPPED = ASSETS + "drafters/"
-TABLES = ("embed_tokens", "lm_head")  # the target's, in the checkpoint
+TABLES = ("embed_tokens", "lm_head")  # copies of the target's, in the drafter's checkpoint
 INITIAL_STD = 0.02  # transformers' initializer_range
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A checkpoint in `source`: a folder, assets/drafters/<name>, or a hub id.
-
-    sha256 over config and weights is filled in, and compared where it is given.
-    """
+class StoredDrafter:
+    """A drafter's checkpoint."""
 
     source: str = field(compare=False)
+    """A folder, assets/drafters/<name>, or a hub id."""
     revision: str | None = field(default=None, compare=False)
+    """Branch, tag or commit of a hub id."""
     sha256: str = ""
+    """Hash over config and weights: filled in if empty, else compared with the files."""
 
     def __post_init__(self) -> None:
         if self.source.startswith(SHIPPED) and not place_of(self.source).is_dir():
             raise DllmBenchError(
-                f"The package ships no drafter {self.source!r}; name a folder or a hub id with "
-                "decoder.draft.drafter.source, of a drafter that was trained beside this target."
+                f"The package ships no drafter {self.source!r}; set decoder.draft.drafter.source "
+                "to the folder or hub id of a drafter that was trained for this target."
             )
-        found = content_hash(ModelSpec("drafter", self.source, revision=self.revision))
-        if self.sha256 not in ("", found):
+        sha256 = content_hash(ModelSpec("drafter", self.source, revision=self.revision))
+        if self.sha256 not in ("", sha256):
             raise DllmBenchError(
-                f"Drafter {self.source!r} is asked for with sha256 {self.sha256[:10]}…, its files "
-                f"have {found[:10]}…; name the one that was meant, or leave sha256 out."
+                f"Drafter {self.source!r} should have sha256 {self.sha256[:10]}…, its files have "
+                f"{sha256[:10]}…; give the source with that hash, or leave sha256 out."
             )
-        object.__setattr__(self, "sha256", found)
+        object.__setattr__(self, "sha256", sha256)
 
     @property
     def published(self) -> PublishedConfig:
@@ -75,85 +77,86 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Trained(Stored):
-    """A network that reads the target's features."""
+class TrainedDrafter(StoredDrafter):
+    """A drafter network that reads the target's features."""
 
     chain: ClassVar[bool]
+    """Whether it is an EAGLE-3 chain instead of a block."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.facts.chain != self.chain:
-            kind, other = ("eagle3", "dflash or dspark")[:: 1 if self.facts.chain else -1]
+        if self.drafter_config.chain != self.chain:
+            fitting, this = ("eagle3", "dflash or dspark")[:: -1 if self.chain else 1]
             raise DllmBenchError(
                 f"Drafter {self.source!r} is a {architecture(self.published)}, which this draft "
-                f"({other}) cannot use; choose decoder/draft={kind}."
+                f"({this}) cannot use; choose decoder/draft={fitting}."
             )
 
     @property
-    def facts(self) -> DrafterConfig:
-        """What its config says."""
-        return _facts(self.source, self.revision, self.sha256)
+    def drafter_config(self) -> DrafterConfig:
+        """What its config.json says beyond the sizes of its layers."""
+        return _drafter_config(self.source, self.revision, self.sha256)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Layers of the target it reads."""
-        return self.facts.feature_layers
+        """Layers of the target whose outputs it reads; -1 is the embedding."""
+        return self.drafter_config.feature_layers
 
-    def _beside(self, target: Target) -> DraftNetwork:
+    def _network_for(self, target: Target) -> DraftNetwork:
         self._check(target)
         return _network(self, target.device, target.dtype)
 
     def _check(self, target: Target) -> None:
-        """Refuse a target of other sizes than the drafter was trained beside."""
-        own = (
-            self.facts.target_layers,
+        """Raise DllmBenchError for a target of other sizes than the drafter was trained for."""
+        expected = (
+            self.drafter_config.target_layers,
             value(self.published, "vocab_size"),
             value(self.published, "hidden_size"),
         )
-        found = (target.num_layers, target.vocab_size, target.hidden_size)
-        if own != found:
+        actual = (target.num_layers, target.vocab_size, target.hidden_size)
+        if expected != actual:
             raise DllmBenchError(
-                f"Drafter {self.source!r} was trained beside a target of {own[0]} layers, {own[1]} "
-                f"tokens and width {own[2]}, this one has {found[0]}, {found[1]} and {found[2]}; "
-                "choose the drafter of this target."
+                f"Drafter {self.source!r} was trained for a target of {expected[0]} layers, "
+                f"{expected[1]} tokens and width {expected[2]}, this one has {actual[0]}, "
+                f"{actual[1]} and {actual[2]}; choose the drafter of this target."
             )
 
 
 @register("drafter.block")
 @dataclass(frozen=True)
-class TrainedBlock(Trained):
+class TrainedBlock(TrainedDrafter):
     """DFlash or DSpark; implements `core.speculative.BlockDrafter`."""
 
     chain: ClassVar[bool] = False
 
     @property
     def slots(self) -> int:
-        """Slots of a block, anchor included."""
-        return self.facts.slots
+        """Slots of a block, the anchor's included."""
+        return self.drafter_config.slots
 
     @property
     def silent(self) -> int:
-        """Leading slots that predict nothing."""
-        return self.facts.silent
+        """How many of the first slots predict nothing."""
+        return self.drafter_config.silent
 
     @property
     def has_transition_head(self) -> bool:
-        """Whether it has a head of transitions."""
-        return self.facts.rank > 0
+        """Whether it has a Markov head."""
+        return self.drafter_config.rank > 0
 
     @property
     def has_confidence_head(self) -> bool:
         """Whether it has a confidence head."""
-        return self.facts.confidence
+        return self.drafter_config.confidence
 
     def on(self, target: Target) -> BlockDraftNetwork:
-        """The network, beside the target."""
-        return self._beside(target)  # type: ignore[return-value]
+        """The network on the target's device; DllmBenchError where the two do not fit."""
+        return self._network_for(target)  # type: ignore[return-value]
 
 
 @register("drafter.chain")
 @dataclass(frozen=True)
-class TrainedChain(Trained):
+class TrainedChain(TrainedDrafter):
     """EAGLE-3; implements `core.speculative.ChainDrafter`."""
 
     chain: ClassVar[bool] = True
@@ -161,20 +164,20 @@ class TrainedChain(Trained):
     @property
     def steps(self) -> int:
         """Tokens it was trained to draft in a row."""
-        return self.facts.slots
+        return self.drafter_config.slots
 
     def on(self, target: Target) -> ChainDraftNetwork:
-        """The network, beside the target."""
-        return self._beside(target)  # type: ignore[return-value]
+        """The network on the target's device; DllmBenchError where the two do not fit."""
+        return self._network_for(target)  # type: ignore[return-value]
 
 
 @register("drafter.model")
 @dataclass(frozen=True)
-class SmallModel(Stored):
+class SmallModel(StoredDrafter):
     """An autoregressive model that drafts; implements `core.speculative.ModelDrafter`."""
 
     def on(self, target: Target) -> TransformerDenoiser:
-        """The model, beside the target."""
+        """The model on the target's device; DllmBenchError where the two do not fit."""
         model = _model(self, target.device, target.dtype)
         if (model.vocab_size, model.attention_form) != (target.vocab_size, "causal"):
             raise DllmBenchError(
@@ -185,19 +188,21 @@ class SmallModel(Stored):
         return model
 
 
+# `sha256` in the keys of these caches tells a changed file from the one read before.
+
+
 @lru_cache(maxsize=32)
 def _published(source: str, revision: str | None, sha256: str) -> PublishedConfig:
-    """config.json; `sha256` keeps a changed file apart."""
     return checkpoint.read_json(checkpoint_folder(source, revision) / "config.json")
 
 
 @lru_cache(maxsize=32)
-def _facts(source: str, revision: str | None, sha256: str) -> DrafterConfig:
+def _drafter_config(source: str, revision: str | None, sha256: str) -> DrafterConfig:
     return read_drafter_config(_published(source, revision, sha256))
 
 
 @lru_cache(maxsize=2)
-def _network(drafter: Trained, device: torch.device, dtype: torch.dtype) -> DraftNetwork:
+def _network(drafter: TrainedDrafter, device: torch.device, dtype: torch.dtype) -> DraftNetwork:
     """The drafter's network with its weights, on a device."""
     network = empty_network(drafter.published)
     folder = checkpoint_folder(drafter.source, drafter.revision)
@@ -208,71 +213,9 @@ def _network(drafter: Trained, device: torch.device, dtype: torch.dtype) -> Draf
     return network.to(device).eval().requires_grad_(False)
 
 
-def freeze_tables(network: DraftNetwork) -> DraftNetwork:
-    """Everything learns but the embedding and the head, which are the target's."""
-    network.requires_grad_(True)
-    for name in TABLES:
-        getattr(network, name).requires_grad_(False)
-    return network
-
-
-def new_network(published: PublishedConfig, target: TransformerDenoiser, seed: int) -> DraftNetwork:
-    """A network to train from the start beside a target, with transformers' initial weights."""
-    network = empty_network(published)
-    module: Any = target.module
-    tables = {"embed_tokens": module.model.embed_tokens, "lm_head": module.lm_head}
-    generator = torch.Generator().manual_seed(seed)
-    state = {}
-    for name, like in network.state_dict().items():
-        whole, _, kind = name.rpartition(".")
-        noise = torch.randn(like.shape, generator=generator) * INITIAL_STD
-        plain = torch.zeros if kind == "bias" else torch.ones
-        state[name] = noise if like.dim() > 1 else plain(like.shape)
-        if whole in tables:
-            state[name] = tables[whole].weight.detach().float().clone()
-    network.load_state_dict({n: w.to(target.device) for n, w in state.items()}, assign=True)
-    return freeze_tables(network.to(target.device).train())
-
-
-def save_drafter(folder: Path, published: PublishedConfig, weights: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors, bfloat16; other files are the trainer's business."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(published, indent=1) + "\n")
-    stored = {n: w.detach().to("cpu", torch.bfloat16).contiguous() for n, w in weights.items()}
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def empty_network(published: PublishedConfig) -> DraftNetwork:
-    """The network a config describes, its parameters without storage."""
-    from transformers import Qwen3Config
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
-    from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork
-
-    layout, facts = ADAPTERS["qwen3"], read_drafter_config(published)
-    layout.check(published)
-    sliding = [kind for kind in published.get("layer_types") or [] if kind != "full_attention"]
-    if sliding:
-        raise DllmBenchError(
-            f"The drafter's config asks for layers of {sliding[0]}, which are not supported; use a "
-            "drafter whose layers see the whole text."
-        )
-    settings = {**layout.settings(published), "attn_implementation": "sdpa"}
-    config = Qwen3Config(**settings)
-    with torch.device("meta"):
-        network = (
-            ChainDraftNetwork(config, facts) if facts.chain else BlockDraftNetwork(config, facts)
-        )
-    network.rotary_emb = Qwen3RotaryEmbedding(config)
-    return network
-
-
 @lru_cache(maxsize=2)
 def _model(drafter: SmallModel, device: torch.device, dtype: torch.dtype) -> TransformerDenoiser:
-    from dllm_bench.models.load import load_model
-    from dllm_bench.models.transformer import TransformerDenoiser
+    from dllm_bench.models.transformer import TransformerDenoiser  # imports transformers
 
     name = str(dtype).removeprefix("torch.")
     spec = ModelSpec(
@@ -281,3 +224,61 @@ def _model(drafter: SmallModel, device: torch.device, dtype: torch.dtype) -> Tra
     denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     return denoiser
+
+
+def empty_network(published: PublishedConfig) -> DraftNetwork:
+    """The network a drafter's config.json describes, its parameters on the meta device."""
+    from transformers import Qwen3Config  # slow to import, like the networks made of its parts
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork
+
+    layout, drafter_config = ADAPTERS["qwen3"], read_drafter_config(published)
+    layout.check(published)
+    sliding = [kind for kind in published.get("layer_types") or [] if kind != "full_attention"]
+    if sliding:
+        raise DllmBenchError(
+            f"The drafter's config asks for layers of {sliding[0]}, which are not supported; use a "
+            "drafter whose layers all have full attention."
+        )
+    settings = {**layout.settings(published), "attn_implementation": "sdpa"}
+    config = Qwen3Config(**settings)
+    kind = ChainDraftNetwork if drafter_config.chain else BlockDraftNetwork
+    with torch.device("meta"):
+        network: DraftNetwork = kind(config, drafter_config)
+    network.rotary_emb = Qwen3RotaryEmbedding(config)
+    return network
+
+
+def new_network(published: PublishedConfig, target: TransformerDenoiser, seed: int) -> DraftNetwork:
+    """An untrained network for a target: transformers' initial weights, the target's tables."""
+    network = empty_network(published)
+    module: Any = target.module
+    tables = {"embed_tokens": module.model.embed_tokens, "lm_head": module.lm_head}
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, like in network.state_dict().items():
+        part, _, kind = name.rpartition(".")
+        noise = torch.randn(like.shape, generator=generator) * INITIAL_STD
+        constant = torch.zeros if kind == "bias" else torch.ones
+        state[name] = noise if like.dim() > 1 else constant(like.shape)
+        if part in tables:
+            state[name] = tables[part].weight.detach().float().clone()
+    network.load_state_dict({n: w.to(target.device) for n, w in state.items()}, assign=True)
+    return freeze_tables(network.to(target.device).train())
+
+
+def freeze_tables(network: DraftNetwork) -> DraftNetwork:
+    """Train everything but the embedding and the head, which are the target's."""
+    network.requires_grad_(True)
+    for name in TABLES:
+        getattr(network, name).requires_grad_(False)
+    return network
+
+
+def save_drafter(folder: Path, published: PublishedConfig, weights: Mapping[str, Tensor]) -> None:
+    """Write config.json and model.safetensors, in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(published, indent=1) + "\n")
+    stored = {n: w.detach().to("cpu", torch.bfloat16).contiguous() for n, w in weights.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,9 +1,9 @@
-"""Trained filters of Learn2PD (arXiv 2509.25188, §3.2): a block's confidences -> one logit each.
+"""Trained filters of Learn2PD (arXiv 2509.25188, §3.2): one logit per position of a block.
 
-One safetensors file of Linear layers `0.weight, 0.bias, 2.weight, …` with an activation between
-them; its header says which model it was trained for, and how. A filter is a value: its content
-(sha256) decides what it is, the place it lies at does not. How a filter is trained is in
-`training/filter.py`, what its logits are used for in `decoding/select/filter.py`.
+A filter is a stack of linear layers over the confidences of a block, stored in one safetensors file
+as `0.weight, 0.bias, 2.weight, …` with an activation between them; the file's header says which
+model it was trained for, and how. A filter is identified by its content (sha256), not by its path.
+It is trained in `training/filters.py` and used in `decoding/select/filter.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
@@ -25,7 +27,7 @@ from dllm_bench.paths import ASSETS, place_of
 from dllm_bench.registry import register
 
 WEIGHTS = "filter.safetensors"
-HEADER = "filter"  # key of the facts in the file's header, JSON
+HEADER = "filter"  # key of the file's header under which the metadata are stored, as JSON
 SHIPPED = ASSETS + "filters/"
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -33,46 +35,47 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 
-Layers = tuple[tuple[Tensor, Tensor], ...]
+Layers = tuple[tuple[Tensor, Tensor], ...]  # weight (out, in) and bias (out,) of each layer
 
 
 @dataclass(frozen=True)
 class FilterMetadata:
-    """What a filter was trained for and on; "" and 0 where its file does not say.
-
-    labels: which positions of a block the loss read, "masked" or "all"; weights and tokenizer are
-    the content hashes that identify the model in a run.
-    """
+    """What a filter was trained for; "" and 0 where its file does not say."""
 
     activation: str = "relu"
+    """Activation between the layers, a name in `ACTIVATIONS`."""
     labels: str = ""
+    """Positions of a block that entered the loss: "masked" or "all"."""
     gen_length: int = 0
+    """New tokens per request in training."""
     model: str = ""
+    """Name of the model whose confidences it reads."""
     weights: str = ""
+    """Content hash of that model's weights, as a run records it."""
     tokenizer: str = ""
+    """Content hash of that model's tokenizer, as a run records it."""
 
 
 @register("filter.learned")
 @dataclass(frozen=True)
 class LearnedFilter:
-    """The filter in `source`: assets/filters/<name>, a folder, or a safetensors file.
-
-    sha256 of the file is filled in, and compared where it is given. any_model allows a run with
-    another model than the one the filter was trained for.
-    """
+    """A trained filter; implements `core.contracts.FilterHead`."""
 
     source: str = field(compare=False)
+    """assets/filters/<name>, a folder, or a safetensors file."""
     sha256: str = ""
+    """Hash of the file: filled in if empty, else compared with the file."""
     any_model: bool = field(default=False, compare=False)
+    """Allow a run with another model than the one the filter was trained for."""
 
     def __post_init__(self) -> None:
-        found = hashlib.sha256(filter_file(self.source).read_bytes()).hexdigest()
-        if self.sha256 not in ("", found):
+        sha256 = hashlib.sha256(filter_file(self.source).read_bytes()).hexdigest()
+        if self.sha256 not in ("", sha256):
             raise DllmBenchError(
-                f"Filter {self.source!r} is asked for with sha256 {self.sha256[:10]}…, its file "
-                f"has {found[:10]}…; name the file that was meant, or leave sha256 out."
+                f"Filter {self.source!r} should have sha256 {self.sha256[:10]}…, its file has "
+                f"{sha256[:10]}…; give the source with that hash, or leave sha256 out."
             )
-        object.__setattr__(self, "sha256", found)
+        object.__setattr__(self, "sha256", sha256)
 
     def _read(self, device: torch.device) -> tuple[Layers, FilterMetadata]:
         return _read(filter_file(self.source), self.sha256, device)
@@ -83,7 +86,7 @@ class LearnedFilter:
         return self._read(torch.device("cpu"))[0][0][0].shape[1]
 
     @property
-    def facts(self) -> FilterMetadata:
+    def metadata(self) -> FilterMetadata:
         """What it was trained for."""
         return self._read(torch.device("cpu"))[1]
 
@@ -94,31 +97,31 @@ class LearnedFilter:
         return sum(weight.numel() + bias.numel() for weight, bias in layers)
 
     def __call__(self, confidence_KNB: Tensor) -> Tensor:
-        """Logits (K, N, B), float32, on the confidences' device."""
-        layers, facts = self._read(confidence_KNB.device)
-        return apply(layers, facts.activation, confidence_KNB.float())
+        """Logits, float32, in the shape of the confidences (K, N, positions of a block)."""
+        layers, metadata = self._read(confidence_KNB.device)
+        return apply(layers, metadata.activation, confidence_KNB.float())
 
     def check_model(self, name: str, weights: str) -> None:
-        """Refuse a run with another model than the one the filter knows the confidences of."""
-        facts = self.facts
-        if self.any_model or facts.weights in ("", weights):
+        """Raise DllmBenchError for a run with another model than the filter was trained for."""
+        metadata = self.metadata
+        if self.any_model or metadata.weights in ("", weights):
             return
         raise DllmBenchError(
-            f"Filter {self.source!r} was trained for the weights of {facts.model}, the run's model "
-            f"is {name} with other weights; choose its filter with head.source, train one with "
-            f"`dllm-bench train filter {name}`, or set head.any_model=true."
+            f"Filter {self.source!r} was trained for the weights of {metadata.model}, the run's "
+            f"model is {name} with other weights; choose its filter with head.source, train one "
+            f"with `dllm-bench train filter {name}`, or set head.any_model=true."
         )
 
 
 def apply(layers: Layers, activation: str, values: Tensor) -> Tensor:
-    """Linear layers with an activation between them."""
+    """Linear layers with an activation between them, over the last dimension."""
     for index, (weight, bias) in enumerate(layers):
         values = F.linear(ACTIVATIONS[activation](values) if index else values, weight, bias)
     return values
 
 
 def filter_file(source: str) -> Path:
-    """The safetensors file of a source, or a sentence that says how to get it."""
+    """The safetensors file of a source; DllmBenchError says how to get a missing one."""
     path = place_of(source)
     file = path / WEIGHTS if path.is_dir() else path
     if file.is_file():
@@ -131,22 +134,18 @@ def filter_file(source: str) -> Path:
 
 
 def save_filter(
-    folder: Path, tensors: Mapping[str, Tensor], facts: FilterMetadata
+    folder: Path, tensors: Mapping[str, Tensor], metadata: FilterMetadata
 ) -> LearnedFilter:
-    """Write a filter; the folder's other files are the trainer's business."""
-    from safetensors.torch import save_file
-
+    """Write a filter into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    header = {HEADER: json.dumps(asdict(facts), sort_keys=True)}
+    header = {HEADER: json.dumps(asdict(metadata), sort_keys=True)}
     save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS, header)
     return LearnedFilter(str(folder))
 
 
 @lru_cache(maxsize=32)
 def _read(file: Path, sha256: str, device: torch.device) -> tuple[Layers, FilterMetadata]:
-    """The layers on a device; `sha256` keeps a changed file apart."""
-    from safetensors import SafetensorError, safe_open
-
+    """The layers on a device; `sha256` tells a changed file from the one read before."""
     try:
         with safe_open(file, framework="pt") as handle:
             header = (handle.metadata() or {}).get(HEADER, "{}")
@@ -155,38 +154,40 @@ def _read(file: Path, sha256: str, device: torch.device) -> tuple[Layers, Filter
         raise DllmBenchError(
             f"{file} is no safetensors file ({error}); convert the filter's weights."
         ) from error
-    return _layers(file, tensors, device), _facts(file, json.loads(header))
+    return _layers(file, tensors, device), _metadata(file, json.loads(header))
 
 
 def _layers(file: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Layers:
-    """Layers in order; their widths have to fit, and the last one gives what the first one reads.
+    """Layers in order; DllmBenchError where their names or widths do not fit.
 
-    The activations between them have no weights: layers are numbered 0, 2, 4, …
+    They are numbered 0, 2, 4, … because the activations between them are counted too. The last
+    layer must give as many numbers as the first one reads.
     """
     numbers = range(0, len(tensors), 2)
     wanted = {f"{number}.{part}" for number in numbers for part in ("weight", "bias")}
     if not tensors or set(tensors) != wanted:
-        found = ", ".join(sorted(tensors)) or "nothing"
+        held = ", ".join(sorted(tensors)) or "nothing"
         raise DllmBenchError(
-            f"{file} holds {found}; a filter is a stack of linear layers 0.weight, 0.bias, "
-            "2.weight, 2.bias and so on."
+            f"{file} holds {held}; give a filter that is a stack of linear layers 0.weight, "
+            "0.bias, 2.weight, 2.bias and so on."
         )
     pairs = [(tensors[f"{n}.weight"].float(), tensors[f"{n}.bias"].float()) for n in numbers]
     widths = [pairs[0][0].shape[1], *(len(weight) for weight, _ in pairs)]
-    read = [weight.shape[1] for weight, _ in pairs]
-    if read != widths[:-1] or widths[0] != widths[-1]:
+    inputs = [weight.shape[1] for weight, _ in pairs]
+    if inputs != widths[:-1] or widths[0] != widths[-1]:
         raise DllmBenchError(
-            f"The layers of {file} read {read} values and give {widths[1:]}; each has to read what "
-            "the one before gives, and the last to give one logit per position of the block."
+            f"The layers of {file} read {inputs} values and give {widths[1:]}; each must read what "
+            "the one before it gives, and the last give one logit per position of the block."
         )
     return tuple((weight.to(device), bias.to(device)) for weight, bias in pairs)
 
 
-def _facts(file: Path, found: Mapping[str, Any]) -> FilterMetadata:
+def _metadata(file: Path, header: Mapping[str, Any]) -> FilterMetadata:
     known = {f.name for f in fields(FilterMetadata)}
-    facts = FilterMetadata(**{name: value for name, value in found.items() if name in known})
-    if facts.activation not in ACTIVATIONS:
+    metadata = FilterMetadata(**{name: value for name, value in header.items() if name in known})
+    if metadata.activation not in ACTIVATIONS:
         raise DllmBenchError(
-            f"{file} names the activation {facts.activation!r}; known are {', '.join(ACTIVATIONS)}."
+            f"{file} names the activation {metadata.activation!r}; use a filter with one of "
+            f"{', '.join(ACTIVATIONS)}."
         )
-    return facts
+    return metadata

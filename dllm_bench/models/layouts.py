@@ -1,8 +1,8 @@
-"""`CheckpointLayout`: how an architecture was published, and how transformers' own classes hold it.
+"""`CheckpointLayout`: how a published checkpoint maps onto a model class of transformers.
 
-An adapter is one subclass: the checkpoint's `model_type`, its config keys, and where its tensors
-lie in the parameters of the built module. `StandardLayout` is for configs spelled as
-transformers spells them. No modelling code is copied or executed from a checkpoint.
+A layout translates config.json into the arguments of transformers' config class, and says which
+published tensors make up each parameter of the module built from it. The supported layouts are in
+`adapters`. No modelling code of a checkpoint is copied or run.
 """
 
 from __future__ import annotations
@@ -19,36 +19,40 @@ Shapes = Mapping[str, tuple[int, ...]]  # parameter name of the module -> its sh
 
 
 @dataclass(frozen=True)
-class Part:
-    """A published tensor, whole or a span of its rows, and the place it takes in a parameter.
-
-    An empty `place` is the whole parameter.
-    """
+class PublishedTensor:
+    """A published tensor that fills a parameter of the module, or a part of one."""
 
     name: str
+    """Name in the checkpoint."""
     rows: tuple[int, int] | None = None
+    """The half-open span of its rows that is read; None: all of them."""
     place: tuple[int | slice, ...] = ()
+    """Index of the part of the parameter that it fills; empty: the whole parameter."""
 
 
 class CheckpointLayout(ABC):
-    """The facts that tell one published architecture from another.
-
-    `attention` is the form the architecture is trained with; a model's yaml may say another.
-    """
+    """One published architecture: its config keys, tensor names and habits."""
 
     model_type: ClassVar[str]
-    family: ClassVar[str]  # transformers' <family>ForCausalLM
+    """`model_type` of its config.json."""
+    family: ClassVar[str]
+    """The class of transformers that runs it, without "ForCausalLM"."""
     shifted: ClassVar[bool] = False
+    """Whether row i predicts position i + 1."""
     attention: ClassVar[str] = "full"
-    required: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # config key -> values supported
-    ropes: ClassVar[tuple[str, ...]] = ("default",)  # rotary variants supported
-    elsewhere: ClassVar[str | None] = None  # pattern of published tensors that are not read
+    """Attention it is usually trained with; a model's yaml may name another."""
+    required: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Config key -> supported values; a key that is absent is fine."""
+    ropes: ClassVar[tuple[str, ...]] = ("default",)
+    """Supported variants of the rotary embedding."""
+    ignored: ClassVar[str | None] = None
+    """Regular expression of published tensors that are not read."""
 
     def recognises(self, published: PublishedConfig) -> bool:
         """Whether a config.json is of this layout."""
         return str(published.get("model_type")).lower() == self.model_type.lower()
 
-    def text(self, published: PublishedConfig) -> PublishedConfig:
+    def text_config(self, published: PublishedConfig) -> PublishedConfig:
         """The part of the config that describes the language model."""
         return published
 
@@ -57,28 +61,31 @@ class CheckpointLayout(ABC):
         """Arguments of transformers' config class."""
 
     def build(self, published: PublishedConfig, backend: str) -> Any:
-        """A transformers `*ForCausalLM` of the published size; weights are whatever init gives."""
-        import transformers
+        """A `*ForCausalLM` module of the published size, its weights not yet loaded.
 
-        text = self.text(published)
+        `backend` is the attention kernel, as transformers names it.
+        """
+        import transformers  # slow to import
+
+        text = self.text_config(published)
         kind = getattr(transformers, f"{self.family_of(text)}ForCausalLM")
         return kind(kind.config_class(**self.settings(text), attn_implementation=backend))
 
     def family_of(self, published: PublishedConfig) -> str:
-        """The transformers class that holds a config of this layout."""
+        """The class of transformers for this config, without "ForCausalLM"."""
         return self.family
 
     def to_published(self, name: str) -> str:
-        """Parameter name of the module -> published tensor name, where they are one to one."""
+        """Published name of a parameter, for layouts whose names correspond one to one."""
         return name
 
-    def parts(self, name: str, shapes: Shapes) -> list[Part]:
+    def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
         """The published tensors that make up a parameter."""
-        return [Part(self.to_published(name))]
+        return [PublishedTensor(self.to_published(name))]
 
     def check(self, published: PublishedConfig) -> None:
-        """Refuse a config this adapter would load wrongly, naming every key."""
-        text = self.text(published)
+        """Raise DllmBenchError for a config this layout would load wrongly, naming every key."""
+        text = self.text_config(published)
         wrong = [
             f"{key}={text[key]!r}"
             for key, values in self.required.items()
@@ -91,28 +98,31 @@ class CheckpointLayout(ABC):
             )
 
     def rope(self, published: PublishedConfig) -> dict[str, Any]:
-        """The rotary embedding, in the old spelling (`rope_theta`, `rope_scaling`) or the new."""
-        found = dict(published.get("rope_parameters") or published.get("rope_scaling") or {})
-        bases = {base for base in (published.get("rope_theta"), found.get("rope_theta")) if base}
+        """`rope_parameters` of the rotary embedding.
+
+        Reads the older keys of transformers (`rope_theta`, `rope_scaling`) and the newer one.
+        """
+        scaling = dict(published.get("rope_parameters") or published.get("rope_scaling") or {})
+        bases = {base for base in (published.get("rope_theta"), scaling.get("rope_theta")) if base}
         if len(bases) > 1:
             raise DllmBenchError(
-                f"config.json gives rope_theta={published['rope_theta']} in the old spelling and "
-                f"{found['rope_theta']} inside of rope_parameters; keep the one the weights were "
+                f"config.json gives rope_theta={published['rope_theta']} at its top level and "
+                f"{scaling['rope_theta']} inside of rope_parameters; keep the one the weights were "
                 f"trained with."
             )
-        kind = found.pop("type", None) or found.pop("rope_type", "default")
+        kind = scaling.pop("type", None) or scaling.pop("rope_type", "default")
         if kind not in self.ropes:
             raise DllmBenchError(
                 f"The config asks for rotary embeddings of type {kind!r}, the {self.model_type} "
-                f"adapter knows {', '.join(self.ropes)}; use a checkpoint without it or extend the "
-                f"adapter."
+                f"adapter supports {', '.join(self.ropes)}; use a checkpoint without it or extend "
+                f"the adapter."
             )
         base = bases.pop() if bases else value(published, "rope_theta")
-        return {**found, "rope_type": kind, "rope_theta": base}
+        return {**scaling, "rope_type": kind, "rope_theta": base}
 
 
 class StandardLayout(CheckpointLayout):
-    """Config keys as transformers spells them, tensor names one to one."""
+    """Config keys and tensor names as in transformers."""
 
     sizes: ClassVar[tuple[str, ...]] = (
         "vocab_size",
@@ -134,7 +144,7 @@ class StandardLayout(CheckpointLayout):
 
 
 def value(published: PublishedConfig, key: str, file: str = "config.json") -> Any:
-    """A config value that must be there."""
+    """A config value that must not be missing; `file` is named in the error."""
     if published.get(key) is None:
         raise DllmBenchError(
             f"The checkpoint's {file} has no {key!r}; complete it from the published config."

@@ -1,12 +1,7 @@
-"""From a `ModelSpec` to a `LoadedModel`: find the checkpoint, check it, read it, describe it.
+"""Load a model (`load_model`), or say what would be loaded (`inspect_checkpoint`).
 
-Sources are a folder, `assets/<name>` inside the package, or a hub id in the local cache; nothing is
-downloaded and no code of a checkpoint is run. Light to import: transformers comes with `load`.
-
-
-What a checkpoint is, told from config, tokenizer and headers: sizes, ids, memory it would take.
-
-For `dllm-bench doctor MODEL`, before anything large is read. Refuses what loading would refuse.
+Nothing is downloaded and no code of a checkpoint is run. Importing this module is cheap: the
+modules that need transformers are imported when a model is built.
 """
 
 from __future__ import annotations
@@ -24,12 +19,12 @@ from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint, lora
-from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
 from dllm_bench.models.layouts import CheckpointLayout, PublishedConfig
 from dllm_bench.models.sources import checkpoint_folder, content_hash, snapshot_commit
 from dllm_bench.models.spec import AUTO, NONE, ModelSpec
 from dllm_bench.models.text import (
-    Sources,
+    SpecialTokenSources,
     TextCodec,
     read_tokenizer,
     special_tokens,
@@ -42,46 +37,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What was loaded, for the record; `revision` is the hub commit where known."""
+    """What was loaded, for the record of a run."""
 
     name: str
+    """Name in the model's yaml."""
     adapter: str
+    """Name in `ADAPTERS`."""
     revision: str | None
+    """Commit of the checkpoint on the hub, where known."""
     lora_revision: str | None
+    """Commit of the LoRA adapter on the hub, where known."""
     weights_sha256: str
+    """`content_hash` of the spec."""
     tokenizer_sha256: str | None
+    """Hash of the files that decide how text becomes ids."""
     template_sha256: str | None
+    """Hash of the chat template, None where it is not used."""
     dtype: str
+    """Dtype of the weights."""
     device: str
+    """Device of the weights."""
     attention: str
+    """Attention kernel."""
     parameters: int
+    """Number of parameters."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A denoiser, its text front and its facts; `form`, `block`: attention it was trained with."""
+    """A model ready to decode."""
 
     denoiser: Denoiser
+    """Tokens to logits."""
     text: TextCodec
-    facts: ModelMetadata
-    form: str = "full"
+    """Text to tokens and back."""
+    metadata: ModelMetadata
+    """What was loaded."""
+    attention_form: str = "full"
+    """Attention the weights were trained with: full, block_causal or causal."""
     block: int | None = None
+    """Block length the weights were trained with, where there is one."""
 
     @property
     def special(self) -> SpecialTokens:
+        """Ids of the special tokens."""
         return self.text.special
 
     def attention_warning(self, attention: str, block: int) -> str | None:
-        """A sentence where a decoder uses other attention than the weights were trained with."""
-        trained, asked = self.form, attention
-        same_block = self.block in (None, block) or asked == "full"
-        if (trained == asked and same_block) or trained == "causal":
-            return None  # what an autoregressive model cannot do is refused by its denoiser
-        over = f" over blocks of {self.block}" if self.block else ""
-        wanted = f" over blocks of {block}" if asked != "full" else ""
+        """A sentence where a decoder uses other attention than the weights were trained with.
+
+        None where it is the same, and for autoregressive models: their denoiser raises an error.
+        """
+        trained = self.attention_form
+        same_block = self.block in (None, block) or attention == "full"
+        if (trained == attention and same_block) or trained == "causal":
+            return None
+        trained_blocks = f" over blocks of {self.block}" if self.block else ""
+        used_blocks = f" over blocks of {block}" if attention != "full" else ""
         return (
-            f"Model {self.facts.name!r} was trained with {trained} attention{over}, the decoder "
-            f"uses {asked} attention{wanted}: an approximation that may cost score."
+            f"Model {self.metadata.name!r} was trained with {trained} attention{trained_blocks}, "
+            f"the decoder uses {attention} attention{used_blocks}: an approximation that may cost "
+            f"score."
         )
 
     def encode(self, text: str | Turns) -> list[int]:
@@ -95,16 +111,21 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class OpenedCheckpoint:
-    """A checkpoint whose config is read and understood, before any weight is touched."""
+    """A checkpoint whose config is read and checked; no weight is read yet."""
 
     spec: ModelSpec
+    """The model as its yaml describes it."""
     folder: Path
+    """Where the checkpoint is."""
     published: PublishedConfig
+    """Its config.json."""
     adapter: str
+    """Name in `ADAPTERS`."""
     layout: CheckpointLayout
+    """The adapter's layout."""
 
     @property
-    def form(self) -> str:
+    def attention_form(self) -> str:
         """The attention the weights were trained with."""
         return self.spec.attention_form or self.layout.attention
 
@@ -114,13 +135,13 @@ class OpenedCheckpoint:
         return self.layout.shifted if self.spec.shifted is None else self.spec.shifted
 
     def empty_module(self) -> Any:
-        """The module without weights, or a sentence where config.json makes none."""
+        """The module on the meta device; DllmBenchError where config.json describes none."""
         try:
             with torch.device("meta"):
                 return self.layout.build(self.published, self.spec.attention)
         except DllmBenchError:
             raise
-        except Exception as error:  # numbers as text, sizes below one: found by whoever uses them
+        except Exception as error:  # values of a wrong type or size fail anywhere in transformers
             raise DllmBenchError(
                 f"{self.folder / 'config.json'} does not describe a {self.adapter} model "
                 f"({type(error).__name__}: {' '.join(str(error).split())}); complete it from the "
@@ -128,54 +149,67 @@ class OpenedCheckpoint:
             ) from error
 
     def weights(self, module: Any) -> checkpoint.Weights:
-        """The checkpoint's tensors, which fit the module's by name and shape."""
-        weights = checkpoint.Weights(checkpoint.weight_files(self.folder), self.layout.elsewhere)
+        """The checkpoint's tensors, checked against the module's names and shapes."""
+        weights = checkpoint.Weights(checkpoint.weight_files(self.folder), self.layout.ignored)
         head = self.layout.to_published("lm_head.weight")
         tied = {head} if module.config.tie_word_embeddings else set()
-        checkpoint.check_tensors(weights, self.expected(module), tied, self.spec.path)
+        checkpoint.check_tensors(weights, self.expected_shapes(module), tied, self.spec.path)
         return weights
 
-    def expected(self, module: Any) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor the checkpoint has to hold."""
+    def expected_shapes(self, module: Any) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor the checkpoint must hold."""
         return checkpoint.published_shapes(self.layout, checkpoint.shapes_of(module))
 
-    def text(self, tokenizer: Any, special: SpecialTokens) -> TextCodec:
-        """The tokenizer with the habits the spec asks for."""
+    def codec(self, tokenizer: Any, special: SpecialTokens) -> TextCodec:
+        """The tokenizer, used as the spec says."""
         spec = self.spec
         return TextCodec(spec.name, tokenizer, special, spec.chat, spec.bos, spec.thinking)
 
     def special(self, tokenizer: Any, vocab_size: int) -> SpecialTokens:
-        """The special ids, checked."""
+        """Ids of the special tokens, checked against each other and the vocabulary."""
         file = self.folder / "generation_config.json"
         generation = checkpoint.read_json(file) if file.is_file() else {}
-        ids = {**self.layout.text(self.published), **self.published}
-        sources = Sources(ids, tokenizer, generation)
-        return special_tokens(sources, vocab_size, self.spec.mask_token, self.form == "causal")
+        ids = {**self.layout.text_config(self.published), **self.published}
+        sources = SpecialTokenSources(ids, tokenizer, generation)
+        causal = self.attention_form == "causal"
+        return special_tokens(sources, vocab_size, self.spec.mask_token, causal)
 
 
 def open_checkpoint(spec: ModelSpec) -> OpenedCheckpoint:
-    """Find the checkpoint behind `spec` and choose its adapter; every refusal is a sentence."""
+    """Find the checkpoint of `spec`, choose its adapter and check its config."""
     folder = checkpoint_folder(spec.path, spec.revision)
     published = checkpoint.read_json(folder / "config.json")
-    adapter, layout = choose_adapter(spec, published)
-    layout.check(published)
-    return OpenedCheckpoint(spec, folder, published, adapter, layout)
+    adapter = choose_adapter(spec, published)
+    ADAPTERS[adapter].check(published)
+    return OpenedCheckpoint(spec, folder, published, adapter, ADAPTERS[adapter])
+
+
+def choose_adapter(spec: ModelSpec, published: PublishedConfig) -> str:
+    """The adapter that config.json calls for; DllmBenchError if `spec` names another."""
+    name = recognised_adapter(published)
+    if name is None or spec.adapter not in (None, name):
+        wanted = f"adapter {spec.adapter!r}" if spec.adapter else f"one of {', '.join(ADAPTERS)}"
+        recognised = f" ({name})" if name else ""
+        raise DllmBenchError(
+            f"Model {spec.name!r} asks for {wanted}, but {spec.path} has model_type "
+            f"{published.get('model_type')!r}{recognised}; correct the adapter or the path."
+        )
+    return name
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:
-    """Read the checkpoint behind `spec`; every refusal is a sentence."""
+    """Load a model; DllmBenchError says what is missing or does not fit."""
     opened = open_checkpoint(spec)
     tokenizer = read_tokenizer(opened.folder)
     denoiser = _denoiser(opened, tokenizer)
-    text = opened.text(tokenizer, denoiser.special)
+    text = opened.codec(tokenizer, denoiser.special)
     token_files = tokenizer_files(opened.folder)
-    facts = ModelMetadata(
+    lora_folder = checkpoint_folder(spec.lora, spec.lora_revision) if spec.lora else None
+    metadata = ModelMetadata(
         name=spec.name,
         adapter=opened.adapter,
         revision=snapshot_commit(opened.folder),
-        lora_revision=snapshot_commit(checkpoint_folder(spec.lora, spec.lora_revision))
-        if spec.lora
-        else None,
+        lora_revision=snapshot_commit(lora_folder) if lora_folder else None,
         weights_sha256=content_hash(spec),
         tokenizer_sha256=checkpoint.files_hash(token_files) if token_files else None,
         template_sha256=text.template_sha256 if tokenizer is not None else None,
@@ -184,32 +218,20 @@ def load_model(spec: ModelSpec) -> LoadedModel:
         attention=spec.attention,
         parameters=sum(parameter.numel() for parameter in denoiser.module.parameters()),
     )
-    return LoadedModel(denoiser, text, facts, opened.form, spec.block)
+    return LoadedModel(denoiser, text, metadata, opened.attention_form, spec.block)
 
 
 def load_text_codec(spec: ModelSpec) -> TextCodec:
-    """The text front of `load`, without building the module."""
+    """The text codec of `load_model`, without building the module."""
     opened = open_checkpoint(spec)
     tokenizer = read_tokenizer(opened.folder)
-    settings = opened.layout.settings(opened.layout.text(opened.published))
-    return opened.text(tokenizer, opened.special(tokenizer, settings["vocab_size"]))
-
-
-def choose_adapter(spec: ModelSpec, published: PublishedConfig) -> tuple[str, CheckpointLayout]:
-    """The adapter of the checkpoint's own config; another one asked for is an error."""
-    name = next((name for name, layout in ADAPTERS.items() if layout.recognises(published)), None)
-    if name is None or spec.adapter not in (None, name):
-        wanted = f"adapter {spec.adapter!r}" if spec.adapter else f"one of {', '.join(ADAPTERS)}"
-        whose = f" ({name})" if name else ""
-        raise DllmBenchError(
-            f"Model {spec.name!r} asks for {wanted}, but {spec.path} has model_type "
-            f"{published.get('model_type')!r}{whose}; correct the adapter or the path."
-        )
-    return name, ADAPTERS[name]
+    settings = opened.layout.settings(opened.layout.text_config(opened.published))
+    return opened.codec(tokenizer, opened.special(tokenizer, settings["vocab_size"]))
 
 
 def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
-    """Build the module without weights, check names and shapes, then fill it."""
+    """Build the module without weights, check names and shapes, then load the weights."""
+    # These import transformers' modelling code, which takes seconds.
     from dllm_bench.models.acceleration import CompiledDenoiser, quantize
     from dllm_bench.models.transformer import TransformerDenoiser
 
@@ -217,74 +239,83 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
     module = opened.empty_module()
     special = opened.special(tokenizer, module.config.vocab_size)
     weights = opened.weights(module)
-    adapter = _lora(spec, opened.expected(module))
-    merge = adapter.merge if spec.merge_lora else lora.NONE.merge
+    adapter = _lora_adapter(spec, opened.expected_shapes(module))
+    merge = adapter.merge if spec.merge_lora else lora.NO_LORA.merge
     checkpoint.fill(module, opened.layout, weights, merge, device, dtype_of(spec))
     if not spec.merge_lora:
         lora.attach(adapter, module, opened.layout)
     if spec.quantization != NONE:
         quantize(module, spec.quantization, device)
     kind = TransformerDenoiser if spec.compile == NONE else CompiledDenoiser
-    denoiser = kind(module, special, opened.shifted, attention_form=opened.form, block=spec.block)
+    form = opened.attention_form
+    denoiser = kind(module, special, opened.shifted, attention_form=form, block=spec.block)
     return denoiser.compile(spec.compile) if isinstance(denoiser, CompiledDenoiser) else denoiser
 
 
-def _lora(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> lora.Lora:
+def _lora_adapter(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> lora.LoraAdapter:
     if spec.lora is None:
-        return lora.NONE
+        return lora.NO_LORA
     folder = checkpoint_folder(spec.lora, spec.lora_revision)
-    found = lora.read_lora(folder)
-    lora.check_targets(found, expected, folder)
-    return found
+    adapter = lora.read_lora(folder)
+    lora.check_targets(adapter, expected, folder)
+    return adapter
 
 
 def device_of(spec: ModelSpec) -> torch.device:
-    """The device asked for, or a sentence where it is not there."""
+    """The device of the spec; DllmBenchError if it is CUDA and this machine has none."""
     if spec.device != AUTO:
-        found = torch.device(spec.device)
+        device = torch.device(spec.device)
     else:
-        found = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if found.type == "cuda" and not torch.cuda.is_available():
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise DllmBenchError(
             f"Model {spec.name!r} asks for device {spec.device!r}, but this machine has no CUDA "
             f"device; set hardware=cpu."
         )
-    return found
+    return device
 
 
 def dtype_of(spec: ModelSpec) -> torch.dtype:
-    """The dtype asked for; "auto" goes by the device."""
+    """The dtype of the spec; "auto" depends on the device."""
     if spec.dtype != AUTO:
-        found: torch.dtype = getattr(torch, spec.dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        return dtype
     return torch.bfloat16 if device_of(spec).type == "cuda" else torch.float32
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts of one checkpoint; the memory is that of the run's dtype."""
+    """What a checkpoint is and what memory it would take, for `dllm-bench doctor MODEL`."""
 
     opened: OpenedCheckpoint
-    folders: dict[str, Path]  # source -> folder, the adapter's included
-    files: dict[Path, int]  # weight file -> bytes
-    stored: dict[str, int]  # dtype in the files -> tensors
+    """Its config, adapter and folder."""
+    folders: dict[str, Path]
+    """Source -> folder, the LoRA adapter's included."""
+    files: dict[Path, int]
+    """Weight file -> size in bytes."""
+    stored: dict[str, int]
+    """Dtype in the files -> number of tensors."""
     dtype: torch.dtype
+    """Dtype the model would run in."""
     parameters: int
-    cached_per_position: int  # numbers in the keys and values of one position
+    """Number of parameters."""
+    cached_per_position: int
+    """Numbers in the keys and values of one position, over all layers."""
     text: TextCodec
+    """Text to tokens and back."""
 
     @property
     def commits(self) -> dict[str, str | None]:
-        """Source -> commit, None outside of the hub's cache."""
+        """Source -> commit; None outside of the hub's cache."""
         return {source: snapshot_commit(folder) for source, folder in self.folders.items()}
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights."""
+        """Memory of the weights, in bytes."""
         return self.parameters * self.dtype.itemsize
 
     def cache_bytes(self, positions: int) -> int:
-        """Memory of the keys and values of so many positions."""
+        """Memory of the keys and values of so many positions, in bytes."""
         return positions * self.cached_per_position * self.dtype.itemsize
 
     def named_ids(self) -> dict[str, str]:
@@ -296,12 +327,12 @@ class Inspection:
 
 
 def inspect_checkpoint(spec: ModelSpec) -> Inspection:
-    """Read what says what the checkpoint is; every refusal is a sentence."""
+    """Read config, tokenizer and tensor headers; raises what `load_model` would raise for them."""
     opened = open_checkpoint(spec)
     module = opened.empty_module()
     weights = opened.weights(module)
     tokenizer = read_tokenizer(opened.folder)
-    special: SpecialTokens = opened.special(tokenizer, module.config.vocab_size)
+    special = opened.special(tokenizer, module.config.vocab_size)
     folders, files = {spec.path: opened.folder}, checkpoint.weight_files(opened.folder)
     if spec.lora is not None:
         folders[spec.lora] = checkpoint_folder(spec.lora, spec.lora_revision)
@@ -314,5 +345,5 @@ def inspect_checkpoint(spec: ModelSpec) -> Inspection:
         dtype=dtype_of(spec),
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         cached_per_position=2 * sum(x.self_attn.k_proj.out_features for x in module.model.layers),
-        text=opened.text(tokenizer, special),
+        text=opened.codec(tokenizer, special),
     )

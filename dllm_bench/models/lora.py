@@ -1,8 +1,8 @@
-"""LoRA adapters in peft's layout: W <- W + s B A on load, or s B (A x) beside W x in every forward.
+"""LoRA adapters in peft's format: W <- W + s B A on load, or s B (A x) added in every forward.
 
-Merged, the product is added in float32 before the cast to the run's dtype; unmerged, peft's own
-layers hold the pair. Scale s = alpha / r. Refused, not ignored: DoRA, trained biases, saved
-modules, per-layer ranks, transposed (fan-in) weights.
+When merged, the product is added in float32 before the cast to the run's dtype; unmerged, peft's
+own layers hold A and B. Scale s = alpha / r (alpha / sqrt(r) for rsLoRA). DoRA, trained biases,
+saved modules, per-layer ranks and transposed (fan-in) weights raise an error.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.checkpoint import Weights, named, read_json, shapes_of, weight_files
+from dllm_bench.models.checkpoint import Weights, first_names, read_json, shapes_of, weight_files
 from dllm_bench.models.layouts import CheckpointLayout, Shapes, value
 
 STEM = "adapter_model"
 CONFIG = "adapter_config.json"
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
-PLAIN: dict[str, tuple[Any, ...]] = {  # config key -> values that leave the formula above intact
+SUPPORTED: dict[str, tuple[Any, ...]] = {  # config key -> values for which the formula above holds
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "use_dora": (False, None),
@@ -33,130 +33,144 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # config key -> values that leave the for
     "alpha_pattern": ({}, None),
     "lora_bias": (False, None),
 }
-PARTIAL = ("layers_to_transform", "layers_pattern", "exclude_modules")  # not all of a target
+PARTIAL = ("layers_to_transform", "layers_pattern", "exclude_modules")  # leave some layers out
 
 
 @dataclass(frozen=True)
-class Lora:
-    """Pairs (A, B) by published tensor name, and their common scale; `targets` are the ends of all
-    module names that have a pair, where the adapter lists them.
-    """
+class LoraAdapter:
+    """The matrices of a LoRA adapter."""
 
     scale: float
+    """s in W + s B A."""
     pairs: dict[str, tuple[Tensor, Tensor]]
+    """Published name of a weight (out, in) -> A (r, in) and B (out, r)."""
     targets: tuple[str, ...] = ()
+    """Ends of the names of all weights that have a pair, if the adapter lists them."""
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
-        """The adapted weight in float32, or `weight` itself where there is no pair."""
+        """The adapted weight in float32; `weight` itself if it has no pair."""
         if name not in self.pairs:
             return weight
         down_RI, up_OR = (side.to(torch.float32) for side in self.pairs[name])
         return weight.to(torch.float32) + self.scale * (up_OR @ down_RI)
 
 
-NONE = Lora(0.0, {})
+NO_LORA = LoraAdapter(0.0, {})
 
 
 def adapter_files(folder: Path) -> list[Path]:
-    """Files that decide what an adapter does."""
+    """Files that decide what a LoRA adapter does."""
     return [folder / CONFIG, *weight_files(folder, STEM)]
 
 
-def read_lora(folder: Path) -> Lora:
-    """An adapter folder."""
+def read_lora(folder: Path) -> LoraAdapter:
+    """Read a LoRA adapter from its folder; DllmBenchError where it is more than a plain LoRA."""
     config = read_json(folder / CONFIG)
-    wrong = [f"{key}={config[key]!r}" for key in PLAIN if config.get(key) not in _allowed(key)]
+    _check_config(config, folder)
+    pairs = _read_pairs(folder)
+    rank, alpha = value(config, "r", CONFIG), value(config, "lora_alpha", CONFIG)
+    ranks = {size for down, up in pairs.values() for size in (down.shape[0], up.shape[1])}
+    if ranks != {rank}:
+        raise DllmBenchError(
+            f"The LoRA adapter in {folder} says r={rank} and holds {len(pairs)} pairs of rank "
+            f"{', '.join(map(str, sorted(ranks))) or 'none'}; fetch it again, config and weights "
+            f"of one adapter."
+        )
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return LoraAdapter(scale, pairs, _targets(config))
+
+
+def _check_config(config: dict[str, Any], folder: Path) -> None:
+    """Raise DllmBenchError for settings that W + s B A would ignore."""
+    wrong = [f"{key}={config[key]!r}" for key in SUPPORTED if config.get(key) not in _allowed(key)]
     if wrong:
         raise DllmBenchError(
-            f"The adapter in {folder} has {', '.join(wrong)}, which a plain LoRA merge would "
+            f"The LoRA adapter in {folder} has {', '.join(wrong)}, which a plain LoRA merge would "
             f"ignore; merge it with peft and load the merged checkpoint."
         )
+
+
+def _allowed(key: str) -> tuple[Any, ...]:
+    return SUPPORTED[key] if key == "peft_type" else (*SUPPORTED[key], None)
+
+
+def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B by published weight name; DllmBenchError for tensors that form no pair."""
     weights = Weights(weight_files(folder, STEM))
     sides: dict[str, dict[str, Tensor]] = {}
-    strange = set()
+    unpaired = set()
     for key in weights.names:
         match = KEY.fullmatch(key)
         if match is None:
-            strange.add(key)
+            unpaired.add(key)
             continue
         sides.setdefault(f"{match['module']}.weight", {})[match["side"]] = weights.read(key)
-    strange |= {name for name, pair in sides.items() if len(pair) != 2}
-    if strange:
+    unpaired |= {name for name, pair in sides.items() if len(pair) != 2}
+    if unpaired:
         raise DllmBenchError(
-            f"The adapter in {folder} has tensors that are no LoRA pair ({named(strange)}); "
-            f"merge it with peft and load the merged checkpoint."
+            f"The LoRA adapter in {folder} has tensors that are no LoRA pair "
+            f"({first_names(unpaired)}); merge it with peft and load the merged checkpoint."
         )
-    pairs = {name: (pair["A"], pair["B"]) for name, pair in sides.items()}
-    rank, alpha = value(config, "r", CONFIG), value(config, "lora_alpha", CONFIG)
-    found = {size for down, up in pairs.values() for size in (down.shape[0], up.shape[1])}
-    if found != {rank}:
-        raise DllmBenchError(
-            f"The adapter in {folder} says r={rank} and holds "
-            f"{len(pairs)} pairs of rank {', '.join(map(str, sorted(found))) or 'none'}; fetch it "
-            f"again, config and weights of one adapter."
-        )
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return Lora(scale, pairs, _targets(config))
+    return {name: (pair["A"], pair["B"]) for name, pair in sides.items()}
 
 
 def _targets(config: dict[str, Any]) -> tuple[str, ...]:
-    """The modules an adapter lists; none where it names a pattern or leaves layers out."""
+    """Ends of the target weights' names; none if the adapter gives a pattern or skips layers."""
     listed = config.get("target_modules")
     if not isinstance(listed, list) or any(config.get(key) for key in PARTIAL):
         return ()
     return tuple(f".{name}.weight" for name in listed)
 
 
-def _allowed(key: str) -> tuple[Any, ...]:
-    return PLAIN[key] if key == "peft_type" else (*PLAIN[key], None)
+def check_targets(adapter: LoraAdapter, shapes: Shapes, folder: Path) -> None:
+    """Raise DllmBenchError where the adapter does not fit a model with these published weights.
 
-
-def check_targets(lora: Lora, shapes: Shapes, folder: Path) -> None:
-    """Every pair must fit a published weight of the model it changes, and every weight of the
-    modules the adapter lists must have one.
+    Every pair must fit a weight of the model, and every weight of the modules that the adapter
+    lists must have a pair.
     """
     wrong = [
         f"{name} ({up.shape[0]}, {down.shape[1]})"
-        for name, (down, up) in lora.pairs.items()
+        for name, (down, up) in adapter.pairs.items()
         if shapes.get(name) != (up.shape[0], down.shape[1])
     ]
     if wrong:
         raise DllmBenchError(
-            f"The adapter in {folder} changes weights that the model does not have in that shape: "
-            f"{named(wrong)}; use it with the checkpoint it was trained on."
+            f"The LoRA adapter in {folder} changes weights that the model does not have in that "
+            f"shape: {first_names(wrong)}; use it with the checkpoint it was trained on."
         )
-    absent = {name for name in shapes if f".{name}".endswith(lora.targets)} - lora.pairs.keys()
-    if lora.targets and absent:
+    listed = {name for name in shapes if f".{name}".endswith(adapter.targets)}
+    missing = listed - adapter.pairs.keys()
+    if adapter.targets and missing:
         raise DllmBenchError(
-            f"The adapter in {folder} lists modules it holds no pair for ({named(absent)}); fetch "
-            f"it again, completely."
+            f"The LoRA adapter in {folder} lists modules it holds no pair for "
+            f"({first_names(missing)}); fetch it again, completely."
         )
 
 
-def attach(lora: Lora, module: Any, layout: CheckpointLayout) -> None:
-    """Leave the weights as they are and put peft's layers around them."""
-    from peft import LoraConfig, inject_adapter_in_model
-
-    if not lora.pairs:
+def attach(adapter: LoraAdapter, module: Any, layout: CheckpointLayout) -> None:
+    """Wrap the adapted layers in peft's LoRA layers; the module's own weights stay as they are."""
+    if not adapter.pairs:
         return
+    from peft import LoraConfig, inject_adapter_in_model  # slow to import, rarely needed
+
     shapes = shapes_of(module)
-    whole = {
+    one_to_one = {
         parts[0].name: name.removesuffix(".weight")
         for name in shapes
         if len(parts := layout.parts(name, shapes)) == 1 and parts[0].rows is None
     }
-    stacked = lora.pairs.keys() - whole.keys()
-    if stacked:
+    fused = adapter.pairs.keys() - one_to_one.keys()
+    if fused:
         raise DllmBenchError(
-            f"The adapter changes tensors that the module holds together with others "
-            f"({named(stacked)}); set merge_lora: true."
+            f"The LoRA adapter changes tensors that the module stores in one parameter with others "
+            f"({first_names(fused)}); set merge_lora: true."
         )
-    targets = {whole[name]: pair for name, pair in lora.pairs.items()}
-    rank = next(iter(lora.pairs.values()))[0].shape[0]
+    targets = {one_to_one[name]: pair for name, pair in adapter.pairs.items()}
+    rank = next(iter(adapter.pairs.values()))[0].shape[0]
     inject_adapter_in_model(LoraConfig(r=rank, target_modules=list(targets)), module)
     for name, pair in targets.items():
         layer = module.get_submodule(name)
-        layer.scaling["default"] = lora.scale
+        layer.scaling["default"] = adapter.scale
         like = layer.base_layer.weight
         for side, values in zip((layer.lora_A, layer.lora_B), pair, strict=True):
             side["default"].weight.data = values.to(like)

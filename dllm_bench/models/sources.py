@@ -1,13 +1,9 @@
-"""Where a checkpoint lies: a folder, `assets/<name>` inside the package, or a hub id in the cache.
+"""Where checkpoints are: a folder, `assets/<name>` inside the package, or a hub id in the cache.
 
-`locate` finds the folder, `content_hash` says what is in it, `fetch` is the only place that
-downloads (for `dllm-bench prefetch`); a run never does.
-
-
-Checkpoints for machines without network: download them once, with a manifest of what came.
-
-The manifest lies in the hub cache it describes and names every file relative to it, with size and
-sha256, so that cache and manifest can be copied together and verified where they arrive.
+`checkpoint_folder` finds one on this machine and `content_hash` hashes what is in it; neither
+downloads anything, and a run never does. `prefetch` downloads models for machines without network,
+with a manifest of every file's size and sha256. The manifest lies in the cache it describes and
+names files relative to it, so cache and manifest can be copied and verified together.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import checkpoint, lora
-from dllm_bench.models.checkpoint import digest, read_json, weight_files
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, assets_dir, place_of
 
@@ -42,16 +37,18 @@ SHIPPED_MODELS = (
 )
 """Models in the package's `assets` folder; scripts/embedded makes them."""
 COMMIT_SHA = re.compile(r"[0-9a-f]{40}")
-FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")  # no code, no pickles
+DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")  # no code, no pickles
+MANIFEST = "dllm-bench-manifest.json"
+Manifest = dict[str, Any]
 
 
 def checkpoint_folder(source: str, revision: str | None = None) -> Path:
-    """The folder of a source, or a sentence that says how to get it."""
+    """The folder of a source on this machine; DllmBenchError says how to get a missing one."""
     folder = place_of(source)
     if folder.is_dir():
         return folder
     if source.startswith(ASSETS):
-        shipped = sorted(path.name for path in assets_dir().glob("*/")) or ["none"]
+        shipped = [name for name in SHIPPED_MODELS if (assets_dir() / name).is_dir()] or ["none"]
         raise DllmBenchError(
             f"The package ships no model {source!r}; choose one of {', '.join(shipped)}, or "
             f"train it in a clone of the repository: python -m scripts.embedded {folder.name}"
@@ -66,12 +63,12 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
 
 def is_hub_id(source: str) -> bool:
     """Whether a source is a repository of the hub."""
-    known = source.startswith(ASSETS) or place_of(source).is_dir()
-    return not known and HUB_ID.fullmatch(source) is not None
+    on_disk = source.startswith(ASSETS) or place_of(source).is_dir()
+    return not on_disk and HUB_ID.fullmatch(source) is not None
 
 
 def _cached_snapshot(hub_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -86,14 +83,14 @@ def _cached_snapshot(hub_id: str, revision: str | None) -> Path:
 
 
 def download_snapshot(hub_id: str, revision: str | None, cache: Path | None = None) -> Path:
-    """Download a repository's weights and texts (no code, no pickles); the snapshot's folder."""
-    from huggingface_hub import snapshot_download
+    """Download a repository's weights and texts (no code, no pickles) and return its folder."""
+    from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(
             snapshot_download(
-                hub_id, revision=revision, cache_dir=cache, allow_patterns=list(FETCHED)
+                hub_id, revision=revision, cache_dir=cache, allow_patterns=list(DOWNLOADED)
             )
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -108,50 +105,47 @@ def _first_line(error: Exception) -> str:
 
 
 def snapshot_commit(folder: Path) -> str | None:
-    """The commit of a snapshot folder of the hub's cache."""
+    """The commit of a snapshot folder in the hub's cache; None for other folders."""
     return folder.name if COMMIT_SHA.fullmatch(folder.name) else None
 
 
 def content_hash(spec: ModelSpec) -> str:
-    """sha256 of what decides the model's output: config, weights, adapter.
+    """sha256 of what decides the model's output: config, weights, LoRA adapter.
 
     A hub id pinned to a commit is hashed by id and commit, so it needs no files.
     """
-    parts = [_source_hash(spec.path, spec.revision, adapter=False)]
+    hashes = [_source_hash(spec.path, spec.revision, is_lora=False)]
     if spec.lora is not None:
-        parts.append(_source_hash(spec.lora, spec.lora_revision, adapter=True))
-    return parts[0] if len(parts) == 1 else hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        hashes.append(_source_hash(spec.lora, spec.lora_revision, is_lora=True))
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
-def _source_hash(source: str, revision: str | None, adapter: bool) -> str:
+def _source_hash(source: str, revision: str | None, is_lora: bool) -> str:
     if is_hub_id(source) and COMMIT_SHA.fullmatch(revision or ""):
         return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
     folder = checkpoint_folder(source, revision)
-    if adapter:
+    if is_lora:
         files = lora.adapter_files(folder)
     else:
         files = [folder / "config.json", *checkpoint.weight_files(folder)]
-    absent = [file.name for file in files if not file.is_file()]
-    if absent:
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
         raise DllmBenchError(
-            f"{folder} holds no {', '.join(absent)}; point the model's path at a checkpoint folder."
+            f"{folder} holds no {', '.join(missing)}; point the model's path at a checkpoint "
+            f"folder."
         )
-    return _hash_once(tuple((file, *_version(file)) for file in files))
+    return _cached_hash(tuple((file, *_version(file)) for file in files))
 
 
 def _version(file: Path) -> tuple[str, int, int]:
-    """What changes when a file changes: where a link leads, size, time."""
+    """What differs after a file is changed: the path a link leads to, size, modification time."""
     return str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns
 
 
 @lru_cache(maxsize=64)
-def _hash_once(files: tuple[tuple[Path, str, int, int], ...]) -> str:
-    """Hash files once per process; a changed file is a new key."""
+def _cached_hash(files: tuple[tuple[Path, str, int, int], ...]) -> str:
+    """Hash of files, computed once per process for each version of them."""
     return checkpoint.files_hash(file for file, *_ in files)
-
-
-MANIFEST = "dllm-bench-manifest.json"
-Manifest = dict[str, Any]
 
 
 def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Path | None]]:
@@ -160,12 +154,12 @@ def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Pat
     The folder is None for what is not on the hub: shipped models and local folders.
     """
     manifest = read_manifest(cache)
-    for source, revision, is_adapter in checkpoint_sources(specs):
+    for source, revision, is_lora in checkpoint_sources(specs):
         if not is_hub_id(source):
             yield source, None
             continue
         folder = download_snapshot(source, revision, cache)
-        weight_files(folder, lora.STEM if is_adapter else "model")
+        checkpoint.weight_files(folder, lora.STEM if is_lora else "model")
         manifest[source] = manifest_entry(folder, cache)
         cache.mkdir(parents=True, exist_ok=True)
         (cache / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
@@ -173,26 +167,26 @@ def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Pat
 
 
 def checkpoint_sources(specs: Iterable[ModelSpec]) -> Iterator[tuple[str, str | None, bool]]:
-    """(source, revision, is it an adapter) of every checkpoint, each once."""
+    """(source, revision, whether it is a LoRA adapter) of everything to download, each once."""
     every = [
         part
         for spec in specs
         for part in ((spec.path, spec.revision, False), (spec.lora, spec.lora_revision, True))
     ]
-    for source, revision, is_adapter in dict.fromkeys(every):
+    for source, revision, is_lora in dict.fromkeys(every):
         if source is not None:
-            yield source, revision, is_adapter
+            yield source, revision, is_lora
 
 
 def manifest_entry(folder: Path, cache: Path) -> Manifest:
-    """What a snapshot holds: commit, and size and hash of every file."""
+    """What a snapshot holds: its commit, and size and hash of every file."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {
         "commit": snapshot_commit(folder),
         "files": {
             file.relative_to(cache).as_posix(): {
                 "size": file.stat().st_size,
-                "sha256": digest(file),
+                "sha256": checkpoint.digest(file),
             }
             for file in files
         },
@@ -200,30 +194,29 @@ def manifest_entry(folder: Path, cache: Path) -> Manifest:
 
 
 def read_manifest(cache: Path) -> Manifest:
-    """The manifest of a cache, {} without one."""
+    """The manifest of a cache; {} if it has none."""
     file = cache / MANIFEST
-    return read_json(file) if file.is_file() else {}
+    return checkpoint.read_json(file) if file.is_file() else {}
 
 
 def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
-    """(source, what is wrong with it) for everything the manifest of a cache names."""
+    """(source, its problems) for every source in the manifest of a cache."""
     manifest = read_manifest(cache)
     if not manifest:
         raise DllmBenchError(
             f"{cache} holds no {MANIFEST}; name the folder that dllm-bench prefetch filled."
         )
-    for source, described in sorted(manifest.items()):
-        files = described["files"].items()
-        yield (
-            source,
-            [wrong for name, facts in files if (wrong := file_problem(cache / name, facts))],
-        )
+    for source, entry in sorted(manifest.items()):
+        files = entry["files"].items()
+        problems = (file_problem(cache / name, recorded) for name, recorded in files)
+        yield source, [problem for problem in problems if problem]
 
 
-def file_problem(file: Path, facts: Manifest) -> str | None:
-    """What is wrong with a file, None where it is what was downloaded."""
+def file_problem(file: Path, recorded: Manifest) -> str | None:
+    """How a file differs from its recorded size and hash; None if it does not."""
     if not file.is_file():
         return f"{file.name} is missing"
-    if file.stat().st_size != facts["size"]:
-        return f"{file.name} has {file.stat().st_size} bytes instead of {facts['size']}"
-    return None if digest(file) == facts["sha256"] else f"{file.name} has other content"
+    if file.stat().st_size != recorded["size"]:
+        return f"{file.name} has {file.stat().st_size} bytes instead of {recorded['size']}"
+    same = checkpoint.digest(file) == recorded["sha256"]
+    return None if same else f"{file.name} has other content"

@@ -1,7 +1,7 @@
-"""`ModelSpec`: which weights, read how. Plain data with its own checks; nothing is opened here.
+"""`ModelSpec`: which checkpoint to load and how to read it. Plain data that opens no file.
 
-What a checkpoint says itself (sizes, ids) is not repeated; what it does not say (how prompts are
-written, which attention it was trained with) is. Light to import.
+It holds what a checkpoint does not say itself (how prompts are written, which attention the weights
+were trained with); sizes and token ids are read from the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,57 +25,69 @@ DEVICES = (AUTO, "cpu", "cuda")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which weights, read how. `path` and `lora`: a folder, assets/<name>, or a hub id.
-
-    adapter None takes the one the checkpoint's own config names; device and dtype "auto" are a CUDA
-    device with bfloat16 where there is one, else the CPU with float32. `attention` is the kernel;
-    `attention_form`, `block` and `shifted` say how the weights were trained (None: as the
-    architecture usually is). `thinking` goes to the chat template as `enable_thinking`, where it is
-    given. `mask_token` is the mask's text, where the config names no id or to
-    check the one it names.
-    """
+    """Which checkpoint to load, and how to read and run it."""
 
     name: str
+    """Name of the model in tables and messages."""
     path: str
+    """The checkpoint: a folder, assets/<name> (shipped with the package), or a hub id."""
     adapter: str | None = None
+    """Name in `ADAPTERS`; None takes the adapter that the checkpoint's config.json calls for."""
     revision: str | None = None
+    """Branch, tag or commit of a hub id."""
     lora: str | None = None
+    """A LoRA adapter: a folder, assets/<name>, or a hub id."""
     lora_revision: str | None = None
+    """Branch, tag or commit of the LoRA adapter."""
     merge_lora: bool = True
+    """Add the LoRA product to the weights on load; False keeps it as separate layers."""
     chat: bool = False
+    """Whether prompts may be chat turns, written by the checkpoint's template."""
     bos: bool = False
+    """Whether plain text begins with the BOS token."""
     thinking: bool | None = None
+    """Passed to the chat template as `enable_thinking`; None does not pass it."""
     mask_token: str | None = None
+    """Text of the mask token, where config.json names no id, or to check the id it names."""
     attention_form: str | None = None
+    """Attention the weights were trained with; None: what the architecture usually has."""
     block: int | None = None
+    """Positions of a block the weights were trained with (only for block_causal attention)."""
     shifted: bool | None = None
+    """Whether row i predicts position i + 1; None: as the architecture usually does."""
     dtype: str = AUTO
+    """Dtype of the weights; "auto": bfloat16 on a CUDA device, float32 on the CPU."""
     attention: str = "sdpa"
+    """Attention kernel of transformers."""
     device: str = AUTO
+    """One of "cpu", "cuda" and "cuda:N"; "auto": a CUDA device if there is one, else the CPU."""
     quantization: str = NONE
+    """Quantisation of the linear layers (models/acceleration.py)."""
     compile: str = NONE
+    """Mode of torch.compile (models/acceleration.py)."""
 
     def __post_init__(self) -> None:
-        for field, known in CHOICES.items():
-            found = getattr(self, field)
-            if found is not None:
-                self._check(field, found, known)
+        for field, choices in CHOICES.items():
+            value = getattr(self, field)
+            if value is not None:
+                self._check(field, value, choices)
         kind, _, index = self.device.partition(":")
         self._check("device", kind if not index or index.isdigit() else self.device, DEVICES)
         if self.block is not None and (self.attention_form != "block_causal" or self.block < 1):
             raise DllmBenchError(
                 f"Model {self.name!r} has block: {self.block} with attention_form: "
-                f"{self.attention_form}; a block of 1 or more belongs to block_causal alone."
+                f"{self.attention_form}; only block_causal takes a block, of 1 or more positions."
             )
 
         if self.quantization != NONE and self.lora is not None and not self.merge_lora:
             raise DllmBenchError(
-                f"Model {self.name!r} asks for quantization {self.quantization!r} beside an "
+                f"Model {self.name!r} asks for quantization {self.quantization!r} with a LoRA "
                 f"adapter that is not merged; set merge_lora: true."
             )
 
-    def _check(self, field: str, found: str, known: tuple[str, ...]) -> None:
-        if found not in known:
+    def _check(self, field: str, value: str, choices: tuple[str, ...]) -> None:
+        if value not in choices:
             raise DllmBenchError(
-                f"Model {self.name!r} asks for {field} {found!r}; choose one of {', '.join(known)}."
+                f"Model {self.name!r} asks for {field} {value!r}; choose one of "
+                f"{', '.join(choices)}."
             )

@@ -1,8 +1,8 @@
-"""Text to ids and back, and the special tokens of a checkpoint.
+"""Text to token ids and back (`TextCodec`), and the special tokens of a checkpoint.
 
-`TextCodec.encode` takes text as it is (with BOS where the model asks for it) or chat turns through
-the checkpoint's template; nothing is added silently. Ids come from config.json and tokenizer,
-which must agree on mask and end of text.
+Plain text is encoded as it is, with a BOS token if the model's yaml asks for one; chat turns go
+through the checkpoint's template; nothing else is added. Ids of special tokens come from
+config.json and the tokenizer, which must agree on the mask and the end of text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.layouts import PublishedConfig
 
-TURN_ENDS = (  # LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma; the embedded models
+TURN_ENDS = (  # of LLaDA, Llama; Dream, SDAR, Qwen; LLaDA-MoE, LLaDA2; Gemma (2); embedded models
     "<|eot_id|>",
     "<|im_end|>",
     "<|role_end|>",
@@ -36,16 +36,16 @@ SETTINGS = (
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer without running its code; None where there is none."""
+    """The folder's tokenizer, without running code of the checkpoint; None if it has none."""
     if not any((folder / name).is_file() for name in FILES):
         return None
-    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer  # slow to import
 
     single_file = (folder / "tokenizer.json").is_file()
-    kind = PreTrainedTokenizerFast if single_file else Qwen2Tokenizer  # Dream: vocab + merges
+    kind = PreTrainedTokenizerFast if single_file else Qwen2Tokenizer  # vocab.json, merges.txt
     try:
         return kind.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # a damaged file leads to errors of any kind
+    except Exception as error:  # a damaged file raises errors of any kind
         raise DllmBenchError(
             f"The tokenizer in {folder} cannot be read ({type(error).__name__}: {error}); fetch "
             f"its files again."
@@ -53,84 +53,91 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Files that decide how text becomes ids."""
+    """The files of a folder that decide how text becomes ids."""
     return [folder / name for name in (*FILES, *SETTINGS) if (folder / name).is_file()]
 
 
 @dataclass(frozen=True)
-class Sources:
-    """Where a checkpoint names its special tokens."""
+class SpecialTokenSources:
+    """The three places where a checkpoint names its special tokens."""
 
     published: PublishedConfig
+    """config.json."""
     tokenizer: Any
-    generation: PublishedConfig  # generation_config.json, {} without one
+    """The tokenizer, None without one."""
+    generation: PublishedConfig
+    """generation_config.json, {} without one."""
 
     def config_ids(self, role: str) -> list[int]:
-        """The ids config.json gives for a role; some give several ends."""
-        found = self.published.get(f"{role}_token_id")
-        return found if isinstance(found, list) else [] if found is None else [found]
+        """The ids config.json gives for a role; some checkpoints give several eos ids."""
+        ids = self.published.get(f"{role}_token_id")
+        return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
     def tokenizer_id(self, role: str) -> int | None:
         """The id the tokenizer gives for a role."""
-        found: int | None = getattr(self.tokenizer, f"{role}_token_id", None)
-        return found
+        token: int | None = getattr(self.tokenizer, f"{role}_token_id", None)
+        return token
 
     def id_of(self, *texts: str) -> int | None:
-        """The id of the first of these token texts that the vocabulary has."""
+        """The id of the first of these token texts that is in the vocabulary."""
         vocab = self.tokenizer.get_vocab() if self.tokenizer is not None else {}
         return next((vocab[text] for text in texts if text in vocab), None)
 
     def agreed(self, role: str) -> int | None:
-        """The id config and tokenizer both name, or the one that is named."""
-        named, own = self.config_ids(role), self.tokenizer_id(role)
-        if named and own is not None and own not in named:
+        """The id of a role; DllmBenchError if config.json and the tokenizer name different ones."""
+        config_ids, own = self.config_ids(role), self.tokenizer_id(role)
+        if config_ids and own is not None and own not in config_ids:
             raise DllmBenchError(
                 f"config.json says {role}_token_id={self.published[f'{role}_token_id']}, the "
-                f"tokenizer {own}; mend the checkpoint so that exactly one {role} token is named."
+                f"tokenizer {own}; change the checkpoint's files so that exactly one {role} "
+                f"token is named."
             )
-        return own if own is not None else next(iter(named), None)
+        return own if own is not None else next(iter(config_ids), None)
 
     def preferred(self, role: str) -> int | None:
-        """The tokenizer's id (Dream's config names another BOS than it does), else config's."""
+        """The tokenizer's id (Dream's config.json names another BOS), else that of config.json."""
         own = self.tokenizer_id(role)
         return own if own is not None else next(iter(self.config_ids(role)), None)
 
     def ends(self) -> tuple[int, int | None]:
-        """(end of text, end of a turn); a chat model's eos may be its turn's end."""
+        """(end of text, end of a turn); if eos ends a turn, another eos id ends the text."""
         eos, turn = self.agreed("eos"), self.id_of(*TURN_ENDS)
         if eos is None:
             raise DllmBenchError(
-                "Neither config.json nor the tokenizer names an eos token; mend the checkpoint so "
-                "that exactly one eos token is named."
+                "Neither config.json nor the tokenizer names an eos token; change the checkpoint's "
+                "files so that exactly one eos token is named."
             )
         more = self.generation.get("eos_token_id")
-        named = [*self.config_ids("eos"), *(more if isinstance(more, list) else [])]
-        others = [token for token in named if token != turn]
+        ends = [*self.config_ids("eos"), *(more if isinstance(more, list) else [])]
+        others = [token for token in ends if token != turn]
         return (others[0] if eos == turn and others else eos), turn
 
     def mask(self, text: str | None) -> int | None:
-        """The id of the mask; `text`, where the model's yaml gives it, must be of that id."""
-        named = self.agreed("mask")
+        """The id of the mask; `text` (`mask_token` in the model's yaml) must be the text of it."""
+        agreed = self.agreed("mask")
         wanted = self.id_of(text) if text is not None else None
         if text is not None and wanted is None and self.tokenizer is not None:
             raise DllmBenchError(
                 f"The model's yaml says mask_token: {text!r}, which is no token of the "
                 f"checkpoint's tokenizer; correct mask_token."
             )
-        if wanted is not None and named not in (None, wanted):
+        if wanted is not None and agreed not in (None, wanted):
             raise DllmBenchError(
                 f"The mask token {text!r} has id {wanted}, but the checkpoint says "
-                f"mask_token_id={named}; use config.json and tokenizer of one checkpoint."
+                f"mask_token_id={agreed}; use config.json and tokenizer of one checkpoint."
             )
-        return wanted if named is None else named
+        return wanted if agreed is None else agreed
 
 
 def special_tokens(
-    sources: Sources, vocab_size: int, mask_token: str | None = None, causal: bool = False
+    sources: SpecialTokenSources,
+    vocab_size: int,
+    mask_token: str | None = None,
+    causal: bool = False,
 ) -> SpecialTokens:
-    """Ids by role; a disagreement of config and tokenizer on mask or eos is an error.
+    """Ids of the special tokens; DllmBenchError where the sources disagree on mask or eos.
 
-    A causal model needs no mask: an id no text uses stands for positions without a token.
+    A causal model has no mask: an id that no text uses stands for positions without a token.
     """
     eos, eot = sources.ends()
     pad, bos = sources.preferred("pad"), sources.preferred("bos")
@@ -139,13 +146,13 @@ def special_tokens(
         mask = _unused(sources.tokenizer, vocab_size, {eos, eot, pad, bos})
     if mask is None or mask in (eos, eot):
         raise DllmBenchError(
-            f"A masked diffusion model needs a mask token of its own, found mask={mask} beside "
+            f"A masked diffusion model needs a mask token of its own, found mask={mask} with "
             f"eos={eos} and eot={eot} in config.json and tokenizer; name its text with mask_token "
             f"in the model's yaml."
         )
     special = SpecialTokens(mask=mask, eos=eos, pad=pad, bos=bos, eot=eot)
-    named = asdict(special).items()
-    outside = [f"{role}={i}" for role, i in named if i is not None and not 0 <= i < vocab_size]
+    ids = asdict(special).items()
+    outside = [f"{role}={i}" for role, i in ids if i is not None and not 0 <= i < vocab_size]
     if outside:
         raise DllmBenchError(
             f"Special ids {', '.join(outside)} lie outside of the model's {vocab_size} tokens; "
@@ -155,7 +162,7 @@ def special_tokens(
 
 
 def _unused(tokenizer: Any, vocab_size: int, taken: set[int | None]) -> int:
-    """The last row of the embedding that the tokenizer does not use, else the last plain token."""
+    """The last id that the tokenizer does not use; if it uses all, the last not in `taken`."""
     used = set(tokenizer.get_vocab().values()) if tokenizer is not None else set()
     free = [i for i in range(vocab_size - 1, -1, -1) if i not in taken]
     return next((i for i in free if i not in used), free[0])
@@ -163,16 +170,20 @@ def _unused(tokenizer: Any, vocab_size: int, taken: set[int | None]) -> int:
 
 @dataclass(frozen=True)
 class TextCodec:
-    """A tokenizer with the model's habits: `chat` allows turns, `bos` is put before plain text,
-    `thinking` is what the template is told about it.
-    """
+    """A tokenizer, used as the model's yaml says."""
 
     name: str
+    """Name of the model, for messages."""
     tokenizer: Any
+    """A tokenizer of transformers, None if the checkpoint has none."""
     special: SpecialTokens
+    """Ids of the special tokens."""
     chat: bool = False
+    """Whether prompts may be chat turns."""
     bos: bool = False
+    """Whether plain text begins with BOS."""
     thinking: bool | None = None
+    """`enable_thinking` for the chat template; None does not pass it."""
 
     def __post_init__(self) -> None:
         if self.chat and self.tokenizer is not None and not self.tokenizer.chat_template:
@@ -188,26 +199,26 @@ class TextCodec:
 
     @property
     def template_sha256(self) -> str | None:
-        """Hash of the chat template, None where turns are not used."""
+        """sha256 of the chat template; None if the model takes plain text only."""
         if not self.chat:
             return None
         return hashlib.sha256(self._tokenizer().chat_template.encode()).hexdigest()
 
     def encode(self, text: str | Turns) -> list[int]:
-        """Prompt ids of plain text, or of chat turns followed by the assistant's opening."""
+        """Prompt ids of plain text, or of chat turns and the start of the assistant's turn."""
         if isinstance(text, str):
             ids = self._plain(text)
             start = [self.special.bos] if self.bos and self.special.bos is not None else []
             return start + ids
         if not self.chat:
             raise DllmBenchError(
-                f"Model {self.name!r} was asked to encode chat turns, but has chat: false; give "
+                f"Model {self.name!r} was given chat turns to encode, but has chat: false; give "
                 f"plain text or choose an instruct model."
             )
         turns = [dict(turn) for turn in text]
-        told = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        options = {} if self.thinking is None else {"enable_thinking": self.thinking}
         prompt = self._tokenizer().apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True, **told
+            turns, tokenize=False, add_generation_prompt=True, **options
         )
         return self._plain(prompt)
 
@@ -224,7 +235,7 @@ class TextCodec:
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise DllmBenchError(
-                f"Model {self.name!r} has no tokenizer files beside its weights; add "
+                f"Model {self.name!r} has no tokenizer files; add "
                 f"tokenizer.json and tokenizer_config.json to the checkpoint folder."
             )
         return self.tokenizer

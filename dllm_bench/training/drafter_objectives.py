@@ -154,9 +154,9 @@ def block_forward(
     hidden_BNDH = hidden_states(network, rows, blocks, kernel)
     logits_BNDV = network.lm_head(hidden_BNDH)
     before_BND = at(rows.ids_BL, blocks.labels_BND - 1)
-    if network.facts.rank:
+    if network.drafter_config.rank:
         logits_BNDV = logits_BNDV + _transitions(network, before_BND, hidden_BNDH)
-    survives = network.facts.confidence
+    survives = network.drafter_config.confidence
     survival_BND = network.survival(before_BND, hidden_BNDH) if survives else None
     return DraftOutputs(logits_BNDV, survival_BND)
 
@@ -174,10 +174,10 @@ def hidden_states(
     network: BlockDraftNetwork, rows: TargetRows, blocks: DraftBlocks, kernel: Callable
 ) -> Tensor:
     """Normalised hidden states (B, N, D, H) of all slots."""
-    (count, length), slots = rows.ids_BL.shape, network.facts.slots
+    (count, length), slots = rows.ids_BL.shape, network.drafter_config.slots
     anchors_BN, device = blocks.anchors_BN, rows.ids_BL.device
     context_BLH = network.hidden_norm(network.fc(rows.features_BLC))
-    ids_BND = torch.full((*anchors_BN.shape, slots), network.facts.mask, device=device)
+    ids_BND = torch.full((*anchors_BN.shape, slots), network.drafter_config.mask, device=device)
     ids_BND[..., 0] = rows.ids_BL.gather(1, anchors_BN)
     hidden_BQH = network.embed_tokens(ids_BND.flatten(1))
     position_BQ = (anchors_BN[..., None] + torch.arange(slots, device=device)).flatten(1)
@@ -356,7 +356,7 @@ def chain_forward(network: ChainDraftNetwork, rows: TargetRows) -> list[Tensor]:
     logits: list[Tensor] = []
     keys: list[Tensor] = []
     values: list[Tensor] = []
-    for step in range(network.facts.slots):
+    for step in range(network.drafter_config.slots):
         embedded_BLH = network.embed_tokens(shifted(rows.ids_BL, step + 1))
         rotation = network.rotary_emb(embedded_BLH, position_BL + step)
         pair = [layer.input_layernorm(embedded_BLH), layer.hidden_norm(hidden_BLH)]

@@ -249,7 +249,14 @@ class DrafterTraining:
         optimizer = torch.optim.AdamW(learned, job.lr, weight_decay=0.0)
         few = min(HELD_OUT, max(1, len(texts) // 10))
         return cls(
-            job, loaded.facts.name, target, published, network, optimizer, texts[few:], texts[:few]
+            job,
+            loaded.metadata.name,
+            target,
+            published,
+            network,
+            optimizer,
+            texts[few:],
+            texts[:few],
         )
 
     def state(self) -> dict[str, Any]:
@@ -338,7 +345,7 @@ def loss_of(
     """The loss of one batch, after a forward of the target for its features."""
     network, target = training.network, training.target
     ids_BL, answer_BL = (part.to(target.device) for part in data.padded(texts, target.special.eos))
-    rows = data.target_rows(target, ids_BL, answer_BL, network.facts.feature_layers)
+    rows = data.target_rows(target, ids_BL, answer_BL, network.drafter_config.feature_layers)
     if isinstance(network, ChainDraftNetwork):
         logits = objectives.chain_forward(network, rows)
         target_BLV = network.lm_head(rows.last_BLH)
@@ -348,7 +355,7 @@ def loss_of(
     assert isinstance(network, BlockDraftNetwork)
     shares = training.job.shares
     anchors_BN, kept_BN = objectives.draw_anchors(answer_BL, training.job.anchors, rng)
-    blocks = objectives.blocks_at(anchors_BN, kept_BN, answer_BL, network.facts.slots)
+    blocks = objectives.blocks_at(anchors_BN, kept_BN, answer_BL, network.drafter_config.slots)
     kernel = objectives.flex if target.device.type == "cuda" else objectives.dense
     drafted = objectives.block_forward(network, rows, blocks, kernel)
     target_BNDV = network.lm_head(objectives.at(rows.last_BLH, blocks.labels_BND - 1))
@@ -369,7 +376,7 @@ def measure_held_out(training: DrafterTraining) -> Point:
 
 def card(title: str, training: DrafterTraining) -> str:
     """The drafter's model card; what it saves in decoding is measured by runs."""
-    job, facts = training.job, training.network.facts
+    job, facts = training.job, training.network.drafter_config
     kind = "EAGLE-3 chain" if job.chain else NAME_OF_HEAD[job.head]
     layers = ", ".join(map(str, facts.feature_layers))
     learned = sum(w.numel() for w in training.network.parameters() if w.requires_grad)

@@ -319,7 +319,7 @@ def card(
     fitted: FittedFilter,
 ) -> str:
     """The filter's model card; what decoding with it gives is measured by runs."""
-    facts = learned.facts
+    facts = learned.metadata
     several = f"{job.layers} linear layers, {facts.activation} between them"
     layers = several if job.layers > 1 else "One linear layer"
     about = (

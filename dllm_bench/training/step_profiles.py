@@ -115,7 +115,7 @@ def run(job: ProfileJob, config: Mapping[str, Any]) -> dict[str, Any]:
         **{name: list(column) for name, column in asdict(profile_of(job, seconds)).items()},
         "spread_ms": [[round(1000 * s, 4) for s in (min(each), max(each))] for each in seconds],
         **{name: settings[name] for name in ("context", "repeats", "warmup")},
-        "model": asdict(model.facts),
+        "model": asdict(model.metadata),
         "hardware": hardware,
         "machine": provenance.machine(str(model.denoiser.device)),
         "torch": torch.__version__,

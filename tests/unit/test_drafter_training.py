@@ -242,7 +242,7 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(
             piece: Any = Eagle3(TrainedChain(source))
         else:
             piece = (DSpark if run.job.head else DFlash)(TrainedBlock(source))
-            facts = piece.drafter.facts
+            facts = piece.drafter.drafter_config
             assert (facts.rank > 0, facts.confidence) == (kind != "dflash", kind != "dflash")
         facts = []
         target: Any = model.denoiser
@@ -359,7 +359,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out = str(tmp_path / "drafter")
     assert main([*words.split(), "--out", out, "--results", str(tmp_path)]) == 0
     assert f"decoder=dflash decoder.draft.drafter.source={out}" in capsys.readouterr().out
-    facts = TrainedBlock(out).facts
+    facts = TrainedBlock(out).drafter_config
     assert (facts.slots, facts.feature_layers, facts.rank, facts.confidence) == (
         7,
         (0, 1, 2),

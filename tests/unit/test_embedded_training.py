@@ -53,7 +53,7 @@ def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) ->
     weights, cfg = _random(layout)
     export.write_checkpoint(tmp_path, weights, cfg, layout, _tokenizer())
     loaded = loading.load_model(ModelSpec("made", str(tmp_path), dtype="float32", device="cpu"))
-    assert loaded.facts.adapter == layout
+    assert loaded.metadata.adapter == layout
     model: Any = loaded.denoiser.module.model  # type: ignore[attr-defined]
     ids_BL = torch.randint(300, 600, (2, 24), generator=torch.Generator().manual_seed(0))
     states_BLD = model.embed_tokens(ids_BL)

@@ -296,7 +296,11 @@ def test_the_command_collects_once_and_writes_a_filter_that_decodes(
     out = folder / "tiny-llada-block8"
     assert f"decoder=learn2pd decoder.select.first.head.source={out}" in printed
     learned = LearnedFilter(str(out))
-    assert (learned.block, learned.facts.model, learned.facts.labels) == (8, "tiny-llada", "masked")
+    assert (learned.block, learned.metadata.model, learned.metadata.labels) == (
+        8,
+        "tiny-llada",
+        "masked",
+    )
     curve = [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
     assert [point["epoch"] for point in curve] == [1, 50, 60]
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")

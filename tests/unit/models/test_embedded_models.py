@@ -38,7 +38,7 @@ def test_a_shipped_model_answers(name: str) -> None:
     decoder = compose([*overrides, *_decoder(model)])["decoder"]
     decode = instantiate({key: value for key, value in decoder.items() if key != "name"})
     loaded = loading.load_model(ModelSpec(**model, dtype="float32", device="cpu"))
-    assert loaded.facts.adapter == RECIPES[name].layout
+    assert loaded.metadata.adapter == RECIPES[name].layout
     benchmark = instantiate(config["benchmark"])
     texts = {
         request.id: loaded.decode(decode.generate(loaded.denoiser, request).ids)

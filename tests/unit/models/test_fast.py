@@ -170,5 +170,5 @@ def test_what_cannot_be_quantised_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(DllmBenchError, match=r"needs torchao, .*dllm-bench\[quant\]"):
         quantised(folder, "w8a8")
-    with pytest.raises(DllmBenchError, match="quantization 'w8a8' beside an adapter"):
+    with pytest.raises(DllmBenchError, match="quantization 'w8a8' with a LoRA adapter"):
         ModelSpec("tiny", str(folder), lora="x", merge_lora=False, quantization="w8a8")

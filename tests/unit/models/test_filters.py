@@ -27,7 +27,7 @@ def stored(folder: Path, layers: int = 2, block: int = 32, seed: int = 0) -> Lea
 @pytest.mark.parametrize(("layers", "parameters"), [(1, 1056), (2, 2112), (4, 4224)])
 def test_sizes_are_the_papers(tmp_path: Path, layers: int, parameters: int) -> None:
     learned = stored(tmp_path, layers)
-    assert (learned.block, learned.parameters, learned.facts) == (32, parameters, FACTS)
+    assert (learned.block, learned.parameters, learned.metadata) == (32, parameters, FACTS)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_file_without_facts_is_read(tmp_path: Path) -> None:
 
     save_file(dict(network_of(16, 2, 0).state_dict()), tmp_path / "own.safetensors")
     learned = LearnedFilter(str(tmp_path / "own.safetensors"))
-    assert (learned.block, learned.facts) == (16, FilterMetadata())
+    assert (learned.block, learned.metadata) == (16, FilterMetadata())
     learned.check_model("any", "w")
 
 
@@ -96,7 +96,7 @@ def test_other_tensors_are_refused(tmp_path: Path, word: str) -> None:
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "filter.safetensors").write_bytes(b"pickle")
     with pytest.raises(DllmBenchError, match="no safetensors file"):
-        LearnedFilter(str(tmp_path)).facts  # noqa: B018
+        LearnedFilter(str(tmp_path)).metadata  # noqa: B018
 
 
 def test_an_absent_filter_says_what_there_is() -> None:
@@ -120,9 +120,9 @@ def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
     from dllm_bench.store.inputs import weights_hash
 
     learned = LearnedFilter(f"assets/filters/{name}")
-    assert f"block{learned.block}" in name and name.startswith(learned.facts.model)
-    model = compose([f"model={learned.facts.model}"])["model"]
-    learned.check_model(learned.facts.model, weights_hash(model))
+    assert f"block{learned.block}" in name and name.startswith(learned.metadata.model)
+    model = compose([f"model={learned.metadata.model}"])["model"]
+    learned.check_model(learned.metadata.model, weights_hash(model))
     card = (assets_dir() / "filters" / name / "CARD.md").read_text()
     assert f"{learned.parameters:,} parameters" in card
     assert learned(torch.rand(1, 1, learned.block)).isfinite().all()

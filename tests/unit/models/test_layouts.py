@@ -153,7 +153,7 @@ def test_old_and_new_spelling_of_the_rotary_base_are_one(tmp_path: Path) -> None
 def test_rotary_settings_that_contradict_or_are_unknown(layout: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(layout, tmp_path, seed=7)
     respell(folder, rope_theta=10000.0, rope_parameters={"rope_theta": 500000.0})
-    with pytest.raises(DllmBenchError, match=r"rope_theta=10000.0 in the old spelling and 500000"):
+    with pytest.raises(DllmBenchError, match=r"rope_theta=10000.0 at its top level and 500000"):
         load_denoiser(folder)
     respell(folder, rope_parameters="absent", rope_theta="absent")
     with pytest.raises(DllmBenchError, match="no 'rope_theta'"):

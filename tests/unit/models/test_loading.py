@@ -33,9 +33,9 @@ def test_a_folder_loads_as_what_was_written(layout: str, folder: Path) -> None:
     model = load_model(spec(folder))
     expected = tiny_denoiser(layout, seed=5)
     assert model.special == expected.special
-    assert model.facts.adapter == layout
-    assert model.facts.parameters == sum(t.numel() for t in tensors(folder).values())
-    assert torch.equal(logits(model), logits(LoadedModel(expected, model.text, model.facts)))
+    assert model.metadata.adapter == layout
+    assert model.metadata.parameters == sum(t.numel() for t in tensors(folder).values())
+    assert torch.equal(logits(model), logits(LoadedModel(expected, model.text, model.metadata)))
 
 
 def test_shards_equal_one_file(folder: Path) -> None:
@@ -50,14 +50,14 @@ def test_shards_equal_one_file(folder: Path) -> None:
 def test_bfloat16_on_a_cpu(folder: Path) -> None:
     half, single = load_model(spec(folder, dtype="bfloat16")), load_model(spec(folder))
     assert logits(half).dtype == torch.bfloat16
-    assert half.facts.dtype == "bfloat16"
+    assert half.metadata.dtype == "bfloat16"
     gap = (logits(half).float() - logits(single)).abs().max()
     assert 0 < gap < 0.05 * logits(single).abs().max()
 
 
 def test_auto_means_float32_on_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    facts = load_model(ModelSpec("tiny", str(folder))).facts
+    facts = load_model(ModelSpec("tiny", str(folder))).metadata
     assert (facts.dtype, facts.device) == ("float32", "cpu")
     with pytest.raises(DllmBenchError, match="no CUDA"):
         load_model(spec(folder, device="cuda"))
@@ -102,8 +102,8 @@ def test_text_goes_both_ways(folder: Path) -> None:
     assert chat.encode("w3 w14") == [bos, 3, 14]
     assert chat.encode([{"role": "user", "content": "w3 w14"}]) == [bos, 3, 14, eot]
     assert plain.decode([3, ROLES["mask"], 14, ROLES["eos"]]) == "w3 w14"
-    assert plain.facts.template_sha256 is None
-    assert chat.facts.template_sha256 is not None
+    assert plain.metadata.template_sha256 is None
+    assert chat.metadata.template_sha256 is not None
     with pytest.raises(DllmBenchError, match="chat: false"):
         plain.encode([{"role": "user", "content": "w3"}])
 
@@ -196,7 +196,7 @@ def test_unknown_words(changes: dict[str, str]) -> None:
 
 def test_the_content_hash_follows_content(folder: Path, tmp_path: Path) -> None:
     first = content_hash(spec(folder))
-    assert load_model(spec(folder)).facts.weights_sha256 == first
+    assert load_model(spec(folder)).metadata.weights_sha256 == first
     moved = folder.rename(tmp_path / "elsewhere")
     assert content_hash(spec(moved)) == first
     changed = tensors(moved)
@@ -251,12 +251,12 @@ def test_the_template_is_told_about_thinking(folder: Path) -> None:
 
 def test_the_yaml_may_say_how_the_weights_were_trained(layout: str, folder: Path) -> None:
     plain = load_model(spec(folder))
-    assert (plain.form, plain.denoiser.attention_form) == ("full", "full")
+    assert (plain.attention_form, plain.denoiser.attention_form) == ("full", "full")
     trained = spec(folder, attention_form="block_causal", block=8, shifted=layout == "llada")
     other = load_model(trained)
-    assert (other.form, other.block, other.denoiser.block) == ("block_causal", 8, 8)
+    assert (other.attention_form, other.block, other.denoiser.block) == ("block_causal", 8, 8)
     assert other.denoiser.shifted != plain.denoiser.shifted
-    with pytest.raises(DllmBenchError, match="belongs to block_causal alone"):
+    with pytest.raises(DllmBenchError, match="only block_causal takes a block"):
         spec(folder, block=8)
 
 
@@ -272,9 +272,11 @@ def test_the_yaml_may_say_how_the_weights_were_trained(layout: str, folder: Path
         ("block_causal", 4, ("block_causal", 32), "uses block_causal attention over blocks of 32"),
     ],
 )
-def test_a_decoder_with_other_attention_is_noted(
+def test_a_decoder_with_other_attention_gets_a_warning(
     form: str, block: int | None, asked: tuple[str, int], words: str | None, folder: Path
 ) -> None:
-    noted = replace(load_model(spec(folder)), form=form, block=block).attention_warning(*asked)
-    assert (noted is None) == (words is None)
-    assert words is None or (noted and words in noted)
+    warning = replace(load_model(spec(folder)), attention_form=form, block=block).attention_warning(
+        *asked
+    )
+    assert (warning is None) == (words is None)
+    assert words is None or (warning and words in warning)

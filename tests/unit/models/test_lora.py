@@ -107,7 +107,7 @@ def test_a_peft_model_beside_the_weights_equals_the_merged_one(
     assert (logits(beside) - logits(load_model(spec(folder)))).abs().max() > 1e-2
     layer = beside.denoiser.module.model.layers[1].self_attn.o_proj
     assert torch.equal(layer.base_layer.weight, tensors(folder)[PARAMETER[layout]])
-    assert beside.facts.parameters == merged.facts.parameters + 2 * 2 * 32
+    assert beside.metadata.parameters == merged.metadata.parameters + 2 * 2 * 32
 
 
 def test_an_adapter_on_a_fused_tensor_has_to_be_merged(tmp_path: Path) -> None:

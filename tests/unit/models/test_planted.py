@@ -85,7 +85,7 @@ def pickled(folder: Path) -> None:
         (tokenizer_cut_short, "cannot be read (JSONDecodeError"),
         (tokenizer_emptied, "cannot be read (KeyError: 'added_tokens')"),
         (mask_wrong, "mask_token_id=7, the tokenizer"),
-        (base_twice, "in the old spelling and 1000000.0 inside of rope_parameters"),
+        (base_twice, "at its top level and 1000000.0 inside of rope_parameters"),
         (pickled, "pickled weights only (pytorch_model.bin)"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -64,7 +64,8 @@ def test_models_and_adapters_come_once_and_are_listed(
     weights = f"models--some-org--Dream/snapshots/{COMMIT}/model.safetensors"
     assert files[weights]["size"] == (tmp_path / "cache" / weights).stat().st_size
     assert (
-        load_model(spec(path=str(found["some-org/Dream"]), device="cpu")).facts.revision == COMMIT
+        load_model(spec(path=str(found["some-org/Dream"]), device="cpu")).metadata.revision
+        == COMMIT
     )
 
 

@@ -52,7 +52,7 @@ def test_a_checkpoint_that_names_no_mask(folder: Path) -> None:
     with pytest.raises(DllmBenchError, match="needs a mask token of its own"):
         load_model(spec(unmasked(folder)))
     assert load_model(spec(folder, mask_token="<|mask|>")).special.mask == ROLES["mask"]
-    with pytest.raises(DllmBenchError, match=f"found mask={ROLES['eos']} beside"):
+    with pytest.raises(DllmBenchError, match=f"found mask={ROLES['eos']} with"):
         load_model(spec(folder, mask_token="<|endoftext|>"))
 
 
