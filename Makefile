@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 PINS := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/.installed-$(PINS)
 PYTEST_ARGS ?= -q -n 2 --dist loadgroup
+EVERYTHING ?= not drill
 LAUNCHER ?= local
 SLURM ?=
 FILL := $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --slurm ,$(SLURM)),--run)
@@ -14,7 +15,7 @@ FILL := $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --slurm ,$(
 .DEFAULT_GOAL := help
 TABLES := $(subst /,-,$(patsubst conf/table/%.yaml,%,$(wildcard conf/table/*/*.yaml)))
 FIGURES := $(subst /,-,$(patsubst conf/figure/%.yaml,%,$(wildcard conf/figure/*/*.yaml)))
-.PHONY: help venv all table4 $(TABLES) tables $(FIGURES) figures dspark decoders report perf test lint fmt clean
+.PHONY: help venv all table4 $(TABLES) tables $(FIGURES) figures dspark decoders report perf test test-all lint fmt clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -49,8 +50,11 @@ report: $(STAMP) ## Make the static site of what is stored: results/site/index.h
 perf: $(STAMP) ## Measure the decoding loop (docs/perf.md); PERF="--quick --parts split" for less
 	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.perf $(PERF)
 
-test: $(STAMP) ## Run the tests
+test: $(STAMP) ## Run the tests that are used all day (about five minutes on two cores)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: $(STAMP) ## Run all tests: exhaustive products and the SLURM cluster too
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m '$(EVERYTHING)'
 
 lint: $(STAMP) ## Check style, types and the direction of imports
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . || { echo "lint: ruff found the above; 'make fmt' mends most of it"; exit 1; }

@@ -20,6 +20,7 @@ from dllm_bench.tables.load import load_profile
 from dllm_bench.tables.options import names
 from tests.figures.builders import built_full, evolutions_of
 from tests.figures.test_points import built
+from tests.tiers import covering
 
 CURVE = "learn2pd/figure8"  # of a filter's own training, which made-up runs have not
 
@@ -86,7 +87,7 @@ def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
     assert [0.25, 0.5, 1.0] in [heights, *lines] or meshes == [[0.5] * 3]
 
 
-@pytest.mark.parametrize("name", names("figure"))
+@pytest.mark.parametrize("name", covering(5, names("figure")))
 def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
     """Every figure expands, composes, reads and draws on made-up runs of the embedded profile."""
     figure, profile = load_figure(name), load_profile("embedded")

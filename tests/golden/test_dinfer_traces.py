@@ -42,6 +42,7 @@ from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.metrics.sample_stats import count_sample, idle_forwards
 from dllm_bench.registry import instantiate
 from tests.helpers import golden_dir, load_denoiser
+from tests.tiers import covering
 
 FOLDER = golden_dir() / "dinfer"
 ROUNDING = 5e-6  # top-1 probabilities in float32 and in float64 differ by up to 4.5e-6 here
@@ -173,7 +174,7 @@ def name(run: dict) -> str:
 
 
 @absent
-@pytest.mark.parametrize("run", RUNS, ids=name)
+@pytest.mark.parametrize("run", covering(6, RUNS), ids=name)
 def test_runs(run: dict) -> None:
     generation = check(run, decoder(run))
     if is_runaway(run):

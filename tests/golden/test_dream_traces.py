@@ -29,6 +29,7 @@ from dllm_bench.decoding.select.origin import Origin
 from dllm_bench.decoding.select.ration import Ration
 from dllm_bench.decoding.select.threshold import Threshold
 from tests.helpers import golden_dir, load_denoiser
+from tests.tiers import covering
 
 FILE = golden_dir() / "dream" / "dream_cases.json"
 WHOLE = Blocks(None)
@@ -155,6 +156,6 @@ def test_fast_dllm(case: dict) -> None:
 
 
 @pytest.mark.skipif(not BLOCKS, reason=f"no golden traces at {FILE}")
-@pytest.mark.parametrize("case", BLOCKS, ids=name)
+@pytest.mark.parametrize("case", covering(3, BLOCKS), ids=name)
 def test_fast_dllm_with_cache(case: dict) -> None:
     check(case, block_cached(case["params"]))

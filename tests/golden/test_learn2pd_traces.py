@@ -26,6 +26,7 @@ from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
 from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, save_filter
 from tests.helpers import Watched, golden_dir, load_denoiser
+from tests.tiers import covering
 
 FOLDER = golden_dir() / "llada"
 FILE = FOLDER / "learn2pd_cases.json"
@@ -66,7 +67,9 @@ def decoder(case: dict, filters: Path) -> MaskedDecoder:
 
 
 @pytest.mark.skipif(not CASES, reason=f"no golden traces at {FILE}")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['method']}-p{len(case['prompt'])}")
+@pytest.mark.parametrize(
+    "case", covering(3, CASES), ids=lambda case: f"{case['method']}-p{len(case['prompt'])}"
+)
 def test_the_authors_loop(case: dict, filters: Path) -> None:
     model = Watched(denoiser())
     request = Request("golden", tuple(case["prompt"]), case["params"]["gen_length"])

@@ -31,6 +31,7 @@ from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
 from tests.helpers import golden_dir, load_denoiser
+from tests.tiers import covering
 
 SCORES = {"default": Confidence, "neg_entropy": NegEntropy, "margin": Margin}
 GOLDEN = golden_dir()
@@ -125,7 +126,7 @@ def test_llada(case: dict) -> None:
 
 
 @pytest.mark.skipif(not LLADA_CACHED, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", LLADA_CACHED, ids=name)
+@pytest.mark.parametrize("case", covering(3, LLADA_CACHED), ids=name)
 def test_llada_with_cache(case: dict) -> None:
     """Official forwards over a block that its first forward has filled change nothing: not made."""
     generation = replay(case, "llada", block_cached(case))
@@ -151,7 +152,7 @@ def canvases(generation, case: dict) -> list[list[int]]:
 
 
 @pytest.mark.skipif(not D2F, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", D2F, ids=name)
+@pytest.mark.parametrize("case", covering(3, D2F), ids=name)
 def test_d2f(case: dict) -> None:
     generation = replay(case, "dream", pipelined(case))
     assert list(generation.ids) == case["output"]
@@ -163,7 +164,7 @@ def test_d2f(case: dict) -> None:
 
 
 @pytest.mark.skipif(not LOPA, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", LOPA, ids=name)
+@pytest.mark.parametrize("case", covering(3, LOPA), ids=name)
 def test_lopa(case: dict) -> None:
     generation = replay(case, "dream", pipelined(case))
     assert list(generation.ids) == case["output"]

@@ -16,6 +16,7 @@ from dllm_bench.metrics.definitions import measure
 from dllm_bench.metrics.sample_stats import SampleStats, count_sample
 from tests.golden import test_dream_traces as dream
 from tests.golden import test_masked_traces as masked
+from tests.tiers import covering
 
 TIMES = {"seconds": 1.0, "steps_s": 1.0, "first_step_s": 0.5, "truncated": True, "empty": False}
 CACHED = [(case, masked.block_cached(case)) for case in masked.LLADA_CACHED] + [
@@ -31,7 +32,7 @@ def facts(generation: Generation, special: SpecialTokens) -> SampleStats:
 
 
 @absent
-@pytest.mark.parametrize("method", sorted({case["method"] for case, _ in CACHED}))
+@pytest.mark.parametrize("method", covering(2, sorted({case["method"] for case, _ in CACHED})))
 def test_fast_dllm_counts_a_forward_over_a_full_block(method: str) -> None:
     for case, decoder in CACHED:
         if case["method"] == method:

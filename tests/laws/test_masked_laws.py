@@ -41,6 +41,7 @@ from dllm_bench.decoding.stop.any_of import AnyOf
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
 from tests.helpers import tiny_denoiser
+from tests.tiers import tuples_of_three
 
 LAYOUTS = ("llada", "dream")
 REQUESTS = [
@@ -258,6 +259,18 @@ def check_laws(decoder: MaskedDecoder, model, request: Request) -> None:
         assert generation.cut["eos"] < generation.born.index(MASKED)
 
 
+def test_triples_of_pieces_obey_the_laws(model) -> None:
+    """Any three pieces of different slots meet; the whole product is in the exhaustive tier."""
+    slots = (SCORES, SELECTS, SCHEDULES, CACHES, EXPLORES, STOPS)
+    for pieces in tuples_of_three(*slots):
+        try:
+            decoder = MaskedDecoder(*pieces)
+        except DllmBenchError:
+            continue
+        check_laws(decoder, model, PRODUCT_REQUEST)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("explore", EXPLORES, ids=str)
 def test_every_combination_obeys_the_laws_or_is_refused(model, schedule, explore) -> None:

@@ -20,6 +20,7 @@ from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.stop.filled import Filled
 from tests.pieces import SLOTS, SMALL, Table, decoders, pieces
+from tests.tiers import tuples_of_three
 
 REQUEST = Request("product", (5, 9, 2), 16, seed=7)
 MODEL = Table()
@@ -56,6 +57,17 @@ def check_repeats(decoder: MaskedDecoder) -> None:
     assert (again.ids, again.born) == (first.ids, first.born)
 
 
+def test_triples_of_pieces_obey_or_are_refused() -> None:
+    """Any three pieces of different slots meet; the whole product is in the exhaustive tier."""
+    combinations = tuples_of_three(*(list(pieces(slot).values()) for slot in SLOTS))
+    fitting = sum(
+        obeys(score, select, schedule, cache, explore, stop)
+        for score, select, explore, schedule, stop, cache in combinations
+    )
+    assert fitting > len(combinations) / 4, "most of them are refused"
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("select", pieces("select").values(), ids=pieces("select"))
 @pytest.mark.parametrize("schedule", pieces("schedule").values(), ids=pieces("schedule"))
 @pytest.mark.parametrize("explore", pieces("explore").values(), ids=pieces("explore"))

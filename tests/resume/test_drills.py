@@ -52,9 +52,10 @@ def whole(root: Path, n: int = N) -> RunRecord:
 
 
 def drill(few: int, many: int) -> pytest.MarkDecorator:
-    """A few kills always, many when they are asked for."""
+    """One or two kills in the default tier, a few in the whole suite, many with `-m drill`."""
+    whole = pytest.param(few, marks=pytest.mark.exhaustive)
     hundreds = pytest.param(many, marks=[pytest.mark.drill, pytest.mark.timeout(1200)])
-    return pytest.mark.parametrize("kills", [few, hundreds])
+    return pytest.mark.parametrize("kills", [max(1, few // 4), whole, hundreds])
 
 
 @drill(8, 200)

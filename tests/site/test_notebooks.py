@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.site import builders
+from tests.tiers import covering
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed (extra dev)")
@@ -81,7 +82,7 @@ def test_a_notebook_is_short_and_stored_without_output(name: str) -> None:
         assert not cell.outputs and cell.execution_count is None
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", covering(4, SHOWN))
 def test_a_notebook_shows_what_is_there(name: str, outputs: Outputs) -> None:
     text = "\n".join(outputs[name, True])
     assert "ERROR" not in text, text
@@ -89,7 +90,7 @@ def test_a_notebook_shows_what_is_there(name: str, outputs: Outputs) -> None:
         assert expected in text
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", covering(4, SHOWN))
 def test_a_notebook_without_results_says_what_to_run(name: str, outputs: Outputs) -> None:
     text = "\n".join(outputs[name, False])
     assert "ERROR" not in text, text

@@ -35,6 +35,7 @@ from tests.tables.builders import (
     spec_of,
     start,
 )
+from tests.tiers import covering
 
 
 def states(store: Store, profile, monkeypatch) -> dict[tuple[str, str], CellState]:
@@ -218,7 +219,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
 
 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", covering(5, table_names()))
 def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> None:
     """In what they compose to, files that enter by content included; every one composes.
 

@@ -32,6 +32,7 @@ from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import TableMetric
 from dllm_bench.tables.view import number
 from tests.tables.builders import TINY, every_state, planned_small, seal
+from tests.tiers import covering
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 TABLES = [name for name in table_names() if (REFERENCE / "tables" / f"{name}.json").exists()]
@@ -125,7 +126,7 @@ def test_the_committed_bytes_follow_from_the_records(name: str) -> None:
 
 
 @here
-@pytest.mark.parametrize("folder", STORE.folders(), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", covering(20, STORE.folders()), ids=lambda folder: folder.name)
 def test_a_committed_record_is_what_its_hash_says(folder: Path) -> None:
     """The identity follows from the specification, the summary and score from the columns."""
     record = read_record(folder)

@@ -23,6 +23,7 @@ from tests.benchmark_helpers import (
     lm_eval_benchmark,
     mean,
 )
+from tests.tiers import covering
 
 ALL = os.environ.get("DLLM_BENCH_ALL_ITEMS") == "1"
 TEXTS, PROGRAMS, FOREIGN = (None, None, None) if ALL else (1500, 8, 400)
@@ -59,7 +60,7 @@ def test_every_task_has_gold_answers() -> None:
     assert set(task_names()) <= set(GOLD)
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("task", covering(5, task_names()))
 def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -> None:
     """By every metric of the task."""
     asked = benchmark(task, real_data)
