@@ -8,17 +8,22 @@ from scripts.embedded import card
 from tests.tables.builders import compose, record_of, spec_of
 
 
-def test_the_readme_quotes_one_section_and_its_hardware() -> None:
+def test_the_readme_quotes_speed_and_score_of_one_section() -> None:
+    header = "| Setting | System | BP | τ | a | b | c | d | e | f | g | h | Run |"
+    rule = "| --- " * 13 + "|"
+    row = "| S1 | NV | 4 | 0.95 | 587 | x | x | 88 | 331 | x | x | 78 | [`abc`](../../runs/abc) |"
     table = (
         "# T\n\n## D2F-Dream-Base\n\n### GSM8K 4-shot\n\n| other |\n\n## D2F-Dream-Instruct\n\n"
-        "### GSM8K 4-shot\n\n| S1 | 90.0 | [`abc`](../../runs/abc) |\n\nVerdict: none.\n\nmore\n\n"
+        f"### GSM8K 4-shot\n\n{header}\n{rule}\n{row}\n{row.replace('NV', 'Ascend')}\n\nmore\n\n"
         "**Measured on**\n\n- a CPU\n\n**Code**\n"
     )
     readme = update_docs.quote(
         f"above\n{update_docs.BEGIN}\nold\n{update_docs.END}\nbelow\n", table
     )
     assert readme.startswith("above\n") and readme.endswith("\nbelow\n")
-    assert "| S1 | 90.0 | `abc` |\n\nVerdict: none.\n\nMeasured on:\n\n- a CPU" in readme
+    quoted = "| S1 | 4 | 0.95 | 587 | 88 | 331 | 78 |\n\nMeasured on:\n\n- a CPU"
+    assert quoted in readme
+    assert readme.count("S1") == 1
     assert "old" not in readme and "other" not in readme and "more" not in readme
     assert update_docs.quote(readme, table) == readme
 
