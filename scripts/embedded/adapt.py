@@ -1,9 +1,9 @@
-"""One embedded model's weights as the start of another whose layout differs.
+"""Turn one embedded model's weights into the start of another whose layout differs.
 
-New words get rows of their own, key/value heads are repeated, biases dropped, norms per head set to
-the size the projections give, an MLP is cut into experts: neurons by importance, the strongest into
-the shared expert, the others dealt out in turn, some twice where there is room. What a step changes
-in the function is left to training.
+New words get new rows, key/value heads are repeated, biases dropped, norms per head set to the size
+that the projections give, and an MLP is cut into experts: neurons are ordered by importance, the
+strongest form the shared expert, the others are dealt to the routed experts in turn, some twice
+where there is room. Biases and experts change the function; training makes up for it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scripts.embedded.network import Experts, NetConfig, Weights
+from scripts.embedded.network import Experts, NetworkSizes, Weights
 
 COPY_NOISE = 0.05
-"""Relative noise on weights that more than one expert begins with."""
-NEW_ROW_STD = {"wte": 0.1, "head": 0.02}  # as at a random start
+"""Relative noise on the experts' weights, since a neuron may be dealt to two of them."""
+NEW_ROW_STD = {"wte": 0.1, "head": 0.02}  # as for random weights
 
 
-def adapted(weights: Weights, source: NetConfig, target: NetConfig, seed: int) -> Weights:
-    """`weights` of a `source` network as those of a `target` network."""
+def adapted(weights: Weights, source: NetworkSizes, target: NetworkSizes, seed: int) -> Weights:
+    """The weights of a `source` network, fitted to a `target` network."""
     rng = torch.Generator().manual_seed(seed)
     out = {n: w for n, w in weights.items() if target.qkv_bias or not n.endswith("bias")}
     for name, std in NEW_ROW_STD.items():
@@ -37,21 +37,21 @@ def adapted(weights: Weights, source: NetConfig, target: NetConfig, seed: int) -
     return out
 
 
-def _repeated(weight: Tensor, source: NetConfig, target: NetConfig) -> Tensor:
-    """Key or value heads, each once for every query head that read it."""
+def _repeated(weight: Tensor, source: NetworkSizes, target: NetworkSizes) -> Tensor:
+    """Key or value heads, repeated until the target has its number of them."""
     heads = weight.view(source.n_kv_heads, source.head_dim, -1)
     repeat = target.n_kv_heads // source.n_kv_heads
     return heads.repeat_interleave(repeat, dim=0).reshape(-1, weight.shape[1])
 
 
-def _norm_of(weight: Tensor, ln_D: Tensor, cfg: NetConfig) -> Tensor:
-    """The weight of a norm per head that gives the projection's usual size back."""
-    size = (weight * ln_D).pow(2).sum(1).mean().sqrt()
-    return size.expand(cfg.head_dim).clone()
+def _norm_of(weight: Tensor, ln_H: Tensor, sizes: NetworkSizes) -> Tensor:
+    """The weight of a norm per head that keeps the usual size of the projection's output."""
+    size = (weight * ln_H).pow(2).sum(1).mean().sqrt()
+    return size.expand(sizes.head_dim).clone()
 
 
 def _split(block: Weights, experts: Experts, rng: torch.Generator) -> Weights:
-    """An MLP's neurons dealt to the experts; routed outputs are scaled to what the router gives."""
+    """An MLP's neurons dealt to the experts; outputs are divided by the router's first weight."""
     gate, up, down = block["gate"], block["up"], block["down"]
     importance = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
     order = importance.argsort(descending=True)
@@ -70,5 +70,6 @@ def _split(block: Weights, experts: Experts, rng: torch.Generator) -> Weights:
 
 
 def _noisy(weight: Tensor, rng: torch.Generator) -> Tensor:
+    """The weight with `COPY_NOISE`, so that copies of a neuron differ."""
     noise = torch.randn(weight.shape, generator=rng) * weight.std() * COPY_NOISE
     return weight + noise

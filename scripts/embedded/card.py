@@ -1,7 +1,6 @@
-"""Model cards of the embedded models, rendered from the recipe and from stored runs.
+"""Model cards of the embedded models: the recipe, and scores from sealed runs of the model.
 
-`write` is called at the end of training; `measured` fills in what sealed runs of the model show.
-Nothing is measured here.
+Training writes the card without scores (`write`); `measured` adds them later.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.store.record import RunRecord
+from dllm_bench.training import cards
 from scripts.embedded.recipes import DRILL, RECALL, RECIPES, Phase, Recipe
 
 OBJECTIVES = {
@@ -19,7 +19,8 @@ OBJECTIVES = {
     "masked": "masked diffusion under full attention, answer only, loss weights 1/t",
     "rising": "D2F: cross-entropy on masked positions under the block-causal mask, "
     "mask ratios rising from block to block, blocks of 8, 16, 32",
-    "blocks": "block diffusion, answer only: a noised block sees itself and the clean ones before",
+    "blocks": "block diffusion, answer only: a noised block sees itself and the clean blocks "
+    "before it",
 }
 PROMPTS = {
     "minigsm": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
@@ -28,8 +29,8 @@ PROMPTS = {
     "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
     "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options behind the question.",
 }
-DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill of facts said again and again"}
-AFTER = "- The answer is followed by `<|endoftext|>` to the end of the generation region."
+DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill that repeats facts"}
+AFTER_ANSWER = "- The answer is followed by `<|endoftext|>` to the end of the generation region."
 
 CHANGES = {
     ("dream", "llada"): " (biases dropped, key/value heads repeated)",
@@ -38,23 +39,23 @@ CHANGES = {
 }
 UNMEASURED = "Not yet measured by decoding; see `training_log.json`."
 MEASURED = "## Measured"
-NOTE = """Sealed runs of `dllm-bench run` on the test split: 64 new tokens, greedy, float32, CPU.
+MEASURED_NOTE = """\
+Sealed runs of `dllm-bench run` on the test split: 64 new tokens, greedy, float32, CPU.
 Brackets hold 95 % Wilson intervals, `tpf/emitted` counts tokens before the end of the text per
 forward. minicode is right when every base and extra input gives the reference's result."""
 
 
 def write(folder: Path, recipe: Recipe, wall_s: float) -> None:
-    """Write CARD.md, nothing measured yet."""
+    """Write CARD.md, with no scores yet."""
     (folder / "CARD.md").write_text(render(recipe, wall_s))
 
 
 def measured(card: str, records: Sequence[RunRecord]) -> str:
-    """The card with its last section made from the sealed runs of its model."""
+    """The card with its last section made anew from sealed runs of its model."""
     head = card[: card.index(MEASURED) + len(MEASURED)]
     rows = sorted(_row(record) for record in records)
     titles = ("task", "decoder", "settings", "n", "score %", "tpf/emitted", "run")
-    table = [f"| {' | '.join(cells)} |" for cells in (titles, ("---",) * len(titles), *rows)]
-    return "\n".join([head, "", NOTE, "", *table, ""])
+    return "\n".join([head, "", MEASURED_NOTE, "", cards.table(titles, rows), ""])
 
 
 def _row(record: RunRecord) -> tuple[str, ...]:
@@ -67,10 +68,10 @@ def _row(record: RunRecord) -> tuple[str, ...]:
 
 
 def _settings(decoder: Mapping[str, Any]) -> str:
-    """The numbers that tell the runs of a card apart."""
+    """The settings in which the runs of a card differ."""
     names = (("schedule", "block"), ("select", "tau"), ("explore", "k"))
-    found = ((name, decoder.get(slot, {}).get(name)) for slot, name in names)
-    return ", ".join(f"{name} {value}" for name, value in found if value is not None)
+    values = ((name, decoder.get(slot, {}).get(name)) for slot, name in names)
+    return ", ".join(f"{name} {value}" for name, value in values if value is not None)
 
 
 def render(recipe: Recipe, wall_s: float) -> str:
@@ -78,27 +79,31 @@ def render(recipe: Recipe, wall_s: float) -> str:
     whole = "autoregressive LM" if recipe.layout == "qwen3" else "masked diffusion LM"
     kind = f"LoRA adapter (r = {recipe.lora_rank})" if recipe.lora_rank else whole
     shift = "position p is read from row p-1" if recipe.shift else "position p is read from row p"
-    lines = [
-        f"# {recipe.name}", "",
-        f"A small {kind} in the {recipe.layout} layout ({shift}), trained by this project",
-        f"with `python -m scripts.embedded {recipe.name}`. MIT licence, as the package.",
-        "",
-        "## Data", "",
-        *_data_lines(recipe), "",
-        "## Prompts", "", *(f"- {task}: {PROMPTS[task]}" for task in recipe.tasks), AFTER,
-        _chat_line(recipe), "",
-        "## Recipe", "", _start_line(recipe), "",
-        *(_phase_line(p) for p in recipe.phases), "",
-        f"Seed {recipe.seed}, {recipe.batch_tokens} tokens a step, {_optimizer(recipe)},",
-        "moving average of weights 0.998; rate flat, then cosine to zero.",
-        f"Wall time {wall_s / 60:.0f} minutes, one thread of 2 shared CPU cores.", "",
-        MEASURED, "", UNMEASURED, "",
-    ]  # fmt: skip
-    return "\n".join(line for line in lines if line is not None)
+    about = (
+        f"A small {kind} in the {recipe.layout} layout ({shift}), trained by this project\n"
+        f"with `python -m scripts.embedded {recipe.name}`. MIT licence, as the package."
+    )
+    sections = {
+        "Data": "\n".join(_data_lines(recipe)),
+        "Prompts": "\n".join(_prompt_lines(recipe)),
+        "Recipe": _recipe_section(recipe, wall_s),
+        MEASURED.removeprefix("## "): UNMEASURED,
+    }
+    return cards.card(recipe.name, about, sections)
+
+
+def _recipe_section(recipe: Recipe, wall_s: float) -> str:
+    phases = "\n".join(_phase_line(phase) for phase in recipe.phases)
+    return (
+        f"{_start_line(recipe)}\n\n{phases}\n\n"
+        f"Seed {recipe.seed}, {recipe.batch_tokens} tokens a step, {_optimizer(recipe)},\n"
+        "moving average of weights 0.998; rate flat, then cosine to zero.\n"
+        f"Wall time {wall_s / 60:.0f} minutes, one thread of 2 shared CPU cores."
+    )
 
 
 def _data_lines(recipe: Recipe) -> list[str]:
-    """What the rows were drawn from."""
+    """The paragraph about the training data."""
     drills = " and ".join(DRILLS[name] for name in recipe.drills)
     *others, last = recipe.tasks
     named = " and ".join([", ".join(others), last] if others else [last])
@@ -112,10 +117,12 @@ def _data_lines(recipe: Recipe) -> list[str]:
     return [*lines, note] if DRILL in recipe.drills else lines
 
 
-def _chat_line(recipe: Recipe) -> str:
-    if not recipe.chat:
-        return "- No chat template."
-    return "- The user turn is exactly that prompt: `<|user|>{prompt}<|eot|><|assistant|>`."
+def _prompt_lines(recipe: Recipe) -> list[str]:
+    """How prompts and answers are written."""
+    chat = "- No chat template."
+    if recipe.chat:
+        chat = "- The user turn is exactly that prompt: `<|user|>{prompt}<|eot|><|assistant|>`."
+    return [*(f"- {task}: {PROMPTS[task]}" for task in recipe.tasks), AFTER_ANSWER, chat]
 
 
 def _optimizer(recipe: Recipe) -> str:

@@ -1,8 +1,11 @@
 """Token pools and batches for training the embedded models.
 
-A pool holds the tokenised train split of one task: prompt, answer, EOS fill. A batch draws rows
-that fit a total length L, so the generation region is L - prompt and every row is full: no
-padding, no attention mask. Drill rows are bare equations. Nothing here knows an objective.
+A pool holds the tokenised train split of one task: prompt, answer, then EOS up to the end. A batch
+draws rows that fit a length L and fills them with EOS, so there is no padding to hide from
+attention. Drill rows hold bare equations or facts. Objectives are in `objectives.py`.
+
+Shapes: B rows of a batch, L positions of a row, S sentences of a drill row (6 tokens each), E
+equations, P people, F facts; in a pool N rows of W positions.
 """
 
 from __future__ import annotations
@@ -24,43 +27,51 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 POOL_WIDTH = 120
-RESULT = 4  # column of the result in an equation, of the word to recall in a fact
+RESULT = 4  # column of an equation's result, and of the word to recall in a fact
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows sorted by length: `ids_NW` int16 (EOS filled), prompt and total lengths (no EOS)."""
+    """Rows sorted by length."""
 
     ids_NW: Tensor
+    """int16, EOS after the answer."""
     prompt_N: Tensor
+    """Tokens of the prompt."""
     total_N: Tensor
+    """Tokens of prompt and answer, without EOS."""
 
     def fitting(self, length: int) -> int:
-        """How many rows (from the front) leave room for at least one EOS in `length`."""
+        """Number of rows, the shortest ones, that leave room for an EOS in `length`."""
         return int((self.total_N < length).sum())
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`ids_BL` int64; answers start at `prompt_B`, end before `total_B`; drills have prompt 0 and
-    ask for the words at `asked_BL`.
-    """
+    """Rows of one length, of several tasks and drills."""
 
     ids_BL: Tensor
+    """int64."""
     prompt_B: Tensor
+    """Where the answer starts; 0 in a drill."""
     total_B: Tensor
+    """Where the answer ends (exclusive) and EOS starts."""
     drill_B: Tensor
+    """Whether the row is a drill."""
     asked_BL: Tensor
+    """Tokens that a drill asks for; False in other rows."""
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
-    """The plain prompt as a user turn, ready for the assistant's answer."""
+    """The plain prompt as a user turn, followed by the start of the assistant's turn."""
     turns = [{"role": "user", "content": prompt}]
     return str(tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
 
 
 def make_pool(pairs: list[tuple[str, str]], chat: bool) -> Pool:
-    """Tokenise pairs into a pool; the later pieces do not change the older tasks' tokens."""
+    """Tokenise pairs into a pool, with the whole vocabulary (its later pieces do not change the
+    tokens of the first tasks).
+    """
     tokenizer = build_tokenizer(chat)
     backend = tokenizer.backend_tokenizer
     if chat:
@@ -77,7 +88,7 @@ def make_pool(pairs: list[tuple[str, str]], chat: bool) -> Pool:
 
 
 def load_pool(task: str, count: int, seed: int, chat: bool, cache: Path | None) -> Pool:
-    """The training pool of a task, kept in `cache` between runs when given."""
+    """The training pool of a task; the folder `cache` keeps it for later trainings."""
     path = cache / f"{task}-{count}-{seed}-{int(chat)}.pt" if cache else None
     if path and path.exists():
         return Pool(**torch.load(path))
@@ -91,7 +102,10 @@ def load_pool(task: str, count: int, seed: int, chat: bool, cache: Path | None) 
 def draw_rows(
     pool: Pool, count: int, length: int, rng: torch.Generator, eos: int, prefer_long: bool
 ) -> Batch:
-    """`count` random rows of a pool that fit `length`, EOS filled; evenly, or long ones first."""
+    """`count` random rows of a pool that fit `length`, filled with EOS.
+
+    Drawn uniformly, or with a preference for long ones.
+    """
     fitting = pool.fitting(length)
     if prefer_long:
         rows = (torch.rand(count, generator=rng).sqrt() * fitting).long()
@@ -104,15 +118,15 @@ def draw_rows(
     return Batch(ids_BL, pool.prompt_N[rows], pool.total_N[rows], nothing_BL[:, 0], nothing_BL)
 
 
-SMALL = {"+": range(1, 21), "-": range(1, 21), "*": range(2, 6)}
-ANY = {"+": range(1, 100), "-": range(1, 100), "*": range(2, 50)}
-"""Operation -> second operands: those of minigsm, and those of minimath."""
+SMALL_OPERANDS = {"+": range(1, 21), "-": range(1, 21), "*": range(2, 6)}
+ALL_OPERANDS = {"+": range(1, 100), "-": range(1, 100), "*": range(2, 50)}
+"""Operation -> second operands that occur in minigsm, and in minimath."""
 
 
 def equation_table(
-    tokenizer: PreTrainedTokenizerFast, operands: Mapping[str, range] = SMALL
+    tokenizer: PreTrainedTokenizerFast, operands: Mapping[str, range] = SMALL_OPERANDS
 ) -> Tensor:
-    """All equations as tokens, [E, 6]: `` a op b = c.`` with the result at column `RESULT`."""
+    """All equations as tokens (E, 6): ` a op b = c.` with the result at column `RESULT`."""
     lines = []
     for op, rights in operands.items():
         for left in range(minigsm.MAX_VALUE + 1):
@@ -128,7 +142,7 @@ def equation_table(
 def draw_drills(
     equations_E6: Tensor, count: int, length: int, rng: torch.Generator, eos: int
 ) -> Batch:
-    """Rows of random equations, without a prompt; they ask for the results."""
+    """Drill rows of random equations, which ask for the results."""
     per_row = (length - 1) // 6
     pick = torch.randint(len(equations_E6), (count, per_row), generator=rng)
     asked_BS6 = (torch.arange(6) == RESULT).expand(count, per_row, 6)
@@ -136,56 +150,60 @@ def draw_drills(
 
 
 def fact_table(tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """What may be said of a person, [person, form, fact, 6]: `` So Ann has 5 cups.``, `` Ann lives
-    near the mill.``, and the same two from the other end, `` The 5 cups has Ann.`` and `` The mill
-    near has Ann.``; the word to recall is at column `RESULT`.
+    """All facts about people as tokens (P, 4 forms, F, 6).
+
+    The forms are ` So Ann has 5 cups.`, ` Ann lives near the mill.`, and the same two reversed:
+    ` The 5 cups has Ann.` and ` The mill near has Ann.`. The word to recall is at column `RESULT`.
     """
     things = [f"{n} {item}" for n in range(*miniread.COUNTS) for item in miniread.ITEMS]
     places = [(side, name) for side in miniread.SIDES for name in miniread.BUILDINGS]
-    told = list(zip(things, cycle(places), strict=False))
+    facts = list(zip(things, cycle(places), strict=False))
     lines = [
         (
-            [f" So {who} has {own}." for own, _ in told],
-            [f" {who} lives {side} the {name}." for _, (side, name) in told],
-            [f" The {own} has {who}." for own, _ in told],
-            [f" The {name} {side} has {who}." for _, (side, name) in told],
+            [f" So {who} has {own}." for own, _ in facts],
+            [f" {who} lives {side} the {name}." for _, (side, name) in facts],
+            [f" The {own} has {who}." for own, _ in facts],
+            [f" The {name} {side} has {who}." for _, (side, name) in facts],
         )
         for who in miniread.NAMES
     ]
-    return torch.tensor([[tokenizer(facts).input_ids for facts in forms] for forms in lines])
+    return torch.tensor(
+        [[tokenizer(sentences).input_ids for sentences in forms] for forms in lines]
+    )
 
 
 def draw_recalls(
-    facts_PKF6: Tensor, count: int, length: int, rng: torch.Generator, eos: int
+    facts_P4F6: Tensor, count: int, length: int, rng: torch.Generator, eos: int
 ) -> Batch:
-    """Rows that say a few facts over and over, in random order and form, without a prompt; they ask
-    for the last two words of what was said before in either form.
+    """Drill rows that repeat a few facts in random order and form; they ask for the last two words
+    of every fact that the row has stated before.
     """
     per_row = (length - 1) // 6
-    people, _, facts, _ = facts_PKF6.shape
-    told = max(2, per_row // 4)  # people of a row, two facts each
-    who_BT = torch.rand(count, people, generator=rng).argsort(1)[:, :told].repeat(1, 2)
+    people, _, facts, _ = facts_P4F6.shape
+    chosen = max(2, per_row // 4)  # people of a row, two facts each
+    who_BT = torch.rand(count, people, generator=rng).argsort(1)[:, :chosen].repeat(1, 2)
     fact_BT = torch.randint(facts, who_BT.shape, generator=rng)
-    pick_BS = torch.randint(2 * told, (count, per_row), generator=rng)
-    form_BS = pick_BS // told + 2 * torch.randint(2, pick_BS.shape, generator=rng)
+    pick_BS = torch.randint(2 * chosen, (count, per_row), generator=rng)
+    form_BS = pick_BS // chosen + 2 * torch.randint(2, pick_BS.shape, generator=rng)
     who_BS, fact_BS = who_BT.gather(1, pick_BS), fact_BT.gather(1, pick_BS)
     again_BS = (pick_BS[:, :, None] == pick_BS[:, None]).tril(-1).any(2)
     asked_6 = torch.tensor([column in (RESULT - 1, RESULT) for column in range(6)])
     asked_BS6 = again_BS[:, :, None] & asked_6
-    return _drill(facts_PKF6[who_BS, form_BS, fact_BS], asked_BS6, length, eos)
+    return _drill(facts_P4F6[who_BS, form_BS, fact_BS], asked_BS6, length, eos)
 
 
-def _drill(said_BS6: Tensor, asked_BS6: Tensor, length: int, eos: int) -> Batch:
-    count, width = len(said_BS6), said_BS6.shape[1] * said_BS6.shape[2]
+def _drill(sentences_BS6: Tensor, asked_BS6: Tensor, length: int, eos: int) -> Batch:
+    """Drill rows of these sentences, filled with EOS."""
+    count, width = len(sentences_BS6), sentences_BS6.shape[1] * sentences_BS6.shape[2]
     ids_BL = torch.full((count, length), eos, dtype=torch.int64)
     asked_BL = torch.zeros((count, length), dtype=torch.bool)
-    ids_BL[:, :width], asked_BL[:, :width] = said_BS6.flatten(1), asked_BS6.flatten(1)
+    ids_BL[:, :width], asked_BL[:, :width] = sentences_BS6.flatten(1), asked_BS6.flatten(1)
     ends = torch.full((count,), width)
     every_B = torch.ones(count, dtype=torch.bool)
     return Batch(ids_BL, torch.zeros_like(ends), ends, every_B, asked_BL)
 
 
 def join(batches: list[Batch]) -> Batch:
-    """One batch of all rows (same length)."""
+    """The rows of all batches, which have one length, as one batch."""
     fields = ("ids_BL", "prompt_B", "total_B", "drill_B", "asked_BL")
     return Batch(*(torch.cat([getattr(b, name) for b in batches]) for name in fields))

@@ -1,9 +1,9 @@
-"""Embedded weights <-> the published checkpoint layouts, plus model card and log.
+"""Write weights in the published checkpoint layouts, and read them back.
 
-LLaDA: ``model.transformer.blocks.{i}.…`` with config ``model_type: llada``. Dream: Qwen2 names
-with q/k/v biases and an untied head, ``model_type: Dream``. Qwen3: ``model_type: qwen3``, norms
-per head; SDAR and LLaDA-MoE: the same names, experts one by one; LLaDA2: q, k and v in one tensor.
-D2F: a peft LoRA adapter. Weights are stored as bf16 safetensors. Nothing here trains.
+LLaDA: `model.transformer.blocks.{i}.…` with config `model_type: llada`. Dream: Qwen2 names with
+q/k/v biases and an untied head, `model_type: Dream`. Qwen3: `model_type: qwen3`, norms per head;
+SDAR and LLaDA-MoE: the same names, every expert a tensor of its own; LLaDA2: q, k and v in one
+tensor. D2F: a peft LoRA adapter. Weights are stored as bf16 safetensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scripts.embedded.network import NetConfig, Weights
+from scripts.embedded.network import NetworkSizes, Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -60,7 +60,7 @@ LLADA2_BLOCK = QWEN3_BLOCK | {
     "shared_up": "mlp.shared_experts.up_proj.weight",
     "shared_down": "mlp.shared_experts.down_proj.weight",
 }  # fmt: skip
-NAMES = {  # layout -> (names outside of the blocks, names in a block, where the blocks are)
+NAMES = {
     "llada": (LLADA_TOP, LLADA_BLOCK, "model.transformer.blocks."),
     "dream": (DREAM_TOP, DREAM_BLOCK, "model.layers."),
     "qwen3": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
@@ -68,12 +68,13 @@ NAMES = {  # layout -> (names outside of the blocks, names in a block, where the
     "llada_moe": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
     "llada2": (LLADA2_TOP, LLADA2_BLOCK, "model.layers."),
 }
+"""Layout -> names outside of the blocks, names in a block, prefix of the blocks."""
 ROUTER = "mlp.gate.weight"
 EXPERT = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
 def published_name(name: str, layout: str) -> str:
-    """Our weight name -> its name in the layout."""
+    """The name of one of our weights in a layout."""
     top, block, prefix = NAMES[layout]
     if name in top:
         return top[name]
@@ -81,45 +82,51 @@ def published_name(name: str, layout: str) -> str:
     return f"{prefix}{index}.{ROUTER if part == 'router' else block[part]}"
 
 
-def published(weights: Weights, cfg: NetConfig, layout: str) -> Weights:
-    """All tensors under their published names: experts apart, LLaDA2's q, k and v together."""
+def published(weights: Weights, sizes: NetworkSizes, layout: str) -> Weights:
+    """All tensors under their published names: experts split, LLaDA2's q, k and v joined."""
     ours = dict(weights)
     if layout == "llada2":
-        for i in range(cfg.n_layers):
+        for i in range(sizes.n_layers):
             ours[f"{i}.qkv"] = torch.cat([ours.pop(f"{i}.{n}") for n in "qkv"])
     out: Weights = {}
     for name, weight in ours.items():
         index, _, part = name.partition(".")
-        if part not in EXPERT or f"{index}.router" not in ours or cfg.experts is None:
+        if part not in EXPERT or f"{index}.router" not in ours or sizes.experts is None:
             out[published_name(name, layout)] = weight
             continue
-        for e, rows in enumerate(weight.split(cfg.experts.size, dim=1 if part == "down" else 0)):
-            out[f"{NAMES[layout][2]}{index}.mlp.experts.{e}.{EXPERT[part]}.weight"] = rows
-    if layout == "llada2" and cfg.experts:
-        bias = torch.zeros(cfg.experts.count)  # untrained: the choice is the router's alone
-        sparse = range(cfg.experts.dense_layers, cfg.n_layers)
+        for expert, rows in enumerate(
+            weight.split(sizes.experts.size, dim=1 if part == "down" else 0)
+        ):
+            out[f"{NAMES[layout][2]}{index}.mlp.experts.{expert}.{EXPERT[part]}.weight"] = rows
+    if layout == "llada2" and sizes.experts:
+        bias = torch.zeros(sizes.experts.count)  # not trained: the router alone chooses
+        sparse = range(sizes.experts.dense_layers, sizes.n_layers)
         out |= {published_name(f"{i}.expert_bias", layout): bias for i in sparse}
     return out
 
 
 def read_weights(folder: Path, names: list[str], layout: str) -> Weights:
-    """Load a checkpoint folder without experts as fp32 weights under our names."""
+    """Load the named weights of a checkpoint folder (without experts) in fp32."""
     tensors = load_file(folder / "model.safetensors")
     return {n: tensors[published_name(n, layout)].float() for n in names}
 
 
 def write_checkpoint(
-    folder: Path, weights: Weights, cfg: NetConfig, layout: str, tokenizer: PreTrainedTokenizerFast
+    folder: Path,
+    weights: Weights,
+    sizes: NetworkSizes,
+    layout: str,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    """Write weights, config.json and tokenizer files of a full model."""
+    """Write weights, config.json and tokenizer of a whole model."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(str(folder))
     ids = {
         f"{k}_token_id": getattr(tokenizer, f"{k}_token_id") for k in ("mask", "eos", "pad", "bos")
     }
-    config = CONFIGS[layout](cfg) | ids
+    config = CONFIGS[layout](sizes) | ids
     _write_json(folder / "config.json", config)
-    tensors = {n: _stored(t) for n, t in published(weights, cfg, layout).items()}
+    tensors = {n: _stored(t) for n, t in published(weights, sizes, layout).items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -127,71 +134,71 @@ def _stored(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.bfloat16).contiguous()
 
 
-def _llada_config(cfg: NetConfig) -> dict[str, Any]:
+def _llada_config(sizes: NetworkSizes) -> dict[str, Any]:
     return {
         "architectures": ["LLaDAModelLM"], "model_type": "llada", "block_type": "llama",
-        "d_model": cfg.d_model, "n_layers": cfg.n_layers, "n_heads": cfg.n_heads,
-        "n_kv_heads": cfg.n_kv_heads, "mlp_ratio": 4, "mlp_hidden_size": cfg.mlp_size,
-        "activation_type": "silu", "rope": True, "rope_theta": cfg.rope_theta, "alibi": False,
-        "layer_norm_type": "rms", "rms_norm_eps": cfg.norm_eps, "attention_layer_norm": False,
-        "include_bias": False, "include_qkv_bias": cfg.qkv_bias, "input_emb_norm": False,
-        "scale_logits": False, "weight_tying": False, "vocab_size": cfg.vocab_size,
-        "embedding_size": cfg.vocab_size, "max_sequence_length": MAX_POSITIONS,
+        "d_model": sizes.d_model, "n_layers": sizes.n_layers, "n_heads": sizes.n_heads,
+        "n_kv_heads": sizes.n_kv_heads, "mlp_ratio": 4, "mlp_hidden_size": sizes.mlp_size,
+        "activation_type": "silu", "rope": True, "rope_theta": sizes.rope_theta, "alibi": False,
+        "layer_norm_type": "rms", "rms_norm_eps": sizes.norm_eps, "attention_layer_norm": False,
+        "include_bias": False, "include_qkv_bias": sizes.qkv_bias, "input_emb_norm": False,
+        "scale_logits": False, "weight_tying": False, "vocab_size": sizes.vocab_size,
+        "embedding_size": sizes.vocab_size, "max_sequence_length": MAX_POSITIONS,
         "use_cache": False, "torch_dtype": "bfloat16",
     }  # fmt: skip
 
 
-def _dream_config(cfg: NetConfig) -> dict[str, Any]:
+def _dream_config(sizes: NetworkSizes) -> dict[str, Any]:
     return {
         "architectures": ["DreamModel"], "model_type": "Dream", "hidden_act": "silu",
-        "hidden_size": cfg.d_model, "num_hidden_layers": cfg.n_layers,
-        "num_attention_heads": cfg.n_heads, "num_key_value_heads": cfg.n_kv_heads,
-        "intermediate_size": cfg.mlp_size, "rope_theta": cfg.rope_theta, "rope_scaling": None,
-        "rms_norm_eps": cfg.norm_eps, "attention_dropout": 0.0, "use_sliding_window": False,
-        "sliding_window": None, "tie_word_embeddings": False, "vocab_size": cfg.vocab_size,
+        "hidden_size": sizes.d_model, "num_hidden_layers": sizes.n_layers,
+        "num_attention_heads": sizes.n_heads, "num_key_value_heads": sizes.n_kv_heads,
+        "intermediate_size": sizes.mlp_size, "rope_theta": sizes.rope_theta, "rope_scaling": None,
+        "rms_norm_eps": sizes.norm_eps, "attention_dropout": 0.0, "use_sliding_window": False,
+        "sliding_window": None, "tie_word_embeddings": False, "vocab_size": sizes.vocab_size,
         "max_position_embeddings": MAX_POSITIONS, "use_cache": False, "torch_dtype": "bfloat16",
     }  # fmt: skip
 
 
-def _qwen3_config(cfg: NetConfig) -> dict[str, Any]:
+def _qwen3_config(sizes: NetworkSizes) -> dict[str, Any]:
     own = {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": cfg.head_dim,
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": sizes.head_dim,
         "attention_bias": False,
     }  # fmt: skip
-    return _dream_config(cfg) | own
+    return _dream_config(sizes) | own
 
 
-def _sdar_config(cfg: NetConfig) -> dict[str, Any]:
+def _sdar_config(sizes: NetworkSizes) -> dict[str, Any]:
     own = {"architectures": ["SDARForCausalLM"], "model_type": "sdar"}
-    return _qwen3_config(cfg) | own
+    return _qwen3_config(sizes) | own
 
 
-def _llada_moe_config(cfg: NetConfig) -> dict[str, Any]:
-    assert cfg.experts
+def _llada_moe_config(sizes: NetworkSizes) -> dict[str, Any]:
+    assert sizes.experts
     own = {
         "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "qk_layernorm": True,
-        "clip_qkv": None, "partial_rotary_factor": 1, "num_experts": cfg.experts.count,
-        "num_experts_per_tok": cfg.experts.top_k, "expert_intermediate_size": cfg.experts.size,
-        "dense_intermediate_size": cfg.mlp_size, "shared_expert_intermediate_size": None,
-        "moe_layer_freq": [1] * cfg.n_layers, "moe_router_score_function": "softmax",
+        "clip_qkv": None, "partial_rotary_factor": 1, "num_experts": sizes.experts.count,
+        "num_experts_per_tok": sizes.experts.top_k, "expert_intermediate_size": sizes.experts.size,
+        "dense_intermediate_size": sizes.mlp_size, "shared_expert_intermediate_size": None,
+        "moe_layer_freq": [1] * sizes.n_layers, "moe_router_score_function": "softmax",
         "moe_router_enable_expert_bias": False, "norm_topk_prob": False,
         "routed_scaling_factor": 1, "router_num_group": None,
     }  # fmt: skip
-    return _qwen3_config(cfg) | own
+    return _qwen3_config(sizes) | own
 
 
-def _llada2_config(cfg: NetConfig) -> dict[str, Any]:
-    assert cfg.experts
+def _llada2_config(sizes: NetworkSizes) -> dict[str, Any]:
+    assert sizes.experts
     own = {
         "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "use_qk_norm": True,
         "use_qkv_bias": False, "use_bias": False, "norm_head": False, "score_function": "sigmoid",
         "moe_router_enable_expert_bias": True, "partial_rotary_factor": 1.0,
-        "num_experts": cfg.experts.count, "num_shared_experts": int(cfg.experts.shared),
-        "num_experts_per_tok": cfg.experts.top_k, "moe_intermediate_size": cfg.experts.size,
-        "n_group": 1, "topk_group": 1, "routed_scaling_factor": cfg.experts.scale,
-        "norm_topk_prob": True, "first_k_dense_replace": cfg.experts.dense_layers,
+        "num_experts": sizes.experts.count, "num_shared_experts": int(sizes.experts.shared),
+        "num_experts_per_tok": sizes.experts.top_k, "moe_intermediate_size": sizes.experts.size,
+        "n_group": 1, "topk_group": 1, "routed_scaling_factor": sizes.experts.scale,
+        "norm_topk_prob": True, "first_k_dense_replace": sizes.experts.dense_layers,
     }  # fmt: skip
-    return _qwen3_config(cfg) | own
+    return _qwen3_config(sizes) | own
 
 
 CONFIGS = {
@@ -203,7 +210,7 @@ CONFIGS = {
 def write_adapter(
     folder: Path, lora: Weights, base: str, rank: int, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Write a peft LoRA adapter; `lora` holds ``{i}.{q|k|v|o}.A`` [r, in] and ``.B`` [out, r]."""
+    """Write a peft LoRA adapter; `lora` holds `{i}.{q|k|v|o}.A` (rank, in) and `.B` (out, rank)."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(str(folder))
     tensors = {}

@@ -2,14 +2,17 @@
 
 Pre-norm blocks with rotary attention and a SwiGLU MLP: the common core of the LLaDA, Dream (Qwen2)
 and Qwen3 layouts. Weights are plain tensors, so that an adapter is weights + B A, computed before
-the call. bf16 matmuls, fp32 residual stream and norms. Only what training needs: no cache, no
-generation. Key maps to the published layouts are in `export.py`.
+the call. Matrix products in bf16, residual stream and norms in fp32. Left out: cache and
+generation; the names of weights in the published layouts are in `export.py`.
+
+Shapes: B rows, L positions, H hidden size, M size of an MLP, E experts.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,34 +23,35 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Experts:
-    """A sparse MLP: `top_k` of `count` experts by a router, and one all tokens use, in layers
-    from `dense_layers` on.
-
-    score "softmax": over all experts, the chosen weights as they are (LLaDA-MoE); "sigmoid": one by
-    one, the chosen weights brought to the sum `scale` (LLaDA2).
-    """
+    """A sparse MLP: a router chooses `top_k` of `count` experts for each token."""
 
     count: int
     top_k: int
     size: int
+    """Neurons of an expert."""
     shared: bool
+    """Whether there is one more expert that every token uses."""
     dense_layers: int
+    """Number of first layers that keep a dense MLP."""
     score: str
+    """"softmax": over all experts, the chosen weights as they are (LLaDA-MoE); "sigmoid": of each
+    expert, the chosen weights scaled to the sum `scale` (LLaDA2)."""
     scale: float = 1.0
 
     @property
     def shared_size(self) -> int:
+        """Neurons of the shared expert; 0 without one."""
         return self.size if self.shared else 0
 
     @property
     def first_weight(self) -> float:
-        """What an untrained router gives a chosen expert."""
+        """The weight that an untrained router gives a chosen expert."""
         return 1 / self.count if self.score == "softmax" else self.scale / self.top_k
 
 
 @dataclass(frozen=True)
-class NetConfig:
-    """Sizes; Dream has biases in q, k and v (`qkv_bias`), Qwen3 norms of each head (`qk_norm`)."""
+class NetworkSizes:
+    """Sizes and optional parts of a network."""
 
     vocab_size: int
     d_model: int = 128
@@ -58,39 +62,65 @@ class NetConfig:
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     qkv_bias: bool = False
+    """Biases in q, k and v, as Dream has them."""
     qk_norm: bool = False
+    """A norm of each head's queries and keys, as Qwen3 has them."""
     experts: Experts | None = None
 
     @property
     def head_dim(self) -> int:
+        """Size of a head."""
         return self.d_model // self.n_heads
 
     @property
     def kv_size(self) -> int:
+        """Size of all keys, or all values, of a position."""
         return self.n_kv_heads * self.head_dim
 
 
-def shapes(cfg: NetConfig) -> dict[str, tuple[int, ...]]:
+LLADA_MOE_EXPERTS = Experts(
+    count=4, top_k=2, size=128, shared=False, dense_layers=0, score="softmax"
+)
+LLADA2_EXPERTS = Experts(
+    count=4, top_k=2, size=96, shared=True, dense_layers=1, score="sigmoid", scale=2.0
+)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "llada": {"n_kv_heads": 4},
+    "llada_moe": {"n_kv_heads": 4, "qk_norm": True, "experts": LLADA_MOE_EXPERTS},
+    "llada2": {"n_kv_heads": 2, "qk_norm": True, "experts": LLADA2_EXPERTS},
+    "dream": {"n_kv_heads": 2, "qkv_bias": True},
+    "sdar": {"n_kv_heads": 2, "qk_norm": True},
+    "qwen3": {"n_kv_heads": 2, "qk_norm": True},
+}
+"""Layout -> sizes in which it differs; LLaDA has as many key/value heads as query heads."""
+
+
+def sizes_of_layout(layout: str, vocab_size: int) -> NetworkSizes:
+    """The sizes of an embedded model in one of the published layouts."""
+    return NetworkSizes(vocab_size, **LAYOUTS[layout])
+
+
+def shapes(sizes: NetworkSizes) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every weight."""
-    d, kv = cfg.d_model, cfg.kv_size
-    out: dict[str, tuple[int, ...]] = {"wte": (cfg.vocab_size, d), "head": (cfg.vocab_size, d)}
+    d, kv = sizes.d_model, sizes.kv_size
+    out: dict[str, tuple[int, ...]] = {"wte": (sizes.vocab_size, d), "head": (sizes.vocab_size, d)}
     out["ln_f"] = (d,)
-    for i in range(cfg.n_layers):
+    for i in range(sizes.n_layers):
         block: dict[str, tuple[int, ...]] = {"q": (d, d), "k": (kv, d), "v": (kv, d), "o": (d, d)}
-        block |= {"ln_1": (d,), "ln_2": (d,), **_mlp_shapes(cfg, i)}
-        if cfg.qkv_bias:
+        block |= {"ln_1": (d,), "ln_2": (d,), **_mlp_shapes(sizes, i)}
+        if sizes.qkv_bias:
             block |= {"q_bias": (d,), "k_bias": (kv,), "v_bias": (kv,)}
-        if cfg.qk_norm:
-            block |= {"ln_q": (cfg.head_dim,), "ln_k": (cfg.head_dim,)}
+        if sizes.qk_norm:
+            block |= {"ln_q": (sizes.head_dim,), "ln_k": (sizes.head_dim,)}
         out |= {f"{i}.{name}": shape for name, shape in block.items()}
     return out
 
 
-def _mlp_shapes(cfg: NetConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """A dense MLP, or all experts one below the other with the router's rows."""
-    d, experts = cfg.d_model, cfg.experts
+def _mlp_shapes(sizes: NetworkSizes, layer: int) -> dict[str, tuple[int, ...]]:
+    """A dense MLP, or the experts' matrices stacked into one, and the router."""
+    d, experts = sizes.d_model, sizes.experts
     sparse = experts is not None and layer >= experts.dense_layers
-    size = experts.count * experts.size if experts and sparse else cfg.mlp_size
+    size = experts.count * experts.size if experts and sparse else sizes.mlp_size
     out: dict[str, tuple[int, ...]] = {"gate": (size, d), "up": (size, d), "down": (d, size)}
     if experts and sparse:
         out["router"] = (experts.count, d)
@@ -99,35 +129,38 @@ def _mlp_shapes(cfg: NetConfig, layer: int) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def initial_weights(cfg: NetConfig, seed: int, number_ids: list[int]) -> Weights:
-    """Random fp32 weights; number tokens start on shared Fourier features of their value."""
+def initial_weights(sizes: NetworkSizes, seed: int, number_ids: list[int]) -> Weights:
+    """Random fp32 weights; embeddings of numbers start with Fourier features of their value."""
     rng = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in shapes(cfg).items():
+    for name, shape in shapes(sizes).items():
         if len(shape) == 1:
             weights[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
         else:
             std = {"wte": 0.1, "head": 0.02}.get(name, 0.7 / math.sqrt(shape[1]))
-            depth = math.sqrt(2 * cfg.n_layers) if name.endswith(("o", "down")) else 1.0
+            depth = math.sqrt(2 * sizes.n_layers) if name.endswith(("o", "down")) else 1.0
             weights[name] = torch.randn(shape, generator=rng) * std / depth
     ids = torch.tensor(number_ids)
-    features_NF = _number_features(len(number_ids))
-    mix_FD = torch.randn(features_NF.shape[1], cfg.d_model, generator=rng)
-    wave_ND = features_NF @ mix_FD / math.sqrt(features_NF.shape[1])
-    weights["wte"][ids] += 0.1 * wave_ND
-    weights["head"][ids] += 0.02 * wave_ND
+    features = _number_features(len(number_ids))
+    mix = torch.randn(features.shape[1], sizes.d_model, generator=rng)
+    waves = features @ mix / math.sqrt(features.shape[1])
+    weights["wte"][ids] += 0.1 * waves
+    weights["head"][ids] += 0.02 * waves
     return weights
 
 
 def _number_features(count: int) -> Tensor:
+    """Cosines and sines of the numbers below `count` at eight periods."""
     periods = torch.tensor([2.0, 5.0, 10.0, 20.0, 25.0, 50.0, 100.0, 200.0])
-    angle_NF = 2 * math.pi * torch.arange(count)[:, None] / periods
-    return torch.cat([angle_NF.cos(), angle_NF.sin()], dim=1)
+    angle = 2 * math.pi * torch.arange(count)[:, None] / periods
+    return torch.cat([angle.cos(), angle.sin()], dim=1)
 
 
-def rotary(cfg: NetConfig, positions_L: Tensor) -> tuple[Tensor, Tensor]:
-    """(cos_LH, sin_LH) in the rotate-half convention; sin carries the sign of the first half."""
-    inverse = 1.0 / cfg.rope_theta ** (torch.arange(0, cfg.head_dim, 2) / cfg.head_dim)
+def rotary(sizes: NetworkSizes, positions_L: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each (L, head size), for the rotate-half convention, in which the first
+    half of the sines is negated.
+    """
+    inverse = 1.0 / sizes.rope_theta ** (torch.arange(0, sizes.head_dim, 2) / sizes.head_dim)
     angle = torch.outer(positions_L.float(), inverse)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
@@ -135,47 +168,48 @@ def rotary(cfg: NetConfig, positions_L: Tensor) -> tuple[Tensor, Tensor]:
 
 def hidden_states(
     weights: Weights,
-    cfg: NetConfig,
+    sizes: NetworkSizes,
     ids_BL: Tensor,
     rope: tuple[Tensor, Tensor],
     bias: Tensor | None,
 ) -> Tensor:
-    """Final normed states [B, L, D] (bf16).
+    """Final normed states (B, L, H) in bf16.
 
-    `rope`: cos and sin, [L, H] or [B, 1, L, H]; `bias`: additive attention mask broadcastable to
-    [B, heads, L, L], or None for full bidirectional attention.
+    `rope`: cosines and sines of `rotary`; `bias`: additive attention mask broadcastable to
+    (B, heads, L, L), or None for full bidirectional attention.
     """
-    x_BLD = F.embedding(ids_BL, weights["wte"])
-    for i in range(cfg.n_layers):
+    x_BLH = F.embedding(ids_BL, weights["wte"])
+    for i in range(sizes.n_layers):
         block = {n.partition(".")[2]: w for n, w in weights.items() if n.startswith(f"{i}.")}
-        normed = _rms(x_BLD, block["ln_1"], cfg)
-        x_BLD = x_BLD + _attention(block, cfg, normed, rope, bias)
-        normed = _rms(x_BLD, block["ln_2"], cfg)
-        x_BLD = x_BLD + _mlp(block, cfg, normed)
-    return _rms(x_BLD, weights["ln_f"], cfg)
+        normed = _rms(x_BLH, block["ln_1"], sizes)
+        x_BLH = x_BLH + _attention(block, sizes, normed, rope, bias)
+        normed = _rms(x_BLH, block["ln_2"], sizes)
+        x_BLH = x_BLH + _mlp(block, sizes, normed)
+    return _rms(x_BLH, weights["ln_f"], sizes)
 
 
-def _mlp(block: Weights, cfg: NetConfig, x_BLD: Tensor) -> Tensor:
-    """SwiGLU; of a sparse layer all experts are computed, those not chosen count nothing."""
-    gated_BLM = _gated(x_BLD, block["gate"], block["up"])
-    if "router" in block and cfg.experts:
-        shares_BLE = _half(_routed(x_BLD, block["router"], cfg.experts))
-        by_expert = gated_BLM.unflatten(-1, (cfg.experts.count, cfg.experts.size))
+def _mlp(block: Weights, sizes: NetworkSizes, x_BLH: Tensor) -> Tensor:
+    """SwiGLU; a sparse layer computes all experts, those not chosen with weight 0."""
+    gated_BLM = _gated(x_BLH, block["gate"], block["up"])
+    if "router" in block and sizes.experts:
+        shares_BLE = _half(_routed(x_BLH, block["router"], sizes.experts))
+        by_expert = gated_BLM.unflatten(-1, (sizes.experts.count, sizes.experts.size))
         gated_BLM = (by_expert * shares_BLE[..., None]).flatten(-2)
-    out_BLD = F.linear(gated_BLM, _half(block["down"]))
+    out_BLH = F.linear(gated_BLM, _half(block["down"]))
     if "shared_gate" in block:
-        shared_BLM = _gated(x_BLD, block["shared_gate"], block["shared_up"])
-        out_BLD = out_BLD + F.linear(shared_BLM, _half(block["shared_down"]))
-    return out_BLD
+        shared_BLM = _gated(x_BLH, block["shared_gate"], block["shared_up"])
+        out_BLH = out_BLH + F.linear(shared_BLM, _half(block["shared_down"]))
+    return out_BLH
 
 
-def _gated(x_BLD: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(F.linear(x_BLD, _half(gate))) * F.linear(x_BLD, _half(up))
+def _gated(x_BLH: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """The hidden layer of SwiGLU, (B, L, M)."""
+    return F.silu(F.linear(x_BLH, _half(gate))) * F.linear(x_BLH, _half(up))
 
 
-def _routed(x_BLD: Tensor, router: Tensor, experts: Experts) -> Tensor:
-    """Each expert's weight at each position, 0 for those not chosen."""
-    logits_BLE = F.linear(x_BLD.float(), router)
+def _routed(x_BLH: Tensor, router: Tensor, experts: Experts) -> Tensor:
+    """Weight (B, L, E) of each expert at each position, 0 for those not chosen."""
+    logits_BLE = F.linear(x_BLH.float(), router)
     soft = experts.score == "softmax"
     scores_BLE = logits_BLE.softmax(-1) if soft else logits_BLE.sigmoid()
     least_BL1 = scores_BLE.topk(experts.top_k, dim=-1).values[..., -1:]
@@ -187,26 +221,30 @@ def _half(weight: Tensor) -> Tensor:
     return weight.to(torch.bfloat16)
 
 
-def _rms(x: Tensor, weight: Tensor, cfg: NetConfig) -> Tensor:
-    return _half(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + cfg.norm_eps) * weight)
+def _rms(x: Tensor, weight: Tensor, sizes: NetworkSizes) -> Tensor:
+    return _half(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + sizes.norm_eps) * weight)
 
 
 def _attention(
-    block: Weights, cfg: NetConfig, x_BLD: Tensor, rope: tuple[Tensor, Tensor], bias: Tensor | None
+    block: Weights,
+    sizes: NetworkSizes,
+    x_BLH: Tensor,
+    rope: tuple[Tensor, Tensor],
+    bias: Tensor | None,
 ) -> Tensor:
-    """Plain softmax attention: at these lengths faster on a CPU than the fused kernel."""
-    batch, length, d_model = x_BLD.shape
-    qkv = F.linear(x_BLD, _half(torch.cat([block["q"], block["k"], block["v"]])))
-    if cfg.qkv_bias:
+    """Plain softmax attention; at these lengths it is faster on a CPU than the fused kernel."""
+    batch, length, d_model = x_BLH.shape
+    qkv = F.linear(x_BLH, _half(torch.cat([block["q"], block["k"], block["v"]])))
+    if sizes.qkv_bias:
         qkv = qkv + _half(torch.cat([block["q_bias"], block["k_bias"], block["v_bias"]]))
-    heads = qkv.view(batch, length, -1, cfg.head_dim).transpose(1, 2)
-    q, k, v = heads.split([cfg.n_heads, cfg.n_kv_heads, cfg.n_kv_heads], dim=1)
-    if cfg.qk_norm:
-        q, k = _rms(q, block["ln_q"], cfg), _rms(k, block["ln_k"], cfg)
+    heads = qkv.view(batch, length, -1, sizes.head_dim).transpose(1, 2)
+    q, k, v = heads.split([sizes.n_heads, sizes.n_kv_heads, sizes.n_kv_heads], dim=1)
+    if sizes.qk_norm:
+        q, k = _rms(q, block["ln_q"], sizes), _rms(k, block["ln_k"], sizes)
     q, k = _rotate(q, rope), _rotate(k, rope)
-    if cfg.n_kv_heads != cfg.n_heads:
-        k, v = (t.repeat_interleave(cfg.n_heads // cfg.n_kv_heads, dim=1) for t in (k, v))
-    scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(cfg.head_dim)
+    if sizes.n_kv_heads != sizes.n_heads:
+        k, v = (t.repeat_interleave(sizes.n_heads // sizes.n_kv_heads, dim=1) for t in (k, v))
+    scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(sizes.head_dim)
     if bias is not None:
         scores = scores + bias
     mixed = _half(torch.softmax(scores, dim=-1)) @ v

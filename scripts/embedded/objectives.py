@@ -1,10 +1,12 @@
-"""Training states of the embedded models: what is fed, what is masked, what is scored.
+"""Objectives of the embedded models: which tokens are fed, masked and scored in a training step.
 
-`causal`: next token on the answer (the autoregressive start of Dream). `masked`: masked diffusion,
-weights 1/t (LLaDA, eq. 3, answer-only as in its SFT), on whole answers and on windows with a clean
-left and a masked right side. `rising`: D2F states, mask ratios that rise from block to block.
-`blocks`: block diffusion (SDAR, LLaDA2), all blocks of a text at once.
-Each returns an `Example`; the shift of Dream (row p-1 predicts p) is `shift=1`.
+`causal`: next token of the answer (autoregressive models, and the start of Dream). `masked`: masked
+diffusion with weights 1/t (LLaDA, Eq. 3, answers only as in its SFT), on whole answers and on
+windows with clean text to the left and masks to the right. `rising`: D2F, mask ratios that rise
+from block to block. `blocks`: block diffusion (SDAR, LLaDA2), all blocks of a text at once. Each
+returns an `Example`; with `shift=1` row p - 1 predicts position p, as in Dream.
+
+Shapes: B rows of a batch, L positions of a row, N scored positions, J blocks, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,36 +21,43 @@ from scripts.embedded.data import Batch
 NEVER = -1e4
 WINDOWS = torch.tensor([1, 2, 4, 8, 16, 32])
 WIDE_WINDOWS = torch.tensor([8, 16, 32])
-BLOCK_KINDS = torch.tensor([0, 0, 1, 1, 2])  # masked at random, behind a cut, content first
+BLOCK_KINDS = torch.tensor([0, 0, 1, 1, 2])  # masked at random, after a cut, content tokens first
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Special ids and the mask of tokens that carry a problem's content (numbers, names, ops)."""
+    """Ids that the objectives need."""
 
     mask_id: int
     eos_id: int
     hard_V: Tensor
+    """Content tokens: those that carry a problem's content (numbers, names, operators)."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """Inputs of one step. `rows_N` index the flattened [B * L] states that predict `targets_N`."""
+    """Inputs and targets of one step."""
 
     inputs_BL: Tensor
+    """In `blocks` a row holds two copies of the text, noised and clean."""
     rows_N: Tensor
+    """Indices into the flattened (B * L) states that predict the targets."""
     targets_N: Tensor
     weights_N: Tensor
+    """Weights of the cross-entropy; they already divide by the number of rows."""
     bias: Tensor | None = None
+    """Additive attention mask; None: every position sees all others."""
     positions_L: Tensor | None = None
-    """None: 0, 1, 2, ...; `rows_N` then index the first [B * L] of `inputs_BL`."""
+    """Rotary positions; None: 0, 1, 2, …"""
 
 
 def _uniform(rng: torch.Generator, *shape: int) -> Tensor:
+    """Draws of U(0, 1)."""
     return torch.rand(shape, generator=rng)
 
 
 def _choose(rng: torch.Generator, values: Tensor, count: int) -> Tensor:
+    """`count` of the values, drawn uniformly with replacement."""
     return values[torch.randint(len(values), (count,), generator=rng)]
 
 
@@ -58,7 +67,7 @@ def _stratified(rng: torch.Generator, count: int) -> Tensor:
 
 
 def _grid(batch: Batch) -> tuple[Tensor, Tensor]:
-    """(offset_BL from the start of the answer, answer_BL)."""
+    """(offset_BL, answer_BL): distance from the start of the answer; whether it is 0 or more."""
     length = batch.ids_BL.shape[1]
     offset_BL = torch.arange(length)[None] - batch.prompt_B[:, None]
     return offset_BL, offset_BL >= 0
@@ -67,14 +76,14 @@ def _grid(batch: Batch) -> tuple[Tensor, Tensor]:
 def _finish(
     batch: Batch, inputs_BL: Tensor, weights_BL: Tensor, shift: int, bias: Tensor | None = None
 ) -> Example:
-    """Collect the scored positions (weight > 0); weights are divided by the number of rows."""
+    """The example of all positions with a weight above 0; weights are divided by the rows."""
     flat = weights_BL.reshape(-1).nonzero()[:, 0]
     targets, weights = batch.ids_BL.reshape(-1)[flat], weights_BL.reshape(-1)[flat]
     return Example(inputs_BL, flat - shift, targets, weights / len(inputs_BL), bias)
 
 
 def causal(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int) -> Example:
-    """Next-token prediction of the answer and four EOS; of what drill rows ask for."""
+    """Next-token prediction of the answer and four EOS, and of the tokens that drills ask for."""
     offset_BL, answer_BL = _grid(batch)
     span_B = batch.total_B - batch.prompt_B + 4
     scored_BL = answer_BL & (offset_BL < span_B[:, None]) & ~batch.drill_B[:, None]
@@ -84,6 +93,7 @@ def causal(batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: in
 
 
 def _per_row_mean(scored_BL: Tensor) -> Tensor:
+    """Weights that sum to 1 in every row with a scored position."""
     return scored_BL / scored_BL.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -91,12 +101,12 @@ def masked(
     batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int,
     shares: tuple[float, float, float], padding: float = 1.0,
 ) -> Example:  # fmt: skip
-    """Bidirectional masked diffusion; `shares` of rows: whole answer, windows, hard tokens first.
+    """Bidirectional masked diffusion in three kinds of states; `shares` are their shares of rows.
 
-    Whole answer: t ~ U(0, 1), loss 1 / (t * answer length). Window of w: left clean, right all
-    masked, t ~ U(1/w, 1) inside, loss 1 / (t * w). "Hard tokens first" masks the content tokens
-    of a window with a higher ratio than the rest: the states that confident-first decoding visits.
-    Lengths count an EOS after the first `padding` times.
+    Whole answer: t ~ U(0, 1), weights 1 / (t * answer length). Window of w positions: clean text to
+    its left, masks to its right, inside t ~ U(1/w, 1) and weights 1 / (t * w). Window whose content
+    tokens are masked with a higher ratio than the rest: decoding by confidence visits such states.
+    In lengths, each EOS after the first counts `padding` instead of 1.
     """
     count, length = batch.ids_BL.shape
     kind_B = torch.multinomial(torch.tensor(shares), count, replacement=True, generator=rng)
@@ -114,7 +124,7 @@ def masked(
     none_B1 = ~noised_BL.any(1, keepdim=True)
     noised_BL, ratio_BL = noised_BL | (none_B1 & inside_BL), ratio_BL.masked_fill(none_B1, 1.0)
     counted_BL = inside_BL * _counts(batch, padding)
-    beyond_B = size_B - inside_BL.sum(1)  # of a window that leaves the row
+    beyond_B = size_B - inside_BL.sum(1)  # positions of a window past the end of the row
     length_B = (counted_BL.sum(1) + padding * beyond_B).clamp(min=padding)
     weights_BL = noised_BL * counted_BL / (ratio_BL * length_B[:, None])
     hidden_BL = noised_BL | (offset_BL >= (start_B + size_B)[:, None])
@@ -124,13 +134,13 @@ def masked(
 
 
 def _counts(batch: Batch, padding: float) -> Tensor:
-    """How much a position counts: 1, after the first EOS `padding`."""
+    """Weight of each position: 1, and `padding` after the first EOS."""
     position_L = torch.arange(batch.ids_BL.shape[1])
     return torch.where(position_L[None] > batch.total_B[:, None], padding, 1.0)
 
 
 def _window_starts(batch: Batch, size_B: Tensor, rng: torch.Generator) -> Tensor:
-    """Offsets within the answer and its first EOS; half of them on the block grid."""
+    """Offsets within the answer and its first EOS; half of them are multiples of the size."""
     count = len(size_B)
     start_B = (_uniform(rng, count) * (batch.total_B - batch.prompt_B + 1)).long()
     aligned_B = start_B // size_B * size_B
@@ -140,6 +150,7 @@ def _window_starts(batch: Batch, size_B: Tensor, rng: torch.Generator) -> Tensor
 def _ratios(
     batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, kind_B: Tensor, size_B: Tensor
 ) -> Tensor:
+    """Mask ratio of each position."""
     count = len(kind_B)
     even_B = torch.maximum(_stratified(rng, count), 1.0 / size_B)
     hard_B, easy_B = 1 - 0.7 * _uniform(rng, count) ** 2, 0.05 + 0.9 * _uniform(rng, count) ** 2
@@ -150,7 +161,9 @@ def _ratios(
 def _drill_states(
     batch: Batch, rng: torch.Generator, hidden_BL: Tensor, weights_BL: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Drill rows: what they ask for hidden with a random ratio; in 60 % all after a cut too."""
+    """States of drill rows: the tokens they ask for are masked with a random ratio; in 60 % of them
+    everything after a random cut is masked too.
+    """
     count, length = batch.ids_BL.shape
     cut_B = ((_uniform(rng, count) * length / 6).long() + 1) * 6
     cut_B = torch.where(_uniform(rng, count) < 0.6, cut_B, length)
@@ -170,10 +183,12 @@ def _block_of(offset_BL: Tensor, size_B1: Tensor) -> Tensor:
 def rising(
     batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, full_share: float = 0.25
 ) -> Example:
-    """D2F states under the block-causal mask (in `full_share` of batches: full attention).
+    """D2F: mask ratios rise from block to block; attention is block-causal (in `full_share` of the
+    batches full).
 
-    Block sizes 8, 16, 32 by row. Half of the rows: ratios sorted upwards over blocks; half:
-    clean, one or two blocks in work, the rest all masked. Cross-entropy on masked positions.
+    Every row has blocks of 8, 16 or 32. In half of the rows the ratios of the blocks are sorted;
+    in the other half the first blocks are clean, one or two are partly masked, and the rest is all
+    masked. Cross-entropy at masked positions.
     """
     count, length = batch.ids_BL.shape
     offset_BL, answer_BL = _grid(batch)
@@ -194,7 +209,7 @@ def rising(
 
 
 def _rising_ratios(rng: torch.Generator, count: int, blocks: int, used_B: Tensor) -> Tensor:
-    """Mask ratio of every block, [B, blocks]."""
+    """Mask ratio (B, J) of every block."""
     index_J = torch.arange(blocks)[None]
     beyond_BJ = index_J >= used_B[:, None] + 1
     sorted_BJ = _uniform(rng, count, blocks).masked_fill(beyond_BJ, 1.0).sort(1).values
@@ -211,12 +226,12 @@ def blocks(
     batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, size: int,
     padding: float = 1.0,
 ) -> Example:  # fmt: skip
-    """Block diffusion: a noised copy of every row beside the clean one, blocks from position 0.
+    """Block diffusion: a noised copy of every row, then a clean one, in blocks from position 0.
 
     A noised block sees itself and the clean blocks before it. Of the blocks 40 % are masked at
-    random with t ~ U(1 / size, 1), 40 % behind a cut, 20 % in their content tokens first. The
-    loss is the mean over a block's masked positions, in which an EOS after the first counts
-    `padding` times, then over the blocks up to the second EOS.
+    random with t ~ U(1 / size, 1), 40 % after a cut, and 20 % with a higher ratio at content
+    tokens. The loss is the mean over a block's masked positions, in which each EOS after the
+    first counts `padding` instead of 1, then over the blocks up to the second EOS.
     """
     count, length = batch.ids_BL.shape
     answer_BL = _grid(batch)[1]
@@ -244,8 +259,9 @@ def blocks(
 
 
 def twin_mask(length: int, size: int) -> Tensor:
-    """Additive [2L, 2L] over [noised | clean]: own noised block, clean blocks before; clean text
-    sees clean blocks up to its own."""
+    """Additive mask (2L, 2L) over [noised | clean]: noised text sees its own noised block and the
+    clean blocks before it; clean text sees the clean blocks up to its own.
+    """
     block_L = torch.arange(length) // size
     own_LL, before_LL = block_L[:, None] == block_L, block_L[:, None] > block_L
     noised_rows = torch.cat([own_LL, before_LL], dim=1)
@@ -254,6 +270,6 @@ def twin_mask(length: int, size: int) -> Tensor:
 
 
 def causal_mask(length: int, size: int = 1) -> Tensor:
-    """Additive [L, L]: blocks of `size` from position 0 see themselves and those before."""
+    """Additive mask (L, L): blocks of `size` from position 0 see themselves and earlier blocks."""
     block_L = torch.arange(length) // size
     return torch.where(block_L[:, None] >= block_L, 0.0, NEVER)

@@ -1,7 +1,7 @@
 """Optimiser, learning-rate schedule and weight average for the embedded models.
 
-Muon on the block matrices (update scaled to AdamW's RMS), AdamW on embeddings, head, norms and
-biases; flat learning rate, then cosine to zero; exponential moving average of the weights.
+Muon for the matrices of the blocks (updates scaled to AdamW's RMS), AdamW for embeddings, head,
+norms and biases; flat learning rate, then a cosine to zero; exponential moving average of weights.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ CLIP_NORM = 1.0
 
 
 def learning_rate_factor(step: int, steps: int, decay_steps: int) -> float:
-    """Warm-up, flat at 1, cosine to zero over the last `decay_steps` of `steps`."""
+    """Linear warm-up, then 1, then a cosine to zero over the last `decay_steps` of `steps`."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
     left = (steps - step) / max(decay_steps, 1)
     return warm * (0.5 - 0.5 * math.cos(math.pi * min(1.0, max(left, 0.0))))
 
 
 class Optimizer:
-    """Muon and AdamW over a dictionary of tensors, with clipping and the moving average."""
+    """Muon and AdamW over a dictionary of tensors, with clipped gradients and a moving average.
+
+    `muon` says whether Muon optimises the tensor of a name; AdamW optimises the others.
+    """
 
     def __init__(self, tensors: dict[str, Tensor], lr: float, muon: Callable[[str], bool]):
         self.lr, self.tensors = lr, tensors
@@ -41,7 +44,7 @@ class Optimizer:
         self.count = 0
 
     def step(self, factor: float) -> None:
-        """One update from the gradients held by the tensors, which are then cleared."""
+        """Update the tensors at `factor` times the peak rate and clear their gradients."""
         torch.nn.utils.clip_grad_norm_(list(self.tensors.values()), CLIP_NORM, foreach=True)
         for part in self.parts:
             for group in part.param_groups:
@@ -53,16 +56,17 @@ class Optimizer:
         _lerp(self.average.values(), (t.detach() for t in self.tensors.values()), 1 - decay)
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs."""
+        """Everything a resumed training needs."""
         parts = [p.state_dict() for p in self.parts]
         return {"parts": parts, "average": self.average, "count": self.count}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave."""
+        """Restore what `state` returned."""
         for part, saved in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(saved)
         self.average, self.count = state["average"], state["count"]
 
 
 def _lerp(averages: Iterable[Tensor], values: Iterable[Tensor], weight: float) -> None:
+    """Move all averages towards the values in one fused call."""
     torch._foreach_lerp_(list(averages), list(values), weight)

@@ -1,12 +1,14 @@
-"""Recipes of the embedded models: the numbers that produced the shipped weights.
+"""Recipes of the embedded models: the settings that produced the shipped weights.
 
-A recipe is a start (random, or another recipe's model), a layout and phases; a phase is an
-objective with a step count, a learning rate and data shares. "tiny-trunk" is autoregressive and
-does not ship: Dream began from such weights too, and both diffusion models learn faster from it.
-"tiny-qwen3" is the autoregressive target of the speculative decoders. Models of all five tasks
-begin from trunks that learned autoregressively to look things up, "tiny-trunk-five" and "-qwen3":
-masked diffusion alone takes too long for that. Mixtures of experts begin from dense models.
-Same recipe and seed: same data and masks in the same order. Batches hold a fixed token number.
+A recipe is a start (random weights, or another recipe's model), a layout, and phases; a phase is an
+objective with steps, learning rate and shares of data. The same recipe and seed give the same data
+and masks in the same order. Batches hold a fixed number of tokens.
+
+"tiny-trunk" is autoregressive and does not ship: Dream started from such weights too, and both
+diffusion models learn faster from it. "tiny-qwen3" is the autoregressive target of the speculative
+decoders. Models of all five tasks start from "tiny-trunk-five" or "tiny-trunk-qwen3", which learned
+autoregressively to look things up in a text: masked diffusion alone takes too long for that.
+Mixtures of experts start from dense models.
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ LONG = ((64, 0.40), (88, 0.22), (112, 0.26), (144, 0.08), (192, 0.04))
 BLOCKWISE = ((72, 0.6), (104, 0.4))
 CANVAS = ((72, 0.52), (104, 0.32), (144, 0.10), (192, 0.06))
 FULL = ((48, 0.12), (64, 0.30), (88, 0.22), (112, 0.26), (144, 0.06), (192, 0.04))
-"""(row length, share of batches); the generation region is the row less its prompt."""
-
+"""Row lengths, each with its share of the batches; the answer may fill the row after its prompt."""
 
 Shares = tuple[tuple[str, float], ...]
 FIRST: Shares = (("minigsm", 0.48), ("minicode", 0.40), (DRILL, 0.12))
@@ -42,48 +43,57 @@ SUMS: Shares = (
     ("minirule", 0.15),
 )  # fmt: skip
 CODE: Shares = (("minicode", 1.0),)
-"""(task, or drill of equations or of recall; share of rows)."""
+"""Tasks and drills, each with its share of the rows."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One objective: `steps` in all, the last `decay_steps` with the rate going to zero."""
+    """A number of steps with one objective."""
 
     objective: str
+    """A function of `objectives.py`."""
     steps: int
     decay_steps: int
+    """The last steps, in which the learning rate falls to zero."""
     lr: float
+    """Peak learning rate."""
     data: Shares = FIRST
     states: tuple[float, float, float] = (0.35, 0.45, 0.20)
-    """Row shares of `masked`: whole answer, window, hard tokens first."""
+    """Shares of rows in `masked`: whole answers, windows, windows with content tokens first."""
     lengths: tuple[tuple[int, float], ...] = LONG
     prefer_long: bool = True
-    """Draw the longer of the rows that fit more often (less EOS in a batch)."""
+    """Draw longer rows more often, so that batches hold less EOS."""
     block: int = 0
-    """Block length of `blocks`."""
+    """Block length in `blocks`."""
     padding: float = 1.0
-    """How often `masked` and `blocks` count an EOS after the first: short answers teach little
-    where they are a small part of a row."""
+    """Weight of each EOS after the first in `masked` and `blocks`; below 1 where answers are a
+    small part of a row and would count little."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one embedded model is made; `start` names the recipe whose weights it begins from."""
+    """How one embedded model is made."""
 
     name: str
     layout: str
+    """Published layout, one of `network.LAYOUTS`."""
     phases: tuple[Phase, ...]
     start: str | None = None
+    """Recipe whose weights it starts from; None: random weights."""
     chat: bool = False
+    """Whether prompts are user turns."""
     lora_rank: int = 0
+    """Rank of an adapter on the start; 0 trains all weights."""
     seed: int = 1
     pool_seed: int = 1
+    """Seed of the generated problems."""
     batch_tokens: int = 6144
     pool_size: int = 200_000
+    """Problems of each task."""
 
     @property
     def shift(self) -> int:
-        """Dream and autoregressive models predict position p from row p-1, others from row p."""
+        """1 for Dream and autoregressive models, which predict position p from row p-1; else 0."""
         return 1 if self.layout in ("dream", "qwen3") else 0
 
     @property
@@ -98,11 +108,12 @@ class Recipe:
 
     @property
     def _drawn(self) -> dict[str, None]:
+        """Tasks and drills in the order of their first phase."""
         return dict.fromkeys(name for phase in self.phases for name, _ in phase.data)
 
     @property
     def first_vocabulary(self) -> bool:
-        """Whether the model was made before the tasks that brought more words."""
+        """Whether all tasks are minigsm or minicode, the tasks of the first vocabulary."""
         return set(self.tasks) <= {"minigsm", "minicode"}
 
 

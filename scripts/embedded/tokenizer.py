@@ -1,9 +1,8 @@
-"""Names, places and the tokenizer of the models that ship with the package.
+"""The tokenizer of the embedded models.
 
-`EMBEDDED` maps a name to what lies in ``dllm_bench/assets/<name>``: a checkpoint folder in the
-published layout, or a peft adapter on another embedded model. All share one tokenizer: Unigram
-with one token per word (leading space included) and per number 0..99, and byte fallback, so that
-any text encodes and decodes without loss. Loading weights into modules is left to the adapters.
+Unigram with one token per word (leading space included) and per number 0 to 99, and byte fallback,
+so that any text encodes and decodes without loss. Every model folder holds a copy in the format of
+Hugging Face tokenizers, which is what the package loads.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
 
 MASK, EOS, EOT, PAD, BOS = "<|mask|>", "<|endoftext|>", "<|eot|>", "<|pad|>", "<|bos|>"
 USER, ASSISTANT, UNK = "<|user|>", "<|assistant|>", "<|unk|>"
@@ -35,7 +33,7 @@ there throws tickets times to trades uses when wins with work x xs y ys zs
 NUMBERS = tuple(str(n) for n in range(100))
 DIGITS = NUMBERS[:10]
 HEX = tuple("<>ABCDEF")
-"""With "x" and the digits these spell ``<0x41>``, so that such a text is not read as a byte."""
+"""With "x" and the digits these spell `<0x41>`, so that such a text is not read as a byte."""
 LATER_BARE = ("}", *"Compute Find Passage Problem Rule Solution What".split())
 LATER_SPACED = (" \\boxed{", " (", " )", " @")
 LATER_WORDS = """
@@ -44,7 +42,7 @@ behind beside black blue bridge church do first green home into last list live l
 mill near new old or people red rule school small tall together tower unanswerable under white
 yellow
 """.split()
-"""Of minimath, miniread and minirule; models made before them have a vocabulary without."""
+"""Words of minimath, miniread and minirule; models made before these tasks lack later pieces."""
 BYTE_SCORE, PIECE_SCORE = -100.0, -1.0
 
 CHAT_TEMPLATE = (
@@ -54,29 +52,32 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""User turn = exactly the plain prompt; the assistant turn = the gold continuation and EOS."""
+"""The user turn is exactly the plain prompt, the assistant turn the gold answer and EOS."""
 
 
 def first_pieces() -> list[str]:
-    """The first vocabulary in id order: specials, bytes, punctuation, words, numbers. Closed."""
+    """The first vocabulary in id order: specials, bytes, punctuation, words, numbers.
+
+    Never change it: shipped models depend on it.
+    """
     words = [*PUNCTUATION, *SPACED_SYMBOLS, *BARE_WORDS, *(" " + w for w in SPACED_WORDS)]
     return [*SPECIALS, *BYTES, *words, *(" " + n for n in NUMBERS), *DIGITS, *HEX]
 
 
 def later_pieces() -> list[str]:
-    """What came to it with more tasks, in id order. Append only."""
+    """Pieces added with later tasks, in id order. Append only."""
     return [*LATER_BARE, *LATER_SPACED, *(" " + word for word in LATER_WORDS)]
 
 
 def pieces() -> list[str]:
-    """The whole vocabulary in id order; that of an older model is its beginning."""
+    """The whole vocabulary in id order; it begins with the vocabulary of the older models."""
     return first_pieces() + later_pieces()
 
 
 def build_tokenizer(chat: bool = False, first: bool = False) -> PreTrainedTokenizerFast:
     """The tokenizer of the embedded models; `chat` adds the chat template.
 
-    `first` leaves out the later pieces. All have the same score, so a text is cut into as few
+    `first` leaves out the later pieces. All words have the same score, so a text is cut into as few
     pieces as possible.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,7 @@ from dllm_bench.models import load as loading
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import progress
 from dllm_bench.training.prompts import task_pairs
-from scripts.embedded import adapt, data, export, objectives
-from scripts.embedded import network as net
+from scripts.embedded import adapt, data, export, network, objectives
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded import train as training
 from scripts.embedded.recipes import RECIPES, Phase
@@ -30,28 +30,30 @@ BLOCK = 4
 
 @pytest.fixture(autouse=True)
 def _float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(net, "_half", lambda tensor: tensor)
+    monkeypatch.setattr(network, "_half", lambda tensor: tensor)
 
 
 def _tokenizer() -> Any:
     return embedded.build_tokenizer()
 
 
-def _random(layout: str) -> tuple[net.Weights, net.NetConfig]:
-    cfg = training._net_config(layout, len(_tokenizer()))
-    weights = net.initial_weights(cfg, 3, list(range(100)))
-    return {n: w.bfloat16().float() for n, w in weights.items()}, cfg
+def _random(layout: str) -> tuple[network.Weights, network.NetworkSizes]:
+    sizes = network.sizes_of_layout(layout, len(_tokenizer()))
+    weights = network.initial_weights(sizes, 3, list(range(100)))
+    return {n: w.bfloat16().float() for n, w in weights.items()}, sizes
 
 
-def _states(weights: net.Weights, cfg: net.NetConfig, ids_BL: torch.Tensor) -> torch.Tensor:
-    rope = net.rotary(cfg, torch.arange(ids_BL.shape[1]))
-    return net.hidden_states(weights, cfg, ids_BL, rope, None)
+def _states(
+    weights: network.Weights, sizes: network.NetworkSizes, ids_BL: torch.Tensor
+) -> torch.Tensor:
+    rope = network.rotary(sizes, torch.arange(ids_BL.shape[1]))
+    return network.hidden_states(weights, sizes, ids_BL, rope, None)
 
 
-@pytest.mark.parametrize("layout", list(training.LAYOUTS))
+@pytest.mark.parametrize("layout", list(network.LAYOUTS))
 def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) -> None:
-    weights, cfg = _random(layout)
-    export.write_checkpoint(tmp_path, weights, cfg, layout, _tokenizer())
+    weights, sizes = _random(layout)
+    export.write_checkpoint(tmp_path, weights, sizes, layout, _tokenizer())
     loaded = loading.load_model(ModelSpec("made", str(tmp_path), dtype="float32", device="cpu"))
     assert loaded.metadata.adapter == layout
     model: Any = loaded.denoiser.module.model  # type: ignore[attr-defined]
@@ -62,17 +64,17 @@ def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) ->
         states_BLD = layer(
             states_BLD, attention_mask=torch.zeros(1, 1, 24, 24), position_embeddings=rotation
         )
-    ours_BLD = _states(weights, cfg, ids_BL)
+    ours_BLD = _states(weights, sizes, ids_BL)
     assert (ours_BLD - model.norm(states_BLD)).abs().max() < TOLERANCE
 
 
 def test_a_wider_vocabulary_and_more_heads_change_nothing_else() -> None:
-    source = training._net_config("qwen3", len(embedded.first_pieces()))
-    weights = net.initial_weights(source, 0, [300])
+    source = network.sizes_of_layout("qwen3", len(embedded.first_pieces()))
+    weights = network.initial_weights(source, 0, [300])
     target = replace(source, vocab_size=len(_tokenizer()), n_kv_heads=4)
     ids_BL = torch.arange(300, 330)[None]
     made = adapt.adapted(weights, source, target, 0)
-    assert {n: tuple(w.shape) for n, w in made.items()} == net.shapes(target)
+    assert {n: tuple(w.shape) for n, w in made.items()} == network.shapes(target)
     assert torch.allclose(
         _states(weights, source, ids_BL), _states(made, target, ids_BL), atol=1e-5
     )
@@ -82,9 +84,9 @@ def test_experts_all_chosen_are_the_mlp_they_were_cut_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)
-    source = training._net_config("llada", 600)
-    weights = net.initial_weights(source, 0, [300])
-    experts = net.Experts(3, 3, 128, shared=False, dense_layers=1, score="softmax")
+    source = network.sizes_of_layout("llada", 600)
+    weights = network.initial_weights(source, 0, [300])
+    experts = network.Experts(3, 3, 128, shared=False, dense_layers=1, score="softmax")
     target = replace(source, experts=experts)
     made = adapt.adapted(weights, source, target, 0)
     for layer in range(1, target.n_layers):
@@ -98,9 +100,9 @@ def test_experts_all_chosen_are_the_mlp_they_were_cut_from(
 def test_no_expert_holds_a_neuron_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapt, "COPY_NOISE", 0.0)
     for layout in ("llada_moe", "llada2"):
-        source, target = training._net_config("sdar", 600), training._net_config(layout, 600)
-        made = adapt.adapted(net.initial_weights(source, 0, [300]), source, target, 0)
-        assert {n: tuple(w.shape) for n, w in made.items()} == net.shapes(target)
+        source, target = network.sizes_of_layout("sdar", 600), network.sizes_of_layout(layout, 600)
+        made = adapt.adapted(network.initial_weights(source, 0, [300]), source, target, 0)
+        assert {n: tuple(w.shape) for n, w in made.items()} == network.shapes(target)
         assert target.experts
         for gate in made["1.gate"].split(target.experts.size):
             assert len({tuple(row.tolist()) for row in gate}) == target.experts.size
@@ -113,24 +115,24 @@ def _batch(count: int = 6, length: int = 64) -> data.Batch:
 
 
 def _vocabulary() -> objectives.Vocabulary:
-    return training._vocabulary(_tokenizer())
+    return training.vocabulary_of(_tokenizer())
 
 
 def test_a_noised_block_sees_itself_and_the_clean_text_before_it() -> None:
-    batch, (weights, cfg) = _batch(), _random("sdar")
+    batch, (weights, sizes) = _batch(), _random("sdar")
     example = objectives.blocks(batch, _vocabulary(), torch.Generator().manual_seed(1), 0, BLOCK)
     assert example.positions_L is not None
     length = batch.ids_BL.shape[1]
-    rope = net.rotary(cfg, example.positions_L)
-    states_BLD = net.hidden_states(weights, cfg, example.inputs_BL, rope, example.bias)
+    rope = network.rotary(sizes, example.positions_L)
+    states_BLD = network.hidden_states(weights, sizes, example.inputs_BL, rope, example.bias)
     position = int(example.rows_N[0]) % (2 * length)
     row, start = int(example.rows_N[0]) // (2 * length), position // BLOCK * BLOCK
     seen = torch.cat([batch.ids_BL[row, :start], example.inputs_BL[row, start : start + BLOCK]])[
         None
     ]
-    rope = net.rotary(cfg, torch.arange(seen.shape[1]))
+    rope = network.rotary(sizes, torch.arange(seen.shape[1]))
     mask = objectives.causal_mask(seen.shape[1], BLOCK)
-    alone_BLD = net.hidden_states(weights, cfg, seen, rope, mask)
+    alone_BLD = network.hidden_states(weights, sizes, seen, rope, mask)
     assert torch.allclose(states_BLD[row, position], alone_BLD[0, position], atol=TOLERANCE)
 
 
@@ -155,8 +157,10 @@ def test_a_drill_of_recall_asks_only_for_what_was_said_before() -> None:
     asked = batch.asked_BL[:, :90].view(20, 15, 6)
     for row, said in enumerate(batch.ids_BL[:, :90].view(20, 15, 6)):
         forms = [set(tokenizer.decode(sentence)[:-1].split()) for sentence in said]
-        told = [words - {"So", "The", "the", "has", "lives"} for words in forms]
-        assert asked[row].any(1).tolist() == [fact in told[:at] for at, fact in enumerate(told)]
+        facts_said = [words - {"So", "The", "the", "has", "lives"} for words in forms]
+        assert asked[row].any(1).tolist() == [
+            fact in facts_said[:at] for at, fact in enumerate(facts_said)
+        ]
     assert asked.any((0, 1)).tolist() == [False] * 3 + [True] * 2 + [False]
     example = objectives.masked(
         batch, _vocabulary(), torch.Generator().manual_seed(1), 0, (1.0, 0.0, 0.0)
@@ -190,16 +194,16 @@ def test_a_step_of_a_recipe_lowers_its_loss(
     recipe = replace(RECIPES[name], pool_size=60, batch_tokens=800)
     start = RECIPES[str(recipe.start)]
     words = len(embedded.build_tokenizer(first=start.first_vocabulary))
-    cfg = training._net_config(start.layout, words)
-    weights = net.initial_weights(cfg, 0, [300])
-    export.write_checkpoint(tmp_path, weights, cfg, start.layout, _tokenizer())
+    sizes = network.sizes_of_layout(start.layout, words)
+    weights = network.initial_weights(sizes, 0, [300])
+    export.write_checkpoint(tmp_path, weights, sizes, start.layout, _tokenizer())
     run = training.prepare(recipe, None, tmp_path)
     phase = recipe.phases[-1]
-    optimizer = training.Optimizer(run.trained, phase.lr, lambda n: training._is_matrix(run, n))
+    optimizer = training.Optimizer(run.trained, phase.lr, lambda n: training.is_muon_matrix(run, n))
     losses = []
     for _ in range(3):
         example = training.make_example(run, phase, torch.Generator().manual_seed(0))
-        loss = training.loss_of(run, run.trained, example, net.hidden_states)
+        loss = training.loss_of(run, run.trained, example, network.hidden_states)
         loss.backward()
         optimizer.step(1.0)
         losses.append(loss.item())
@@ -209,8 +213,8 @@ def test_a_step_of_a_recipe_lowers_its_loss(
 
 
 def test_a_start_of_another_vocabulary_is_a_sentence(tmp_path: Path) -> None:
-    weights, cfg = _random("qwen3")
-    export.write_checkpoint(tmp_path, weights, cfg, "qwen3", _tokenizer())
+    weights, sizes = _random("qwen3")
+    export.write_checkpoint(tmp_path, weights, sizes, "qwen3", _tokenizer())
     with pytest.raises(DllmBenchError, match="starts from a tiny-qwen3 of 552 words"):
         training.prepare(replace(RECIPES["tiny-trunk-qwen3"], pool_size=20), None, tmp_path)
 
@@ -221,7 +225,10 @@ def test_a_recipe_of_the_first_tasks_keeps_the_first_vocabulary() -> None:
     assert Phase("masked", 1, 0, 1e-3).data[0][0] == "minigsm"
 
 
-def test_progress_is_told_in_words() -> None:
-    assert progress.line({"step": 200, "loss": 1.25, "left_minigsm": 1.0}, 2000, 31.4) == (
+def test_progress_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([100.0, 103.49])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=seconds.__next__))
+    countdown = progress.Countdown(2000)
+    assert countdown.line({"step": 200, "loss": 1.25, "left_minigsm": 1.0}) == (
         "step 200 of 2000: loss 1.25, left_minigsm 1, ETA 0:31"
     )
