@@ -1,9 +1,9 @@
-"""From a model's answer to a Python program: fences, completion of a prompt, what is kept of it.
+"""Turn a model's answer into a Python program.
 
-Pure text work with the standard library; nothing is run here. The readings of an answer that
-published scores were made with are functions of their own: LoPA's (`lopa_code`, `lopa_sanitized`),
-DiffuCoder's (`diffucoder`), OpenCompass's (`first_block`), LiveCodeBench's (`fenced`). EvalPlus's
-sanitising is EvalPlus's own (`benchmarks/evalplus.py`).
+Text work with the standard library; no program is run here. Each way in which a published score
+reads an answer has functions of its own: LoPA (`lopa_program`, `lopa_sanitize`), DiffuCoder
+(`diffucoder_program`), OpenCompass (`opencompass_code`) and LiveCodeBench (`livecodebench_code`).
+EvalPlus's sanitising is called in `benchmarks/evalplus.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ from collections.abc import Mapping, Sequence
 
 FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 MAX_LINES = 100
+"""Lines of an answer that searches look at, because their cost is quadratic in the number."""
 
 
-def code_of(answer: str) -> str:
-    """The first fenced block of an answer; without an opening fence the text before any fence."""
+def extract_code(answer: str) -> str:
+    """The code of an answer: its first fenced block, or what precedes the first fence.
+
+    The latter counts if it is code itself (an answer that continues the body of a function and is
+    closed by a fence) or if there is no block.
+    """
     block = FENCE.search(answer)
     before = answer.split("```")[0]
     if block is None:
@@ -27,9 +32,9 @@ def code_of(answer: str) -> str:
     return before if before.strip() and parses("def f():\n" + before) else block.group(1)
 
 
-def assemble(prompt: str, answer: str) -> str:
-    """A program: the prompt and the answer's code, which continues its body or starts anew."""
-    code = code_of(answer)
+def assemble_program(prompt: str, answer: str) -> str:
+    """The prompt followed by the answer's code, which continues its body or is a program itself."""
+    code = extract_code(answer)
     if not code.strip():
         return prompt
     continues = code[0] in " \t\n" or prompt.endswith(" ")
@@ -47,10 +52,10 @@ def parses(source: str) -> bool:
     return True
 
 
-def trimmed(program: str, keep: int = 1) -> str:
-    """The longest leading part of the first lines that parses; the program itself if none does.
+def trim_unparsable_end(program: str, keep: int = 1) -> str:
+    """The longest start of a program that parses; the program itself if none does.
 
-    `keep`: lines that always stay (those of the prompt).
+    The first `keep` lines (those of the prompt) always stay; MAX_LINES more are tried.
     """
     lines = program.split("\n")
     for end in range(min(len(lines), keep + MAX_LINES), keep - 1, -1):
@@ -60,14 +65,14 @@ def trimmed(program: str, keep: int = 1) -> str:
     return program
 
 
-def first_block(answer: str) -> str:
+def opencompass_code(answer: str) -> str:
     """OpenCompass: the first fenced block, else the answer as it is."""
-    found = re.search(r"```\w*\n(.*?)```", answer, re.DOTALL)
-    return found[1] if found else answer
+    block = re.search(r"```\w*\n(.*?)```", answer, re.DOTALL)
+    return block[1] if block else answer
 
 
-def fenced(answer: str, last: bool) -> str:
-    """LiveCodeBench: between the first (or last) two lines that hold a fence, else nothing."""
+def livecodebench_code(answer: str, last: bool) -> str:
+    """LiveCodeBench: the lines between the first (or last) two fences; empty without two."""
     lines = answer.split("\n")
     fences = [i for i, line in enumerate(lines) if "```" in line]
     if len(fences) < 2:
@@ -76,35 +81,35 @@ def fenced(answer: str, last: bool) -> str:
     return "\n".join(lines[begin + 1 : end])
 
 
-def diffucoder(prompt: str, answer: str) -> str:
+def diffucoder_program(prompt: str, answer: str) -> str:
     """DiffuCoder: the prompt, then the answer up to the fence that closes its own."""
     return prompt + answer.split("```")[0]
 
 
-def lopa_code(prompt: str, answer: str) -> str:
+def lopa_program(prompt: str, answer: str) -> str:
     """LoPA: the prompt, a line break, what follows the first ```python up to the next fence."""
     return prompt + "\n" + answer.split("```python\n", 1)[-1].split("```")[0]
 
 
-def lopa_sanitized(program: str, entry_point: str) -> str:
-    """LoPA's sanitising: longest span that parses, then what the entry point needs of it.
+def lopa_sanitize(program: str, entry_point: str) -> str:
+    """LoPA's sanitising: the longest span that parses, reduced to what the entry point needs.
 
-    Imports stay, and top-level definitions and assignments the entry point reaches by name;
-    functions that return nothing are dropped.
+    Imports stay, and so do the top-level definitions and assignments that the entry point reaches
+    by name. Functions without a `return` are dropped.
     """
-    span = longest_span(program.split("\n")[:MAX_LINES])
-    tree = parsed(span)
+    span = longest_parsing_span(program.split("\n")[:MAX_LINES])
+    tree = parse_quietly(span)
     imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
     named = {name: node for node in tree.body for name in defined_names(node)}
-    wanted = reachable(entry_point, named)
+    wanted = reachable_names(entry_point, named)
     kept = [node for name, node in named.items() if name in wanted]
     lines = span.split("\n")
     whole = dict.fromkeys([*imports, *kept])
     return "\n".join("\n".join(lines[first_line(n) - 1 : n.end_lineno]) for n in whole)
 
 
-def longest_span(lines: Sequence[str]) -> str:
-    """The consecutive lines that parse and have most that are not blank; the first of equals."""
+def longest_parsing_span(lines: Sequence[str]) -> str:
+    """The consecutive lines that parse and have the most non-blank ones; the first of equals."""
     filled = [0, *itertools.accumulate(bool(line.strip()) for line in lines)]
     spans = itertools.combinations(range(len(lines) + 1), 2)
     for begin, end in sorted(spans, key=lambda s: (filled[s[0]] - filled[s[1]], s)):
@@ -113,15 +118,15 @@ def longest_span(lines: Sequence[str]) -> str:
     return ""
 
 
-def parsed(source: str) -> ast.Module:
-    """The syntax tree, quietly."""
+def parse_quietly(source: str) -> ast.Module:
+    """The syntax tree; warnings about the program are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
 def defined_names(node: ast.stmt) -> list[str]:
-    """What a top-level statement defines; a function without `return` defines nothing."""
+    """The names that a top-level statement defines; none for a function without `return`."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         returns = any(isinstance(part, ast.Return) for part in ast.walk(node))
         return [node.name] if returns else []
@@ -131,8 +136,8 @@ def defined_names(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-def reachable(entry_point: str, named: Mapping[str, ast.stmt]) -> set[str]:
-    """Names the entry point uses, and those use, and so on; all where it is not defined."""
+def reachable_names(entry_point: str, named: Mapping[str, ast.stmt]) -> set[str]:
+    """The names that the entry point uses, directly or not; all names if it is not defined."""
     if entry_point not in named:
         return set(named)
     reached, waiting = set(), [entry_point]
@@ -140,10 +145,11 @@ def reachable(entry_point: str, named: Mapping[str, ast.stmt]) -> set[str]:
         name = waiting.pop()
         reached.add(name)
         used = {n.id for n in ast.walk(named[name]) if isinstance(n, ast.Name)}
-        waiting += [one for one in used if one in named and one not in reached]
+        waiting += [other for other in used if other in named and other not in reached]
     return reached
 
 
 def first_line(node: ast.stmt) -> int:
-    """The line a statement begins at, its decorators included."""
-    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+    """The line at which a statement begins, its decorators included."""
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])

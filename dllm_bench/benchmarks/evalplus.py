@@ -1,10 +1,11 @@
 """Benchmarks in EvalPlus form: a function to complete, graded on base and on extra inputs.
 
-`minicode` (made here), `humaneval_plus` and `mbpp_plus` (original files, or EvalPlus's own
-download without a data directory). Programs run only in `sandbox`, compared there with the
-reference solution (`child/check_function.py`); EvalPlus itself is used for MBPP+ inputs and for
-sanitising, and only the benchmarks that need these need it. `plus` counts a program that is right
-on base and extra inputs, as EvalPlus reports it. `samples` writes what `evalplus.evaluate` reads.
+The sets are `minicode` (generated here), `humaneval_plus` and `mbpp_plus` (original files, or
+EvalPlus's own download if there is no data directory). Programs run only in the sandbox, which
+compares them with the reference solution (`sandbox/child/check_function.py`). EvalPlus itself is
+used for the inputs of MBPP+ and for sanitising, and only benchmarks that need these import it. The
+metric `plus` counts a program that is right on base and extra inputs, as EvalPlus reports it.
+`samples` writes the file that `evalplus.evaluate` reads.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import json
 import marshal
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.embedded import minicode
+from dllm_bench.benchmarks.embedded.generated import SPLITS
 from dllm_bench.benchmarks.items import (
     PLAIN,
     Item,
@@ -37,51 +39,52 @@ from dllm_bench.benchmarks.items import (
     require_known,
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
+from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
+from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore, Turns
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.registry import register
 
-if TYPE_CHECKING:
-    from dllm_bench.core.benchmark import Encode, SampleScore, Turns
-    from dllm_bench.core.request import Request
-
-MINICODE_SIZE = 1000
 STAGES = ("base", "plus")
 CALL_LIMITS = {"min_time_s": 1.0, "time_factor": 4.0, "reference_s": 30.0}
-"""A call may take max(1 s, 4 x the reference's), the numbers of EvalPlus 0.3.1, in CPU seconds."""
-SMALL = sandbox.Limits()
-LARGE = sandbox.Limits(cpu_s=240, wall_s=480.0, memory_mb=4096, packages=True)
-"""Reference and program together: those of Mbpp/599 take 30 to 40 s each on a slow machine."""
+"""A call may take max(1 s, 4 x the reference's time), the numbers of EvalPlus 0.3.1, in CPU
+seconds; a call of the reference itself may take 30 s."""
+SMALL = Limits()
+LARGE = Limits(cpu_s=240, wall_s=480.0, memory_mb=4096, packages=True)
+"""For reference and program in one child: those of Mbpp/599 take 30 to 40 s each on a slow
+machine."""
 HUMANEVAL_RULES = {"find_zero": "root"}
 MBPP_RULES = {
     **dict.fromkeys(
         ("similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly",
          "larg_nnum", "intersection_array", "find_dissimilar", "Diff"), "same_set"),
-    **dict.fromkeys(("check_str", "text_match_three", "text_starta_endb"), "found"),
+    **dict.fromkeys(("check_str", "text_match_three", "text_starta_endb"), "same_presence"),
     "are_equivalent": "anything",
     "sum_div": "equal_or_zero",
     "surface_Area": "pyramid_surface",
     "digit_distance_nums": "digit_distance",
 }  # fmt: skip
-"""entry point -> rule of check_function, where equality is not the rule."""
+"""Entry point -> rule of check_function.py, where the rule is not equality."""
 
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """Where the problems of a name come from and how they are graded.
-
-    file: path in a data directory; download: module and function of EvalPlus that give a file.
-    """
+    """Where the problems of a name come from and how they are graded."""
 
     splits: tuple[str, ...] = ("test",)
     file: str = ""
+    """Path in a data directory; empty for generated problems."""
     download: tuple[str, str] = ("", "")
+    """Module and function of EvalPlus that give the path of a downloaded file."""
     rules: Mapping[str, str] | None = None
-    limits: sandbox.Limits = LARGE
+    """Entry point -> rule of check_function.py; None: equality for all."""
+    limits: Limits = LARGE
     needs_evalplus: bool = False
+    """Whether reading the inputs takes EvalPlus."""
 
 
-SETS: Mapping[str, ProblemSet] = {
-    "minicode": ProblemSet(("test", "train"), limits=SMALL),
+PROBLEM_SETS: Mapping[str, ProblemSet] = {
+    "minicode": ProblemSet(SPLITS, limits=SMALL),
     "humaneval_plus": ProblemSet(
         file="humanevalplus/HumanEvalPlus.jsonl",
         download=("evalplus.data.humaneval", "_ready_human_eval_plus_path"),
@@ -94,39 +97,37 @@ SETS: Mapping[str, ProblemSet] = {
         needs_evalplus=True,
     ),
 }
-
-
 CHAT, DIFFUCODER = "chat", "diffucoder"
-FORMS = (PLAIN, CHAT, DIFFUCODER)
+TEMPLATES = (PLAIN, CHAT, DIFFUCODER)
 DIFFUCODER_PROMPT = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
     "Please complete the following problem:\n```\n{prompt}\n```\n<|im_end|>\n"
     "<|im_start|>assistant\nHere is the code to solve this problem:\n```python\n"
 )
-"""The fixed ChatML text DiffuCoder is asked with; the answer begins inside of the fence."""
-Program = Callable[[str, str, str], str]
+"""DiffuCoder's fixed ChatML prompt; the answer begins inside the open fence."""
+MakeProgram = Callable[[str, str, str], str]
 """(prompt, answer, entry point) -> program."""
 
 
 def _assembled(prompt: str, answer: str, entry_point: str) -> str:
-    return code_answers.assemble(prompt, answer)
+    return code_answers.assemble_program(prompt, answer)
 
 
-def _sanitized(prompt: str, answer: str, entry_point: str) -> str:
-    return sanitized(code_answers.assemble(prompt, answer), entry_point)
+def _evalplus(prompt: str, answer: str, entry_point: str) -> str:
+    return evalplus_sanitize(code_answers.assemble_program(prompt, answer), entry_point)
 
 
 def _diffucoder(prompt: str, answer: str, entry_point: str) -> str:
-    return sanitized(code_answers.diffucoder(prompt, answer), entry_point)
+    return evalplus_sanitize(code_answers.diffucoder_program(prompt, answer), entry_point)
 
 
 def _lopa(prompt: str, answer: str, entry_point: str) -> str:
-    return code_answers.lopa_sanitized(code_answers.lopa_code(prompt, answer), entry_point)
+    return code_answers.lopa_sanitize(code_answers.lopa_program(prompt, answer), entry_point)
 
 
-POSTPROCESS: Mapping[str, Program] = {
+POSTPROCESS: Mapping[str, MakeProgram] = {
     "assembled": _assembled,
-    "evalplus": _sanitized,
+    "evalplus": _evalplus,
     "diffucoder": _diffucoder,
     "lopa": _lopa,
 }
@@ -135,41 +136,49 @@ POSTPROCESS: Mapping[str, Program] = {
 
 @register("benchmark.evalplus")
 @dataclass(frozen=True, eq=False)
-class EvalPlusBenchmark:
-    """One problem set with its prompt form.
-
-    template: "plain" (the prompt is continued), "chat" (one user turn: `instruction`, then the
-    prompt, fenced if there is an instruction) or "diffucoder" (a fixed text); chat: whether the
-    model takes turns, if not a chat form is "plain". postprocess: a name of POSTPROCESS. shots: 0,
-    these sets have no examples. primary: "plus" or "base". repeats: how often each is asked.
-    """
+class EvalPlusBenchmark(Benchmark):
+    """One problem set with its prompt form."""
 
     name: str
     dataset: str
+    """A name of PROBLEM_SETS."""
     max_new_tokens: int
     shots: int = 0
+    """Always 0: these sets have no few-shot examples."""
     template: str = PLAIN
+    """One of "plain" (the model continues the prompt), "chat" (one user turn: `instruction`, then
+    the prompt, in a fence if there is an instruction) and "diffucoder" (a fixed text)."""
     chat: bool = True
+    """Whether the model takes chat turns; if not, "chat" becomes "plain"."""
     instruction: str = ""
     stop: Sequence[str] = ()
+    """Strings that end an answer unless `escape_until` is set."""
     hard_stop: Sequence[str] = ()
+    """Strings that always end an answer."""
     escape_until: bool = False
+    """Use the whole budget of new tokens: only `hard_stop` ends an answer."""
     postprocess: str = "assembled"
+    """A name of POSTPROCESS."""
     split: str = "test"
     limit: int | None = None
+    """Number of problems; None for all of the split."""
     repeats: int = 1
+    """How many samples each problem gets (avg@k, pass@k)."""
     primary: str = "plus"
+    """The metric that counts, "plus" or "base"."""
     data_dir: str | None = None
+    """Directory of original files; None uses EvalPlus's download."""
     allow_code_execution: bool = False
+    """Consent to run programs that a model wrote."""
 
     def check(self) -> None:
-        """Raise for what would fail later: names, data, EvalPlus, consent. Loads nothing."""
-        require_known("EvalPlus problem set", self.dataset, SETS)
-        require_known(f"template of {self.name!r}", self.template, FORMS)
-        require_known(f"postprocess of {self.name!r}", self.postprocess, POSTPROCESS)
-        require_known(f"primary metric of {self.name!r}", self.primary, STAGES)
-        source = SETS[self.dataset]
-        require_known(f"split of {self.name!r}", self.split, source.splits)
+        """Raise DllmBenchError for unknown names, absent data or EvalPlus, or missing consent."""
+        require_known("EvalPlus problem set", self.dataset, PROBLEM_SETS)
+        require_known(f"template of {self.name!r}:", self.template, TEMPLATES)
+        require_known(f"postprocess of {self.name!r}:", self.postprocess, POSTPROCESS)
+        require_known(f"primary metric of {self.name!r}:", self.primary, STAGES)
+        source = PROBLEM_SETS[self.dataset]
+        require_known(f"split of {self.name!r}:", self.split, source.splits)
         self._check_data(source)
         if self._needs_evalplus and importlib.util.find_spec("evalplus") is None:
             raise DllmBenchError(
@@ -191,20 +200,25 @@ class EvalPlusBenchmark:
             require_cache_or_server(self.name, "github.com", cache_dir / "evalplus", source.file)
 
     @property
-    def drawn(self) -> bool:
-        """Whether code of the package makes the problems, so that nothing is read for them."""
-        return not SETS[self.dataset].file
+    def generated(self) -> bool:
+        """Whether the package generates the problems."""
+        return not PROBLEM_SETS[self.dataset].file
+
+    @property
+    def runs_code(self) -> bool:
+        """Always: only running a program shows whether it is right."""
+        return True
 
     @property
     def _needs_evalplus(self) -> bool:
-        source = SETS[self.dataset]
+        source = PROBLEM_SETS[self.dataset]
         downloads = bool(source.file) and self.data_dir is None
         sanitizes = self.postprocess in ("evalplus", DIFFUCODER)
         return sanitizes or source.needs_evalplus or downloads
 
     @cached_property
     def items(self) -> list[Item]:
-        """The chosen problems with an `id`, inputs still as JSON has them."""
+        """The chosen problems, each with an `id`; inputs are as in the JSON file."""
         problems = _problems(self.dataset, self.split, self.data_dir)
         return choose_items(problems, self.limit, self.repeats)
 
@@ -214,7 +228,8 @@ class EvalPlusBenchmark:
         return active_stops(self.stop, self.hard_stop, self.escape_until)
 
     @property
-    def _form(self) -> str:
+    def _template(self) -> str:
+        """The template this model can take."""
         return PLAIN if self.template == CHAT and not self.chat else self.template
 
     def requests(self, encode: Encode) -> Sequence[Request]:
@@ -222,10 +237,10 @@ class EvalPlusBenchmark:
         return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
 
     def _prompt(self, problem: Item) -> str | Turns:
-        text = _stripped(problem)
-        if self._form == PLAIN:
+        text = _prompt_text(problem)
+        if self._template == PLAIN:
             return text
-        if self._form == DIFFUCODER:
+        if self._template == DIFFUCODER:
             return DIFFUCODER_PROMPT.format(prompt=text.rstrip("\n"))
         if self.instruction:
             text = f"{self.instruction}\n```python\n{text}```\n"
@@ -237,7 +252,8 @@ class EvalPlusBenchmark:
 
     @cached_property
     def _hash(self) -> str:
-        form = [self._form, self.instruction if self._form == CHAT else "", list(self.stops)]
+        instruction = self.instruction if self._template == CHAT else ""
+        form = [self._template, instruction, list(self.stops)]
         return content_hash({"items": self.items, "form": form})
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
@@ -248,22 +264,20 @@ class EvalPlusBenchmark:
         return {p["id"]: score for p, score in zip(problems, scores, strict=True)}
 
     def program(self, problem: Item, text: str) -> str:
-        """The program an answer makes."""
+        """The program that `postprocess` makes of an answer."""
         answer = cut_at_stop(text, self.stops)
-        return POSTPROCESS[self.postprocess](_stripped(problem), answer, problem["entry_point"])
+        return POSTPROCESS[self.postprocess](_prompt_text(problem), answer, problem["entry_point"])
 
     def samples(self, texts: Mapping[str, str]) -> Iterator[str]:
-        """Lines of a samples file as `evalplus.evaluate` reads it; it wants all problems."""
+        """Lines of a samples file for `evalplus.evaluate`, which requires all problems."""
         for problem in answered_items(texts, self.items, self.name):
             program = self.program(problem, texts[problem["id"]])
             yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
 
     def _grade(self, problem: Item, text: str) -> SampleScore:
-        from dllm_bench.core.benchmark import SampleScore
-
         if not text.strip():
             return SampleScore(0.0, "empty", dict.fromkeys(STAGES, 0.0))
-        source = SETS[self.dataset]
+        source = PROBLEM_SETS[self.dataset]
         payload = {
             **CALL_LIMITS,
             "solution": self.program(problem, text).encode(errors="replace"),
@@ -273,11 +287,11 @@ class EvalPlusBenchmark:
             "rule": (source.rules or {}).get(problem["entry_point"], "equal"),
             "atol": problem["atol"],
         }
-        outcome = sandbox.execute(sandbox.harness("check_function"), payload, source.limits)
+        outcome = sandbox.execute(sandbox.child_program("check_function"), payload, source.limits)
         return _sample_score(problem["id"], outcome, self.primary)
 
     def _inputs(self, problem: Item) -> dict[str, list[Any]]:
-        """stage -> argument lists, with the tuples, sets and complex numbers JSON cannot hold."""
+        """Stage -> argument lists, with the tuples, sets and complex numbers JSON cannot hold."""
         inputs = {stage: list(problem[f"{stage}_input"]) for stage in STAGES}
         if self.dataset != "mbpp_plus":
             return inputs
@@ -286,14 +300,12 @@ class EvalPlusBenchmark:
         return {s: mbpp_deserialize_inputs(problem["task_id"], rows) for s, rows in inputs.items()}
 
 
-def _sample_score(item_id: str, outcome: sandbox.Outcome, primary: str) -> SampleScore:
-    from dllm_bench.core.benchmark import SampleScore
-
+def _sample_score(item_id: str, outcome: ProgramOutcome, primary: str) -> SampleScore:
     stages = {words[0]: words[1] for words in outcome.reports}
     if "reference" not in stages:
         raise DllmBenchError(
             f"The reference solution of {item_id!r} did not run in the sandbox "
-            f"({outcome.verdict}: {outcome.detail}); raise its limits or mend the problem."
+            f"({outcome.verdict}: {outcome.detail}); raise its limits or correct the problem."
         )
     passed = [stages.get(stage) == "passed" for stage in STAGES]
     metrics = {"base": float(passed[0]), "plus": float(all(passed))}
@@ -308,9 +320,9 @@ def _sample_score(item_id: str, outcome: sandbox.Outcome, primary: str) -> Sampl
 @cache
 def _problems(dataset: str, split: str, data_dir: str | None) -> list[Item]:
     """All problems of a split."""
-    source = SETS[dataset]
+    source = PROBLEM_SETS[dataset]
     if not source.file:
-        return [{"id": p.task_id, **asdict(p)} for p in minicode.generate(split, MINICODE_SIZE)]
+        return [{**item, "task_id": item["id"]} for item in minicode.TASK.items(split)]
     if data_dir is None:
         file = _download(dataset, *source.download)
     else:
@@ -320,36 +332,36 @@ def _problems(dataset: str, split: str, data_dir: str | None) -> list[Item]:
 
 
 def _download(dataset: str, module: str, function: str) -> Path:
-    """EvalPlus's cached file of a data set, fetched by it if absent and a server may be asked."""
+    """EvalPlus's cached file of a data set; EvalPlus downloads it if absent and if it may."""
     try:
-        made: Any = importlib.import_module(module)
-        fetch = made.make_cache
-        made.make_cache = fetch if downloads_allowed() else _only_kept
+        theirs: Any = importlib.import_module(module)
+        fetch = theirs.make_cache
+        theirs.make_cache = fetch if downloads_allowed() else _cached_only
         try:
-            return Path(getattr(made, function)())
+            return Path(getattr(theirs, function)())
         finally:
-            made.make_cache = fetch
+            theirs.make_cache = fetch
     except (OSError, ImportError) as error:
         raise DllmBenchError(
-            f"Benchmark {dataset!r} has no data directory and EvalPlus could not fetch it "
+            f"Benchmark {dataset!r} has no data directory and EvalPlus could not provide it "
             f"({type(error).__name__}: {error}); name a directory that holds "
-            f"{SETS[dataset].file} with paths.data=DIR."
+            f"{PROBLEM_SETS[dataset].file} with paths.data=DIR."
         ) from error
 
 
-def _only_kept(url: str, file: str) -> None:
-    """In place of EvalPlus's download."""
+def _cached_only(url: str, file: str) -> None:
+    """Replaces EvalPlus's download where nothing may be downloaded."""
     if not Path(file).is_file():
-        raise FileNotFoundError(f"{file} is not there, and {url} was not asked")
+        raise FileNotFoundError(f"{file} does not exist and {url} was not downloaded")
 
 
-def _stripped(problem: Item) -> str:
-    """The prompt as it is asked: without outer white space, ending in a newline."""
+def _prompt_text(problem: Item) -> str:
+    """The prompt that is sent: without outer white space, ending in a newline."""
     return str(problem["prompt"]).strip() + "\n"
 
 
-def sanitized(program: str, entry_point: str) -> str:
-    """EvalPlus's own sanitising of the first lines; its search is quadratic in their number."""
+def evalplus_sanitize(program: str, entry_point: str) -> str:
+    """EvalPlus's own sanitising, of MAX_LINES lines since it is quadratic in their number."""
     from evalplus.sanitize import sanitize
 
     return sanitize("\n".join(program.split("\n")[: code_answers.MAX_LINES]), entry_point)

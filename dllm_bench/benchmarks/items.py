@@ -1,8 +1,8 @@
-"""What all benchmarks share: reading items, choosing and ordering them, hashing, cutting text.
+"""Items of a benchmark: read, ordered, hashed, made into requests.
 
-A benchmark's order is a seeded shuffle of its whole split, so that any `limit` takes a mixture of
-easy and hard items and a larger limit adds items to a smaller one. Neither a harness nor torch is
-imported here.
+The order of a benchmark is a seeded shuffle of its whole split. Any `limit` therefore takes a mix
+of easy and hard items, and a larger limit adds items to those of a smaller one. This module imports
+neither torch nor an evaluation harness.
 """
 
 from __future__ import annotations
@@ -17,58 +17,61 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
+from dllm_bench.core.benchmark import Encode, Turns
+from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 
-if TYPE_CHECKING:
-    from dllm_bench.core.benchmark import Encode, Turns
-
 Item = Mapping[str, Any]
-REPEAT = "#"
+"""One question with what is needed to grade its answer; has an `id`."""
+REPETITION_MARK = "#"
 
+PLAIN = "plain"
 TEMPLATES: Mapping[str, tuple[bool, bool]] = {
-    "plain": (False, False),
+    PLAIN: (False, False),
     "chat": (True, False),
     "chat_multiturn": (True, True),
 }
-"""template -> (chat turns instead of text, each few-shot example a turn of its own)."""
-PLAIN = "plain"
-_ASKS: ContextVar[bool] = ContextVar("asks", default=True)
+"""Prompt template -> (chat turns instead of text, a turn of its own for each few-shot example)."""
+_MAY_DOWNLOAD: ContextVar[bool] = ContextVar("may_download", default=True)
 
 
 @contextmanager
-def local_data_only(alone: bool = True) -> Iterator[None]:
-    """Within, items come from this disk or not at all: no server is asked."""
-    token = _ASKS.set(not alone)
+def local_data_only(only: bool = True) -> Iterator[None]:
+    """In the block, items are read from this disk and never downloaded (`only` False: they may)."""
+    token = _MAY_DOWNLOAD.set(not only)
     try:
         yield
     finally:
-        _ASKS.reset(token)
+        _MAY_DOWNLOAD.reset(token)
 
 
 def downloads_allowed() -> bool:
-    """Whether items may be asked of a server."""
-    return _ASKS.get()
+    """Whether items may be downloaded, see `local_data_only`."""
+    return _MAY_DOWNLOAD.get()
 
 
 def choose_items(items: Sequence[Item], limit: int | None, repeats: int = 1) -> list[Item]:
-    """The first `limit` items (None: all) of a fixed shuffle, each asked `repeats` times."""
+    """The first `limit` items (None: all) of a fixed shuffle, each `repeats` times."""
     order = random.Random(f"order of {len(items)} items").sample(range(len(items)), len(items))
     return repeat_items([items[i] for i in order[:limit]], repeats)
 
 
 def repeat_items(items: Sequence[Item], repeats: int) -> list[Item]:
-    """Every item `repeats` times, the repetition behind a mark in its id (see `item_id_of`)."""
+    """Every item `repeats` times; the id of a repetition is `ID#0`, `ID#1`, … if there are several.
+
+    `item_id_of` is the inverse for ids.
+    """
     if repeats == 1:
         return list(items)
-    return [{**one, "id": f"{one['id']}{REPEAT}{k}"} for one in items for k in range(repeats)]
+    return [{**it, "id": f"{it['id']}{REPETITION_MARK}{k}"} for it in items for k in range(repeats)]
 
 
 def item_id_of(request_id: str) -> str:
-    """The id of the item a request asks, whichever repetition it is."""
-    item, mark, count = request_id.rpartition(REPEAT)
+    """The id of a request's item, without the number of the repetition."""
+    item, mark, count = request_id.rpartition(REPETITION_MARK)
     return item if mark and count.isdigit() else request_id
 
 
@@ -80,12 +83,26 @@ def content_hash(content: object) -> str:
 
 def cut_at_stop(text: str, stops: Iterable[str]) -> str:
     """The text before the first occurrence of any stop string."""
-    found = [i for i in (text.find(stop) for stop in stops if stop) if i >= 0]
-    return text[: min(found)] if found else text
+    places = [i for i in (text.find(stop) for stop in stops if stop) if i >= 0]
+    return text[: min(places)] if places else text
+
+
+def active_stops(
+    stop: Sequence[str], hard_stop: Sequence[str], escape_until: bool
+) -> tuple[str, ...]:
+    """The strings that end a text: all of them, or only the hard ones with `escape_until`."""
+    return tuple(hard_stop) if escape_until else (*stop, *hard_stop)
+
+
+def require_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise DllmBenchError unless `name` is one of the known names."""
+    names = sorted(known)
+    if name not in names:
+        raise DllmBenchError(unknown_name(kind, name, names))
 
 
 def data_file(data_dir: str, path: str, benchmark: str) -> Path:
-    """An existing file of a data directory."""
+    """The file `path` of a data directory; DllmBenchError if it does not exist."""
     file = Path(data_dir).expanduser() / path
     if not file.is_file():
         raise DllmBenchError(
@@ -96,59 +113,45 @@ def data_file(data_dir: str, path: str, benchmark: str) -> Path:
 
 
 def require_cache_or_server(benchmark: str, host: str, cached: Path, file: str) -> None:
-    """Raise if data are neither in a cache nor to be had from `host` (asked for a moment only)."""
+    """Raise if the data are not cached and `host` does not answer within a moment."""
     if cached.exists() or is_reachable(host):
         return
     raise DllmBenchError(
-        f"Benchmark {benchmark!r} has no data directory, nothing lies in {str(cached)!r} and "
+        f"Benchmark {benchmark!r} has no data directory, there is nothing in {str(cached)!r} and "
         f"{host} cannot be reached; name a directory that holds {file} with paths.data=DIR."
     )
 
 
 def is_reachable(host: str, timeout_s: float = 0.7) -> bool:
-    """Whether a secure connection could be opened; looking a name up may hang, so in a thread."""
-    answer: list[bool] = []
+    """Whether port 443 of a host accepts a connection.
 
-    def knock() -> None:
+    A thread tries it, because looking up the name may hang for longer than the timeout.
+    """
+    answers: list[bool] = []
+
+    def connect() -> None:
         try:
             socket.create_connection((host, 443), timeout_s).close()
         except OSError:
             return
-        answer.append(True)
+        answers.append(True)
 
     if os.environ.get("HF_HUB_OFFLINE", "0") in ("1", "ON", "YES", "TRUE"):
         return False
-    thread = threading.Thread(target=knock, daemon=True)
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(timeout_s)
-    return bool(answer)
+    return bool(answers)
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """One JSON object per line."""
+    """The JSON objects of a file, one a line."""
     with file.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
 
 
-def require_known(kind: str, asked: str, table: Iterable[str]) -> None:
-    """Raise unless `asked` is one of the table's names."""
-    names = sorted(table)
-    if asked not in names:
-        raise DllmBenchError(f"Unknown {kind} {asked!r}; known are {', '.join(names)}.")
-
-
-def active_stops(
-    stop: Sequence[str], hard_stop: Sequence[str], escape_until: bool
-) -> tuple[str, ...]:
-    """Strings that end a text: all of them, or with `escape_until` only the hard ones."""
-    return tuple(hard_stop) if escape_until else (*stop, *hard_stop)
-
-
 class LazyRequests(Sequence[Request]):
-    """Requests made when they are looked at, so that a limited run prepares no more than it needs.
-
-    prompt_of: item -> text or chat turns; turns are kept as JSON in `Request.prompt`.
-    """
+    """Requests that are built on access, so that a limited run prepares no more than it needs."""
 
     def __init__(
         self,
@@ -158,6 +161,7 @@ class LazyRequests(Sequence[Request]):
         max_new_tokens: int,
         stop: tuple[str, ...],
     ) -> None:
+        """`prompt_of` gives an item's text or chat turns; `Request.prompt` keeps turns as JSON."""
         self._items, self._prompt_of, self._encode = items, prompt_of, encode
         self._max_new_tokens, self._stop = max_new_tokens, stop
 
@@ -172,10 +176,10 @@ class LazyRequests(Sequence[Request]):
 
     def __getitem__(self, index: int | slice) -> Request | list[Request]:
         if isinstance(index, slice):
-            return [self._make(item) for item in self._items[index]]
-        return self._make(self._items[index])
+            return [self._build(item) for item in self._items[index]]
+        return self._build(self._items[index])
 
-    def _make(self, item: Item) -> Request:
+    def _build(self, item: Item) -> Request:
         prompt = self._prompt_of(item)
         text = prompt if isinstance(prompt, str) else json.dumps(list(prompt), ensure_ascii=False)
         ids = tuple(self._encode(prompt))
@@ -183,7 +187,7 @@ class LazyRequests(Sequence[Request]):
 
 
 def answered_items(texts: Mapping[str, str], items: Sequence[Item], benchmark: str) -> list[Item]:
-    """The items the texts answer, in the benchmark's order."""
+    """The items that `texts` (id -> text) answers, in the benchmark's order."""
     unknown = sorted(set(texts) - {item["id"] for item in items})
     if unknown:
         raise DllmBenchError(

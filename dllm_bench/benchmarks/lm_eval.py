@@ -1,18 +1,14 @@
-"""Benchmarks that are lm-eval tasks: prompts and grading come from lm-eval, generation from us.
+"""Benchmarks that are lm-eval tasks: lm-eval builds the prompts and grades, our decoders generate.
 
-The tasks are the yaml files of `tasks/`, loaded without lm-eval's own index. `LmEvalBenchmark` asks
-and grades for our runner; `as_lm` wraps a `generate(prompt, budget, stops) -> text` as an lm-eval
-model, and `command_line` is lm-eval's own, with that model under a name. lm-eval is imported when a
-request is built or a text is graded; names, data and hashes need none of it. No likelihoods: the
-models give none.
+The tasks are the yaml files of `tasks/`, loaded without lm-eval's own index. lm-eval is imported
+only when a request is built or a text is graded; names, data and hashes do not need it.
+`lm_eval_model` is the other direction: our decoders as a model of lm-eval.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -34,70 +30,66 @@ from dllm_bench.benchmarks.items import (
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import sources
+from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore, Turns
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.registry import register
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
-    from lm_eval.api.model import LM
     from lm_eval.api.task import ConfigurableTask
 
-    from dllm_bench.core.benchmark import Encode, SampleScore, Turns
-    from dllm_bench.core.request import Request
-
 TASKS = Path(__file__).parent / "tasks"
+TASKS_MODULE = f"{__package__}.tasks."
 PROMPT_KEYS = (
     "doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter", "fewshot_config",
     "description", "gen_prefix",
 )  # fmt: skip
-"""What of a task file decides the prompts."""
+"""Entries of a task file that decide the prompts."""
 NO_MATCH = "[invalid]"
 """What lm-eval's regex filter gives where it finds nothing."""
 ENDINGS = ("timeout", "crashed")
-"""Metrics of code tasks that tell how a wrong program ended."""
-MODEL = "dllm_bench"
-"""The name of our models on lm-eval's command line."""
-MAX_NEW_TOKENS = 256  # lm-eval's own budget where a task names none
-Generate = Callable[["str | Turns", int, tuple[str, ...]], str]
-"""(prompt text or chat turns, new tokens, stop strings) -> text."""
-Build = Callable[[Mapping[str, Any]], Generate]
-"""Settings of `--model_args` -> what generates."""
+"""Metrics of code tasks that say how a wrong program ended."""
 
 
 @register("benchmark.lm_eval")
 @dataclass(frozen=True, eq=False)
-class LmEvalBenchmark:
-    """One lm-eval task with its shots, prompt form and the metric that counts.
-
-    template: "plain", "chat" (one user turn) or "chat_multiturn" (a turn per few-shot example);
-    chat: whether the model takes turns, if not the form is "plain" whatever `template` says.
-    escape_until: no `stop` string ends a text, the whole budget is used; `hard_stop` always cuts.
-    primary: "<metric>,<filter>" of the task file. limit: None for all items of the split; repeats:
-    how often each is asked (avg@k, pass@k).
-    """
+class LmEvalBenchmark(Benchmark):
+    """One lm-eval task with its number of shots, prompt form and primary metric."""
 
     name: str
     task: str
+    """Name of a file in `tasks/`."""
     max_new_tokens: int
     primary: str
+    """The metric that counts, as "<metric>,<filter>" of the task file."""
     shots: int = 0
     template: str = PLAIN
+    """One of "plain", "chat" (one user turn) or "chat_multiturn" (a turn per few-shot example)."""
     chat: bool = True
+    """Whether the model takes chat turns; if not, `template` is "plain" whatever it says."""
     stop: Sequence[str] = ()
+    """Strings that end a text unless `escape_until` is set."""
     hard_stop: Sequence[str] = ()
+    """Strings that always end a text."""
     escape_until: bool = False
+    """Use the whole budget of new tokens: only `hard_stop` ends a text."""
     split: str = "test"
     limit: int | None = None
+    """Number of items; None for all items of the split."""
     repeats: int = 1
+    """How many samples each item gets (avg@k, pass@k)."""
     data_dir: str | None = None
+    """Directory of original files; None reads from the hub or its cache."""
     allow_code_execution: bool = False
+    """Consent to run programs that a model wrote, for tasks that need it."""
 
     def check(self) -> None:
-        """Raise for what would fail later: names, data files, consent. Loads neither."""
-        require_known("lm-eval task", self.task, task_names())
-        require_known(f"template of {self.name!r}", self.template, TEMPLATES)
-        require_known(f"primary metric of {self.name!r}", self.primary, _metrics(self.task))
+        """Raise DllmBenchError for unknown names, absent data files or missing consent."""
+        task_file(self.task)
+        require_known(f"template of {self.name!r}:", self.template, TEMPLATES)
+        require_known(f"primary metric of {self.name!r}:", self.primary, _metrics(self.task))
         sources.check(self._source, self.split, self.data_dir)
         if self.shots and self._shots_from:
             sources.check(self._source, self._shots_from, self.data_dir)
@@ -106,29 +98,33 @@ class LmEvalBenchmark:
 
     @property
     def runs_code(self) -> bool:
-        """Whether grading executes what the model wrote."""
+        """Whether the task file says that grading runs programs that a model wrote."""
         return bool(task_file(self.task).get("unsafe_code", False))
+
+    @property
+    def generated(self) -> bool:
+        """Whether the package generates the items."""
+        return self._source in sources.GENERATED
+
+    @property
+    def scores_fast(self) -> bool:
+        """Whether no program has to run for a grade."""
+        return not self.runs_code
 
     @property
     def _source(self) -> str:
         return str(task_file(self.task)["dataset_kwargs"]["source"])
 
     @property
-    def drawn(self) -> bool:
-        """Whether code of the package makes the items, so that nothing is read for them."""
-        return not sources.SOURCES[self._source].files
-
-    @property
     def _shots_from(self) -> str | None:
-        found: str | None = task_file(self.task)["dataset_kwargs"].get("shots_from")
-        return found
+        split: str | None = task_file(self.task)["dataset_kwargs"].get("shots_from")
+        return split
 
     @cached_property
     def items(self) -> list[Item]:
         """The chosen items in the fixed order, each with an `id`."""
-        return choose_items(
-            sources.rows(self._source, self.split, self.data_dir), self.limit, self.repeats
-        )
+        rows = sources.rows(self._source, self.split, self.data_dir)
+        return choose_items(rows, self.limit, self.repeats)
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
@@ -137,7 +133,7 @@ class LmEvalBenchmark:
 
     @cached_property
     def _lm_eval_task(self) -> ConfigurableTask:
-        """The task over exactly these items, in this order."""
+        """lm-eval's task over exactly these items, in this order."""
         options = {
             "split": self.split,
             "limit": self.limit,
@@ -148,12 +144,8 @@ class LmEvalBenchmark:
         return load_task(self.task, options)
 
     @property
-    def scores_fast(self) -> bool:
-        """Whether one text is graded in no time, so that a progress line may show the score."""
-        return not self.runs_code
-
-    @property
-    def _form(self) -> str:
+    def _template(self) -> str:
+        """The template this model can take."""
         return self.template if self.chat else PLAIN
 
     def requests(self, encode: Encode) -> Sequence[Request]:
@@ -161,13 +153,13 @@ class LmEvalBenchmark:
         return LazyRequests(self.items, self._prompt, encode, self.max_new_tokens, self.stops)
 
     def _prompt(self, item: Item) -> str | Turns:
-        chat, multiturn = TEMPLATES[self._form]
+        chat, multiturn = TEMPLATES[self._template]
         prompt: str | Turns = self._lm_eval_task.fewshot_context(
             dict(item),
             self.shots,
             apply_chat_template=chat,
             fewshot_as_multiturn=multiturn,
-            chat_template=_turns if chat else None,
+            chat_template=_keep_turns if chat else None,
         )
         return prompt
 
@@ -183,7 +175,7 @@ class LmEvalBenchmark:
             {
                 "items": self.items,
                 "shots": sources.shots(self._source, self._shots_from, self.shots, self.data_dir),
-                "form": [form, self._form, list(self.stops)],
+                "form": [form, self._template, list(self.stops)],
             }
         )
 
@@ -194,24 +186,27 @@ class LmEvalBenchmark:
         items = answered_items(texts, self.items, self.name)
         if not items:
             return {}
-        cut = [cut_at_stop(texts[item["id"]], self.stops) for item in items]
-        task, instances = self._lm_eval_task, _answered(self.task, items, cut)
+        answers = [cut_at_stop(texts[item["id"]], self.stops) for item in items]
+        task, instances = self._lm_eval_task, _instances(self.task, items, answers)
         task._instances = instances
         task.apply_filters()
-        grade: Callable[[Instance], SampleScore] = lambda one: _grade(task, one, self.primary)  # noqa: E731
-        scores = (
+
+        def grade(instance: Instance) -> SampleScore:
+            return _grade(task, instance, self.primary)
+
+        graded = (
             sandbox.map_in_threads(grade, instances) if self.runs_code else map(grade, instances)
         )
-        return {item["id"]: score for item, score in zip(items, scores, strict=True)}
+        return {item["id"]: score for item, score in zip(items, graded, strict=True)}
 
 
-def _turns(turns: Turns, add_generation_prompt: bool = True) -> Turns:
-    """In place of a chat template: the turns themselves, `encode` renders them."""
+def _keep_turns(turns: Turns, add_generation_prompt: bool = True) -> Turns:
+    """Passed to lm-eval as the chat template: keeps the turns, which `encode` renders later."""
     return turns
 
 
-def _answered(task: str, items: Sequence[Item], texts: Sequence[str]) -> list[Instance]:
-    """lm-eval's record of a question and its answer."""
+def _instances(task: str, items: Sequence[Item], texts: Sequence[str]) -> list[Instance]:
+    """lm-eval's records of the questions with their answers."""
     from lm_eval.api.instance import Instance
 
     return [
@@ -222,15 +217,13 @@ def _answered(task: str, items: Sequence[Item], texts: Sequence[str]) -> list[In
 
 def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleScore:
     """All metrics of one answer as "<metric>,<filter>"; how a program ended is in the verdict."""
-    from dllm_bench.core.benchmark import SampleScore
-
     metrics = {
         f"{metric},{key}": float(value)
         for key, answer in instance.filtered_resps.items()
         for metric, value in task.process_results(instance.doc, [answer]).items()
     }
     if primary not in metrics:
-        kind = f"number of task {task.config.task}:"
+        kind = f"metric of task {task.config.task}:"
         raise DllmBenchError(unknown_name(kind, primary, list(metrics)))
     value, chosen = metrics[primary], primary.rpartition(",")[2]
     verdict = "wrong"
@@ -247,29 +240,38 @@ def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleSc
 
 
 def task_names() -> list[str]:
-    """The tasks there are."""
+    """Names of the task files, sorted."""
     return sorted(path.stem for path in TASKS.glob("*.yaml"))
+
+
+class TaskFileLoader(yaml.SafeLoader):
+    """SafeLoader that knows lm-eval's `!function`."""
+
+
+TaskFileLoader.add_constructor(
+    "!function", lambda loader, node: str(node.value).removeprefix(TASKS_MODULE)
+)
 
 
 @cache
 def task_file(task: str) -> Mapping[str, Any]:
-    """The parsed yaml of a task; functions it names stay names."""
+    """The parsed yaml of a task; a function it names becomes that name, ours without the package.
 
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: str(node.value))
-    return dict(yaml.load((TASKS / f"{task}.yaml").read_text(encoding="utf-8"), Loader))
+    The name of a prompt function enters the dataset hash, which a move of the package must not
+    change.
+    """
+    require_known("lm-eval task", task, task_names())
+    return dict(yaml.load((TASKS / f"{task}.yaml").read_text(encoding="utf-8"), TaskFileLoader))
 
 
 def _metrics(task: str) -> list[str]:
-    """Names "<metric>,<filter>" a task gives."""
+    """Names "<metric>,<filter>" of a task's metrics."""
     file = task_file(task)
     return [f"{m['metric']},{f['name']}" for m in file["metric_list"] for f in file["filter_list"]]
 
 
 def load_task(task: str, options: Mapping[str, Any]) -> ConfigurableTask:
-    """An lm-eval task of `tasks/`; `options` go to `sources.dataset`."""
+    """lm-eval's task for a file of `tasks/`; `options` go to `sources.dataset`."""
     for name in ("lm_eval", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
@@ -282,118 +284,3 @@ def load_task(task: str, options: Mapping[str, Any]) -> ConfigurableTask:
     manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=dict(options))
     loaded: ConfigurableTask = manager.load(task)["tasks"][task]
     return loaded
-
-
-@cache
-def _lm_class() -> type[LM]:
-    """The adapter class; made on demand, as lm-eval is imported on demand."""
-    from lm_eval.api.model import LM
-
-    class DllmBenchLM(LM):
-        """An lm-eval model around a function from a prompt to a text."""
-
-        def __init__(self, generate: Generate, name: str) -> None:
-            super().__init__()
-            self._generate, self._name = generate, name
-            self._turns: dict[str, Turns] = {}
-
-        def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-            """Texts, each cut at its request's stop strings."""
-            from tqdm import tqdm
-
-            shown = tqdm(requests, disable=disable_tqdm, desc="Running generate_until requests")
-            return [self._answer(*request.args) for request in shown]
-
-        def _answer(self, prompt: str, settings: Mapping[str, Any]) -> str:
-            until = settings.get("until") or ()
-            stops = (until,) if isinstance(until, str) else tuple(until)
-            budget = int(settings.get("max_gen_toks") or MAX_NEW_TOKENS)
-            text = cut_at_stop(
-                self._generate(self._turns.get(prompt, prompt), budget, stops), stops
-            )
-            self.cache_hook.add_partial("generate_until", (prompt, settings), text)
-            return text
-
-        def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-            raise _no_likelihood(requests)
-
-        def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-            raise _no_likelihood(requests)
-
-        def apply_chat_template(
-            self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-        ) -> str:
-            """A text that stands for the turns; the model's own template renders them later."""
-            if not add_generation_prompt:
-                raise DllmBenchError(
-                    "The task puts words into the model's mouth (gen_prefix), which chat turns "
-                    "cannot carry here; choose a task without, or leave --apply_chat_template out."
-                )
-            text = json.dumps(chat_history, ensure_ascii=False)
-            self._turns[text] = chat_history
-            return text
-
-        def chat_template(self, chat_template: bool | str = False) -> str:
-            """The model's own template is used, whatever name is asked for."""
-            return self._name
-
-        @property
-        def tokenizer_name(self) -> str:
-            """Tells apart lm-eval's cached requests of different models."""
-            return self._name
-
-    return DllmBenchLM
-
-
-def _no_likelihood(requests: Sequence[object]) -> DllmBenchError:
-    return DllmBenchError(
-        f"A task asked for {len(requests)} likelihoods; a diffusion decoder gives none, "
-        "so choose a task that generates (output_type generate_until)."
-    )
-
-
-def as_lm(generate: Generate, name: str = MODEL) -> LM:
-    """An lm-eval model around `generate`."""
-    return _lm_class()(generate, name)
-
-
-@cache
-def _registered() -> Any:
-    """The class lm-eval makes a model from, under its name; `build` is set before each use."""
-    import lm_eval.models  # noqa: F401 (else lm-eval would not look for its own)
-    from lm_eval.api.registry import register_model
-
-    class Registered(_lm_class()):  # type: ignore[misc]
-        """Our model as lm-eval makes it: from the settings of the command line."""
-
-        build: Build
-
-        @classmethod
-        def create_from_arg_obj(
-            cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
-        ) -> LM:
-            device = (additional_config or {}).get("device")
-            settings = {**arg_dict, **({"+model.device": device} if device else {})}
-            return as_lm(cls.build(settings), json.dumps(settings, sort_keys=True))
-
-    return register_model(MODEL)(Registered)
-
-
-def command_line(arguments: Sequence[str], build: Build) -> None:
-    """lm-eval's own command line, with our models as `--model dllm_bench --model_args ...`."""
-    from lm_eval._cli import HarnessCLI
-    from lm_eval.utils import setup_logging
-
-    setup_logging()
-    _registered().build = staticmethod(build)
-    command = sys.argv
-    sys.argv = ["dllm-bench lm-eval", *arguments]
-    try:
-        cli = HarnessCLI()
-        cli.execute(cli.parse_args())
-    except ValueError as error:  # lm-eval's, of a name in --tasks
-        if not str(error).startswith("Tasks not found"):
-            raise
-        raise DllmBenchError(f"{error}; `dllm-bench lm-eval ls tasks` lists them.") from error
-    finally:
-        sys.argv = command

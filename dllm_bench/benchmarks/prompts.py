@@ -1,8 +1,9 @@
 """Prompts without answers, for throughput and acceptance length: DeepSpec's evaluation sets.
 
-Each file is a list of user turns; only the first is asked, in a chat turn. More prompts than the
-set's cap are shuffled with DeepSpec's seed and cut, as its evaluator does. Nothing is graded: the
-score of a run is absent, not zero. `alpaca` is not in DeepSpec's snapshot and has to be made.
+A row of a file is a list of user turns; only the first is used, as a chat turn. If a set has more
+prompts than its cap, they are shuffled with DeepSpec's seed and cut, as its evaluator does. Nothing
+is graded: a run has no score, which is not a score of zero. The set `alpaca` is not in DeepSpec's
+snapshot; its file has to be made by hand.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from dllm_bench.benchmarks.items import (
     Item,
@@ -24,38 +24,41 @@ from dllm_bench.benchmarks.items import (
     repeat_items,
     require_known,
 )
+from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore, Turns
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.registry import register
-
-if TYPE_CHECKING:
-    from dllm_bench.core.benchmark import Encode, SampleScore, Turns
-    from dllm_bench.core.request import Request
 
 CAPS: Mapping[str, int] = {
     "gsm8k": 500, "math500": 500, "aime25": 30, "humaneval": 164, "mbpp": 256,
     "livecodebench": 500, "mt-bench": 80, "alpaca": 500, "arena-hard-v2": 500,
 }  # fmt: skip
-"""DeepSpec's own numbers of prompts."""
+"""Set -> the most prompts DeepSpec uses of it."""
 ORDER_SEED = 980406  # DeepSpec's
 FOLDER = "deepspec_eval"
 
 
 @register("benchmark.prompts")
 @dataclass(frozen=True, eq=False)
-class PromptsBenchmark:
-    """One set of prompts. chat: whether the model takes turns, if not the prompt stands alone."""
+class PromptsBenchmark(Benchmark):
+    """One set of prompts."""
 
     name: str
     dataset: str
+    """A name of CAPS."""
     max_new_tokens: int
     chat: bool = True
+    """Whether the model takes chat turns; if not, the prompt is plain text."""
     limit: int | None = None
+    """Number of prompts; None for all up to the cap."""
     repeats: int = 1
+    """How many samples each prompt gets."""
     data_dir: str | None = None
+    """Directory that holds `deepspec_eval/`; required."""
 
     def check(self) -> None:
-        """Raise for what would fail later: the name and the file."""
-        require_known("set of prompts", self.dataset, CAPS)
+        """Raise DllmBenchError for an unknown set or an absent file."""
+        require_known("prompt set", self.dataset, CAPS)
         if self.data_dir is None:
             raise DllmBenchError(
                 f"Benchmark {self.name!r} reads {FOLDER}/{self.dataset}.jsonl and has no data "
@@ -65,7 +68,7 @@ class PromptsBenchmark:
 
     @cached_property
     def items(self) -> list[Item]:
-        """The chosen prompts in DeepSpec's order, each with an `id` that is its line."""
+        """The chosen prompts in DeepSpec's order; an `id` ends in the line of the prompt."""
         self.check()
         file = data_file(str(self.data_dir), f"{FOLDER}/{self.dataset}.jsonl", self.name)
         rows = [
@@ -89,8 +92,6 @@ class PromptsBenchmark:
         return content_hash({"items": self.items, "form": self.chat})
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
-        """No grade for any text."""
-        from dllm_bench.core.benchmark import SampleScore
-
+        """NaN for every text, with the verdict "not graded"."""
         items = answered_items(texts, self.items, self.name)
         return {item["id"]: SampleScore(math.nan, "not graded", {}) for item in items}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench import __version__
-from dllm_bench.benchmarks.sandbox.execution import CONSENT, isolation
+from dllm_bench.benchmarks.sandbox.execution import CONSENT_VARIABLE, isolation
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.paths import PACKAGE, assets_dir
@@ -125,6 +125,7 @@ def path_lines(paths: Mapping[str, Any]) -> Iterator[Line]:
 def sandbox_lines() -> Iterator[Line]:
     """How generated code would be isolated from this machine."""
     try:
-        yield OK, "sandbox", ", ".join(isolation()) + f"; {CONSENT}=1 allows generated code"
+        steps = ", ".join(isolation())
+        yield OK, "sandbox", f"{steps}; {CONSENT_VARIABLE}=1 allows generated code"
     except DllmBenchError as error:
         yield REQUIRED_MISSING, "sandbox", str(error)

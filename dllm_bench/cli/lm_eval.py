@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dllm_bench.benchmarks.lm_eval import command_line
+from dllm_bench.benchmarks.lm_eval_model import command_line
 from dllm_bench.cli.compose import compose
 from dllm_bench.run.lm_eval_generator import generator
 

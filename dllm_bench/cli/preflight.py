@@ -16,8 +16,9 @@ from huggingface_hub import constants
 
 from dllm_bench.benchmarks.sandbox.execution import require_consent
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import ASSETS, PACKAGE, place_of
+from dllm_bench.paths import ASSETS, place_of
 from dllm_bench.store.files import check_results_directory
+from dllm_bench.store.inputs import benchmark_of
 
 DEVICES = ("cpu", "cuda", "auto")
 COUNTS = ("threads", "branch_parallel", "tensor_parallel", "replicas")
@@ -121,15 +122,5 @@ def is_cached(hub_id: str) -> bool:
 
 def check_consent(benchmark: Mapping[str, Any]) -> None:
     """Code written by a model only runs if the user has allowed it."""
-    if runs_code(benchmark):
+    if benchmark and benchmark_of(benchmark).runs_code:
         require_consent(bool(benchmark.get("allow_code_execution")), str(benchmark.get("name")))
-
-
-def runs_code(benchmark: Mapping[str, Any]) -> bool:
-    """Whether grading runs generated code: EvalPlus problem sets do, and lm-eval tasks with
-    `unsafe_code: true` in their file.
-    """
-    if "task" not in benchmark:
-        return "allow_code_execution" in benchmark
-    file = PACKAGE / "benchmarks" / "tasks" / f"{benchmark['task']}.yaml"
-    return file.is_file() and "\nunsafe_code: true" in file.read_text(encoding="utf-8")

@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from dllm_bench.core.request import Request
 
-Turns = Sequence[Mapping[str, str]]  # chat turns: [{"role": "user", "content": "..."}, ...]
+Turns = Sequence[Mapping[str, str]]
+"""Chat turns: [{"role": "user", "content": "..."}, ...]."""
 Encode = Callable[[str | Turns], list[int]]
+"""Plain text or chat turns -> prompt ids."""
 
 
 @dataclass(frozen=True)
 class SampleScore:
-    """Outcome of one sample: `value` in [0, 1]; `verdict` names how ("correct", "timeout", …)."""
+    """Grade of one sample."""
 
     value: float
+    """The score that counts, in [0, 1]; NaN for a benchmark that grades nothing."""
     verdict: str
+    """What happened in a word: "correct", "wrong", "timeout", …"""
     metrics: Mapping[str, float]
+    """All metrics of the sample by name."""
 
 
-class Benchmark(Protocol):
-    """What to ask and how to grade; scoring is pure and repeatable from stored text."""
+class Benchmark(ABC):
+    """What to ask and how to grade. Grading needs no model and gives the same for stored texts."""
 
     name: str
+    """Name in records and tables."""
 
+    @property
+    def generated(self) -> bool:
+        """Whether the package generates the items, so that no file is read for them."""
+        return False
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether grading runs programs that a model wrote."""
+        return False
+
+    @property
+    def scores_fast(self) -> bool:
+        """Whether grading one text takes no time, so that a progress line may show the score."""
+        return False
+
+    def check(self) -> None:  # noqa: B027 (a benchmark may have nothing to check)
+        """Raise DllmBenchError for what would fail later: names, data, consent; loads no data."""
+
+    @abstractmethod
     def requests(self, encode: Encode) -> Sequence[Request]:
         """All requests in a fixed order; `encode` turns text or chat turns into prompt ids."""
 
+    @abstractmethod
     def dataset_hash(self) -> str:
         """sha256 of the items, templates and few-shot examples behind the requests."""
 
+    @abstractmethod
     def score(self, texts: Mapping[str, str]) -> Mapping[str, SampleScore]:
-        """Grade texts by request id."""
+        """Grade texts by request id; any part of the requests may be given."""

@@ -85,16 +85,12 @@ def _prepare(
 ) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
     """What a run works with. The model is loaded last, once all else is known to be there."""
     benchmark = deps.benchmark(spec)
-    getattr(benchmark, "check", _nothing)()
+    benchmark.check()
     decoder = deps.decoder(spec)
     baseline = deps.decoder(spec.of_baseline) if spec.baseline else None
     deps.prepare(spec)
     loaded = deps.model(spec)
     return benchmark, decoder, baseline, loaded
-
-
-def _nothing() -> None:
-    """The check of a benchmark that has none."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +261,7 @@ class RunSession:
 
     def _value(self, sample: SampleRecord) -> float | None:
         """The sample's score for the progress display, if the benchmark scores in no time."""
-        if not getattr(self.benchmark, "scores_fast", False):
+        if not self.benchmark.scores_fast:
             return None
         return self.benchmark.score({sample.id: sample.text})[sample.id].value
 

@@ -79,7 +79,7 @@ def files_of(config: Plain) -> list[Path] | None:
     """
     if is_served(config["model"]) or AUTO in config["hardware"].values():
         return None
-    if not getattr(benchmark_of(config["benchmark"]), "drawn", False):
+    if not benchmark_of(config["benchmark"]).generated:
         return None
     model, decoders = config["model"], [config.get(name) for name in DECODERS]
     named = [model["path"], *filter(None, [model.get("lora")]), *sources(decoders)]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import generated as mini
 from dllm_bench.benchmarks.embedded import minicode, minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks.embedded.generated import GeneratedTask, from_draw, mixture
 from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 
@@ -23,28 +23,36 @@ Pair = tuple[str, str]
 
 STEP_WEIGHTS = (1.0, 1.0, 1.5, 2.0, 2.5)
 """How often minigsm problems of 1 to 5 steps occur in the train split, relative to each other."""
-DRAWN: Mapping[str, mini.Draw] = {
-    "minimath": minimath.draw,
-    "miniread": mini.mixture(miniread.span, miniread.span, miniread.count),
-    "minirule": mini.mixture(minirule.free, minirule.choice),
+TASKS: Mapping[str, GeneratedTask] = {
+    "minigsm": minigsm.TASK,
+    "minicode": minicode.TASK,
+    "minimath": minimath.TASK,
+    "miniread": GeneratedTask(
+        "miniread",
+        from_draw(mixture(miniread.draw_span, miniread.draw_span, miniread.draw_count)),
+    ),
+    "minirule": GeneratedTask(
+        "minirule", from_draw(mixture(minirule.draw_free, minirule.draw_choice))
+    ),
 }
-"""Task -> how one problem is drawn, all of its forms included. minigsm and minicode have generators
-of their own."""
+"""Task -> its problems, all of its forms included."""
 
 
 def task_pairs(task: str, split: str, count: int, seed: int) -> list[Pair]:
     """`count` pairs of one task; the same for the same split and seed."""
-    if task == "minigsm":
-        weights = STEP_WEIGHTS if split == "train" else (1.0,) * minigsm.MAX_STEPS
-        problems = minigsm.generate(split, count, seed, weights)
-        return [(minigsm.prompt_of(p.question), " " + p.answer) for p in problems]
-    if task in DRAWN:
-        drawn = mini.generate(task, DRAWN[task], split, count, seed)
-        return [(p.prompt, " " + p.answer) for p in drawn]
-    if split == "test":
-        return [(p.prompt, p.canonical_solution) for p in minicode.generate(split, count, seed)]
-    rng = random.Random(f"minicode/{split}/{seed}")
-    programs = minicode.draw_programs(split, rng)
+    if task == "minicode" and split == "train":
+        return _minicode_pairs(count, seed)
+    if task == "minigsm" and split == "train":
+        problems = minigsm.with_step_weights(STEP_WEIGHTS).problems(split, count, seed)
+    else:
+        problems = TASKS[task].problems(split, count, seed)
+    return [(p.prompt, p.continuation) for p in problems]
+
+
+def _minicode_pairs(count: int, seed: int) -> list[Pair]:
+    """Programs of the train split without the inputs that grading needs; prompts may repeat."""
+    rng = random.Random(f"minicode/train/{seed}")
+    programs = minicode.draw_programs("train", rng)
     return [
         (minicode.prompt_of(p, rng.choice(minicode.ENTRY_POINTS)), p.body)
         for p, _ in zip(programs, range(count), strict=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dllm_bench.core.benchmark import Encode, SampleScore
+from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.run.dependencies import Dependencies
@@ -63,7 +63,7 @@ class FakeModel:
 
 
 @dataclass
-class Letters:
+class Letters(Benchmark):
     """Prompts "p0", "p1", …; a text is right when it holds an even number of letters a."""
 
     name: str = "letters"

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits, Outcome, execute
+from dllm_bench.benchmarks.sandbox.execution import execute
+from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
 
 DRILL_S = 3.0
 
@@ -34,7 +35,7 @@ def nothing_is_left(
         assert not list(Path(own).glob("dllm-bench-*"))
 
 
-def drill(source: str, **limits: Any) -> Outcome:
+def drill(source: str, **limits: Any) -> ProgramOutcome:
     """Run a program under tight limits and check that it cost no more than a drill may."""
     began = time.monotonic()
     outcome = execute(source, limits=Limits(**{"cpu_s": 1, "wall_s": 2.0, **limits}))

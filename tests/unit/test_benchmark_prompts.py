@@ -17,7 +17,7 @@ import pytest
 
 from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.embedded import minigsm
-from dllm_bench.benchmarks.evalplus import SETS, EvalPlusBenchmark, _download
+from dllm_bench.benchmarks.evalplus import PROBLEM_SETS, EvalPlusBenchmark, _download
 from dllm_bench.benchmarks.items import is_reachable, local_data_only
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
 from dllm_bench.benchmarks.sandbox import execution as sandbox
@@ -142,11 +142,11 @@ def test_requests_are_made_when_asked_for() -> None:
 
 
 REFUSALS = [
-    (lm_eval_benchmark("nonsense"), "Unknown lm-eval task 'nonsense'; known are drop, "),
-    (evalplus_benchmark("nonsense"), "Unknown EvalPlus problem set 'nonsense'"),
-    (lm_eval_benchmark("minigsm", "accuracy"), "Unknown primary metric of 'minigsm'"),
-    (lm_eval_benchmark("minigsm", template="xml"), "Unknown template of 'minigsm'"),
-    (lm_eval_benchmark("minigsm", split="dev"), "Unknown split"),
+    (lm_eval_benchmark("nonsense"), "There is no lm-eval task 'nonsense'; choose one of: drop, "),
+    (evalplus_benchmark("nonsense"), "There is no EvalPlus problem set 'nonsense'"),
+    (lm_eval_benchmark("minigsm", "accuracy"), "There is no primary metric of 'minigsm'"),
+    (lm_eval_benchmark("minigsm", template="xml"), "There is no template of 'minigsm'"),
+    (lm_eval_benchmark("minigsm", split="dev"), "There is no split"),
     (evalplus_benchmark("minicode", shots=3), "asked for 3 few-shot examples"),
     (lm_eval_benchmark("gsm8k", data_dir="absent"), "reads gsm8k/test.jsonl.*paths.data=DIR"),
     (lm_eval_benchmark("gsm8k"), "no data directory.*paths.data=DIR"),
@@ -160,7 +160,7 @@ REFUSALS = [
 def test_what_would_fail_later_is_said_at_once(
     benchmark: Bench, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(sandbox.CONSENT, raising=False)
+    monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setattr("dllm_bench.benchmarks.items.is_reachable", lambda host: False)
@@ -190,19 +190,19 @@ def test_the_hub_is_asked_once_and_not_at_all_where_this_disk_is_meant(
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    sources._had.cache_clear()
+    sources._load_from_hub.cache_clear()
     benchmark = LmEvalBenchmark("g", "gsm8k", 64, "exact_match,strict-match")
     try:
         for _ in range(2):
             with (
                 local_data_only(),
-                pytest.raises(DllmBenchError, match=r"cache.*fetched by `--run`"),
+                pytest.raises(DllmBenchError, match=r"cache.*download it with `--run`"),
             ):
                 benchmark.dataset_hash()
-            with pytest.raises(DllmBenchError, match=r"could not be had from the hub"):
+            with pytest.raises(DllmBenchError, match=r"could not be loaded from the hub"):
                 benchmark.dataset_hash()
     finally:
-        sources._had.cache_clear()
+        sources._load_from_hub.cache_clear()
     assert offline == [True, False] and not datasets.config.HF_HUB_OFFLINE
 
 
@@ -217,8 +217,8 @@ def test_evalplus_downloads_nothing_where_this_disk_is_meant(
 
     monkeypatch.setattr(utils, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(theirs, "make_cache", fetch)
-    download = SETS["humaneval_plus"].download
-    with local_data_only(), pytest.raises(DllmBenchError, match="was not asked"):
+    download = PROBLEM_SETS["humaneval_plus"].download
+    with local_data_only(), pytest.raises(DllmBenchError, match="was not downloaded"):
         _download("humaneval_plus", *download)
     assert theirs.make_cache is fetch and not list(tmp_path.iterdir())
     fetched = _download("humaneval_plus", *download)
@@ -238,16 +238,16 @@ def test_evalplus_downloads_nothing_where_this_disk_is_meant(
     ],
 )
 def test_code_of_an_answer(answer: str, code: str) -> None:
-    assert code_answers.code_of(answer) == code
+    assert code_answers.extract_code(answer) == code
 
 
 def test_programs_from_answers() -> None:
     prompt = 'def f():\n    """One."""\n'
-    assert code_answers.assemble(prompt, "    return 1\n") == prompt + "    return 1\n"
-    anew = code_answers.assemble(prompt, "```python\ndef f():\n    return 1\n```")
+    assert code_answers.assemble_program(prompt, "    return 1\n") == prompt + "    return 1\n"
+    anew = code_answers.assemble_program(prompt, "```python\ndef f():\n    return 1\n```")
     assert code_answers.parses(anew)
     assert anew.endswith("\n\ndef f():\n    return 1")
     broken = prompt + "    return 1\n\nThat is it."
-    assert code_answers.trimmed(broken) == prompt + "    return 1\n\n"
+    assert code_answers.trim_unparsable_end(broken) == prompt + "    return 1\n\n"
     assert not code_answers.parses("def f(:")
-    assert code_answers.trimmed("def f(:") == "def f(:"
+    assert code_answers.trim_unparsable_end("def f(:") == "def f(:"

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.evalplus import HUMANEVAL_RULES, MBPP_RULES, EvalPlusBenchmark
-from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, as_lm, load_task
+from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, load_task
+from dllm_bench.benchmarks.lm_eval_model import as_lm
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import sources
 from dllm_bench.core.errors import DllmBenchError
@@ -284,12 +285,12 @@ def test_checks_are_light_and_runs_leave_no_trace(root: Path, tmp_path: Path) ->
 
 
 def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(sandbox.CONSENT, raising=False)
+    monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     monkeypatch.setattr(sandbox, "execute", lambda *args: pytest.fail("a program was run"))
-    with pytest.raises(DllmBenchError, match="nobody allowed that here"):
+    with pytest.raises(DllmBenchError, match="nobody has allowed here"):
         EvalPlusBenchmark("minicode", "minicode", 64).score({"minicode/test/0": "    return 1\n"})
     mbpp = LmEvalBenchmark("mbpp", "mbpp", 64, COMPLETION)
-    with pytest.raises(DllmBenchError, match="nobody allowed that here"):
+    with pytest.raises(DllmBenchError, match="nobody has allowed here"):
         mbpp.score({"mbpp/test/11": "x"})
 
 

@@ -6,92 +6,116 @@ Canonical programs are our own and run here; nothing a model wrote is executed.
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from typing import Any
 
 import pytest
 
 from dllm_bench.benchmarks.embedded import minicode, minigsm
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask
 
 COUNT = 1000
+VERB = "|".join(verb for verbs in minigsm.VERBS.values() for verb in verbs)
 
 
 @pytest.fixture(scope="module")
-def gsm_test() -> list[minigsm.Problem]:
-    return list(minigsm.generate("test", COUNT))
+def gsm_test() -> list[GeneratedProblem]:
+    return list(minigsm.TASK.problems("test", COUNT))
 
 
 @pytest.fixture(scope="module")
-def code_test() -> list[minicode.Problem]:
-    return list(minicode.generate("test", COUNT))
+def code_test() -> list[GeneratedProblem]:
+    return list(minicode.TASK.problems("test", COUNT))
 
 
-def test_minigsm_is_deterministic_and_extends(gsm_test: list[minigsm.Problem]) -> None:
-    assert list(minigsm.generate("test", 50)) == gsm_test[:50]
-    assert list(minigsm.generate("test", 50, seed=1)) != gsm_test[:50]
+def test_minigsm_is_deterministic_and_extends(gsm_test: list[GeneratedProblem]) -> None:
+    assert list(minigsm.TASK.problems("test", 50)) == gsm_test[:50]
+    assert list(minigsm.TASK.problems("test", 50, seed=1)) != gsm_test[:50]
 
 
-def test_minicode_is_deterministic_and_extends(code_test: list[minicode.Problem]) -> None:
-    assert list(minicode.generate("test", 50)) == code_test[:50]
+def test_minicode_is_deterministic_and_extends(code_test: list[GeneratedProblem]) -> None:
+    assert list(minicode.TASK.problems("test", 50)) == code_test[:50]
 
 
 def test_ids_are_stable_and_distinct(
-    gsm_test: list[minigsm.Problem], code_test: list[minicode.Problem]
+    gsm_test: list[GeneratedProblem], code_test: list[GeneratedProblem]
 ) -> None:
-    assert [p.task_id for p in gsm_test] == [f"minigsm/test/{i}" for i in range(COUNT)]
-    assert [p.task_id for p in code_test] == [f"minicode/test/{i}" for i in range(COUNT)]
-    assert len({p.question for p in gsm_test}) == COUNT
+    for task, problems in ((minigsm.TASK, gsm_test), (minicode.TASK, code_test)):
+        items = task.items("test")
+        assert [item["id"] for item in items] == [f"{task.name}/test/{i}" for i in range(COUNT)]
+        for problem, item in zip(problems, items, strict=True):
+            assert {**problem.fields, "id": item["id"]} == item
+    assert len({p.prompt for p in gsm_test}) == COUNT
     assert len({p.prompt for p in code_test}) == COUNT
 
 
-def test_minigsm_splits_share_no_problem(gsm_test: list[minigsm.Problem]) -> None:
-    train = list(minigsm.generate("train", 2 * COUNT))
-    assert {p.question for p in train}.isdisjoint(p.question for p in gsm_test)
-    assert {p.steps for p in train}.isdisjoint(p.steps for p in gsm_test)
+def test_minigsm_splits_share_no_problem(gsm_test: list[GeneratedProblem]) -> None:
+    train = list(minigsm.TASK.problems("train", 2 * COUNT))
+    assert {p.prompt for p in train}.isdisjoint(p.prompt for p in gsm_test)
+    assert {p.content for p in train}.isdisjoint(p.content for p in gsm_test)
 
 
-def test_minicode_splits_share_no_prompt(code_test: list[minicode.Problem]) -> None:
-    train = {p.prompt for p in minicode.generate("train", 2 * COUNT)}
+def test_minicode_splits_share_no_prompt(code_test: list[GeneratedProblem]) -> None:
+    train = {p.prompt for p in minicode.TASK.problems("train", 2 * COUNT)}
     assert train.isdisjoint(p.prompt for p in code_test)
 
 
-def test_every_number_of_steps_occurs(gsm_test: list[minigsm.Problem]) -> None:
-    counts = [sum(len(p.steps) == n for p in gsm_test) for n in range(1, minigsm.MAX_STEPS + 1)]
-    assert min(counts) > COUNT / 10
+def test_every_number_of_steps_occurs(gsm_test: list[GeneratedProblem]) -> None:
+    steps = [p.content.count("|") for p in gsm_test]
+    assert min(steps.count(n) for n in range(1, minigsm.MAX_STEPS + 1)) > COUNT / 10
 
 
-def test_minigsm_arithmetic_is_right(gsm_test: list[minigsm.Problem]) -> None:
+def test_minigsm_arithmetic_is_right(gsm_test: list[GeneratedProblem]) -> None:
     for problem in gsm_test:
-        equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", problem.answer)
-        assert len(equations) == len(problem.steps)
-        for left, op, right, result in equations:
+        answer = problem.fields["answer"]
+        equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
+        start, *steps = problem.content.split("|")
+        assert [verb for verb, _ in (step.split(":") for step in steps)] == re.findall(VERB, answer)
+        assert len(equations) == len(steps)
+        before = start
+        for (left, op, right, result), step in zip(equations, steps, strict=True):
+            operands = (before, step.split(":")[1])
+            assert (left, right) in {operands, operands if op == "-" else operands[::-1]}
             assert minigsm.apply_op(op, int(left), int(right)) == int(result)
-        for before, after in itertools.pairwise(problem.steps):
+            assert 0 <= int(result) <= minigsm.MAX_VALUE
+            before = result
+        assert answer.endswith(f"\n#### {before}")
+
+
+def test_steps_follow_one_another() -> None:
+    for seed in range(COUNT):
+        steps = minigsm.draw_steps(random.Random(seed), minigsm.MAX_STEPS)
+        assert len({step.verb for step in steps}) == minigsm.MAX_STEPS
+        for before, after in itertools.pairwise(steps):
             assert before.after == after.before
-        assert problem.answer.endswith(f"\n#### {problem.result}")
-        assert all(0 <= step.after <= minigsm.MAX_VALUE for step in problem.steps)
+        for step in steps:
+            assert minigsm.apply_op(step.op, step.before, step.operand) == step.after
+            assert 0 <= step.after <= minigsm.MAX_VALUE
 
 
-def test_canonical_solutions_pass_their_tests(code_test: list[minicode.Problem]) -> None:
+def test_canonical_solutions_pass_their_tests(code_test: list[GeneratedProblem]) -> None:
     for problem in code_test:
         scope: dict[str, Any] = {}
-        exec(problem.prompt + problem.canonical_solution + problem.test, scope)
-        scope["check"](scope[problem.entry_point])
-        inputs = problem.base_input + problem.plus_input
-        results = {repr(scope[problem.entry_point](*args)) for args in inputs}
+        item = problem.fields
+        assert problem.continuation == item["canonical_solution"]
+        exec(problem.prompt + item["canonical_solution"] + item["test"], scope)
+        scope["check"](scope[item["entry_point"]])
+        inputs = item["base_input"] + item["plus_input"]
+        results = {repr(scope[item["entry_point"]](*args)) for args in inputs}
         assert len(results) >= minicode.MIN_DISTINCT_RESULTS
 
 
-def test_minicode_has_the_evalplus_fields(code_test: list[minicode.Problem]) -> None:
-    problem = code_test[0]
-    assert problem.prompt.endswith('"""\n')
-    assert problem.prompt.startswith("def ")
-    assert problem.canonical_solution.startswith("    ")
-    assert (len(problem.base_input), len(problem.plus_input)) == (4, 12)
-    assert (problem.contract, problem.atol) == ("", 0.0)
+def test_minicode_has_the_evalplus_fields(code_test: list[GeneratedProblem]) -> None:
+    item = code_test[0].fields
+    assert item["prompt"].endswith('"""\n')
+    assert item["prompt"].startswith("def ")
+    assert item["canonical_solution"].startswith("    ")
+    assert (len(item["base_input"]), len(item["plus_input"])) == (4, 12)
+    assert (item["contract"], item["atol"]) == ("", 0.0)
 
 
-@pytest.mark.parametrize("generate", [minigsm.generate, minicode.generate])
-def test_unknown_split_is_a_sentence(generate: Any) -> None:
+@pytest.mark.parametrize("task", [minigsm.TASK, minicode.TASK])
+def test_unknown_split_is_a_sentence(task: GeneratedTask) -> None:
     with pytest.raises(ValueError, match="splits 'train' and 'test'"):
-        next(generate("dev", 1))
+        next(task.problems("dev", 1))

@@ -56,8 +56,8 @@ def test_numbers_and_words_are_single_tokens(tokenizer: Any) -> None:
 
 
 def test_prompt_and_answer_tokenise_apart_as_together(tokenizer: Any) -> None:
-    pairs = [(minigsm.prompt_of(p.question), " " + p.answer) for p in minigsm.generate("test", 300)]
-    pairs += [(p.prompt, p.canonical_solution) for p in minicode.generate("test", 300)]
+    problems = [*minigsm.TASK.problems("test", 300), *minicode.TASK.problems("test", 300)]
+    pairs = [(p.prompt, p.continuation) for p in problems]
     first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
     for prompt, answer in pairs:
         apart = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
@@ -70,8 +70,8 @@ def test_prompt_and_answer_tokenise_apart_as_together(tokenizer: Any) -> None:
 def test_later_pieces_leave_the_texts_of_the_first_tasks_as_they_were(tokenizer: Any) -> None:
     first = embedded.build_tokenizer(first=True)
     assert embedded.pieces()[: len(first)] == embedded.first_pieces()
-    texts = [minigsm.prompt_of(p.question) + " " + p.answer for p in minigsm.generate("train", 300)]
-    texts += [p.prompt + p.canonical_solution for p in minicode.generate("train", 300)]
+    problems = [*minigsm.TASK.problems("train", 300), *minicode.TASK.problems("train", 300)]
+    texts = [p.prompt + p.continuation for p in problems]
     for text in texts:
         assert tokenizer(text).input_ids == first(text).input_ids
 

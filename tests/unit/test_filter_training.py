@@ -141,7 +141,7 @@ def test_stalls_are_counted() -> None:
 def test_prompts_are_of_the_train_split() -> None:
     from dllm_bench.benchmarks.embedded import minigsm
 
-    test = {minigsm.prompt_of(p.question) for p in minigsm.generate("test", 1000)}
+    test = {p.prompt for p in minigsm.TASK.problems("test", 1000)}
     drawn = prompts.train_prompts(("minigsm", "minicode"), 101, seed=0)
     assert len(set(drawn)) == 101 and test.isdisjoint(drawn)
     assert [text.startswith("Question:") for text in drawn] == [i % 2 == 0 for i in range(101)]

@@ -14,58 +14,61 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.embedded import generated as mini
 from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks.embedded.generated import (
+    SPLIT_SIZE,
+    GeneratedProblem,
+    GeneratedTask,
+    split_of,
+)
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file
 from dllm_bench.benchmarks.tasks import sources
 from scripts.embedded import tokenizer as embedded
 
 COUNT = 400
-DRAWS: Mapping[str, mini.Draw] = {
-    "minimath": minimath.draw,
-    "miniread": miniread.span,
-    "miniread_count": miniread.count,
-    "minirule": minirule.free,
-    "minirule_choice": minirule.choice,
+TASKS: Mapping[str, GeneratedTask] = {
+    task.name: task
+    for task in (minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE)
 }
 
 
 @pytest.fixture(scope="module")
-def test_items() -> dict[str, list[mini.Problem]]:
-    return {name: _problems(name, "test", COUNT) for name in DRAWS}
+def test_items() -> dict[str, list[GeneratedProblem]]:
+    return {name: _problems(name, "test", COUNT) for name in TASKS}
 
 
-def _problems(name: str, split: str, count: int, seed: int = 0) -> list[mini.Problem]:
-    return list(mini.generate(name, DRAWS[name], split, count, seed))
+def _problems(name: str, split: str, count: int, seed: int = 0) -> list[GeneratedProblem]:
+    return list(TASKS[name].problems(split, count, seed))
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", TASKS)
 def test_problems_are_the_same_for_a_seed(
-    name: str, test_items: dict[str, list[mini.Problem]]
+    name: str, test_items: dict[str, list[GeneratedProblem]]
 ) -> None:
     assert _problems(name, "test", 50) == test_items[name][:50]
     assert _problems(name, "test", 50, seed=1) != test_items[name][:50]
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_splits_share_no_problem(name: str, test_items: dict[str, list[mini.Problem]]) -> None:
+@pytest.mark.parametrize("name", TASKS)
+def test_splits_share_no_problem(name: str, test_items: dict[str, list[GeneratedProblem]]) -> None:
     train = _problems(name, "train", COUNT)
     assert {p.content for p in train}.isdisjoint(p.content for p in test_items[name])
     assert len({p.prompt for p in train}) == COUNT
-    assert all(mini.split_of(p.content) == "train" for p in train)
+    assert all(split_of(p.content) == "train" for p in train)
 
 
 def test_both_forms_of_a_case_are_in_one_split() -> None:
     for seed in range(50):
-        free, choice = (draw(random.Random(seed)) for draw in (minirule.free, minirule.choice))
+        draws = (minirule.draw_free, minirule.draw_choice)
+        free, choice = (draw(random.Random(seed)) for draw in draws)
         assert free.content == choice.content
         assert free.prompt != choice.prompt
 
 
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=list(DRAWS))
-def test_an_unknown_split_is_a_sentence(draw: mini.Draw) -> None:
+@pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
+def test_an_unknown_split_is_a_sentence(task: GeneratedTask) -> None:
     with pytest.raises(ValueError, match="splits 'train' and 'test'"):
-        next(mini.generate("task", draw, "dev", 1))
+        next(task.problems("dev", 1))
 
 
 def _check_equations(text: str) -> list[int]:
@@ -77,16 +80,16 @@ def _check_equations(text: str) -> list[int]:
     return [int(result) for *_, result in found]
 
 
-def test_minimath_is_worked_right(test_items: dict[str, list[mini.Problem]]) -> None:
+def test_minimath_is_worked_right(test_items: dict[str, list[GeneratedProblem]]) -> None:
     sizes = set()
     for problem in test_items["minimath"]:
         asked = problem.prompt.split("\n")[1].rstrip(".?")
         expression = re.sub(r"^(Compute|Find|What is) ", "", asked)
         assert re.fullmatch(r"[-+*() 0-9]+", expression)
-        results = _check_equations(problem.answer)
+        results = _check_equations(problem.fields["answer"])
         assert len(results) == len(re.findall(r"[-+*]", expression))
         assert results[-1] == eval(expression)
-        assert problem.answer.endswith(f"\\boxed{{ {results[-1]}}}.")
+        assert problem.fields["answer"].endswith(f"\\boxed{{ {results[-1]}}}.")
         sizes.add(len(results))
     assert sizes == set(range(minimath.MIN_OPS, minimath.MAX_OPS + 1))
 
@@ -108,14 +111,14 @@ def _found(question: str, places: dict[str, str], things: dict[str, str]) -> str
     raise AssertionError(f"Unknown form of question: {question}")
 
 
-def test_miniread_spans_stand_in_the_passage(test_items: dict[str, list[mini.Problem]]) -> None:
+def test_miniread_spans_stand_in_the_passage(test_items: dict[str, list[GeneratedProblem]]) -> None:
     missing = 0
     for problem in test_items["miniread"]:
         places, things, question = _passage(problem.prompt)
         wanted = _found(question, places, things)
-        work, answer = problem.answer.split(".\n#### ")
+        work, answer = problem.fields["answer"].split(".\n#### ")
         assert answer == wanted
-        assert problem.facts["answers"] == ([] if wanted == "unanswerable" else [answer])
+        assert problem.fields["answers"] == ([] if wanted == "unanswerable" else [answer])
         asked = work.removesuffix(f" {answer}")
         assert asked != work
         assert f" {asked}" in question.removesuffix("?")
@@ -123,7 +126,7 @@ def test_miniread_spans_stand_in_the_passage(test_items: dict[str, list[mini.Pro
     assert 0.1 < missing / COUNT < 0.3
 
 
-def test_miniread_counts_are_right(test_items: dict[str, list[mini.Problem]]) -> None:
+def test_miniread_counts_are_right(test_items: dict[str, list[GeneratedProblem]]) -> None:
     kinds = set()
     for problem in test_items["miniread_count"]:
         _, things, question = _passage(problem.prompt)
@@ -136,7 +139,7 @@ def test_miniread_counts_are_right(test_items: dict[str, list[mini.Problem]]) ->
             wanted = str(len(counts))
         else:
             wanted = str(sum(named) if "together" in question else named[0] - named[1])
-        work, answer = problem.answer.split(".\n#### ")
+        work, answer = problem.fields["answer"].split(".\n#### ")
         assert answer == wanted
         assert all(counts[who] == int(n) for who, n in re.findall(r"([A-Z][a-z]+) (\d+)", work))
         kinds.add(re.sub(r"[A-Z][a-z]+|\d+", "", question.replace(item, ""))[:12])
@@ -176,14 +179,16 @@ def _result(rule: str, question: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["minirule", "minirule_choice"])
-def test_minirule_applies_its_rule(name: str, test_items: dict[str, list[mini.Problem]]) -> None:
+def test_minirule_applies_its_rule(
+    name: str, test_items: dict[str, list[GeneratedProblem]]
+) -> None:
     for problem in test_items[name]:
         rule, question, _ = problem.prompt.split("\n")
         asked, *options = question.removeprefix("Question: ").replace("? ", "?|").split("|")
         result = _result(rule.removeprefix("Rule: "), asked)
-        _check_equations(problem.answer)
-        work, final = problem.answer.split("\n#### ")
-        assert final == problem.facts["final"]
+        _check_equations(problem.fields["answer"])
+        work, final = problem.fields["answer"].split("\n#### ")
+        assert final == problem.fields["final"]
         if options:
             offered = {option[-1]: option[:-2] for option in options[0].rstrip(".").split(", ")}
             assert len(set(offered.values())) == len(offered) == 4
@@ -193,26 +198,26 @@ def test_minirule_applies_its_rule(name: str, test_items: dict[str, list[mini.Pr
         assert final == result
 
 
-def test_every_letter_is_right_as_often(test_items: dict[str, list[mini.Problem]]) -> None:
-    finals = [p.facts["final"] for p in test_items["minirule_choice"]]
+def test_every_letter_is_right_as_often(test_items: dict[str, list[GeneratedProblem]]) -> None:
+    finals = [p.fields["final"] for p in test_items["minirule_choice"]]
     assert all(finals.count(letter) > COUNT / 8 for letter in minirule.LETTERS)
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", TASKS)
 def test_texts_are_words_of_the_vocabulary(
-    name: str, test_items: dict[str, list[mini.Problem]]
+    name: str, test_items: dict[str, list[GeneratedProblem]]
 ) -> None:
     tokenizer: Any = embedded.build_tokenizer()
     first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
     for problem in test_items[name]:
-        prompt, answer = (tokenizer(t).input_ids for t in (problem.prompt, " " + problem.answer))
-        assert prompt + answer == tokenizer(f"{problem.prompt} {problem.answer}").input_ids
+        prompt, answer = (tokenizer(t).input_ids for t in (problem.prompt, problem.continuation))
+        assert prompt + answer == tokenizer(problem.prompt + problem.continuation).input_ids
         assert min(prompt + answer) >= first_word
         assert len(prompt) <= 96
         assert len(answer) < 56
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", TASKS)
 def test_the_harness_asks_and_grades(name: str) -> None:
     primary = (
         f"{task_file(name)['metric_list'][0]['metric']},{task_file(name)['filter_list'][0]['name']}"
@@ -220,7 +225,7 @@ def test_the_harness_asks_and_grades(name: str) -> None:
     benchmark = LmEvalBenchmark(name, name, 64, primary, chat=False, limit=12)
     rows = sources.rows(name, "test", None)
     assert [row["id"] for row in rows[:2]] == [f"{name}/test/0", f"{name}/test/1"]
-    assert len(rows) == mini.TEST_SIZE
+    assert len(rows) == SPLIT_SIZE
     asked = list(benchmark.requests(lambda text: [len(text)]))
     assert [r.prompt for r in asked] == [item["prompt"] for item in benchmark.items]
     gold = {item["id"]: " " + item["answer"] for item in benchmark.items}

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits, execute
+from dllm_bench.benchmarks.sandbox.execution import execute
+from dllm_bench.benchmarks.sandbox.limits import Limits
 from dllm_bench.core.errors import DllmBenchError
 from tests.unit.drills import DRILL_S, drill, needs, nothing_is_left  # noqa: F401
 
@@ -265,11 +266,11 @@ def test_what_this_machine_gives_is_taken() -> None:
 
 
 def test_consent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(sandbox.CONSENT, raising=False)
+    monkeypatch.delenv(sandbox.CONSENT_VARIABLE, raising=False)
     with pytest.raises(
         DllmBenchError, match="allow_code_execution=true or DLLM_BENCH_ALLOW_CODE=1"
     ):
         sandbox.require_consent(False, "minicode")
     sandbox.require_consent(True, "minicode")
-    monkeypatch.setenv(sandbox.CONSENT, "1")
+    monkeypatch.setenv(sandbox.CONSENT_VARIABLE, "1")
     sandbox.require_consent(False, "minicode")

@@ -82,7 +82,8 @@ def test_a_program_ends_with_who_runs_it(python: str) -> None:
     """Also where root becomes another user, which takes the order to end with the parent back."""
     source = (
         f"import sys; sys.executable = {python!r}\n"
-        "from dllm_bench.benchmarks.sandbox.execution import Limits, execute\n"
+        "from dllm_bench.benchmarks.sandbox.execution import execute\n"
+        "from dllm_bench.benchmarks.sandbox.limits import Limits\n"
         "execute('import time; time.sleep(9)', limits=Limits(wall_s=9))"
     )
     environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}

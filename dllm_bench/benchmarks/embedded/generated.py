@@ -1,8 +1,13 @@
-"""What the generated tasks minimath, miniread and minirule share: problems, splits, rows.
+"""The interface of a task whose problems are generated: problems, splits, items.
 
-A task draws problems from a random stream; a hash of a problem's content (its wording left out)
-decides its split, so that no seed can mix them, and no prompt comes twice. `rows` are the items a
-harness reads. What a problem is about lies in the tasks' own files.
+To add a task, write a function that draws one `GeneratedProblem` from a random stream, wrap it as
+`TASK = GeneratedTask("name", from_draw(draw))`, list it in `GENERATED` of `tasks/sources.py`, and
+add its task file (`tasks/NAME.yaml`) and its configuration (`conf/benchmark/NAME.yaml`).
+
+The split of a problem is decided by a hash of its content (what is asked, without the wording), so
+the train and test splits never share a problem, whatever the seed. Within a split no prompt occurs
+twice. The items of a split enter the dataset hash of a run: a generator that draws other problems
+from the same seed changes the identity of all its runs.
 """
 
 from __future__ import annotations
@@ -15,51 +20,87 @@ from typing import Any
 
 SPLITS = ("train", "test")
 TEST_ONE_IN = 8
-"""One problem in this many belongs to the test split (by hash of its content)."""
-TEST_SIZE = 1000
+"""One problem in this many belongs to the test split (by the hash of its content)."""
+SPLIT_SIZE = 1000
+"""Items of a split; training draws as many problems as it needs instead."""
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One item: the whole `prompt`, the gold `answer` behind a space, and what a grader reads."""
+class GeneratedProblem:
+    """One problem with its gold answer."""
 
     content: str
+    """What is asked, without its wording; the hash of this text decides the split."""
     prompt: str
-    answer: str
-    facts: Mapping[str, Any]
+    """The whole plain prompt."""
+    continuation: str
+    """The gold answer as it follows the prompt, a leading space included."""
+    fields: Mapping[str, Any]
+    """Fields of the item: what the harness builds the prompt from and grades with."""
 
 
-Draw = Callable[[random.Random], Problem]
+Draw = Callable[[random.Random], GeneratedProblem]
+"""Draws one problem of either split."""
+Stream = Callable[[random.Random, str], Iterator[GeneratedProblem]]
+"""(random stream, split) -> endless problems of that split; a prompt may come twice."""
+
+
+@dataclass(frozen=True)
+class GeneratedTask:
+    """A named source of generated problems."""
+
+    name: str
+    """Prefix of the item ids and part of the seed."""
+    stream: Stream
+    """Where the problems come from, see `from_draw`."""
+
+    def problems(self, split: str, limit: int, seed: int = 0) -> Iterator[GeneratedProblem]:
+        """Yield `limit` problems with distinct prompts; a larger limit extends the same list.
+
+        Raises ValueError for an unknown split.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"{self.name} has the splits 'train' and 'test', not {split!r}")
+        seen: set[str] = set()
+        for problem in self.stream(random.Random(f"{self.name}/{split}/{seed}"), split):
+            if len(seen) >= limit:
+                return
+            if problem.prompt not in seen:
+                seen.add(problem.prompt)
+                yield problem
+
+    def items(self, split: str) -> list[dict[str, Any]]:
+        """The `SPLIT_SIZE` items of a split as plain dictionaries, each with a stable `id`."""
+        problems = self.problems(split, SPLIT_SIZE)
+        return [{"id": f"{self.name}/{split}/{i}", **p.fields} for i, p in enumerate(problems)]
 
 
 def split_of(content: str) -> str:
-    """The split a problem belongs to."""
+    """The split that a problem with this content belongs to."""
     digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "big") % TEST_ONE_IN == 0 else "train"
 
 
-def generate(task: str, draw: Draw, split: str, limit: int, seed: int = 0) -> Iterator[Problem]:
-    """Yield `limit` problems with distinct prompts of a split, the same for a seed."""
-    if split not in SPLITS:
-        raise ValueError(f"{task} has the splits 'train' and 'test', not {split!r}")
-    rng = random.Random(f"{task}/{split}/{seed}")
-    seen: set[str] = set()
-    while len(seen) < limit:
-        problem = draw(rng)
-        if split_of(problem.content) == split and problem.prompt not in seen:
-            seen.add(problem.prompt)
-            yield problem
+def from_draw(draw: Draw) -> Stream:
+    """The stream that draws problems and keeps those of the split."""
+
+    def stream(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
+        while True:
+            problem = draw(rng)
+            if split_of(problem.content) == split:
+                yield problem
+
+    return stream
 
 
 def mixture(*draws: Draw) -> Draw:
-    """One of several draws at a time, all as often."""
+    """A draw that picks one of several draws each time, all with the same chance."""
     return lambda rng: rng.choice(draws)(rng)
 
 
-def rows(task: str, draw: Draw, split: str) -> list[dict[str, Any]]:
-    """The items of a split as plain dictionaries with stable ids."""
-    problems = generate(task, draw, split, TEST_SIZE)
-    return [
-        {"id": f"{task}/{split}/{i}", "prompt": p.prompt, "answer": p.answer, **p.facts}
-        for i, p in enumerate(problems)
-    ]
+def text_problem(
+    content: str, prompt: str, answer: str, grading: Mapping[str, Any]
+) -> GeneratedProblem:
+    """A problem whose item holds `prompt`, `answer` and the fields only a grader reads."""
+    fields = {"prompt": prompt, "answer": answer, **grading}
+    return GeneratedProblem(content, prompt, f" {answer}", fields)

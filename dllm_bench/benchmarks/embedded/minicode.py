@@ -1,29 +1,32 @@
-"""minicode: docstring -> small Python function, in the EvalPlus HumanEval+ field layout.
+"""minicode: a docstring to turn into a small Python function, with the fields of HumanEval+.
 
-Three families: a chain of arithmetic on the arguments, one comparison with two returns, and a list
-that is filtered, mapped and reduced. Every docstring has two surface forms and every solution a
-drawn variable name and operand order, so one prompt has several right answers; tests decide.
-Train and test never share a program: a hash of its content (wording, function and variable names
-left out) decides the split. Execution of model output is not done here.
+There are three families of programs: a chain of arithmetic on the arguments, one comparison with
+two returns, and a list that is filtered, mapped and reduced. Every docstring has two wordings, and
+the variable name and the order of operands of a solution are drawn, so a prompt has several right
+answers and only tests can grade them. The content that decides the split leaves out the wording and
+the names of function and variables. Programs written by a model are not run here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-TEST_ONE_IN = 8
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, GeneratedTask, split_of
+
 ENTRY_POINTS = (
     "solve", "compute", "apply", "combine", "run", "calc", "process", "change", "build", "work",
 )  # fmt: skip
 PARAMS = ("a", "b", "c")
 TEMPORARIES = ("x", "y", "r")
 SWAP_RATE = 0.15
+"""How often the operands of an addition or a multiplication change places."""
 BASE_INPUTS, PLUS_INPUTS = 4, 12
+"""Argument lists of the two test sets."""
 MIN_DISTINCT_RESULTS = 3
+"""A problem with fewer different results over its inputs is dropped as too easy to guess."""
 
 CHAIN_OPS = ("+", "-", "*", "max", "min", "%")
 CHAIN_WORDS = {
@@ -34,76 +37,63 @@ CHAIN_WORDS = {
     "min": ("Cap at {0}.", "at most {0}"),
     "%": ("Reduce modulo {0}.", "modulo {0}"),
 }
+"""Operation -> its two wordings: a sentence, and a part of a sentence."""
 COMPARE_WORDS = {">": "greater than", "<": "less than", "==": "equal to"}
 REDUCE_WORDS = {"sum": "sum", "len": "count", "max": "largest", "min": "smallest"}
 
 
 @dataclass(frozen=True)
-class Program:
-    """A drawn program: parameters, docstring text, body (ends in a newline), canonical content."""
+class MinicodeProgram:
+    """A drawn program, without the name of its function."""
 
     family: str
+    """`chain`, `branch` or `list`."""
     params: tuple[str, ...]
+    """Names of the arguments."""
     doc: str
+    """Text of the docstring."""
     body: str
+    """The code below the docstring; ends in a newline."""
     content: str
+    """What the program does, without wording and names; decides the split."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One item with the EvalPlus fields; `prompt` ends after the docstring's newline."""
-
-    task_id: str
-    prompt: str
-    entry_point: str
-    canonical_solution: str
-    base_input: list[list[Any]]
-    plus_input: list[list[Any]]
-    test: str
-    contract: str = ""
-    atol: float = 0.0
-
-
-def generate(split: str, limit: int, seed: int = 0) -> Iterator[Problem]:
-    """Yield `limit` problems with distinct prompts of a split ("train" or "test")."""
-    rng = random.Random(f"minicode/{split}/{seed}")
-    seen: set[str] = set()
+def draw_problems(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
+    """Endless problems of a split, with the fields of EvalPlus's HumanEval+ except `task_id`."""
     for program in draw_programs(split, rng):
-        if len(seen) >= limit:
-            return
         entry_point = rng.choice(ENTRY_POINTS)
         prompt = prompt_of(program, entry_point)
         inputs = draw_inputs(rng, program)
         results = _results(prompt + program.body, entry_point, inputs)
-        if prompt in seen or len({repr(r) for r in results}) < MIN_DISTINCT_RESULTS:
+        if len({repr(r) for r in results}) < MIN_DISTINCT_RESULTS:
             continue
-        task_id = f"minicode/{split}/{len(seen)}"
-        seen.add(prompt)
-        base = inputs[:BASE_INPUTS]
-        yield Problem(
-            task_id, prompt, entry_point, program.body, base, inputs[BASE_INPUTS:],
-            _check_function(base, results),
-        )  # fmt: skip
+        base_inputs = inputs[:BASE_INPUTS]
+        fields = {
+            "prompt": prompt,
+            "entry_point": entry_point,
+            "canonical_solution": program.body,
+            "base_input": base_inputs,
+            "plus_input": inputs[BASE_INPUTS:],
+            "test": _check_function(base_inputs, results),
+            "contract": "",
+            "atol": 0.0,
+        }
+        yield GeneratedProblem(program.content, prompt, program.body, fields)
 
 
-def draw_programs(split: str, rng: random.Random) -> Iterator[Program]:
-    """An endless stream of programs of one split, in the family proportions 5 : 2 : 3."""
-    if split not in ("train", "test"):
-        raise ValueError(f"minicode has the splits 'train' and 'test', not {split!r}")
+TASK = GeneratedTask("minicode", draw_problems)
+
+
+def draw_programs(split: str, rng: random.Random) -> Iterator[MinicodeProgram]:
+    """Endless programs of one split, from the three families in the proportions 5 : 2 : 3."""
     while True:
         program = rng.choices((_draw_chain, _draw_branch, _draw_list), (5, 2, 3))[0](rng)
-        if split_of(program) == split:
+        if split_of(program.content) == split:
             yield program
 
 
-def split_of(program: Program) -> str:
-    """The split a program belongs to: by content, so that no seed can mix the splits."""
-    digest = hashlib.blake2b(program.content.encode(), digest_size=8).digest()
-    return "test" if int.from_bytes(digest, "big") % TEST_ONE_IN == 0 else "train"
-
-
-def prompt_of(program: Program, entry_point: str) -> str:
-    """The def line and the docstring, as HumanEval prompts have them."""
+def prompt_of(program: MinicodeProgram, entry_point: str) -> str:
+    """The def line and the docstring; ends after the docstring's newline, as in HumanEval."""
     head = f"def {entry_point}({', '.join(program.params)}):\n"
     return head + f'    """{program.doc}\n    """\n'
 
@@ -122,7 +112,7 @@ def _expression(rng: random.Random, op: str, left: str, right: str) -> str:
     return f"{op}({left}, {right})" if op in ("max", "min") else f"{left} {op} {right}"
 
 
-def _draw_chain(rng: random.Random) -> Program:
+def _draw_chain(rng: random.Random) -> MinicodeProgram:
     params = PARAMS[: rng.randint(1, 3)]
     steps: list[tuple[str, str]] = []
     for _ in range(rng.randint(2, 4)):
@@ -143,10 +133,10 @@ def _draw_chain(rng: random.Random) -> Program:
             + "."
         )
     content = f"chain|{len(params)}|" + "|".join(f"{o}{v}" for o, v in steps)
-    return Program("chain", params, doc, "".join(lines), content)
+    return MinicodeProgram("chain", params, doc, "".join(lines), content)
 
 
-def _draw_branch(rng: random.Random) -> Program:
+def _draw_branch(rng: random.Random) -> MinicodeProgram:
     params = PARAMS[: rng.randint(1, 3)]
     compare, left = rng.choice(list(COMPARE_WORDS)), rng.choice(params)
     right = rng.choice([*(p for p in params if p != left), str(rng.randint(1, 20))])
@@ -162,10 +152,10 @@ def _draw_branch(rng: random.Random) -> Program:
     else:
         doc = f"Return {words[0]} when {test}, else {words[1]}."
     body = f"    if {left} {compare} {right}:\n        return {code[0]}\n    return {code[1]}\n"
-    return Program("branch", params, doc, body, f"branch|{len(params)}|{test}|{arms}")
+    return MinicodeProgram("branch", params, doc, body, f"branch|{len(params)}|{test}|{arms}")
 
 
-def _draw_list(rng: random.Random) -> Program:
+def _draw_list(rng: random.Random) -> MinicodeProgram:
     keep = (rng.choice("><"), rng.randint(1, 20)) if rng.random() < 0.5 else None
     change = (rng.choice("+-*"), rng.randint(2, 20)) if rng.random() < 0.7 or not keep else None
     reduce = rng.choice(list(REDUCE_WORDS) if not keep else ["sum", "len"])
@@ -183,7 +173,9 @@ def _draw_list(rng: random.Random) -> Program:
     tail = f" {after[0]} {after[1]}" if after else ""
     lines.append(f"    return {reduce}({source}){tail}\n")
     doc = _list_doc(rng, keep, change, reduce, after)
-    return Program("list", ("xs",), doc, "".join(lines), f"list|{keep}|{change}|{reduce}|{after}")
+    return MinicodeProgram(
+        "list", ("xs",), doc, "".join(lines), f"list|{keep}|{change}|{reduce}|{after}"
+    )
 
 
 def _list_doc(
@@ -208,8 +200,8 @@ def _list_doc(
     return doc + " items" + (f" {COMPARE_WORDS[keep[0]]} {keep[1]}" if keep else "") + " in xs."
 
 
-def draw_inputs(rng: random.Random, program: Program) -> list[list[Any]]:
-    """BASE_INPUTS + PLUS_INPUTS argument lists; some with equal arguments, all lists non-empty."""
+def draw_inputs(rng: random.Random, program: MinicodeProgram) -> list[list[Any]]:
+    """BASE_INPUTS + PLUS_INPUTS argument lists; some have equal arguments, no list is empty."""
     draw: Callable[[], Any]
     if program.family == "list":
         draw = lambda: [[rng.randint(-10, 40) for _ in range(rng.randint(1, 7))]]  # noqa: E731
@@ -225,13 +217,14 @@ def _scalars(rng: random.Random, count: int) -> list[int]:
 
 
 def _results(source: str, entry_point: str, inputs: list[list[Any]]) -> list[Any]:
-    """Results of one of *our own* canonical programs (never of model output)."""
+    """Results of one of *our own* canonical programs, never of a program a model wrote."""
     scope: dict[str, Any] = {}
     exec(compile(source, "<minicode canonical>", "exec"), scope)
     return [scope[entry_point](*args) for args in inputs]
 
 
 def _check_function(inputs: list[list[Any]], results: list[Any]) -> str:
+    """Source of the function `check` that HumanEval items hold."""
     lines = [
         f"    assert candidate({', '.join(map(repr, args))}) == {result!r}\n"
         for args, result in zip(inputs, results, strict=False)

@@ -1,9 +1,10 @@
-"""minimath: nested arithmetic with a boxed answer, as MATH asks for one, made from a seed.
+"""minimath: nested arithmetic with a boxed answer, in the form of MATH.
 
-A problem is an expression of 2..4 operations in brackets whose values stay in 0..99, on any two
-numbers (minigsm's second operand is small). The answer works from the inside out and ends in
-``\\boxed{ N}``, a space before N, since numbers are one token with theirs. Which of two brackets
-comes first and the order of operands are drawn, so one problem has several right answers.
+A problem is an expression of 2 to 4 operations in brackets whose values stay within 0..99, on any
+two numbers (in minigsm the second operand is small). The answer works from the inside out and ends
+in ``\\boxed{ N}``; the space before N is there because a number and the space before it are one
+token. Which of two brackets is solved first and the order of operands are drawn, so one problem has
+several right answers. The content that decides the split is the expression.
 """
 
 from __future__ import annotations
@@ -11,45 +12,56 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dllm_bench.benchmarks.embedded import generated as mini
+from dllm_bench.benchmarks.embedded.generated import (
+    GeneratedProblem,
+    GeneratedTask,
+    from_draw,
+    text_problem,
+)
 from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, apply_op
 
 MIN_OPS, MAX_OPS = 2, 4
-ASKED = ("Compute {0}.", "Find {0}.", "What is {0}?")
+QUESTIONS = ("Compute {0}.", "Find {0}.", "What is {0}?")
 CLOSINGS = ("So the answer is {0}.", "The answer is {0}.")
 RIGHT_FIRST_RATE, SWAP_RATE = 0.3, 0.2
+"""How often the right bracket is solved first, and how often operands change places."""
 
 
 @dataclass(frozen=True)
-class Node:
-    """One operation on two numbers or operations."""
+class ExpressionNode:
+    """One operation of an expression; an operand is a number or another operation."""
 
     op: str
-    left: Node | int
-    right: Node | int
+    """One of `+`, `-` and `*`."""
+    left: ExpressionNode | int
+    right: ExpressionNode | int
     value: int
+    """What the operation gives."""
 
 
-def draw(rng: random.Random) -> mini.Problem:
+def draw(rng: random.Random) -> GeneratedProblem:
     """One problem of either split."""
     tree = draw_tree(rng, rng.randint(MIN_OPS, MAX_OPS))
-    asked = rng.choice(ASKED).format(expression(tree))
+    question = rng.choice(QUESTIONS).format(expression(tree))
     closing = rng.choice(CLOSINGS).format(f"\\boxed{{ {tree.value}}}")
     solution = " ".join([*worked(rng, tree), closing])
-    prompt = f"Problem:\n{asked}\n\nSolution:"
-    return mini.Problem(expression(tree), prompt, solution, {"solution": solution})
+    prompt = f"Problem:\n{question}\n\nSolution:"
+    return text_problem(expression(tree), prompt, solution, {"solution": solution})
 
 
-def draw_tree(rng: random.Random, n_ops: int) -> Node:
-    """An expression of `n_ops` operations whose values all stay in 0..MAX_VALUE."""
+TASK = GeneratedTask("minimath", from_draw(draw))
+
+
+def draw_tree(rng: random.Random, n_ops: int) -> ExpressionNode:
+    """An expression of `n_ops` operations whose values all stay within 0..MAX_VALUE."""
     while True:
         tree = _grow(rng, n_ops, "")
-        if isinstance(tree, Node):
+        if isinstance(tree, ExpressionNode):
             return tree
 
 
-def _grow(rng: random.Random, n_ops: int, parent: str) -> Node | int | None:
-    """An expression, a number where no operation is left, None where a value is out of range."""
+def _grow(rng: random.Random, n_ops: int, parent: str) -> ExpressionNode | int | None:
+    """An expression; a number if `n_ops` is 0; None if a value is out of range."""
     if n_ops == 0:
         return rng.randint(2, 9) if parent == "*" else rng.randint(1, 60)
     op, left_ops = rng.choices("+-*", (4, 4, 2))[0], rng.randrange(n_ops)
@@ -57,24 +69,24 @@ def _grow(rng: random.Random, n_ops: int, parent: str) -> Node | int | None:
     if left is None or right is None:
         return None
     value = apply_op(op, value_of(left), value_of(right))
-    return Node(op, left, right, value) if 0 <= value <= MAX_VALUE else None
+    return ExpressionNode(op, left, right, value) if 0 <= value <= MAX_VALUE else None
 
 
-def value_of(tree: Node | int) -> int:
-    """What an expression comes to."""
+def value_of(tree: ExpressionNode | int) -> int:
+    """The value of an expression."""
     return tree if isinstance(tree, int) else tree.value
 
 
-def expression(tree: Node | int, inner: bool = False) -> str:
-    """The expression as text, every inner operation in brackets."""
+def expression(tree: ExpressionNode | int, inner: bool = False) -> str:
+    """The expression as text, with brackets around every inner operation."""
     if isinstance(tree, int):
         return str(tree)
     text = f"{expression(tree.left, True)} {tree.op} {expression(tree.right, True)}"
     return f"( {text} )" if inner else text
 
 
-def worked(rng: random.Random, tree: Node | int) -> list[str]:
-    """The equations of an expression, inner ones before those that need them."""
+def worked(rng: random.Random, tree: ExpressionNode | int) -> list[str]:
+    """The equations of an expression, each after those whose results it uses."""
     if isinstance(tree, int):
         return []
     parts = [worked(rng, tree.left), worked(rng, tree.right)]

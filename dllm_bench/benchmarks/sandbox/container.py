@@ -1,9 +1,10 @@
-"""The second tier of the sandbox: the same child inside a docker, podman or apptainer container.
+"""Stronger isolation: the child of `execution.py` inside a docker, podman or apptainer container.
 
 Chosen with DLLM_BENCH_SANDBOX=container (the first tool found) or =docker, =podman, =apptainer;
 DLLM_BENCH_SANDBOX_IMAGE names the image, which needs Python 3.11 or newer and, for MBPP+, numpy.
-The container has no network, no capabilities, a read-only file system and a small /tmp; verdicts
-come back through its standard error. It shares the host's kernel, and an image is trusted.
+The container has no network, no capabilities, a read-only file system and a small /tmp. Verdicts
+come back through its standard error. What this does not protect against: the container shares the
+host's kernel, and the image is trusted.
 """
 
 from __future__ import annotations
@@ -16,25 +17,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dllm_bench.benchmarks.sandbox.limits import Limits
 from dllm_bench.core.errors import DllmBenchError
 
-if TYPE_CHECKING:
-    from dllm_bench.benchmarks.sandbox.execution import Limits
-
-TIER, IMAGE = "DLLM_BENCH_SANDBOX", "DLLM_BENCH_SANDBOX_IMAGE"
+ISOLATION_VARIABLE, IMAGE_VARIABLE = "DLLM_BENCH_SANDBOX", "DLLM_BENCH_SANDBOX_IMAGE"
 PROCESS, CONTAINER = "process", "container"
 DEFAULT_IMAGE = "docker.io/library/python:3.11-slim"
-STDERR = -1  # the channel of a child that cannot be handed a file descriptor
-MARSHAL = 4  # a format every Python since 3.4 reads
+STDERR = -1
+"""Report channel of a child that cannot inherit a file descriptor."""
+MARSHAL_FORMAT = 4
+"""Every Python since 3.4 reads this format."""
 NOBODY = "65534:65534"
 KILL_S = 10.0
 START = (
     "import marshal, sys; job = marshal.loads(sys.stdin.buffer.read()); "
     "space = {'__name__': 'bootstrap'}; exec(job['bootstrap'], space); space['main'](job)"
 )
-"""What a child is started with; the rest comes through its standard input."""
+"""The code a child is started with; its job comes through standard input."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,24 @@ class Container:
     """One container that will run one program."""
 
     tool: str
+    """`docker`, `podman` or `apptainer`."""
     image: str
     limits: Limits
     name: str = field(default_factory=lambda: f"dllm-bench-{secrets.token_hex(6)}")
+    """Name by which docker and podman can kill it."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the tool needs of ours to find its service; none of it enters the container."""
+        """The variables that the tool needs to find its service; none enters the container."""
         kept = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST")
         return {name: os.environ[name] for name in kept if name in os.environ}
 
     def command(self, flags: Sequence[str]) -> list[str]:
-        """The command line that starts the program."""
+        """The command line that starts the program; `flags` are those of the interpreter."""
         return [*TOOLS[self.tool](self), "python3", *flags, "-c", START]
 
     def stop(self) -> None:
-        """Kill the container itself; killing the tool may leave it running."""
+        """Kill the container itself, because killing the tool may leave the container running."""
         if self.tool in ("docker", "podman"):
             subprocess.run(
                 [self.tool, "kill", self.name],
@@ -67,60 +69,68 @@ class Container:
                 check=False,
             )
 
-    @staticmethod
-    def text(name: str) -> str:
-        """Source of one of our own programs; compiled code would not fit another Python."""
-        return (Path(__file__).parent / "child" / f"{name}.py").read_text(encoding="utf-8")
+
+def child_source(name: str) -> str:
+    """Source text of one of our own programs in `child/`.
+
+    A container gets text, because compiled code may not fit its Python.
+    """
+    return (Path(__file__).parent / "child" / f"{name}.py").read_text(encoding="utf-8")
 
 
-def _oci(made: Container) -> list[str]:
-    limits = made.limits
+def _oci_command(container: Container) -> list[str]:
+    limits = container.limits
     return [
-        made.tool, "run", "--rm", "--interactive", "--name", made.name, "--network", "none",
-        "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+        container.tool, "run", "--rm", "--interactive", "--name", container.name,
+        "--network", "none", "--read-only", "--cap-drop", "ALL",
+        "--security-opt", "no-new-privileges",
         "--user", NOBODY, "--pids-limit", str(limits.threads), "--memory", f"{limits.memory_mb}m",
         "--memory-swap", f"{limits.memory_mb}m", "--ulimit", f"cpu={limits.cpu_s}",
         "--tmpfs", f"/tmp:size={limits.file_mb}m,mode=1777", "--workdir", "/tmp",
-        "--env", "PYTHONHASHSEED=0", made.image,
+        "--env", "PYTHONHASHSEED=0", container.image,
     ]  # fmt: skip
 
 
-def _apptainer(made: Container) -> list[str]:
-    image = made.image if "://" in made.image or Path(made.image).exists() else None
+def _apptainer_command(container: Container) -> list[str]:
+    image = container.image
+    if "://" not in image and not Path(image).exists():
+        image = f"docker://{image}"
     return [
         "apptainer", "exec", "--containall", "--cleanenv", "--no-home", "--net", "--network",
-        "none", "--pid", "--env", "PYTHONHASHSEED=0", "--pwd", "/tmp",
-        image or f"docker://{made.image}",
+        "none", "--pid", "--env", "PYTHONHASHSEED=0", "--pwd", "/tmp", image,
     ]  # fmt: skip
 
 
 TOOLS: Mapping[str, Callable[[Container], list[str]]] = {
-    "docker": _oci,
-    "podman": _oci,
-    "apptainer": _apptainer,
+    "docker": _oci_command,
+    "podman": _oci_command,
+    "apptainer": _apptainer_command,
 }
+"""Tool -> its command line up to the program."""
 
 
-def chosen(limits: Limits) -> Container | None:
-    """The container a program runs in, None for the process tier."""
-    asked = os.environ.get(TIER, PROCESS)
-    if asked == PROCESS:
+def requested_container(limits: Limits) -> Container | None:
+    """A container for one program, or None where DLLM_BENCH_SANDBOX asks for a plain process."""
+    choice = os.environ.get(ISOLATION_VARIABLE, PROCESS)
+    if choice == PROCESS:
         return None
-    return Container(tool(asked), os.environ.get(IMAGE, DEFAULT_IMAGE), limits)
+    image = os.environ.get(IMAGE_VARIABLE, DEFAULT_IMAGE)
+    return Container(container_tool(choice), image, limits)
 
 
 @cache
-def tool(asked: str) -> str:
-    """The tool to use: the one asked for, or the first that is there."""
-    if asked not in (*TOOLS, CONTAINER):
+def container_tool(choice: str) -> str:
+    """The tool named by `choice`, or for "container" the first one on the PATH."""
+    if choice not in (*TOOLS, CONTAINER):
         raise DllmBenchError(
-            f"{TIER}={asked} is no tier of the sandbox; choose {PROCESS}, {CONTAINER}, "
-            f"{', '.join(TOOLS)}."
+            f"{ISOLATION_VARIABLE}={choice} is not a kind of sandbox; choose {PROCESS}, "
+            f"{CONTAINER}, {', '.join(TOOLS)}."
         )
-    found = next((name for name in TOOLS if asked in (name, CONTAINER) and shutil.which(name)), "")
-    if not found:
+    tool = next((name for name in TOOLS if choice in (name, CONTAINER) and shutil.which(name)), "")
+    if not tool:
         raise DllmBenchError(
-            f"{TIER}={asked} needs {' or '.join(TOOLS) if asked == CONTAINER else asked}, which "
-            f"is not on the PATH; install it or use {TIER}={PROCESS}."
+            f"{ISOLATION_VARIABLE}={choice} needs "
+            f"{' or '.join(TOOLS) if choice == CONTAINER else choice}, which is not on the PATH; "
+            f"install it or use {ISOLATION_VARIABLE}={PROCESS}."
         )
-    return found
+    return tool

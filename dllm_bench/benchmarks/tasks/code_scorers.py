@@ -1,9 +1,10 @@
-"""Filters and graders the code tasks name: answer -> program, program -> pass or not.
+"""Filters and graders of the HumanEval and MBPP tasks: answer -> program, program -> metrics.
 
-Programs run in `benchmarks.sandbox` only; consent is asked for by whoever calls (our benchmark, or
-lm-eval's own `confirm_run_unsafe_code`). Readings of an answer are filters: `completion` takes the
-text as it is, `extracted` takes a fenced block and drops a tail that does not parse, `lopa` and
-`opencompass` are the published ones. The item's own solution runs first and sets the time.
+A filter is one way to read an answer: `completion` takes the text as it is, `extracted` takes a
+fenced block and drops an end that does not parse, `lopa` and `opencompass` are the published ones.
+Programs run in the sandbox only. The caller makes sure of consent: our benchmark, or lm-eval with
+`confirm_run_unsafe_code`. The item's own solution runs first and decides how much time a program
+gets.
 """
 
 from __future__ import annotations
@@ -16,66 +17,75 @@ from typing import Any
 
 from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.sandbox import execution as sandbox
+from dllm_bench.benchmarks.sandbox.limits import Limits
 
 Doc = dict[str, Any]
-LIMITS = sandbox.Limits(cpu_s=5, wall_s=30.0, memory_mb=4096, packages=True)
-"""5 CPU seconds a program; HumanEval's own harness allows 3 s of wall time."""
-TIME_FACTOR = 4  # of the reference's CPU time, EvalPlus 0.3.1's factor
+"""An item as lm-eval passes it."""
+LIMITS = Limits(cpu_s=5, wall_s=30.0, memory_mb=4096, packages=True)
+"""A program gets 5 CPU seconds; HumanEval's own harness allows 3 s of wall time."""
+TIME_FACTOR = 4
+"""A program gets at least this many times the reference's CPU time, as in EvalPlus 0.3.1."""
 CRASHES = ("crashed", "memory", "refused")
 
 
-def completed(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+def humaneval_completion(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """HumanEval: prompt + answer."""
-    return each(resps, docs, lambda text, doc: doc["prompt"] + text)
+    return map_answers(resps, docs, lambda text, doc: doc["prompt"] + text)
 
 
-def completed_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """HumanEval: prompt + code of the answer, without a tail that does not parse."""
-
-    def program(text: str, doc: Doc) -> str:
-        return code_answers.trimmed(
-            code_answers.assemble(doc["prompt"], text), doc["prompt"].count("\n")
-        )
-
-    return each(resps, docs, program)
-
-
-def lopa(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """HumanEval as LoPA reads it: fenced code behind the prompt, sanitised."""
+def humaneval_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """HumanEval: prompt + code of the answer, without an end that does not parse."""
 
     def program(text: str, doc: Doc) -> str:
-        return code_answers.lopa_sanitized(
-            code_answers.lopa_code(doc["prompt"], text), doc["entry_point"]
-        )
+        whole = code_answers.assemble_program(doc["prompt"], text)
+        return code_answers.trim_unparsable_end(whole, keep=doc["prompt"].count("\n"))
 
-    return each(resps, docs, program)
+    return map_answers(resps, docs, program)
 
 
-def first_block(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+def humaneval_lopa(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """HumanEval as LoPA reads it: prompt + fenced code, sanitised."""
+
+    def program(text: str, doc: Doc) -> str:
+        whole = code_answers.lopa_program(doc["prompt"], text)
+        return code_answers.lopa_sanitize(whole, doc["entry_point"])
+
+    return map_answers(resps, docs, program)
+
+
+def humaneval_opencompass(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """HumanEval as OpenCompass reads it: prompt + first fenced block."""
-    return each(resps, docs, lambda text, doc: doc["prompt"] + code_answers.first_block(text))
+
+    def program(text: str, doc: Doc) -> str:
+        return str(doc["prompt"]) + code_answers.opencompass_code(text)
+
+    return map_answers(resps, docs, program)
 
 
-def extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """MBPP: code of the answer, without a tail that does not parse."""
-    return each(resps, docs, lambda text, doc: code_answers.trimmed(code_answers.code_of(text)))
+def mbpp_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """MBPP: code of the answer, without an end that does not parse."""
+
+    def program(text: str, doc: Doc) -> str:
+        return code_answers.trim_unparsable_end(code_answers.extract_code(text))
+
+    return map_answers(resps, docs, program)
 
 
-def each(
+def map_answers(
     resps: list[list[str]], docs: list[Doc], program: Callable[[str, Doc], str]
 ) -> list[list[str]]:
-    """What `program` makes of every answer."""
+    """Apply `program` to every answer; `resps` and `docs` are what lm-eval passes to a filter."""
     return [[program(text, doc) for text in texts] for texts, doc in zip(resps, docs, strict=True)]
 
 
-def humaneval(doc: Doc, results: list[str]) -> dict[str, float]:
-    """The item's own `check` must return."""
+def grade_humaneval(doc: Doc, results: list[str]) -> dict[str, float]:
+    """Right if the item's own `check` returns."""
     test = f"\n{doc['test']}\ncheck({doc['entry_point']})\n"
     return _grade(results[0] + test, doc["prompt"] + doc["canonical_solution"] + test)
 
 
-def mbpp(doc: Doc, results: list[str]) -> dict[str, float]:
-    """All assertions must hold; the item's set-up code may use what the answer defines."""
+def grade_mbpp(doc: Doc, results: list[str]) -> dict[str, float]:
+    """Right if all assertions hold; the item's set-up code may use what the answer defines."""
     tests = "\n".join(doc["test_list"])
     program, reference = (
         f"{code}\n{doc['test_setup_code']}\n{tests}\n" for code in (results[0], doc["code"])
@@ -84,12 +94,12 @@ def mbpp(doc: Doc, results: list[str]) -> dict[str, float]:
 
 
 def _grade(program: str, reference: str) -> dict[str, float]:
-    """A program may take what its reference solution sets."""
-    return verdicts(run(program, allowed_s(reference)))
+    """Metrics of a program whose time limit depends on its reference solution."""
+    return verdict_metrics(verdict_of(program, allowed_cpu_s(reference)))
 
 
-def verdicts(verdict: str) -> dict[str, float]:
-    """The metrics of a code task."""
+def verdict_metrics(verdict: str) -> dict[str, float]:
+    """The metrics of a code task for a verdict of the sandbox."""
     return {
         "pass@1": float(verdict == "passed"),
         "timeout": float(verdict == "timeout"),
@@ -98,14 +108,14 @@ def verdicts(verdict: str) -> dict[str, float]:
 
 
 @lru_cache(maxsize=4096)
-def allowed_s(reference: str) -> int:
-    """CPU seconds for a program: the usual ones, or more where the reference itself is slow."""
+def allowed_cpu_s(reference: str) -> int:
+    """CPU seconds for a program: those of LIMITS, or more where the reference itself is slow."""
     outcome = sandbox.execute(reference, limits=replace(LIMITS, cpu_s=6 * LIMITS.cpu_s))
     return max(LIMITS.cpu_s, math.ceil(TIME_FACTOR * outcome.cpu_s))
 
 
 @lru_cache(maxsize=4096)
-def run(program: str, cpu_s: int = LIMITS.cpu_s) -> str:
-    """The sandbox's verdict; filters often give the same program."""
+def verdict_of(program: str, cpu_s: int = LIMITS.cpu_s) -> str:
+    """The sandbox's verdict, cached because filters often give the same program."""
     limits = replace(LIMITS, cpu_s=cpu_s, wall_s=max(LIMITS.wall_s, 2.0 * cpu_s))
     return sandbox.execute(program, limits=limits).verdict

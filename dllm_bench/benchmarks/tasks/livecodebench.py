@@ -1,8 +1,8 @@
-"""LiveCodeBench code generation: OpenCompass's prompt, programs run on every test of the file.
+"""LiveCodeBench code generation: OpenCompass's prompt; programs run on every test of the file.
 
-Programs that read standard input run once per test and what they print is compared here, line by
-line; methods of `Solution` run in one child on all tests. A test may take six seconds. Files with
-public tests only give no LiveCodeBench score, and the ids say so.
+A program that reads standard input runs once per test, and its output is compared line by line. A
+method of `Solution` runs on all tests in one child. A test may take six seconds. A file with public
+tests only does not give a LiveCodeBench score; the ids of its items contain "public".
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import json
 import marshal
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Any
 
-from dllm_bench.benchmarks import code_answers
+from dllm_bench.benchmarks.code_answers import livecodebench_code
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.tasks.code_scorers import each, verdicts
+from dllm_bench.benchmarks.sandbox.limits import Limits
+from dllm_bench.benchmarks.tasks.code_scorers import Doc, map_answers, verdict_metrics
 
-Doc = dict[str, Any]
-TEST_S = 6  # LiveCodeBench's own limit
-LIMITS = sandbox.Limits(
+TEST_S = 6
+"""CPU seconds of a test, LiveCodeBench's own limit."""
+LIMITS = Limits(
     cpu_s=TEST_S, wall_s=30.0, memory_mb=4096, file_mb=64, output_kb=8192, kept_kb=8192,
     packages=True,
 )  # fmt: skip
-GIVEN = "You will use the following starter code to write the solution to the problem and enclose "
-READ = (
+WITH_STARTER_CODE = (
+    "You will use the following starter code to write the solution to the problem and enclose "
+)
+WITH_STDIN = (
     "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "
     "test on the sample inputs). Enclose your code within delimiters as follows."
 )
@@ -40,33 +42,33 @@ from math import *
 from typing import *
 sys.setrecursionlimit(50000)
 """
-"""What a solution may use without importing it, as on the sites the problems come from."""
+"""Names a solution may use without importing them, as on the sites the problems come from."""
 
 
 def prompt(doc: Doc) -> str:
-    """Question, format and the opening of the answer."""
+    """OpenCompass's prompt: question, format and the heading of the answer."""
     code = doc["starter_code"]
-    told = f"{GIVEN}your code within delimiters." if code else READ
+    task = WITH_STARTER_CODE if code else WITH_STDIN
     return (
-        f"### Question:\n{doc['question']}\n\n### Format: {told}\n"
+        f"### Question:\n{doc['question']}\n\n### Format: {task}\n"
         f"```python\n{code or '# YOUR CODE HERE'}\n```\n\n"
         "### Answer: (use the provided format with backticks)\n\n"
     )
 
 
 def first_fenced(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """Version 1: the first fenced block."""
-    return each(resps, docs, lambda text, doc: code_answers.fenced(text, last=False))
+    """OpenCompass's version 1: the first fenced block."""
+    return map_answers(resps, docs, lambda text, doc: livecodebench_code(text, last=False))
 
 
 def last_fenced(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
-    """Version 2: the last fenced block."""
-    return each(resps, docs, lambda text, doc: code_answers.fenced(text, last=True))
+    """OpenCompass's version 2: the last fenced block."""
+    return map_answers(resps, docs, lambda text, doc: livecodebench_code(text, last=True))
 
 
 def score(doc: Doc, results: list[str]) -> dict[str, float]:
-    """All tests must pass."""
-    return verdicts(_verdict(results[0], doc["function"], doc["tests"]))
+    """Right if all tests pass."""
+    return verdict_metrics(_verdict(results[0], doc["function"], doc["tests"]))
 
 
 @lru_cache(maxsize=4096)
@@ -76,13 +78,13 @@ def _verdict(code: str, function: str, tests: str) -> str:
     if not code.strip():
         return "failed"
     if function:
-        return _method(program, function, cases)
-    found = (_printed(program, given, wanted) for given, wanted in cases)
-    return next((verdict for verdict in found if verdict != "passed"), "passed")
+        return _method_verdict(program, function, cases)
+    verdicts = (_stdin_verdict(program, given, wanted) for given, wanted in cases)
+    return next((verdict for verdict in verdicts if verdict != "passed"), "passed")
 
 
-def _printed(program: str, given: str, wanted: str) -> str:
-    """The verdict of one run on standard input; `exit()` is a usual end there."""
+def _stdin_verdict(program: str, given: str, wanted: str) -> str:
+    """The verdict of one run on standard input, which may end with `exit()`."""
     outcome = sandbox.execute(program, limits=LIMITS, stdin=given)
     ended = outcome.verdict == "passed" or outcome.detail.startswith("SystemExit")
     if not ended:
@@ -91,9 +93,9 @@ def _printed(program: str, given: str, wanted: str) -> str:
 
 
 def same_output(printed: str, wanted: str) -> bool:
-    """The same lines but for outer white space; numbers of a line count by their value."""
-    found, right = (text.strip().split("\n") for text in (printed, wanted))
-    return len(found) == len(right) and all(map(_same_line, found, right))
+    """Whether the lines are equal apart from outer white space and the form of numbers."""
+    ours, theirs = (text.strip().split("\n") for text in (printed, wanted))
+    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
 
 def _same_line(one: str, other: str) -> bool:
@@ -110,8 +112,8 @@ def _decimals(line: str) -> list[Decimal] | None:
         return None
 
 
-def _method(program: str, function: str, cases: list[tuple[str, str]]) -> str:
-    """The verdict of all calls; an argument is a line of JSON."""
+def _method_verdict(program: str, function: str, cases: list[tuple[str, str]]) -> str:
+    """The verdict of all calls of a method; an argument is a line of JSON."""
     stages = [
         ([json.loads(line) for line in given.split("\n")], json.loads(wanted))
         for given, wanted in cases
@@ -126,9 +128,7 @@ def _method(program: str, function: str, cases: list[tuple[str, str]]) -> str:
         "min_time_s": float(TEST_S),
         "time_factor": 0.0,
     }
-    limits = sandbox.Limits(
-        cpu_s=TEST_S * (len(cases) + 1), wall_s=180.0, memory_mb=4096, packages=True
-    )
-    outcome = sandbox.execute(sandbox.harness("check_function"), payload, limits)
-    verdict = {words[0]: words[1] for words in outcome.reports if len(words) > 1}
-    return verdict.get("tests") or verdict.get("load") or outcome.verdict
+    limits = Limits(cpu_s=TEST_S * (len(cases) + 1), wall_s=180.0, memory_mb=4096, packages=True)
+    outcome = sandbox.execute(sandbox.child_program("check_function"), payload, limits)
+    reported = {words[0]: words[1] for words in outcome.reports if len(words) > 1}
+    return reported.get("tests") or reported.get("load") or outcome.verdict

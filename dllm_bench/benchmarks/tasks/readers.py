@@ -1,7 +1,7 @@
-"""Files of the data sets as they were published -> rows, one per item, in the file's order.
+"""Read the files of data sets as they were published into rows, one per item, in file order.
 
-A row holds what the task files name and nothing else (KOR-Bench hints, for example, stay out).
-Nothing is corrected on the way: what a data set has wrong it has wrong here too.
+A row holds the fields that the task files name and nothing else (KOR-Bench hints, for example, are
+left out). Nothing is corrected: errors of a data set are kept.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from dllm_bench.benchmarks.items import read_jsonl
 from dllm_bench.core.errors import DllmBenchError
 
 Row = dict[str, Any]
-KORBENCH = ("cipher", "counterfactual", "logic", "operation", "puzzle")
+KORBENCH_CATEGORIES = ("cipher", "counterfactual", "logic", "operation", "puzzle")
 
 
-def math(file: Path) -> list[Row]:
+def read_math(file: Path) -> list[Row]:
     """MATH: problem and worked solution."""
     return [{key: row[key] for key in ("problem", "solution")} for row in read_jsonl(file)]
 
 
-def squad(file: Path) -> list[Row]:
-    """SQuAD 2.0's own form: articles, paragraphs, questions."""
+def read_squad(file: Path) -> list[Row]:
+    """SQuAD 2.0 as published: articles of paragraphs of questions."""
     articles = json.loads(file.read_text(encoding="utf-8"))["data"]
     return [
-        squad_row({**question, "title": article["title"], "context": paragraph["context"]})
+        convert_squad({**question, "title": article["title"], "context": paragraph["context"]})
         for article in articles
         for paragraph in article["paragraphs"]
         for question in paragraph["qas"]
     ]
 
 
-def squad_row(row: Row) -> Row:
-    """One question; `plausible` are the wrong but likely spans of one without an answer."""
-    spans = row["answers"]  # a list of spans in the original, columns on the hub
+def convert_squad(row: Row) -> Row:
+    """One question; `plausible` are the likely but wrong spans of a question without an answer."""
+    spans = row["answers"]  # a list of spans in the original file, columns on the hub
     texts = spans["text"] if isinstance(spans, dict) else [span["text"] for span in spans]
     plausible = [span["text"] for span in row.get("plausible_answers") or []]
     kept = {key: row[key] for key in ("title", "context", "question")}
     return {"number": row["id"], **kept, "answers": texts, "plausible": plausible}
 
 
-def drop(file: Path) -> list[Row]:
-    """DROP in its own form (.json) or in that of simple-evals (.jsonl)."""
+def read_drop(file: Path) -> list[Row]:
+    """DROP as published (.json) or in the form of simple-evals (.jsonl)."""
     if file.suffix == ".jsonl":
-        return [_drop_simple(row) for row in read_jsonl(file)]
+        return [_simple_evals_drop(row) for row in read_jsonl(file)]
     passages = json.loads(file.read_text(encoding="utf-8")).values()
     return [
-        drop_row({**pair, "passage": entry["passage"]})
+        convert_drop({**pair, "passage": entry["passage"]})
         for entry in passages
         for pair in entry["qa_pairs"]
     ]
 
 
-def _drop_simple(row: Row) -> Row:
-    """Several spans of one answer are joined in this form and cannot be told apart any more."""
+def _simple_evals_drop(row: Row) -> Row:
+    """One question of simple-evals, which joins the spans of an answer beyond separation."""
     passage, _, question = row["context"].removeprefix("Passage: ").partition("\nQuestion: ")
     answers = [[text] for text in row["ref_text"].split("|")]
     return {
@@ -69,19 +69,19 @@ def _drop_simple(row: Row) -> Row:
     }
 
 
-def drop_row(row: Row) -> Row:
-    """One question with every accepted answer, each a list of spans; repetitions are left out."""
-    further = row.get("validated_answers") or []
-    if isinstance(further, dict):  # columns on the hub
-        further = [
-            dict(zip(further, one, strict=True)) for one in zip(*further.values(), strict=True)
-        ]
-    spans = [_drop_spans(answer) for answer in (row["answer"], *further)]
+def convert_drop(row: Row) -> Row:
+    """One question with every accepted answer, each a list of spans, without repetitions."""
+    validated = row.get("validated_answers") or []
+    if isinstance(validated, dict):  # columns on the hub
+        columns = zip(*validated.values(), strict=True)
+        validated = [dict(zip(validated, values, strict=True)) for values in columns]
+    spans = [_drop_spans(answer) for answer in (row["answer"], *validated)]
     answers = [one for i, one in enumerate(spans) if one not in spans[:i]]
     return {"passage": row["passage"], "question": row["question"], "answers": answers}
 
 
 def _drop_spans(answer: Row) -> list[str]:
+    """An answer as spans: its number, its spans, or its date, whichever it has."""
     date = answer["date"]
     if answer["number"] != "":
         return [str(answer["number"])]
@@ -90,17 +90,18 @@ def _drop_spans(answer: Row) -> list[str]:
     return [" ".join(date.get(key, "") for key in ("day", "month", "year")).strip()]
 
 
-def korbench(file: Path) -> list[Row]:
-    """All five categories beside the named file: question, its rule, answer."""
-    return [row for category in KORBENCH for row in _category(file.parents[1] / category)]
+def read_korbench(file: Path) -> list[Row]:
+    """All five categories, whose folders are next to that of `file`: question, rule, answer."""
+    folders = [file.parents[1] / category for category in KORBENCH_CATEGORIES]
+    return [row for folder in folders for row in _read_korbench_category(folder)]
 
 
-def _category(folder: Path) -> list[Row]:
+def _read_korbench_category(folder: Path) -> list[Row]:
     for name in ("rule.jsonl", "sample.jsonl"):
         if not (folder / name).is_file():
             raise DllmBenchError(
-                f"KOR-Bench needs {folder.name}/{name} beside its other categories, and it is "
-                "absent; add it to the data directory."
+                f"KOR-Bench needs {folder.name}/{name} next to its other categories, and that file "
+                "does not exist; add it to the data directory."
             )
     rules = {row["idx"]: row["rule_content"] for row in read_jsonl(folder / "rule.jsonl")}
     return [
@@ -115,13 +116,13 @@ def _category(folder: Path) -> list[Row]:
     ]
 
 
-def livecodebench(file: Path) -> list[Row]:
+def read_livecodebench(file: Path) -> list[Row]:
     """Question, starter code, name of the function if there is one, and all tests as JSON."""
-    return [livecodebench_row(row) for row in read_jsonl(file)]
+    return [convert_livecodebench(row) for row in read_jsonl(file)]
 
 
-def livecodebench_row(row: Row) -> Row:
-    """One problem; hidden tests are read where the file has them."""
+def convert_livecodebench(row: Row) -> Row:
+    """One problem, with its hidden tests if the file has them."""
     tests = json.loads(row["public_test_cases"])
     hidden = _hidden_tests(row.get("private_test_cases") or "[]")
     return {
@@ -135,20 +136,19 @@ def livecodebench_row(row: Row) -> Row:
 
 
 def _hidden_tests(text: str) -> list[Row]:
-    """Plain JSON, or JSON in a pickled string, compressed, as the lite files have it."""
+    """Tests from plain JSON, or from JSON in a compressed pickled string (the lite files)."""
     try:
-        found = json.loads(text)
+        return list(json.loads(text))
     except json.JSONDecodeError:
         packed = zlib.decompress(base64.b64decode(text))
-        found = json.loads(_PlainUnpickler(io.BytesIO(packed)).load())
-    return list(found)
+        return list(json.loads(_PlainUnpickler(io.BytesIO(packed)).load()))
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads builtin values only; a pickle that names a class is refused."""
+    """Reads builtin values only and refuses a pickle that names a class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise DllmBenchError(
-            f"A LiveCodeBench file wants to load {module}.{name}, which plain tests never do; "
-            "fetch the file again from its publisher."
+            f"A LiveCodeBench file would load {module}.{name}, but plain tests load nothing; "
+            "download the file again from its publisher."
         )

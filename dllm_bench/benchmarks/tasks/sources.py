@@ -1,8 +1,8 @@
-"""Items of the lm-eval tasks: ours from the generator, the others from original files or the hub.
+"""Where the items of the lm-eval tasks come from: generators, original files or the hub.
 
-`rows` gives plain dictionaries with a stable `id`; `dataset` is what the task yaml names as
-`custom_dataset`, so that lm-eval's own evaluator sees the same items in the same order. Few-shot
-examples are the first of a split that is never graded.
+The hub is that of Hugging Face. `rows` gives plain dictionaries with a stable `id`. `dataset` is
+what the task files name as `custom_dataset`, so that lm-eval's own evaluator sees the same items in
+the same order. Few-shot examples are the first of a split that is never graded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks.embedded import generated as mini
 from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks.embedded.generated import SPLITS, GeneratedTask
 from dllm_bench.benchmarks.items import (
     choose_items,
     data_file,
@@ -35,105 +35,109 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 HUB = "huggingface.co"
-MINIGSM_SIZE = 1000
-DEFAULT_SHOTS = 8  # on lm-eval's own command line; no table asks for more
-SHOTS = "shots"  # lm-eval's name here for the split few-shot examples come from
+DEFAULT_SHOTS = 8
+"""Most few-shot examples on lm-eval's own command line; no table uses more."""
+SHOTS = "shots"
+"""Name of the few-shot split in the dataset that lm-eval gets."""
 MBPP_SPLITS: Mapping[str, range] = {
     "prompt": range(2, 11),
     "test": range(11, 511),
     "validation": range(511, 601),
     "train": range(601, 975),
 }
-"""Split -> task ids; item 1 of the prompt split is left out, the usual three shots are 2, 3, 4."""
+"""Split -> task ids. Item 1 of the prompt split is left out: the usual three shots are 2, 3, 4."""
 MATH_SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",
     "prealgebra", "precalculus",
 )  # fmt: skip
+GENERATED: Mapping[str, GeneratedTask] = {
+    task.name: task
+    for task in (
+        minigsm.TASK, minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE,
+    )
+}  # fmt: skip
+"""Item sets of this project."""
 
 
 @dataclass(frozen=True)
-class Hub:
-    """Where the hub has a split: repository, configurations (read one after the other), split."""
+class HubSplit:
+    """Where the Hugging Face hub has a split."""
 
     repository: str
     configs: Sequence[str | None] = (None,)
+    """Configurations of the repository, read one after the other."""
     split: str = "test"
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a set's items are: split -> files in a data directory, and the same on the hub.
-
-    The first file that is there is read. parts: file that holds only a part of the split -> the
-    part's name, which the ids then carry. read: file -> rows; row: a row of the hub -> the same;
-    splits: split -> the numbers in it; draw: what makes the problems of a set of our own.
-    """
+class PublishedSet:
+    """Where the items of a published set are, and how its files are read."""
 
     files: Mapping[str, Sequence[str]]
-    hub: Mapping[str, Hub]
+    """Split -> paths in the data directory; the first that exists is read."""
+    hub: Mapping[str, HubSplit]
+    """Split -> where the hub has it."""
     read: Callable[[Path], list[Row]] = read_jsonl
-    row: Callable[[Row], Row] = dict
+    """Reads an original file."""
+    convert: Callable[[Row], Row] = dict
+    """Turns a row of the hub into the form that `read` gives."""
     number: Callable[[int, Row], Any] = lambda i, row: row.get("number", i)
-    splits: Mapping[str, range] | None = None
-    parts: Mapping[str, str] = field(default_factory=dict)
-    draw: mini.Draw | None = None
+    """(place in the file, row) -> the last part of the item's id."""
+    numbers: Mapping[str, range] | None = None
+    """Split -> the numbers that belong to it, where one file holds several splits."""
+    partial_files: Mapping[str, str] = field(default_factory=dict)
+    """Path that holds only a part of a split -> name of the part, which the ids then contain."""
 
 
-SOURCES: Mapping[str, Source] = {
-    "minigsm": Source({}, {}),
-    "minimath": Source({}, {}, draw=minimath.draw),
-    "miniread": Source({}, {}, draw=miniread.span),
-    "miniread_count": Source({}, {}, draw=miniread.count),
-    "minirule": Source({}, {}, draw=minirule.free),
-    "minirule_choice": Source({}, {}, draw=minirule.choice),
-    "gsm8k": Source(
+PUBLISHED: Mapping[str, PublishedSet] = {
+    "gsm8k": PublishedSet(
         {
             "test": ["gsm8k/test.jsonl"],
             "train": ["gsm8k/train.jsonl"],
             "cot": ["gsm8k/cot_8shot.jsonl"],
         },
-        {split: Hub("openai/gsm8k", ("main",), split) for split in ("test", "train")},
+        {split: HubSplit("openai/gsm8k", ("main",), split) for split in ("test", "train")},
     ),
-    "math": Source(
+    "math": PublishedSet(
         {
             "test": ["math/test.jsonl"],
             "math500": ["math500/test.jsonl"],
             "minerva": ["math500/minerva_4shot.jsonl"],
         },
         {
-            "test": Hub("EleutherAI/hendrycks_math", MATH_SUBJECTS),
-            "math500": Hub("HuggingFaceH4/MATH-500"),
+            "test": HubSplit("EleutherAI/hendrycks_math", MATH_SUBJECTS),
+            "math500": HubSplit("HuggingFaceH4/MATH-500"),
         },
-        read=readers.math,
+        read=readers.read_math,
     ),
-    "humaneval": Source(
-        {"test": ["humaneval/HumanEval.jsonl"]}, {"test": Hub("openai/openai_humaneval")}
+    "humaneval": PublishedSet(
+        {"test": ["humaneval/HumanEval.jsonl"]}, {"test": HubSplit("openai/openai_humaneval")}
     ),
-    "mbpp": Source(
+    "mbpp": PublishedSet(
         {split: ["mbpp/mbpp.jsonl"] for split in MBPP_SPLITS},
-        {split: Hub("google-research-datasets/mbpp", ("full",), split) for split in MBPP_SPLITS},
+        {s: HubSplit("google-research-datasets/mbpp", ("full",), s) for s in MBPP_SPLITS},
         number=lambda i, row: int(row["task_id"]),
-        splits=MBPP_SPLITS,
+        numbers=MBPP_SPLITS,
     ),
-    "mmlu": Source(
+    "mmlu": PublishedSet(
         {"test": ["mmlu/test.jsonl"]},
-        {"test": Hub("cais/mmlu", ("all",))},
+        {"test": HubSplit("cais/mmlu", ("all",))},
         number=lambda i, row: f"{row['subject']}/{i}",
     ),
-    "squad_v2": Source(
+    "squad_v2": PublishedSet(
         {
             "dev": ["squad_v2/dev-v2.0.json", "squad_v2/dev-v2.0.Normans-Rhine.json"],
             "train": ["squad_v2/train-v2.0.json"],
         },
         {
-            "dev": Hub("rajpurkar/squad_v2", split="validation"),
-            "train": Hub("rajpurkar/squad_v2", split="train"),
+            "dev": HubSplit("rajpurkar/squad_v2", split="validation"),
+            "train": HubSplit("rajpurkar/squad_v2", split="train"),
         },
-        read=readers.squad,
-        row=readers.squad_row,
-        parts={"squad_v2/dev-v2.0.Normans-Rhine.json": "Normans-Rhine"},
+        read=readers.read_squad,
+        convert=readers.convert_squad,
+        partial_files={"squad_v2/dev-v2.0.Normans-Rhine.json": "Normans-Rhine"},
     ),
-    "drop": Source(
+    "drop": PublishedSet(
         {
             "dev": ["drop/drop_dataset_dev.json", "drop/drop_v0_dev.jsonl",
                     "drop/drop_v0_dev.first1000.jsonl"],
@@ -141,144 +145,139 @@ SOURCES: Mapping[str, Source] = {
             "fixture": ["drop/allennlp_fixture_drop.json"],
         },
         {
-            "dev": Hub("EleutherAI/drop", split="validation"),
-            "train": Hub("EleutherAI/drop", split="train"),
+            "dev": HubSplit("EleutherAI/drop", split="validation"),
+            "train": HubSplit("EleutherAI/drop", split="train"),
         },
-        read=readers.drop,
-        row=readers.drop_row,
-        parts={"drop/drop_v0_dev.first1000.jsonl": "first1000"},
+        read=readers.read_drop,
+        convert=readers.convert_drop,
+        partial_files={"drop/drop_v0_dev.first1000.jsonl": "first1000"},
     ),
-    "korbench": Source({"test": ["korbench/cipher/sample.jsonl"]}, {}, read=readers.korbench),
-    "livecodebench": Source(
+    "korbench": PublishedSet(
+        {"test": ["korbench/cipher/sample.jsonl"]}, {}, read=readers.read_korbench
+    ),
+    "livecodebench": PublishedSet(
         {
             "v6": ["livecodebench/test6.jsonl"],
             "release_v1": ["livecodebench/test.jsonl",
                            "livecodebench/release_v1_400_public_tests.jsonl"],
         },
         {},
-        read=readers.livecodebench,
-        parts={"livecodebench/release_v1_400_public_tests.jsonl": "public"},
+        read=readers.read_livecodebench,
+        partial_files={"livecodebench/release_v1_400_public_tests.jsonl": "public"},
     ),
 }  # fmt: skip
 
 
 def splits(source: str) -> tuple[str, ...]:
-    """Splits of a set."""
-    return tuple(SOURCES[source].files) or ("test", "train")
+    """The splits of an item set."""
+    return SPLITS if source in GENERATED else tuple(PUBLISHED[source].files)
 
 
 def check(source: str, split: str, data_dir: str | None) -> None:
-    """Raise if the items cannot be had; reads nothing."""
-    require_known(f"split of {source!r}", split, splits(source))
-    files = SOURCES[source].files
-    if not files:
+    """Raise DllmBenchError if the items are not available; reads nothing."""
+    require_known(f"split of {source!r}:", split, splits(source))
+    if source in GENERATED:
         return
     if data_dir is not None:
-        _file(source, split, data_dir)
+        _original_file(source, split, data_dir)
         return
-    hub = _hub(source, split)
-    folder = hub_cache() / ("datasets--" + hub.repository.replace("/", "--"))
-    require_cache_or_server(source, HUB, folder, files[split][0])
+    folder = hub_cache() / ("datasets--" + _hub_split(source, split).repository.replace("/", "--"))
+    require_cache_or_server(source, HUB, folder, PUBLISHED[source].files[split][0])
 
 
 def hub_cache() -> Path:
-    """Where the hub's client keeps what it fetched."""
+    """The folder in which the hub's client keeps what it downloaded."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
-def _file(source: str, split: str, data_dir: str) -> tuple[Path, str]:
-    """(the file a split is read from, the split's name in ids); a part names itself."""
-    made = SOURCES[source]
-    names, root = made.files[split], Path(data_dir).expanduser()
-    found = next((name for name in names if (root / name).is_file()), names[0])
-    file, part = data_file(data_dir, found, source), made.parts.get(found)
+def _original_file(source: str, split: str, data_dir: str) -> tuple[Path, str]:
+    """(file of a split, name of the split in ids); a partial file adds its name to the split's."""
+    published = PUBLISHED[source]
+    names, root = published.files[split], Path(data_dir).expanduser()
+    name = next((name for name in names if (root / name).is_file()), names[0])
+    file, part = data_file(data_dir, name, source), published.partial_files.get(name)
     return file, f"{split}.{part}" if part else split
 
 
-def _hub(source: str, split: str) -> Hub:
-    found = SOURCES[source].hub.get(split)
-    if found is None:
+def _hub_split(source: str, split: str) -> HubSplit:
+    hub = PUBLISHED[source].hub.get(split)
+    if hub is None:
         raise DllmBenchError(
             f"Benchmark {source!r} reads its split {split!r} from original files only; name a "
-            f"directory that holds {SOURCES[source].files[split][0]} with paths.data=DIR."
+            f"directory that holds {PUBLISHED[source].files[split][0]} with paths.data=DIR."
         )
-    return found
+    return hub
 
 
 @cache
 def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
     """All items of a split in the original order, each with its `id`."""
-    made = SOURCES[source]
-    if made.draw:
-        return mini.rows(source, made.draw, split)
-    if not made.files:
-        return _minigsm(split)
-    label = split
+    if source in GENERATED:
+        return GENERATED[source].items(split)
+    published, label = PUBLISHED[source], split
     if data_dir is None:
-        found = _hub_rows(source, split)
+        read = _hub_rows(source, split)
     else:
-        file, label = _file(source, split, data_dir)
-        found = made.read(file)
+        file, label = _original_file(source, split, data_dir)
+        read = published.read(file)
         if label != split:
-            logging.getLogger(__name__).warning("%s: only a part is there, %s", source, file.name)
-    numbered = [(made.number(i, row), row) for i, row in enumerate(found)]
-    if made.splits is not None:
-        numbered = [(n, row) for n, row in numbered if n in made.splits[split]]
+            logging.getLogger(__name__).warning(
+                "%s: only a part of split %s is in the data directory, %s", source, split, file.name
+            )
+    numbered = [(published.number(i, row), row) for i, row in enumerate(read)]
+    if published.numbers is not None:
+        numbered = [(n, row) for n, row in numbered if n in published.numbers[split]]
     return [{**row, "id": f"{source}/{label}/{n}"} for n, row in numbered]
 
 
-def _minigsm(split: str) -> list[Row]:
-    return [
-        {"id": p.task_id, "question": p.question, "answer": p.answer}
-        for p in minigsm.generate(split, MINIGSM_SIZE)
-    ]
-
-
 def _hub_rows(source: str, split: str) -> list[Row]:
-    """The rows the hub has, or its client keeps here where nothing may be asked of it."""
-    found = _had(source, split, downloads_allowed())
-    if isinstance(found, str):
-        raise DllmBenchError(found)
-    return found
+    """The rows of a split on the hub, from its cache alone where downloads are not allowed."""
+    loaded = _load_from_hub(source, split, downloads_allowed())
+    if isinstance(loaded, str):
+        raise DllmBenchError(loaded)
+    return loaded
 
 
 @cache
-def _had(source: str, split: str, asks: bool) -> list[Row] | str:
-    """The rows, or why there are none: a hub out of reach is asked once, it takes half a minute."""
+def _load_from_hub(source: str, split: str, download: bool) -> list[Row] | str:
+    """The rows, or why there are none.
+
+    The reason is cached too: it takes half a minute to find out that the hub cannot be reached.
+    """
     import datasets
 
-    hub, made = _hub(source, split), SOURCES[source]
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = before or not asks
+    hub, published = _hub_split(source, split), PUBLISHED[source]
+    offline_before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = offline_before or not download
     try:
         loaded = [datasets.load_dataset(hub.repository, c, split=hub.split) for c in hub.configs]
     except (OSError, ValueError) as error:
-        mend = f"name a directory that holds {made.files[split][0]} with paths.data=DIR"
-        found = f"Benchmark {source!r} has no data directory and {hub.repository}"
-        if not asks:
-            return f"{found} is not in the hub's cache; {mend}, or have it fetched by `--run`."
-        return f"{found} could not be had from the hub ({type(error).__name__}); {mend}."
+        advice = f"name a directory that holds {published.files[split][0]} with paths.data=DIR"
+        problem = f"Benchmark {source!r} has no data directory and {hub.repository}"
+        if not download:
+            return f"{problem} is not in the hub's cache; {advice}, or download it with `--run`."
+        return f"{problem} could not be loaded from the hub ({type(error).__name__}); {advice}."
     finally:
-        datasets.config.HF_HUB_OFFLINE = before
-    return [made.row(dict(row)) for part in loaded for row in part]
+        datasets.config.HF_HUB_OFFLINE = offline_before
+    return [published.convert(dict(row)) for part in loaded for row in part]
 
 
 def shots(source: str, split: str | None, count: int, data_dir: str | None) -> list[Row]:
-    """The first `count` few-shot examples."""
+    """The first `count` few-shot examples; DllmBenchError if there are fewer."""
     if count == 0:
         return []
-    found = rows(source, split, data_dir)[:count] if split else []
-    if len(found) < count:
+    examples = rows(source, split, data_dir)[:count] if split else []
+    if len(examples) < count:
         raise DllmBenchError(
-            f"Benchmark {source!r} was asked for {count} few-shot examples and has {len(found)}; "
-            "set shots lower."
+            f"Benchmark {source!r} was asked for {count} few-shot examples and has "
+            f"{len(examples)}; set shots lower."
         )
-    return found
+    return examples
 
 
-def _some_shots(source: str, split: str | None, data_dir: str | None) -> list[Row]:
-    """The examples that are there, none where their file is absent."""
+def _available_shots(source: str, split: str | None, data_dir: str | None) -> list[Row]:
+    """Up to `DEFAULT_SHOTS` examples; none if their file is absent."""
     with suppress(DllmBenchError):
         return rows(source, split, data_dir)[:DEFAULT_SHOTS] if split else []
     return []
@@ -295,24 +294,24 @@ def _dataset(
 ) -> dict[str, Dataset]:
     """The chosen items as lm-eval's split "test", few-shot examples as "shots".
 
-    shots_count None: as many as there are, up to eight. A task without examples gets an item in
-    their place, since lm-eval wants the split to exist.
+    shots_count: None takes as many as there are, up to eight. A task without examples gets an item
+    in their place, because lm-eval requires the split to exist.
     """
     from datasets import Dataset
 
     items = choose_items(rows(source, split, data_dir), limit, repeats)
     if shots_count is None:
-        examples = _some_shots(source, shots_from, data_dir)
+        examples = _available_shots(source, shots_from, data_dir)
     else:
         examples = shots(source, shots_from, shots_count, data_dir)
     return {"test": Dataset.from_list(items), SHOTS: Dataset.from_list(examples or items[:1])}
 
 
-def _tolerant(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without the settings it does not know."""
+def _ignoring_unknown(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called without the keyword arguments it does not have."""
     known = signature(function).parameters
     return lambda **given: function(**{name: given[name] for name in known if name in given})
 
 
-dataset = _tolerant(_dataset)
-"""What the task files name; lm-eval adds the yaml's path and all of `--model_args`."""
+dataset = _ignoring_unknown(_dataset)
+"""What the task files name; lm-eval adds the path of the yaml and everything in `--model_args`."""

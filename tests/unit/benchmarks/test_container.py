@@ -17,7 +17,7 @@ import pytest
 
 from dllm_bench.benchmarks.sandbox import container
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.execution import Limits
+from dllm_bench.benchmarks.sandbox.limits import Limits
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import evalplus_benchmark, gold, mean
 
@@ -46,11 +46,11 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         script.write_text(FAKE.format(python=sys.executable, log=str(file), image=IMAGE))
         script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv(container.IMAGE, IMAGE)
+    monkeypatch.setenv(container.IMAGE_VARIABLE, IMAGE)
     monkeypatch.setenv("DLLM_BENCH_TEST_SECRET", "swordfish")
-    container.tool.cache_clear()
+    container.container_tool.cache_clear()
     yield file
-    container.tool.cache_clear()
+    container.container_tool.cache_clear()
 
 
 def calls(log: Path) -> list[list[str]]:
@@ -61,7 +61,7 @@ def calls(log: Path) -> list[list[str]]:
 def test_a_program_runs_in_the_tool_asked_for(
     tool: str, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(container.TIER, tool)
+    monkeypatch.setenv(container.ISOLATION_VARIABLE, tool)
     outcome = sandbox.execute("print(1 + 1)")
     assert (outcome.verdict, outcome.stdout) == ("passed", "2\n")
     ((*words,),) = calls(log)
@@ -76,7 +76,7 @@ def test_a_program_runs_in_the_tool_asked_for(
 
 
 def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(container.TIER, "docker")
+    monkeypatch.setenv(container.ISOLATION_VARIABLE, "docker")
     quick = Limits(cpu_s=1, wall_s=3.0, memory_mb=512)
     assert sandbox.execute("assert 1 == 2", limits=quick).detail.startswith("AssertionError")
     assert sandbox.execute("x = bytearray(8 << 30)", limits=quick).verdict == "memory"
@@ -91,7 +91,7 @@ def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_that_hangs_is_killed_in_its_container(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(container.TIER, "podman")
+    monkeypatch.setenv(container.ISOLATION_VARIABLE, "podman")
     patient = Limits(wall_s=3.0)  # the stand-in for podman has started by then
     outcome = sandbox.execute("import time; time.sleep(60)", limits=patient)
     assert (outcome.verdict, outcome.detail) == ("timeout", "wall time")
@@ -101,7 +101,7 @@ def test_a_program_that_hangs_is_killed_in_its_container(
 
 def test_a_benchmark_is_graded_the_same(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Harnesses are sent as text, since another Python would not read compiled ones."""
-    monkeypatch.setenv(container.TIER, "container")
+    monkeypatch.setenv(container.ISOLATION_VARIABLE, "container")
     asked = evalplus_benchmark("minicode", limit=3)
     texts = gold(asked)
     assert mean(asked.score(texts)) == 1
@@ -110,19 +110,19 @@ def test_a_benchmark_is_graded_the_same(log: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    container.tool.cache_clear()
+    container.container_tool.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     for asked, sentence in (
         ("container", "docker or podman or apptainer, which is not on the PATH"),
         ("podman", "needs podman, which"),
         ("jail", "is no tier of the sandbox; choose process, container, docker"),
     ):
-        monkeypatch.setenv(container.TIER, asked)
+        monkeypatch.setenv(container.ISOLATION_VARIABLE, asked)
         with pytest.raises(DllmBenchError, match=sentence):
             sandbox.execute("x = 1")
-    monkeypatch.setenv(container.TIER, container.PROCESS)
+    monkeypatch.setenv(container.ISOLATION_VARIABLE, container.PROCESS)
     assert sandbox.execute("x = 1").verdict == "passed"
-    container.tool.cache_clear()
+    container.container_tool.cache_clear()
 
 
 def test_with_a_real_tool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +130,8 @@ def test_with_a_real_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     have = [t for t in ("docker", "podman") if has_image(t)]
     if not have:
         pytest.skip(f"no container tool here has {container.DEFAULT_IMAGE}")
-    container.tool.cache_clear()
-    monkeypatch.setenv(container.TIER, have[0])
+    container.container_tool.cache_clear()
+    monkeypatch.setenv(container.ISOLATION_VARIABLE, have[0])
     limits = Limits(wall_s=30.0)
     assert sandbox.execute("print('in')", limits=limits).stdout == "in\n"
     refused = sandbox.execute("open('/x', 'w')", limits=limits)

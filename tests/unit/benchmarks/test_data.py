@@ -53,7 +53,7 @@ def test_a_part_of_a_set_names_itself(
     sources.rows.cache_clear()
     with caplog.at_level(logging.WARNING):
         rows = sources.rows(source, split, str(real_data))
-    assert "only a part is there" in caplog.text
+    assert "only a part of split" in caplog.text
     assert all(row["id"].startswith(f"{source}/{split}.") for row in rows)
 
 
@@ -81,14 +81,14 @@ def test_an_incomplete_korbench_is_one_sentence(real_data: Path, tmp_path: Path)
 def test_squad_from_the_hub_s_shape(real_data: Path) -> None:
     """Columns of answers, as the hub has them, give the same rows but for plausible spans."""
     file = real_data / "squad_v2" / "dev-v2.0.Normans-Rhine.json"
-    rows = readers.squad(file)
+    rows = readers.read_squad(file)
     answered = next(row for row in rows if row["answers"])
     hub = {
         "id": answered["number"],
         **{key: answered[key] for key in ("title", "context", "question")},
         "answers": {"text": answered["answers"], "answer_start": [0]},
     }
-    assert readers.squad_row(hub) == answered
+    assert readers.convert_squad(hub) == answered
     assert sum(not row["answers"] for row in rows) == 320
     assert all(row["plausible"] for row in rows if not row["answers"])
 
@@ -102,10 +102,10 @@ def test_drop_reads_numbers_dates_and_spans() -> None:
         {**empty, "number": "3"},
     ]
     row = {"passage": "p", "question": "q", "answer": answers[0]}
-    listed = readers.drop_row({**row, "validated_answers": answers[1:]})
+    listed = readers.convert_drop({**row, "validated_answers": answers[1:]})
     assert listed["answers"] == [["3"], ["a", "b"], ["4 May 1900"]]
     columns = {key: [answer[key] for answer in answers[1:]] for key in empty}
-    assert readers.drop_row({**row, "validated_answers": columns}) == listed
+    assert readers.convert_drop({**row, "validated_answers": columns}) == listed
 
 
 LCB = {
@@ -125,11 +125,11 @@ def test_hidden_tests_are_read_and_classes_are_not_loaded() -> None:
         return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
 
     for text in (hidden, packed(hidden)):
-        row = readers.livecodebench_row({**LCB, "private_test_cases": text})
+        row = readers.convert_livecodebench({**LCB, "private_test_cases": text})
         assert json.loads(row["tests"]) == [["1", "2"], ["3", "4"]]
-    assert json.loads(readers.livecodebench_row(LCB)["tests"]) == [["1", "2"]]
+    assert json.loads(readers.convert_livecodebench(LCB)["tests"]) == [["1", "2"]]
     with pytest.raises(DllmBenchError, match=r"wants to load \w+.getcwd"):
-        readers.livecodebench_row({**LCB, "private_test_cases": packed(os.getcwd)})
+        readers.convert_livecodebench({**LCB, "private_test_cases": packed(os.getcwd)})
 
 
 def test_shots_come_from_a_split_that_is_there(real_data: Path) -> None:

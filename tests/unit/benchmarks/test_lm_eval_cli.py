@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.benchmarks.lm_eval import MODEL, TASKS
+from dllm_bench.benchmarks.lm_eval import TASKS
+from dllm_bench.benchmarks.lm_eval_model import MODEL
 from dllm_bench.cli.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError

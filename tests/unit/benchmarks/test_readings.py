@@ -216,13 +216,14 @@ TWO = "First:\n```python\na = 1\n```\nthen\n```\nb = 2\n```\n"
 
 
 def test_fenced_blocks() -> None:
-    assert code_answers.fenced(TWO, last=False) == "a = 1"
-    assert code_answers.fenced(TWO, last=True) == "b = 2"
-    assert code_answers.fenced("```python\na = 1", last=True) == ""
-    assert code_answers.first_block(TWO) == "a = 1\n"
-    assert code_answers.first_block("    return 1\n") == "    return 1\n"
+    assert code_answers.livecodebench_code(TWO, last=False) == "a = 1"
+    assert code_answers.livecodebench_code(TWO, last=True) == "b = 2"
+    assert code_answers.livecodebench_code("```python\na = 1", last=True) == ""
+    assert code_answers.opencompass_code(TWO) == "a = 1\n"
+    assert code_answers.opencompass_code("    return 1\n") == "    return 1\n"
     assert (
-        code_answers.diffucoder("def f():\n", "    return 1\n```\nx") == "def f():\n    return 1\n"
+        code_answers.diffucoder_program("def f():\n", "    return 1\n```\nx")
+        == "def f():\n    return 1\n"
     )
 
 
@@ -235,24 +236,24 @@ def test_lopa_s_way_to_a_program() -> None:
         "Sure!\n```python\ndef g(x):\n    print(x)\n\ndef f(x):\n    return helper(x) + C\nC = 3\n"
         "def h(x):\n    return 0\n"
     )
-    program = code_answers.lopa_code(PROMPT, answer + "```\nDone, def g is not used.")
+    program = code_answers.lopa_program(PROMPT, answer + "```\nDone, def g is not used.")
     assert program == PROMPT + "\n" + answer.split("```python\n")[1]
-    kept = code_answers.lopa_sanitized(program, "f")
+    kept = code_answers.lopa_sanitize(program, "f")
     space: dict[str, Any] = {}
     exec(kept, space)
     assert space["f"](4) == 7
     assert {"helper", "C", "math"} <= set(space)
     assert not {"g", "h"} & set(space)
-    assert code_answers.lopa_code(PROMPT, "    return 2\n") == PROMPT + "\n    return 2\n"
+    assert code_answers.lopa_program(PROMPT, "    return 2\n") == PROMPT + "\n    return 2\n"
 
 
 def test_the_longest_span_that_parses() -> None:
     lines = ["words of", "a model", "x = 1", "", "y = 2", "and more words"]
-    assert code_answers.longest_span(lines) == "x = 1\n\ny = 2"
-    assert code_answers.longest_span(["no code ("]) == ""
-    assert code_answers.lopa_sanitized("not ( code", "f") == ""
+    assert code_answers.longest_parsing_span(lines) == "x = 1\n\ny = 2"
+    assert code_answers.longest_parsing_span(["no code ("]) == ""
+    assert code_answers.lopa_sanitize("not ( code", "f") == ""
     many = ["x = 1"] * (code_answers.MAX_LINES + 5)
-    assert code_answers.lopa_sanitized("\n".join(many), "f").count("\n") < code_answers.MAX_LINES
+    assert code_answers.lopa_sanitize("\n".join(many), "f").count("\n") < code_answers.MAX_LINES
 
 
 @pytest.mark.parametrize(

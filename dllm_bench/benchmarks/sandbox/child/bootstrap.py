@@ -1,10 +1,11 @@
-"""First program of a sandboxed child: gives up rights, then runs the source it was sent.
+"""The first program of a sandboxed child: give up rights, then run the source that was sent.
 
-Standard library only; sent as compiled code, so that nothing but the interpreter has to be
-readable. In order: resource limits, another uid where root can give it, own user / mount / network
-namespaces with a read-only file system and a small private working directory, no capabilities,
-Landlock against writes and reads elsewhere, and a seccomp filter against new processes, signals,
-tracing and sockets. A step the kernel refuses is left out and missing from the list of what holds.
+It uses the standard library only and is sent as compiled code, so that the child needs to read
+nothing but the interpreter. The steps: another user id where root can set it; user, mount, IPC and
+network namespaces of its own, with a read-only file system and a small private working directory;
+no capabilities; resource limits; no new privileges; Landlock against writing and reading elsewhere;
+and a seccomp filter against new processes, signals, tracing and sockets. A step that the kernel
+refuses is skipped, and its name is missing from the list that is reported.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import os
 import resource
 import sys
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing would double the start time
+# Type checkers know this name; importing typing would double the start time.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -34,10 +36,10 @@ LANDLOCK_TRUNCATE = 1 << 14  # from the third version on
 LANDLOCK_READS = (1 << 2) | (1 << 3)  # files and directories
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc/self", "/dev", "/sys/devices")
 SIGKILL = 9
-FILES = 4096  # in the working directory; an empty one takes memory of the kernel's
-# machine: (audit architecture, calls asked by argument, refused calls, capset); numbers from the
-# kernel's tables. By argument: clone fcntl prlimit64
-# refused: fork vfork socket socketpair ptrace kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
+FILES = 4096  # at most, in the working directory: an empty file takes memory of the kernel
+# Machine: (audit architecture, calls that depend on an argument, refused calls, capset), with the
+# numbers of the kernel's tables. The calls that depend on an argument: clone fcntl prlimit64.
+# Refused: fork vfork socket socketpair ptrace kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
 #          process_vm_readv process_vm_writev shmget msgget mount unshare setns bpf
 #          io_uring_setup keyctl pidfd_send_signal pidfd_getfd
 MACHINES = {
@@ -70,7 +72,7 @@ def call(result: int) -> None:
 
 
 def limit_resources(limits: dict[str, int]) -> None:
-    """Address space, CPU seconds, file size, processes and threads, open files, no core file."""
+    """Limit address space, CPU seconds, file size, processes and threads, open files; no core."""
     for name, value in limits.items():
         which = getattr(resource, name)
         hard = resource.getrlimit(which)[1]
@@ -81,7 +83,7 @@ def limit_resources(limits: dict[str, int]) -> None:
 
 
 def other_uid() -> None:
-    """Root becomes `nobody`, if that user can still read the standard library."""
+    """Turn root into `nobody`, if that user can still read the standard library."""
     if os.geteuid() != 0:
         raise OSError(errno.EPERM, "not root")
     path = os.path.realpath(os.__file__)
@@ -92,11 +94,11 @@ def other_uid() -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # else /proc/self, and the id maps, stay root's
+    call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # else /proc/self, with the id maps, stays root's
 
 
 def namespaces() -> None:
-    """Own user, network, IPC and mount namespaces; the user keeps its own id inside."""
+    """Enter new user, network, IPC and mount namespaces; the user keeps its id inside."""
     uid, gid = os.geteuid(), os.getegid()
     call(libc.unshare(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWNS))
     maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
@@ -112,7 +114,7 @@ def set_mount(path: bytes, attributes: int, clear: int, flags: int) -> None:
 
 
 def read_only_files(bytes_free: int) -> None:
-    """The whole file system read-only and without devices, but for a small working directory."""
+    """Make the file system read-only and without devices, except a small working directory."""
     here = os.getcwd().encode()
     call(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
     devices = (b"/dev/null", b"/dev/urandom")
@@ -127,19 +129,21 @@ def read_only_files(bytes_free: int) -> None:
 
 
 def no_capabilities() -> None:
-    """Empty capability sets: what root has, or the new user namespace gave, cannot be used or
-    regained."""
+    """Empty the capability sets.
+
+    What root has, or what the new user namespace gave, can then not be used or regained.
+    """
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     call(libc.syscall(MACHINES[os.uname().machine][3], header, (ctypes.c_uint32 * 6)()))
 
 
 def no_new_privileges() -> None:
-    """No set-uid program raises rights; needed for an unprivileged seccomp filter."""
+    """Stop set-uid programs from raising rights; an unprivileged seccomp filter requires this."""
     call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def readable(packages: bool) -> list[str]:
-    """What a program may read: the system's and Python's own files."""
+    """The paths a program may read: files of the system and of Python."""
     own = [os.path.dirname(os.path.realpath(os.__file__)), os.path.realpath(sys.executable)]
     if packages:
         own += [sys.prefix, sys.base_prefix]
@@ -147,8 +151,10 @@ def readable(packages: bool) -> list[str]:
 
 
 def landlock(packages: bool) -> None:
-    """Outside of the working directory nothing is written and only Python and the system are read;
-    no process outside is traced."""
+    """Allow writing in the working directory only, and reading there, of Python and of the system.
+
+    It also keeps the program from tracing processes outside.
+    """
     version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     call(version)
     changes = LANDLOCK_CHANGES | (LANDLOCK_TRUNCATE if version >= 3 else 0)
@@ -165,7 +171,7 @@ def landlock(packages: bool) -> None:
 
 
 def allow(rules: int, path: str, rights: int) -> None:
-    """Add a rule: these rights below `path`."""
+    """Add a rule to the Landlock ruleset: these rights below `path`."""
     below = os.open(path, os.O_PATH)
     rule = rights.to_bytes(8, sys.byteorder) + below.to_bytes(4, sys.byteorder)
     call(libc.syscall(LANDLOCK_ADD, rules, LANDLOCK_PATH, rule, 0))
@@ -173,8 +179,10 @@ def allow(rules: int, path: str, rights: int) -> None:
 
 
 def seccomp() -> None:
-    """Refuse new processes (threads may start), sockets, signals to others, tracing, mounts and
-    memory that no limit counts."""
+    """Refuse new processes, sockets, signals to others, tracing, mounts and uncounted memory.
+
+    Threads may start. Uncounted is memory that no resource limit covers.
+    """
     arch, (clone, fcntl, prlimit), refused, _ = MACHINES[os.uname().machine]
     load, jump_eq, jump_ge, jump_set, ret = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, kill, error = 0x7FFF0000, 0x80000000, 0x00050000
@@ -183,7 +191,7 @@ def seccomp() -> None:
     body = [(load, 0, 0, 4), (jump_eq, 1, 0, arch), (ret, 0, 0, kill), (load, 0, 0, 0)]
     body += [(jump_ge, -2, 0, X32_CALLS)]
     body += [(jump_eq, 0, 2, clone), first, (jump_set, -1, -2, CLONE_THREAD)]
-    body += [(jump_eq, 0, 2, prlimit), first, (jump_eq, -1, -2, 0)]  # one's own limits
+    body += [(jump_eq, 0, 2, prlimit), first, (jump_eq, -1, -2, 0)]  # the program's own limits
     body += [(jump_eq, 0, 2 + len(OWNERS), fcntl), second]
     body += [*((jump_eq, -2, 0, kind) for kind in OWNERS), (ret, 0, 0, allow)]
     body += [(jump_eq, -3, 0, SYS_CLONE3)] + [(jump_eq, -2, 0, number) for number in refused]
@@ -206,7 +214,7 @@ def seccomp() -> None:
 
 
 def isolate(job: dict[str, Any]) -> list[str]:
-    """Take every step the kernel allows; returns the names of those that hold."""
+    """Take every step that the kernel allows; returns the names of the steps taken."""
     held = []
 
     def attempt(step: Callable[..., None], *args: object) -> None:
@@ -229,7 +237,7 @@ def isolate(job: dict[str, Any]) -> list[str]:
 
 
 def give_input(text: bytes) -> None:
-    """Standard input: a file that holds the text and has no name."""
+    """Make a file without a name that holds the text the standard input."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("input")
     else:
@@ -244,9 +252,9 @@ def give_input(text: bytes) -> None:
 
 
 def main(job: dict[str, Any]) -> None:
-    """Isolate, run the job's source and report how it ended."""
+    """Isolate the process, run the source of the job and report how it ended."""
     channel, nonce = job["channel"], job["nonce"]
-    if channel < 0:  # in a container verdicts take the place of the standard error
+    if channel < 0:  # in a container, verdicts go out through the standard error
         channel = os.dup(2)
         os.dup2(1, 2)
 
@@ -258,7 +266,7 @@ def main(job: dict[str, Any]) -> None:
 
     give_input(job["stdin"])
     held = isolate(job)
-    if hasattr(libc, "prctl"):  # last: a change of rights makes the kernel forget it
+    if hasattr(libc, "prctl"):  # last, because the kernel forgets it when rights change
         libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
     report("held", *held)
     space: dict[str, Any] = {"__name__": "__main__"}

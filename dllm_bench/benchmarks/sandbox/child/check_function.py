@@ -1,11 +1,11 @@
-"""Compares a function with a reference on given inputs, inside a sandboxed child.
+"""Compare a function with a reference on given inputs, inside a sandboxed child.
 
-Program for `sandbox.execute`, which calls `main`; not for import. Expected values come from the
-reference solution, run here first, or are given where there is none. A result counts if it equals
-the expected one, or is close to it where the problem gives a tolerance (relative 1e-7, absolute
-`atol`, 1e-6 for floats without one), or satisfies the problem's own rule (`RULES`: sets, several
-right answers), as EvalPlus has it.
-Reports (stage, verdict, detail) per stage; a stage ends at its first wrong result.
+This is a program for `execution.execute`, which calls its `main`; it is never imported. Expected
+values come from the reference solution, which runs here first, or are given where there is none. As
+in EvalPlus, a result is right if it equals the expected one, or is close to it where the problem
+gives a tolerance (relative 1e-7, absolute `atol`, 1e-6 for floats without one), or satisfies the
+problem's own rule (`RULES`: sets, several right answers). `main` reports (stage, verdict, detail)
+for each stage; a stage ends at its first wrong result.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ import signal
 import sys
 import time
 
-TYPE_CHECKING = False  # the name type checkers know; importing typing would double the start time
+# Type checkers know this name; importing typing would double the start time.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
     Rule = Callable[[Any, Any, Sequence[Any], float], bool]
-    Case = tuple[Sequence[Any], Any, float]
+    Case = tuple[Sequence[Any], Any, float]  # inputs, expected result, seconds of the reference
 
 RTOL = 1e-7
 FLOAT_ATOL = 1e-6
 
 
 class OutOfTime(BaseException):
-    """One call took longer than it may."""
+    """A call used up its CPU time."""
 
 
 def is_floats(value: Any) -> bool:
-    """A float or a non-empty sequence of floats."""
+    """Whether a value is a float or a non-empty sequence of floats."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(isinstance(v, float) for v in value)
     return isinstance(value, float) or str(getattr(value, "dtype", "")).startswith("float")
@@ -68,17 +69,17 @@ def same_value(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
 
 
 def as_lists(value: Any) -> Any:
-    """Tuples as JSON has them."""
+    """The value with lists in place of tuples, as JSON has them."""
     return [as_lists(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def same_set(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Order and repetition do not count."""
+    """Equality of sets: order and repetition do not count."""
     return set(got) == set(want)
 
 
-def found(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Whether something was found matters, not what (regular expression tasks)."""
+def same_presence(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
+    """Only whether there is a result counts, not which (regular expression tasks)."""
     return (
         got == (want is not None)
         if isinstance(got, bool)
@@ -87,12 +88,12 @@ def found(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
 
 
 def anything(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """The problem has no checkable answer."""
+    """Always right: the problem has no answer that can be checked."""
     return True
 
 
 def equal_or_zero(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """Zero is accepted too."""
+    """Equality, or the result zero."""
     return got == 0 or equal(got, want, inputs, atol)
 
 
@@ -102,14 +103,14 @@ def root(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
 
 
 def pyramid_surface(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """A second reading of the task: the height is that of the apex over the base."""
+    """Equality, or the area if the height is read as that of the apex over the base."""
     base, height = inputs
     area = round(base**2 + 2 * base * math.sqrt((base / 2) ** 2 + height**2))
     return abs(got - area) <= atol or equal(got, want, inputs, atol)
 
 
 def digit_distance(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
-    """A second reading of the task: digits are compared after padding with zeros."""
+    """Equality, or the distance if the numbers are padded with zeros to the same width."""
     one, two = map(str, inputs)
     width = max(len(one), len(two))
     pairs = zip(one.zfill(width), two.zfill(width), strict=True)
@@ -119,7 +120,7 @@ def digit_distance(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> b
 RULES: dict[str, Rule] = {
     f.__name__: f
     for f in (
-        equal, same_value, same_set, found, anything, equal_or_zero, root, pyramid_surface,
+        equal, same_value, same_set, same_presence, anything, equal_or_zero, root, pyramid_surface,
         digit_distance,
     )
 }  # fmt: skip
@@ -141,7 +142,7 @@ def timed(function: Callable[..., Any], inputs: Sequence[Any], limit_s: float) -
 
 
 def load(source: str | bytes, entry_point: str) -> Callable[..., Any]:
-    """The function a program defines, or a method of its class `Solution`."""
+    """The function that a program defines, or a method of its class `Solution`."""
     space: dict[str, Any] = {"__name__": "__solution__"}
     exec(compile(source, "<solution>", "exec", dont_inherit=True), space)
     owner, _, method = entry_point.rpartition(".")
@@ -152,7 +153,7 @@ def load(source: str | bytes, entry_point: str) -> Callable[..., Any]:
 def judge(
     function: Callable[..., Any], rule: Rule, cases: Sequence[Case], payload: dict[str, Any]
 ) -> tuple[str, str]:
-    """(passed, timeout, memory or failed; the first reason)."""
+    """(passed, timeout, memory or failed; the first reason) over the cases of a stage."""
     for i, (inputs, want, seconds) in enumerate(cases):
         try:
             limit_s = max(payload["min_time_s"], payload["time_factor"] * seconds)
@@ -169,7 +170,7 @@ def judge(
 
 
 def expected(payload: dict[str, Any]) -> dict[str, list[Case]]:
-    """stage -> [(inputs for the solution, expected result, CPU seconds of the reference)].
+    """Stage -> [(inputs for the solution, expected result, CPU seconds of the reference)].
 
     Inputs are loaded twice: a function may change its arguments. Without a reference the stages
     hold (inputs, result) and every call may take `min_time_s`.
@@ -189,7 +190,7 @@ def expected(payload: dict[str, Any]) -> dict[str, list[Case]]:
 
 
 def main(payload: dict[str, Any], report: Callable[..., None]) -> None:
-    """Expected values first, then the solution, with all printing thrown away."""
+    """Work out the expected values, then run the solution; everything printed is discarded."""
     signal.signal(signal.SIGPROF, out_of_time)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -1,0 +1,137 @@
+"""Our decoders as a model of lm-eval, and lm-eval's own command line with that model.
+
+`as_lm` wraps a function from a prompt to a text. `command_line` runs lm-eval with the model under
+the name "dllm_bench". There are no likelihoods, since a diffusion decoder gives none. Importing
+this module imports lm-eval.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+import lm_eval.models  # noqa: F401 (else lm-eval would not register its own models)
+from lm_eval._cli import HarnessCLI
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import setup_logging
+from tqdm import tqdm
+
+from dllm_bench.benchmarks.items import cut_at_stop
+from dllm_bench.core.benchmark import Turns
+from dllm_bench.core.errors import DllmBenchError
+
+MODEL = "dllm_bench"
+"""Name of our models on lm-eval's command line."""
+MAX_NEW_TOKENS = 256
+"""lm-eval's own budget where a task names none."""
+Generate = Callable[["str | Turns", int, tuple[str, ...]], str]
+"""(prompt text or chat turns, new tokens, stop strings) -> text."""
+BuildGenerate = Callable[[Mapping[str, Any]], Generate]
+"""Settings of `--model_args` -> what generates."""
+
+
+class DllmBenchLM(LM):
+    """An lm-eval model around a function from a prompt to a text."""
+
+    build: ClassVar[BuildGenerate]
+    """What `--model_args` are turned into a model with; set by `command_line`."""
+
+    def __init__(self, generate: Generate, name: str) -> None:
+        """`name` tells apart lm-eval's cached requests of different models."""
+        super().__init__()
+        self._generate, self._name = generate, name
+        self._turns: dict[str, Turns] = {}
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> DllmBenchLM:
+        """The model for the settings of lm-eval's command line."""
+        device = (additional_config or {}).get("device")
+        settings = {**arg_dict, **({"+model.device": device} if device else {})}
+        return cls(cls.build(settings), json.dumps(settings, sort_keys=True))
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Texts, each cut at the stop strings of its request."""
+        shown = tqdm(requests, disable=disable_tqdm, desc="Running generate_until requests")
+        return [self._answer(*request.args) for request in shown]
+
+    def _answer(self, prompt: str, settings: Mapping[str, Any]) -> str:
+        until = settings.get("until") or ()
+        stops = (until,) if isinstance(until, str) else tuple(until)
+        budget = int(settings.get("max_gen_toks") or MAX_NEW_TOKENS)
+        raw = self._generate(self._turns.get(prompt, prompt), budget, stops)
+        text = cut_at_stop(raw, stops)
+        self.cache_hook.add_partial("generate_until", (prompt, settings), text)
+        return text
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Always raises: a diffusion decoder gives no likelihoods."""
+        raise _no_likelihood(requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Always raises: a diffusion decoder gives no likelihoods."""
+        raise _no_likelihood(requests)
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """A text that stands for the turns; the model's own template renders them later."""
+        if not add_generation_prompt:
+            raise DllmBenchError(
+                "The task begins the model's answer itself (gen_prefix), which chat turns cannot "
+                "express here; choose a task without it, or leave --apply_chat_template out."
+            )
+        text = json.dumps(chat_history, ensure_ascii=False)
+        self._turns[text] = chat_history
+        return text
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """A name for lm-eval's cache; the model's own template is used whatever is asked for."""
+        return self._name
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Tells apart lm-eval's cached requests of different models."""
+        return self._name
+
+
+def _no_likelihood(requests: Sequence[object]) -> DllmBenchError:
+    return DllmBenchError(
+        f"A task asked for {len(requests)} likelihoods; a diffusion decoder gives none, "
+        "so choose a task that generates (output_type generate_until)."
+    )
+
+
+def as_lm(generate: Generate, name: str = MODEL) -> LM:
+    """An lm-eval model around `generate`."""
+    return DllmBenchLM(generate, name)
+
+
+@cache
+def _register() -> None:
+    """Register the model with lm-eval; a second registration would be an error."""
+    register_model(MODEL)(DllmBenchLM)
+
+
+def command_line(arguments: Sequence[str], build: BuildGenerate) -> None:
+    """lm-eval's own command line, with our models as `--model dllm_bench --model_args ...`."""
+    setup_logging()
+    _register()
+    DllmBenchLM.build = staticmethod(build)
+    argv = sys.argv
+    sys.argv = ["dllm-bench lm-eval", *arguments]
+    try:
+        cli = HarnessCLI()
+        cli.execute(cli.parse_args())
+    except ValueError as error:  # raised by lm-eval for a name in --tasks
+        if not str(error).startswith("Tasks not found"):
+            raise
+        raise DllmBenchError(f"{error}; `dllm-bench lm-eval ls tasks` lists them.") from error
+    finally:
+        sys.argv = argv
