@@ -25,6 +25,7 @@ LIMITS = Limits(
 )  # fmt: skip
 WITH_STARTER_CODE = (
     "You will use the following starter code to write the solution to the problem and enclose "
+    "your code within delimiters."
 )
 WITH_STDIN = (
     "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "

@@ -115,7 +115,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
     for asked, sentence in (
         ("container", "docker or podman or apptainer, which is not on the PATH"),
         ("podman", "needs podman, which"),
-        ("jail", "is no tier of the sandbox; choose process, container, docker"),
+        ("jail", "is not a kind of sandbox; choose process, container, docker"),
     ):
         monkeypatch.setenv(container.ISOLATION_VARIABLE, asked)
         with pytest.raises(DllmBenchError, match=sentence):

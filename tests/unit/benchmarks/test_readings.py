@@ -271,6 +271,19 @@ def test_printed_lines_are_compared(printed: str, wanted: str, same: bool) -> No
     assert livecodebench.same_output(printed, wanted) is same
 
 
+def test_livecodebench_asks_for_the_starter_code_or_for_standard_input() -> None:
+    with_code = livecodebench.prompt({"question": "Q", "starter_code": "class Solution:"})
+    assert with_code == (
+        "### Question:\nQ\n\n### Format: You will use the following starter code to write the "
+        "solution to the problem and enclose your code within delimiters.\n"
+        "```python\nclass Solution:\n```\n\n"
+        "### Answer: (use the provided format with backticks)\n\n"
+    )
+    without = livecodebench.prompt({"question": "Q", "starter_code": ""})
+    assert "### Format: Read the inputs from stdin solve the problem and write" in without
+    assert "```python\n# YOUR CODE HERE\n```" in without
+
+
 CASES = '[["1 2", "3"], ["5 6", "11"]]'
 CALLS = '[["[1, 2]\\n2", "[2, 4]"], ["[]\\n1", "[]"]]'
 METHOD = "class Solution:\n    def scale(self, xs: List[int], n):\n        "
