@@ -125,7 +125,7 @@ def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
         for record in runs.records
     ]
     view = ComparisonView(runs.title, link, reference.spec.label, rows)
-    return page.render("comparison.html", view=view)
+    return page.render("comparison.html", view)
 
 
 def compared_run(

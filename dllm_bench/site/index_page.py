@@ -150,7 +150,7 @@ class IndexView:
 
 def index_page(contents: SiteContents) -> str:
     """The whole page."""
-    return Page(FIRST_PAGE, "Report").render("index.html", view=index_view(contents))
+    return Page(FIRST_PAGE, "Report").render("index.html", index_view(contents))
 
 
 def index_view(contents: SiteContents) -> IndexView:

@@ -50,9 +50,9 @@ class Page:
         """(text, address below the root) of all pages that lead to this one."""
         return [("report", FIRST_PAGE), *self.parents]
 
-    def render(self, template: str, **data: Any) -> str:
-        """The whole document; `data` is what the template lays out."""
-        return templates().get_template(template).render(page=self, **data)
+    def render(self, template: str, view: object) -> str:
+        """The whole document; `view` is the content that the template lays out."""
+        return templates().get_template(template).render(page=self, view=view)
 
 
 @dataclass(frozen=True)

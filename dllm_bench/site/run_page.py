@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
+from markupsafe import Markup
+
 from dllm_bench.metrics.definitions import FAMILIES, definition, measure_all
 from dllm_bench.registry import TARGET
 from dllm_bench.site import colours
@@ -127,6 +129,13 @@ class RunView:
     starts: list[RunStart]
 
 
+@dataclass(frozen=True)
+class SampleView:
+    """What `templates/sample.html` holds. data: JSON for the trace viewer, safe inside a page."""
+
+    data: Markup
+
+
 def run_title(spec: RunSpec) -> str:
     """Decoder, model and benchmark in words."""
     return f"{spec.label} · {spec.model['name']} on {spec.benchmark['name']}"
@@ -136,7 +145,7 @@ def run_page(record: RunRecord, texts: Mapping[str, str]) -> str:
     """The page of a run. `texts`: sample id -> the sample's text, as far as it is stored."""
     spec = record.spec
     page = Page(run_address(spec.short), run_title(spec), [("runs", "index.html#runs")])
-    return page.render("run.html", view=run_view(record, texts))
+    return page.render("run.html", run_view(record, texts))
 
 
 def run_view(record: RunRecord, texts: Mapping[str, str]) -> RunView:
@@ -230,7 +239,7 @@ def sample_page(record: RunRecord) -> str:
         "luminance": colours.LUMINANCE,
         "even": colours.EVEN_CONTRAST,
     }
-    return page.render("sample.html", data=script_json(data))
+    return page.render("sample.html", SampleView(script_json(data)))
 
 
 # --- metrics -------------------------------------------------------------------------------------

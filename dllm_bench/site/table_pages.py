@@ -25,6 +25,18 @@ SHOWN_POINTS = 1000  # a heat map has many more
 
 
 @dataclass(frozen=True)
+class TableView:
+    """What `templates/table.html` lays out.
+
+    body: the table as `tables/render_html` renders it.
+    files: (address, form) of its other forms.
+    """
+
+    body: Markup
+    files: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class PointCell:
     """One entry of a point: text, or links to the runs it comes from; css: class of the cell."""
 
@@ -67,7 +79,7 @@ def table_page(built: BuiltTable, run_pages: RunPages) -> str:
 
     body = Markup("\n".join(render_html.body(built, address)))  # escaped by `render_html`
     files = file_links(Path(stem).name, DOWNLOADS)
-    return page.render("table.html", body=body, files=files)
+    return page.render("table.html", TableView(body, files))
 
 
 def file_links(name: str, forms: Sequence[str]) -> list[tuple[str, str]]:
@@ -96,7 +108,7 @@ def figure_page(
         points=shown,
         points_left_out=len(points) - len(shown),
     )
-    return page.render("figure.html", view=view)
+    return page.render("figure.html", view)
 
 
 def point_cell(name: str, text: str, css: str, run_pages: RunPages, up: str) -> PointCell:
