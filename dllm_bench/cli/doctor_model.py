@@ -55,7 +55,7 @@ def model_lines(config: Mapping[str, Any]) -> Iterator[Line]:
 
 def server_text(model: Mapping[str, Any]) -> str:
     """That the server answers, and the models it lists; raises if it does not answer."""
-    names = ", ".join(str(entry.get("id")) for entry in Client(engine_of(model)).listed())
+    names = ", ".join(str(entry.get("id")) for entry in Client(engine_of(model)).list_models())
     return f"{model['url']} answers; it lists {names or 'no models'}: choose with model.name=NAME"
 
 

@@ -57,7 +57,7 @@ def within_drop(
     if last_y < least and not cut:
         raise DllmBenchError(
             f"The fastest point scores {last_y:.1f} at {last_x:.2f} and the slowest {first_y:.1f} "
-            f"at {first_x:.2f}: {first_y - last_y:.1f} are lost where {drop:g} are allowed, so the "
+            f"at {first_x:.2f}, {first_y - last_y:.1f} lost where {drop:g} are allowed: such a "
             "curve has no area; end the sweep earlier."
         )
     return [i for i in order if points[i][1] >= least]

@@ -19,7 +19,7 @@ from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.sample_stats import UNREPORTED
 from dllm_bench.run import runner
 from dllm_bench.serving.client import AnsweredRequest, Client
-from dllm_bench.serving.served_model import begin_otherwise, prompt_of
+from dllm_bench.serving.served_model import prompt_of, warmup_prompt
 from dllm_bench.store import provenance
 from dllm_bench.store.record import SampleRecord, ServedSample, Session
 
@@ -52,7 +52,7 @@ class ServedRunSession(runner.RunSession):
         count = max(len(warmups), engine.concurrency)
         asked = [self._warmup(warmups[i % len(warmups)], i) for i in range(count)]
         with ThreadPoolExecutor(engine.concurrency) as pool:
-            list(pool.map(self.client.ask, asked))
+            list(pool.map(self.client.complete, asked))
         here = provenance.environment()
         facts = {**here, "device": engine.engine or UNSTATED, "client": here["cpu"], "server": told}
         index = self.opened.begin(Session(self.deps.now(), count, facts))
@@ -70,7 +70,7 @@ class ServedRunSession(runner.RunSession):
             )
 
     def _warmup(self, request: Request, turn: int) -> Request:
-        ids = begin_otherwise(prompt_of(request), f"Warm-up {turn + 1}. ")
+        ids = warmup_prompt(prompt_of(request), f"Warm-up {turn + 1}. ")
         return replace(request, prompt_ids=tuple(ids))
 
     def _samples(
@@ -105,7 +105,7 @@ class ServedRunSession(runner.RunSession):
         """Ask one request and write down what came."""
         started_at = self.deps.now()
         seeded = replace(request, seed=runner.seed_of(self.spec, request) % SEEDS)
-        asked = self.client.ask(seeded)
+        asked = self.client.complete(seeded)
         answer = asked.answer
         text = cut_at_stop(answer.text, request.stop)
         told = answer.tokens

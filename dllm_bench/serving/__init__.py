@@ -1,1 +1,1 @@
-"""Many requests: speculative decoding under load, simulated; a served engine, asked over HTTP."""
+"""Serving: models behind an HTTP server, and simulated load on speculative decoding."""

@@ -1,8 +1,9 @@
-"""HTTP to an OpenAI-compatible server: one request asked until it is answered, errors as sentences.
+"""HTTP client of an OpenAI-compatible server: send a request until it is answered.
 
-Refused connections, cut or broken streams, time-outs, 429 and 5xx are tried again (Retry-After
-wins over the growing wait); what another try cannot mend ends at once. Times are those of the try
-that succeeded. The key is sent and nowhere else: whatever a server says is searched for it.
+Refused connections, cut or broken streams, time-outs, 429 and 5xx are tried again, after the wait
+that the server requests (Retry-After) or else a growing one; other errors end the request at once
+with a DllmBenchError. Times are those of the try that succeeded. The key goes into the request
+header and nowhere else: it is removed from whatever a server returns before that is shown.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.serving.served_model import ServedModel, encode
-from dllm_bench.serving.stream import Answer, Stream, TryError, message
+from dllm_bench.serving.stream import Answer, Stream, TryError, error_message
 
 if TYPE_CHECKING:
     import httpx2
@@ -29,30 +30,30 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10.0
 LONGEST_WAIT_S = 300.0
-PASSING = (408, 425, 429)  # and 5xx
-SHOWN = 200  # characters of what a server said
-TOLD = ("id", "root", "owned_by", "max_model_len")  # of a server's entry for a model
+RETRIED_STATUS = (408, 425, 429)  # and 5xx
+SHOWN = 200  # characters of a server's message
+STABLE_FIELDS = ("id", "root", "owned_by", "max_model_len")  # of a server's entry for a model
 
 
 @dataclass(frozen=True)
 class AnsweredRequest:
-    """An answer with how it was got: tries, and the clock at the first one's start and the end."""
+    """An answer, and what it took to get it."""
 
     answer: Answer
     tries: int
-    began: float
-    ended: float
+    began: float  # clock at the start of the first try
+    ended: float  # clock at the end of the last
 
 
 @dataclass
 class Client:
-    """A connection that several threads share, in the place of a loaded model."""
+    """A connection to a server, shared by several threads; takes the place of a loaded model."""
 
     model: ServedModel
     clock: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
     http: httpx2.Client = field(init=False, repr=False)
-    key: str | None = field(init=False, repr=False)
+    key: str | None = field(init=False, repr=False)  # secret, or None
 
     def __post_init__(self) -> None:
         import httpx2
@@ -66,12 +67,12 @@ class Client:
         )
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self.http.close()
 
-    def ask(self, request: Request) -> AnsweredRequest:
-        """The answer to `request`; a sentence when no try gave one."""
-        path, body = self.model.question(request)
+    def complete(self, request: Request) -> AnsweredRequest:
+        """Send `request` and return its answer; DllmBenchError if every try fails."""
+        path, body = self.model.http_request(request)
         began, tries = self.clock(), self.model.retries + 1
         for turn in range(tries):
             try:
@@ -79,7 +80,7 @@ class Client:
                 return AnsweredRequest(answer, turn + 1, began, self.clock())
             except TryError as failure:
                 if turn + 1 == tries:
-                    raise DllmBenchError(self._given_up(request, tries, failure)) from None
+                    raise DllmBenchError(self._failed_message(request, tries, failure)) from None
                 wait_s = failure.wait_s
                 self.sleep(self.model.backoff_s * 2**turn if wait_s is None else wait_s)
         raise AssertionError("unreachable")
@@ -92,16 +93,17 @@ class Client:
         try:
             with self.http.stream("POST", self._address(path), json=body) as response:
                 if response.status_code != 200:
-                    raise self._refusal(response)
+                    raise self._status_error(response)
                 return stream.read(response.iter_bytes())
         except httpx2.TimeoutException:
-            raise TryError(f"nothing came for {stream.elapsed():.3g} s") from None
+            raise TryError(f"nothing arrived for {stream.elapsed():.3g} s") from None
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise TryError(f"{type(error).__name__}: {error}") from None
 
-    def listed(self) -> list[dict[str, Any]]:
-        """The models the server lists, none where it says nothing; a sentence if there is no server
-        or it lets nobody in.
+    def list_models(self) -> list[dict[str, Any]]:
+        """The server's entries for its models; empty if it lists none.
+
+        DllmBenchError if no server answers, or if it refuses access.
         """
         import httpx2
 
@@ -109,59 +111,59 @@ class Client:
             response = self.http.get(self._address("models"))
         except httpx2.HTTPError as error:
             raise DllmBenchError(
-                f"No server answers at {self.model.url} ({self._shown(str(error))}); start it, or "
-                "name its address with model.url=http://HOST:PORT/v1."
+                f"No server answers at {self.model.url} ({self._printable(str(error))}); start it, "
+                "or name its address with model.url=http://HOST:PORT/v1."
             ) from None
         if response.status_code in (401, 403):
-            raise self._refusal(response)
+            raise self._status_error(response)
         try:
-            entries = json.loads(self._hidden(response.text))["data"]
+            entries = json.loads(self._without_key(response.text))["data"]
             return [entry for entry in entries if isinstance(entry, dict)]
         except (ValueError, KeyError, TypeError):
             return []
 
     def describe(self) -> dict[str, Any]:
-        """What the server says of the model, as far as it does not change from start to start."""
-        found = next((one for one in self.listed() if one.get("id") == self.model.name), {})
-        return {name: found[name] for name in TOLD if found.get(name) is not None}
+        """The server's entry for the model: the fields that stay the same after a restart."""
+        entries = (one for one in self.list_models() if one.get("id") == self.model.name)
+        entry = next(entries, {})
+        return {name: entry[name] for name in STABLE_FIELDS if entry.get(name) is not None}
 
-    def _refusal(self, response: httpx2.Response) -> Exception:
-        """What to make of a status that is not 200."""
+    def _status_error(self, response: httpx2.Response) -> Exception:
+        """The error for a status other than 200: TryError if another try may succeed."""
         status = response.status_code
-        said = self._said(response)
-        if status in PASSING or status >= 500:
-            return TryError(f"it answered {status} ({said})", retry_after(response))
-        engine, start = self.model, f"The server at {self.model.url} answered {status} ({said})"
+        reason = self._reason(response)
+        if status in RETRIED_STATUS or status >= 500:
+            return TryError(f"it answered {status} ({reason})", retry_after(response))
+        model, start = self.model, f"The server at {self.model.url} answered {status} ({reason})"
         if status in (401, 403):
-            mend = (
-                f"the key in ${engine.key_env} does not open it" if self.key else "it wants a key"
-            )
-            return DllmBenchError(f"{start}: {mend}; name the variable with model.key_env=NAME.")
+            cause = f"it rejects the key in ${model.key_env}" if self.key else "it requires a key"
+            return DllmBenchError(f"{start}: {cause}; name the variable with model.key_env=NAME.")
         return DllmBenchError(
-            f"{start} when asked for model {engine.name!r}; mend model.name, model.url (it ends in "
-            "/v1), model.chat or what the message names."
+            f"{start} to a request for model {model.name!r}; correct model.name, model.url (it "
+            "ends in /v1), model.chat or what the message names."
         )
 
-    def _said(self, response: httpx2.Response) -> str:
+    def _reason(self, response: httpx2.Response) -> str:
+        """The server's message with an error status."""
         text = response.read().decode(errors="replace")
         try:
-            text = message(json.loads(text))
+            text = error_message(json.loads(text))
         except ValueError:
             text = " ".join(text.split())
-        return self._shown(text) or "without a word"
+        return self._printable(text) or "no message"
 
-    def _given_up(self, request: Request, tries: int, failure: TryError) -> str:
+    def _failed_message(self, request: Request, tries: int, failure: TryError) -> str:
         return (
             f"The server at {self.model.url} gave no answer to {request.id!r} in {tries} tries; "
-            f"the last time {self._shown(str(failure))}. Finished samples are kept: look at the "
-            "server (model.timeout_s, model.concurrency), and give the same command again."
+            f"in the last one {self._printable(str(failure))}. Finished samples are kept: check "
+            "the server (model.timeout_s, model.concurrency), and run the same command again."
         )
 
-    def _shown(self, text: str) -> str:
-        """What may be shown of a server's words: without the key, and not too many."""
-        return self._hidden(text)[:SHOWN]
+    def _printable(self, text: str) -> str:
+        """A server's message as it may be shown: without the key, and cut."""
+        return self._without_key(text)[:SHOWN]
 
-    def _hidden(self, text: str) -> str:
+    def _without_key(self, text: str) -> str:
         return text.replace(self.key, "***") if self.key else text
 
     def _address(self, path: str) -> str:
@@ -169,7 +171,7 @@ class Client:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The local tokenizer that counts where the server does not; None where none is named."""
+        """The local tokenizer, for servers that do not count tokens; None if none is named."""
         from dllm_bench.models.sources import checkpoint_folder
         from dllm_bench.models.text import read_tokenizer
 
@@ -177,23 +179,23 @@ class Client:
         return read_tokenizer(checkpoint_folder(source, None)) if source else None
 
     def tokens_in(self, text: str) -> int | None:
-        """Tokens of a text by the local tokenizer."""
+        """Number of tokens of a text by the local tokenizer; None without one."""
         if self.tokenizer is None:
             return None
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
-    # --- what a loaded model has -----------------------------------------------------------------
+    # --- the interface of a loaded model ---------------------------------------------------------
 
     @property
     def denoiser(self) -> Denoiser:
-        """There are no logits to be had."""
+        """Not available: a server returns no logits. Always raises DllmBenchError."""
         raise DllmBenchError(
-            f"Model {self.model.name!r} is served at {self.model.url}: its server decodes, and "
-            "gives texts alone; use dllm-bench run, or a model that is loaded here."
+            f"Model {self.model.name!r} is served at {self.model.url}: the server decodes and "
+            "returns nothing but text; use dllm-bench run, or a model that is loaded here."
         )
 
     def encode(self, text: str | Turns, /) -> list[int]:
-        """The prompt's JSON, byte by byte."""
+        """The bytes of the prompt's JSON, in place of token ids."""
         return encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -201,12 +203,12 @@ class Client:
         return bytes(ids).decode(errors="replace")
 
     def attention_warning(self, attention: str, block: int) -> str | None:
-        """Nothing is known of the server's attention."""
+        """None: the server's attention is unknown."""
         return None
 
 
 def retry_after(response: httpx2.Response) -> float | None:
-    """Seconds the server asks to wait: a number or a date; None where it names neither."""
+    """Seconds to wait by the header Retry-After, a number or a date; None without one."""
     text = response.headers.get("Retry-After", "")
     try:
         seconds = float(text)

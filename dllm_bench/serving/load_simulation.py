@@ -1,10 +1,17 @@
-"""Load simulation: requests arrive, share an engine's steps, and leave with their text.
+"""Load simulation: requests arrive at a server, share its steps, and leave with their text.
 
-Continuous batching: at the start of a step free seats are taken in order of arrival; every seated
-request drafts, a rule says how much of each draft is verified, one step verifies all of it; its
-time comes from the measured profile. Pure and seeded. A request is given by what drafting at each
-position of its text comes to, which for greedy text is a fact about the text, whatever was
-verified before. Left out: prefill, memory, contexts of unlike length.
+Continuous batching: at the start of a step free seats go to the waiting requests in order of
+arrival; every seated request drafts, a length rule says how many tokens of each draft are verified,
+and one step verifies all of them. The time of a step comes from a measured profile. Pure and
+seeded. A request is given by the outcome of drafting at each position of its text; for greedy text
+that does not depend on what was verified before.
+
+`frontier` gives tokens/s per user against tokens/s per device, by the number of concurrent requests
+(DSpark's figures 7 and 8): every seat is taken again as soon as it is free, and only steps with all
+seats taken count, so start and end of the simulation do not. `under_arrivals` gives what users see
+at random arrivals (section 5.4): a service level is a least number of tokens/s per user, counted
+from when a request takes its seat; waiting is reported separately. Points are simulated, no curve
+is fitted. Left out: prefill, memory, contexts of different lengths.
 """
 
 from __future__ import annotations
@@ -22,80 +29,80 @@ from dllm_bench.decoding.length.hardware_aware import Probabilities, TwoStepsAhe
 from dllm_bench.decoding.length.measurements import StepProfile
 from dllm_bench.decoding.length.threshold import likely_prefix
 
-PlainRule = Callable[[Probabilities], Sequence[int]]
-Arrivals = Callable[[int, np.random.Generator], Sequence[float]]  # n -> seconds, rising
+PlainLengthRule = Callable[[Probabilities], Sequence[int]]
+"""Acceptance probabilities of the drafts of a step -> tokens verified of each."""
+NewLengthRule = Callable[[], PlainLengthRule]
+"""Makes the rule of one simulation; a fresh one, since a rule may remember earlier steps."""
+Arrivals = Callable[[int, np.random.Generator], Sequence[float]]
+"""Number of requests -> their arrival times in seconds, rising."""
 
 
 @dataclass(frozen=True)
 class DraftOutcome:
-    """A draft at one position of a text: estimated probabilities, and how many tokens are right."""
+    """A draft at one position of a text."""
 
-    probabilities: tuple[float, ...]
-    accepted: int
+    probabilities: tuple[float, ...]  # estimated, of each token if all before it are accepted
+    accepted: int  # first tokens that the target would accept
 
 
-DraftedText = Sequence[
-    DraftOutcome
-]  # entry p: the draft when p tokens are there; as many as new tokens
+DraftedText = Sequence[DraftOutcome]
+"""Entry p is the draft after p new tokens; one entry per new token of the text."""
 
 
 @dataclass(frozen=True)
 class ServingSystem:
-    """What is compared: a drafter, seen in its texts and its cost, and a rule of lengths.
-
-    rule: makes the rule of one simulation, which may remember; draft_s: seconds the drafter takes
-    for so many requests, paid in every step.
-    """
+    """What is compared: a drafter, given by its drafts and its cost, and a length rule."""
 
     name: str
     texts: Sequence[DraftedText]
-    rule: Callable[[], PlainRule]
+    rule: NewLengthRule
     draft_s: Callable[[int], float] = lambda requests: 0.0
+    """Number of requests -> seconds of drafting in a step."""
 
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """One step: seated requests, tokens verified (one more than drafted each), tokens committed."""
+    """One step of all seated requests."""
 
     start_s: float
-    step_s: float
-    requests: int
-    verified: int
-    committed: int
+    step_s: float  # its duration
+    requests: int  # seated
+    verified: int  # tokens: the drafts as cut, and one more per request
+    committed: int  # tokens
 
 
 @dataclass(frozen=True)
 class SimulatedRequest:
-    """One request: when it came, took a seat and was finished; its tokens and its rounds."""
+    """One finished request."""
 
     arrival_s: float
-    seated_s: float
+    seated_s: float  # when it took its seat
     finished_s: float
     tokens: int
     rounds: int
 
     @property
     def tokens_per_s(self) -> float:
-        """The speed its user sees once it is seated."""
+        """The speed that its user sees, counted from when it took its seat."""
         return self.tokens / (self.finished_s - self.seated_s)
 
 
 @dataclass(frozen=True)
 class SimulatedLoad:
-    """What happened: steps in order, requests in order of arrival."""
+    """The result of a simulation."""
 
     seats: int
-    steps: tuple[SimulatedStep, ...]
-    served: tuple[SimulatedRequest, ...]
+    steps: tuple[SimulatedStep, ...]  # in order
+    served: tuple[SimulatedRequest, ...]  # in order of arrival
 
     def attainment(self, tokens_per_s: float) -> float:
-        """Share of the requests that were served at least so fast."""
+        """Share of the requests that reached this speed."""
         return sum(one.tokens_per_s >= tokens_per_s for one in self.served) / len(self.served)
 
 
 @dataclass(frozen=True)
 class PoissonArrivals:
-    """Independent arrivals."""
+    """Independent arrivals at a mean rate."""
 
     requests_per_s: float
 
@@ -105,7 +112,7 @@ class PoissonArrivals:
 
 
 def at_once(n: int, rng: np.random.Generator) -> Sequence[float]:
-    """All are there from the start, so that a free seat is taken at once: constant concurrency."""
+    """All requests arrive at the start, so the number of concurrent requests stays constant."""
     return [0.0] * n
 
 
@@ -125,49 +132,49 @@ def simulate(
     arrivals: Arrivals = at_once,
     seed: int = 0,
 ) -> SimulatedLoad:
-    """Serve the system's texts; equal arguments give equal loads."""
+    """Serve the system's texts; equal arguments give equal results."""
     if seats < 1 or not system.texts or not all(map(len, system.texts)):
         raise DllmBenchError(
-            f"System {system.name!r} is to serve {len(system.texts)} texts with {seats} seats; "
+            f"System {system.name!r} has {len(system.texts)} texts to serve with {seats} seats; "
             "give at least one seat, and texts of at least one token."
         )
     times = arrivals(len(system.texts), np.random.default_rng(seed))
-    engine = _Engine(system, profile, seats, system.rule())
-    engine.waiting.extend(_Seat(*pair) for pair in enumerate(times))
-    while engine.waiting or engine.active:
-        engine.seat()
-        engine.step()
+    server = _Server(system, profile, seats, system.rule())
+    server.waiting.extend(_Request(*pair) for pair in enumerate(times))
+    while server.waiting or server.active:
+        server.seat()
+        server.step()
     return SimulatedLoad(
-        seats, tuple(engine.steps), tuple(engine.served[i] for i in sorted(engine.served))
+        seats, tuple(server.steps), tuple(server.served[i] for i in sorted(server.served))
     )
 
 
 @dataclass
-class _Seat:
-    """One request on its way through the engine."""
+class _Request:
+    """A request that waits or is being served."""
 
     index: int
     arrival_s: float
     seated_s: float = 0.0
-    done: int = 0
+    done: int = 0  # tokens committed
     rounds: int = 0
 
 
-class _Engine:
-    """The clock, who waits and who is seated."""
+class _Server:
+    """The state of a simulation: the clock, and the waiting and the seated requests."""
 
     def __init__(
-        self, system: ServingSystem, profile: StepProfile, seats: int, rule: PlainRule
+        self, system: ServingSystem, profile: StepProfile, seats: int, rule: PlainLengthRule
     ) -> None:
         self.system, self.profile, self.seats, self.rule = system, profile, seats, rule
         self.clock_s = 0.0
-        self.waiting: deque[_Seat] = deque()
-        self.active: list[_Seat] = []
+        self.waiting: deque[_Request] = deque()
+        self.active: list[_Request] = []
         self.steps: list[SimulatedStep] = []
         self.served: dict[int, SimulatedRequest] = {}
 
     def seat(self) -> None:
-        """Give free seats to those who are there; an empty engine waits for the next one."""
+        """Give free seats to waiting requests; if none is seated, advance the clock to the next."""
         if not self.active:
             self.clock_s = max(self.clock_s, self.waiting[0].arrival_s)
         while (
@@ -178,7 +185,7 @@ class _Engine:
             self.active.append(replace(self.waiting.popleft(), seated_s=self.clock_s))
 
     def step(self) -> None:
-        """Draft, choose lengths, verify, commit; finished requests leave."""
+        """Draft, choose lengths, verify, commit; finished requests leave their seats."""
         texts = self.system.texts
         drafts = [texts[one.index][one.done] for one in self.active]
         lengths = self.rule([draft.probabilities for draft in drafts])
@@ -205,27 +212,23 @@ class _Engine:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A system at a number of concurrent requests.
-
-    verified_per_request: tokens verified per request and step, the target's own included;
-    tokens_per_round: tokens committed per request and step.
-    """
+    """A system at a number of concurrent requests."""
 
     system: str
     requests: int
     tokens_per_s_user: float
     tokens_per_s_device: float
-    verified_per_request: float
-    tokens_per_round: float
+    verified_per_request: float  # tokens verified per request and step, the target's own included
+    tokens_per_round: float  # tokens committed per request and step
 
 
 def frontier_point(system: str, load: SimulatedLoad) -> FrontierPoint:
-    """The steady part of a load."""
+    """Means over the steps in which all seats are taken; DllmBenchError if there is none."""
     steps = [step for step in load.steps if step.requests == load.seats]
     if not steps:
         raise DllmBenchError(
-            f"System {system!r} never had all {load.seats} seats taken, it has {len(load.served)} "
-            "texts; give more texts than seats, or fewer requests at a time."
+            f"System {system!r} never had all {load.seats} seats taken: it has {len(load.served)} "
+            "texts. Give more texts than seats, or fewer requests at a time."
         )
     committed = sum(step.committed for step in steps)
     rounds = load.seats * len(steps)
@@ -250,31 +253,27 @@ def frontier(
 def best_at_level(
     points: Iterable[FrontierPoint], tokens_per_s_user: float
 ) -> FrontierPoint | None:
-    """The point with most tokens/s per device among those fast enough for every user."""
-    fast = [found for found in points if found.tokens_per_s_user >= tokens_per_s_user]
-    return max(fast, key=lambda found: found.tokens_per_s_device, default=None)
+    """The point with most tokens/s per device among those with at least a speed per user."""
+    fast = [point for point in points if point.tokens_per_s_user >= tokens_per_s_user]
+    return max(fast, key=lambda point: point.tokens_per_s_device, default=None)
 
 
 @dataclass(frozen=True)
 class ServicePoint:
-    """What a system's users saw at a rate of arrivals.
-
-    attained: share of requests served at the service level; tokens_per_s_user: the median;
-    tokens_per_s_device: over the time in which there was anything to do.
-    """
+    """What the users of a system see at a rate of arrivals."""
 
     system: str
     requests_per_s: float
-    attained: float
-    wait_s: float
-    tokens_per_s_user: float
-    tokens_per_s_device: float
+    attained: float  # share of requests served at the service level
+    wait_s: float  # mean wait for a seat
+    tokens_per_s_user: float  # median
+    tokens_per_s_device: float  # over the time with at least one request
 
 
 def service_point(
     system: str, requests_per_s: float, level: float, load: SimulatedLoad
 ) -> ServicePoint:
-    """A load as its users saw it."""
+    """The result of a simulation from the users' side."""
     return ServicePoint(
         system,
         requests_per_s,
@@ -293,7 +292,7 @@ def under_arrivals(
     level: float,
     seed: int = 0,
 ) -> list[ServicePoint]:
-    """Every system at every rate of Poisson arrivals."""
+    """Every system at every rate of Poisson arrivals; all systems meet the same arrivals."""
     return [
         service_point(
             system.name,
@@ -306,16 +305,16 @@ def under_arrivals(
     ]
 
 
-NewLengthRule = Callable[[], PlainRule]
+# --- length rules on plain probabilities: the same decisions as the pieces in decoding/length -----
 
 
 def fixed_rule(tokens: int | None = None) -> NewLengthRule:
-    """At most so many tokens of every draft; None: all, 0: autoregressive decoding."""
+    """At most `tokens` tokens of every draft; None: all, 0: autoregressive decoding."""
     return lambda: lambda probabilities: [len(row[:tokens]) for row in probabilities]
 
 
 def threshold_rule(tau: float) -> NewLengthRule:
-    """Up to the first token whose own chance is below tau."""
+    """The tokens before the first one whose own probability is below tau."""
     return lambda: lambda probabilities: [likely_prefix(row, tau) for row in probabilities]
 
 
@@ -329,5 +328,5 @@ def hardware_aware_rule(profile: StepProfile) -> NewLengthRule:
 
 
 def asynchronous_rule(profile: StepProfile) -> NewLengthRule:
-    """Sizes of steps chosen two steps ahead, filled with the surest tokens."""
+    """Step sizes chosen two steps ahead, filled with the most likely tokens."""
     return partial(TwoStepsAhead, profile)

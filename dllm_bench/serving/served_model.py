@@ -1,8 +1,9 @@
-"""`Engine`: a model behind an OpenAI-compatible HTTP server, as settings with their own checks.
+"""Settings of a model behind an OpenAI-compatible HTTP server, and the requests it is sent.
 
-The server tokenises, so a prompt has no token ids here: bytes of its JSON stand for them, and give
-back the text or the chat turns that a benchmark made. The key is read from the environment variable
-that the settings name and is part of no value that is stored or shown. Speaking HTTP is `client`'s.
+The server tokenises, so a prompt has no token ids here: the bytes of its JSON stand for them, and
+can be turned back into the text or the chat turns that a benchmark made. The key is read from the
+environment variable that the settings name; it is part of no value that is stored or shown. HTTP
+itself is in `client`.
 """
 
 from __future__ import annotations
@@ -23,31 +24,37 @@ if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Turns
 
 ADDRESS = re.compile(r"https?://[\w.\-\[\]:]*[\w\]](/\S*)?")
-OURS = ("model", "messages", "prompt", "max_tokens", "temperature", "seed", "stop", "stream")
+RESERVED = ("model", "messages", "prompt", "max_tokens", "temperature", "seed", "stop", "stream")
 
 
 @register("model.served")
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """Which model to ask for, where, and how. `engine`: engine and hardware in the user's words.
-
-    concurrency: requests in flight; body: further entries of every request (None takes one out);
-    tokenizer: counts tokens where the server does not; timeout_s: of one try; retries: after a try
-    that failed and may succeed; backoff_s: wait before the first of them, doubled each time.
-    """
+    """Which model to request, where, and how; checked when it is made."""
 
     name: str
+    """The server's name for the model."""
     url: str
+    """Address of the API, like http://127.0.0.1:8000/v1; without a secret, since it is stored."""
     engine: str | None = None
+    """Engine, version and hardware in the user's words; tells runs on two engines apart."""
     chat: bool = True
+    """Whether chat turns are sent as such; otherwise every prompt is plain text."""
     concurrency: int = 1
+    """Requests in flight."""
     temperature: float = 0.0
     body: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of every request; None removes an entry."""
     tokenizer: str | None = None
+    """Source of a tokenizer that counts tokens if the server does not."""
     key_env: str | None = None
+    """Environment variable that holds the key; None for a server without keys."""
     timeout_s: float = 600.0
+    """Longest time of one try."""
     retries: int = 4
+    """Tries after one that failed and may succeed later."""
     backoff_s: float = 1.0
+    """Wait before the first retry; doubled for each further one."""
 
     def __post_init__(self) -> None:
         self._check_url()
@@ -57,15 +64,15 @@ class ServedModel:
                     f"Model {self.name!r} has model.{name}={getattr(self, name)}; give {least} or "
                     "more."
                 )
-        taken = [name for name in self.body if name in OURS]
-        if taken:
+        reserved = [name for name in self.body if name in RESERVED]
+        if reserved:
             raise DllmBenchError(
-                f"Model {self.name!r} has model.body.{taken[0]}, which follows from the other "
-                "settings; set those (model.name, model.temperature, seed, benchmark.…)."
+                f"Model {self.name!r} has model.body.{reserved[0]}, which other settings decide; "
+                "set those instead (model.name, model.temperature, seed, benchmark.…)."
             )
 
     def _check_url(self) -> None:
-        """The url is stored with a run, so it holds no secret; it is not shown where it does."""
+        """Refuse a url with a secret, without showing it: the url is stored with a run."""
         parts = urlsplit(self.url)
         if parts.username or parts.password or parts.query:
             raise DllmBenchError(
@@ -80,24 +87,24 @@ class ServedModel:
 
     @property
     def key(self) -> str | None:
-        """The key, from the environment."""
+        """The key, from the environment; DllmBenchError if the variable is not set."""
         if self.key_env is None:
             return None
-        found = os.environ.get(self.key_env)
-        if not found:
+        key = os.environ.get(self.key_env)
+        if not key:
             raise DllmBenchError(
                 f"Model {self.name!r} takes its key from the environment variable {self.key_env}, "
                 "which is not set; export it, or set model.key_env=null for a server without keys."
             )
-        return found
+        return key
 
-    def question(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """(path below the url, body) that asks for `request`: turns are chatted, text completed."""
+    def http_request(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """(path below the url, JSON body): turns go to chat/completions, text to completions."""
         prompt = prompt_of(request)
-        plain = isinstance(prompt, str)
-        asked = {
+        is_text = isinstance(prompt, str)
+        entries = {
             "model": self.name,
-            "prompt" if plain else "messages": prompt,
+            "prompt" if is_text else "messages": prompt,
             "max_tokens": request.max_new_tokens,
             "temperature": self.temperature,
             "seed": request.seed,
@@ -106,25 +113,25 @@ class ServedModel:
             "stream_options": {"include_usage": True},
             **self.body,
         }
-        body = {name: value for name, value in asked.items() if value is not None}
-        return ("completions" if plain else "chat/completions"), body
+        body = {name: value for name, value in entries.items() if value is not None}
+        return ("completions" if is_text else "chat/completions"), body
 
 
 def encode(prompt: str | Turns) -> list[int]:
-    """Bytes of the prompt's JSON, in place of token ids."""
+    """The bytes of the prompt's JSON, in place of token ids."""
     plain = prompt if isinstance(prompt, str) else [dict(turn) for turn in prompt]
     return list(json.dumps(plain, ensure_ascii=False).encode(errors="surrogatepass"))
 
 
 def prompt_of(request: Request) -> str | list[dict[str, str]]:
-    """Inverse of `encode`: text, or chat turns."""
+    """Inverse of `encode`: text or chat turns."""
     text = bytes(request.prompt_ids).decode(errors="surrogatepass")
     prompt: str | list[dict[str, str]] = json.loads(text)
     return prompt
 
 
-def begin_otherwise(prompt: str | Sequence[Mapping[str, str]], start: str) -> list[int]:
-    """A prompt for warming up: as long, and without a prefix the server could keep for later."""
+def warmup_prompt(prompt: str | Sequence[Mapping[str, str]], start: str) -> list[int]:
+    """A prompt for warming up that begins with `start`, so the server can cache no prefix of it."""
     if isinstance(prompt, str):
         return encode(start + prompt)
     first, *rest = prompt

@@ -1,9 +1,10 @@
-"""What a drafter drafted along greedy texts, from stored samples: the raw material of a load.
+"""The drafts along greedy texts, read from stored samples: the input of the load simulation.
 
 A run with `decoder/length=fixed decoder.length.tokens=0` verifies nothing: the target decides every
-token alone, and its drafter is asked at each. Greedy text is fixed and a draft depends on the
-tokens before it, so rounds simulated from such a run are the loop's own under any rule of lengths.
-Runs that verify drafts give calibration data all the same. Left out: sampled text.
+token alone, and the drafter drafts at every position. Greedy text is fixed and a draft depends only
+on the tokens before it, so the rounds simulated from such a run are those that the loop would make
+under any length rule. Runs that verify drafts can still be used as calibration data. Left out:
+sampled text.
 """
 
 from __future__ import annotations
@@ -19,59 +20,54 @@ from dllm_bench.metrics.acceptance import common_prefix
 from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.serving.load_simulation import DraftedText, DraftOutcome
 
-Sample = tuple[Trace, Sequence[int], Sequence[int]]  # of one text: trace, born, ids
+StoredText = tuple[Trace, Sequence[int], Sequence[int]]
+"""Of one stored sample: trace, born (the forward that committed each token), ids."""
 
 
 @dataclass(frozen=True)
 class StoredDraft:
-    """A draft at one place of a text.
+    """A draft at one position of a text."""
 
-    logits: of its confidences, none without such a head; tokens: its length; right: how many of its
-    first tokens are those of the text; left: how many tokens the text still has.
-    """
-
-    logits: tuple[float, ...]
-    tokens: int
-    right: int
-    left: int
+    logits: tuple[float, ...]  # of the confidence head; empty without one
+    tokens: int  # length of the draft
+    right: int  # first tokens of the draft that equal the text
+    left: int  # tokens that the text still has
 
 
 def drafts_of_text(
     trace: Trace, born: Sequence[int], ids: Sequence[int]
 ) -> tuple[StoredDraft, ...]:
     """The drafts of one text, in order."""
-    found = []
+    drafts = []
     for index, row in enumerate(trace.forwards):
         if row.kind == ForwardKind.VERIFY:
-            follows = ids[sum(at < index for at in born) :]
+            follows = ids[sum(forward < index for forward in born) :]
             right = common_prefix(row.drafted, follows)
-            found.append(StoredDraft(row.survival, len(row.drafted), right, len(follows)))
-    return tuple(found)
+            drafts.append(StoredDraft(row.survival, len(row.drafted), right, len(follows)))
+    return tuple(drafts)
 
 
 @dataclass(frozen=True)
 class StoredDrafts:
-    """The drafts of several texts, and what drafting cost.
-
-    steps: time of a draft, in times of a verification beside it; width: positions a call of the
-    drafter feeds; calls: of its network, in a draft.
-    """
+    """The drafts of several texts, and the cost of drafting."""
 
     texts: tuple[tuple[StoredDraft, ...], ...]
-    steps: float
-    width: int
-    calls: float
+    steps: float  # time of a draft, divided by that of the verifications in the same run
+    width: int  # positions that a call of the drafter's network feeds
+    calls: float  # calls of the drafter's network per draft
 
     @classmethod
-    def of(cls, samples: Iterable[Sample]) -> StoredDrafts:
-        """From stored samples; texts that ended with their prefill have no draft."""
+    def of(cls, samples: Iterable[StoredText]) -> StoredDrafts:
+        """Read stored samples; texts that ended with their prefill have no draft, so they are left
+        out.
+        """
         kept = list(samples)
         texts = tuple(filter(None, (drafts_of_text(*sample) for sample in kept)))
         rows = [row for trace, _, _ in kept for row in trace.forwards]
         ms = {kind: sum(row.ms for row in rows if row.kind == kind) for kind in ForwardKind}
         steps = (ms[ForwardKind.DRAFT] + ms[ForwardKind.HEAD]) / (ms[ForwardKind.VERIFY] or 1.0)
-        asked = [row for row in rows if row.kind == ForwardKind.DRAFT]
-        return cls(texts, steps, _width(asked), sum(row.calls for row in asked) / (len(asked) or 1))
+        calls = [row for row in rows if row.kind == ForwardKind.DRAFT]
+        return cls(texts, steps, _width(calls), sum(row.calls for row in calls) / (len(calls) or 1))
 
     def halves(self) -> tuple[StoredDrafts, StoredDrafts]:
         """The first half of the texts, to fit on, and the second."""
@@ -79,7 +75,7 @@ class StoredDrafts:
         return replace(self, texts=self.texts[:half]), replace(self, texts=self.texts[half:])
 
     def observed(self) -> list[ObservedDraft]:
-        """Confidences and outcomes; of a draft past the end of its text nothing is known."""
+        """Confidences and outcomes, up to the end of the text; what lies beyond it is unknown."""
         return [
             ObservedDraft(one.logits[: one.left], one.right)
             for text in self.texts
@@ -88,12 +84,16 @@ class StoredDrafts:
         ]
 
     def served(self, temperatures: Temperatures | None = None) -> list[DraftedText]:
-        """Texts of the load simulation; without a confidence head every chance is 1."""
+        """Texts for the load simulation; without a confidence head every probability is 1.
+
+        DllmBenchError if the run did not draft at every position.
+        """
         for text in self.texts:
             if [one.left for one in text] != list(range(len(text), 0, -1)):
                 raise DllmBenchError(
-                    "A load is simulated from drafts at every position of a text, this run "
-                    "verified some; run it with decoder/length=fixed decoder.length.tokens=0."
+                    "A load is simulated from drafts at every position of a text, but this run "
+                    "verified some of its drafts; run it with decoder/length=fixed "
+                    "decoder.length.tokens=0."
                 )
         probabilities = (temperatures or Temperatures()).probabilities
         return [
@@ -105,12 +105,13 @@ class StoredDrafts:
         ]
 
     def drafting(self, profile: StepProfile, tokens: int | None = None) -> Callable[[int], float]:
-        """Seconds of drafting for R requests at once; `tokens` each, None: whole drafts.
+        """Number of requests -> seconds of drafting for them in one step.
 
-        Our assumption, since one request at a time was measured: for one, as many of the profile's
-        one-token steps as in the run, whatever the machine was busy with; for R, it grows as a
-        step of the target with R times the positions grows. A chain of calls ends with the last
-        token asked for, a block is always drafted whole.
+        tokens: draft tokens that are needed of each; None: whole drafts. An assumption of ours,
+        since single requests were measured: for one request, as many one-token steps of the profile
+        as in the run; for n requests, more by the factor by which a step of the target grows with
+        n times the positions. A chain stops after the last token needed, a block is always drafted
+        whole.
         """
         part = 1.0 if tokens is None else min(1.0, tokens / (self.calls or 1))
         one_s = part * self.steps * profile.step_s(1) / profile.step_s(self.width)
@@ -118,5 +119,6 @@ class StoredDrafts:
 
 
 def _width(calls: Sequence[Forward]) -> int:
-    fed, made = sum(row.fed for row in calls), sum(row.calls for row in calls)
-    return max(1, ceil(fed / made)) if made else 1
+    """Mean positions per call of the drafter's network, rounded up; 1 without calls."""
+    fed, number = sum(row.fed for row in calls), sum(row.calls for row in calls)
+    return max(1, ceil(fed / number)) if number else 1

@@ -16,7 +16,7 @@ from dllm_bench.cli import doctor_model
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.serving.client import Client
-from dllm_bench.serving.served_model import ServedModel, begin_otherwise, encode, prompt_of
+from dllm_bench.serving.served_model import ServedModel, encode, prompt_of, warmup_prompt
 from dllm_bench.serving.stream import Stream, TryError
 from tests.served.server import DONE, Reply, Server, event, piece, said, scripted, usage
 
@@ -40,7 +40,7 @@ def client(url: str, **settings: Any) -> tuple[Client, list[float]]:
 def refused(url: str, **settings: Any) -> str:
     """The sentence of a request that gets no answer."""
     with pytest.raises(DllmBenchError) as found:
-        client(url, **settings)[0].ask(request())
+        client(url, **settings)[0].complete(request())
     return str(found.value)
 
 
@@ -56,7 +56,7 @@ def test_a_prompt_survives_its_bytes(prompt: Any) -> None:
 def test_text_is_completed_and_turns_are_chatted(prompt: Any, path: str) -> None:
     with Server(scripted(said("x", new=1, chat=prompt is TURNS))) as server:
         asker, _ = client(server.url, temperature=0.5, body={"top_p": 0.9, "seed_": None})
-        assert asker.ask(request(prompt, stop=("\n\n",))).answer.text == "x"
+        assert asker.complete(request(prompt, stop=("\n\n",))).answer.text == "x"
     (asked,) = server.asked
     assert asked.path == f"/v1/{path}"
     assert asked.body == {
@@ -74,7 +74,7 @@ def test_text_is_completed_and_turns_are_chatted(prompt: Any, path: str) -> None
 
 def test_a_warm_up_shares_no_prefix_with_what_is_measured() -> None:
     for prompt in ("Question: how?", TURNS):
-        other = json.loads(bytes(begin_otherwise(prompt, "Warm-up 1. ")))
+        other = json.loads(bytes(warmup_prompt(prompt, "Warm-up 1. ")))
         first = other if isinstance(prompt, str) else other[0]["content"]
         assert first.startswith("Warm-up 1. ") and first.endswith(("how?", "Ä"))
 
@@ -158,7 +158,7 @@ def test_a_busy_server_is_asked_again_when_it_says() -> None:
     ]
     with Server(scripted(*busy, said("yes", new=2))) as server:
         asker, waits = client(server.url, retries=3)
-        asked = asker.ask(request())
+        asked = asker.complete(request())
     assert (asked.answer.text, asked.tries) == ("yes", 4)
     assert waits == [3.0, 1.0, 300.0]  # asked for, twice the half second, cut down
     sent = [one.body for one in server.asked]
@@ -178,7 +178,7 @@ def test_a_busy_server_is_asked_again_when_it_says() -> None:
 )
 def test_a_broken_stream_is_asked_again_and_never_half_counted(fault: Reply) -> None:
     with Server(scripted(fault, said("whole", new=3))) as server:
-        asked = client(server.url)[0].ask(request())
+        asked = client(server.url)[0].complete(request())
     assert (asked.answer.text, asked.answer.tokens, asked.tries) == ("whole", 3, 2)
 
 
@@ -214,7 +214,7 @@ def test_a_server_that_says_nothing_is_a_time_out() -> None:
         yield DONE
 
     with Server(lambda asked: Reply(silence())) as server:
-        assert "nothing came for" in refused(server.url, retries=0, timeout_s=0.05)
+        assert "nothing arrived for" in refused(server.url, retries=0, timeout_s=0.05)
         stop.set()
 
 

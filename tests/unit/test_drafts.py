@@ -340,7 +340,7 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
     assert refused("greedy", "cut") == "", "greedy drafts are whole whatever was verified of them"
     assert "2 drafters" in refused("greedy", "other")
     assert "confidence head" in refused("other")
-    assert "chose by the confidences" in refused("sampled")
+    assert "its confidences decided" in refused("sampled")
     assert "confidence head" in refused("sampled unheaded")
 
 
