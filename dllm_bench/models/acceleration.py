@@ -1,14 +1,13 @@
-"""`CompiledDenoiser`: the same forward with the layers under torch.compile.
+"""Optional speed-ups: layers under torch.compile (`CompiledDenoiser`) and quantised linear layers.
 
-"default" compiles once for changing lengths. "max" (autotuned kernels, CUDA graphs) needs shapes
-that repeat: what is fed is padded to a multiple of `BUCKET` positions, the cache is read whole, and
-the mask hides what is not there, so a few graphs serve a whole run. Equal up to rounding.
+torch.compile: "default" compiles once for lengths that vary. "max" (autotuned kernels, CUDA graphs)
+needs shapes that repeat: fed positions are padded to a multiple of `BUCKET`, the whole cache buffer
+is read, and the mask hides what is not valid, so a few graphs serve a whole run. Logits are equal
+up to rounding.
 
-
-Quantised linear layers by torchao: w8a8 (int8 weights and activations) or fp8, dynamic scales.
-
-Linear layers of the blocks are replaced in place after loading; embedding, head, norms, routers and
-stacked experts keep the run's dtype. Left out: calibration, quantised checkpoints, KV quantisation.
+Quantisation (torchao): w8a8 (int8 weights and activations) or fp8, with dynamic scales. Linear
+layers inside the transformer layers are replaced after loading; embedding, head, norms, routers and
+stacked experts keep the run's dtype. Not here: calibration, quantised checkpoints, quantised K/V.
 """
 
 from __future__ import annotations
@@ -25,32 +24,38 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.transformer import Rotation, TransformerDenoiser
 
-BUCKET = 64  # positions; two blocks of 32, so that a block or two feed one graph
+BUCKET = 64  # positions; two blocks of 32, so that one block and two blocks use the same graph
 KeysValues = tuple[Tensor, Tensor]
 MODES: dict[str, dict[str, Any]] = {
     "default": {"dynamic": True},
     "max": {"mode": "max-autotune", "dynamic": False},
 }
+CONFIGS = {
+    "w8a8": "Int8DynamicActivationInt8WeightConfig",
+    "fp8": "Float8DynamicActivationFloat8WeightConfig",
+}
+FP8_CAPABILITY = (8, 9)  # CUDA compute capability of the first devices with fp8 products (Ada)
 
 
 class CompiledDenoiser(TransformerDenoiser):
     """A `TransformerDenoiser` whose layers run as one compiled function of tensors."""
 
     def compile(self, mode: str) -> CompiledDenoiser:
-        """Choose the mode; compilation itself happens in the first forwards."""
+        """Choose a mode of `MODES`; compilation itself happens in the first forwards."""
         self._graphs = mode == "max"
         self._bucket = BUCKET if self._graphs else 1
         self._run = torch.compile(run_layers, **MODES[mode])
         return self
 
     def new_cache(self, length: int) -> PositionCache:
+        """An empty cache for a canvas of `length` positions, rounded up to whole buckets."""
         return super().new_cache(length + -length % self._bucket)
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         if plan.feature_layers:
             raise DllmBenchError(
-                "Outputs of layers are not available from a compiled model, and the drafter reads "
-                "them; set hardware.compile=none."
+                "The drafter reads outputs of the target's layers, which a compiled model does not "
+                "give; set hardware.compile=none."
             )
         (branches, fed), start = tokens_KF.shape, plan.feed[0]
         tokens_KF = torch.nn.functional.pad(
@@ -68,31 +73,31 @@ class CompiledDenoiser(TransformerDenoiser):
             torch.compiler.cudagraph_mark_step_begin()
         hidden, fresh = self._run(model.layers, self._kinds, hidden, masks, rotations, stored)
         for layer, (keys, values) in zip(kv.positions, fresh, strict=True):
-            if layer.holding:  # the next replay of a graph writes over its outputs
+            if layer.keeps_fresh:  # the next replay of a graph overwrites its outputs
                 layer.fresh = (keys.clone(), values.clone())
         return hidden.clone().view(branches, width, -1)[:, :fed]
 
     def _padded(self, plan: ForwardPlan, branches: int, width: int) -> ForwardPlan:
-        """The plan with the padding fed and hidden from everyone."""
+        """The plan with the padding fed too, and hidden from every position."""
         if not self._graphs:
             return plan
         end_K = torch.full((branches,), plan.feed[1], device=self.device)
-        seen_K = end_K if plan.visible_K is None else torch.minimum(plan.visible_K, end_K)
-        return replace(plan, feed=(plan.feed[0], plan.feed[0] + width), visible_K=seen_K)
+        visible_K = end_K if plan.visible_K is None else torch.minimum(plan.visible_K, end_K)
+        return replace(plan, feed=(plan.feed[0], plan.feed[0] + width), visible_K=visible_K)
 
     def _mask(
         self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
     ) -> Tensor | None:
         if not (self._graphs and kv.length):
             return super()._mask(kind, plan, branches, kv)
-        whole = ((0, kv.positions[0].length),)
-        mask = self._mask_over(whole, kind, plan, branches)
+        length = kv.positions[0].length
+        mask = self._mask_over(((0, length),), kind, plan, branches)
         assert mask is not None  # the padding is hidden
-        absent = torch.ones(mask.shape[-1], dtype=torch.bool, device=self.device)
-        absent[whole[0][1] :] = False
+        invalid = torch.ones(mask.shape[-1], dtype=torch.bool, device=self.device)
+        invalid[length:] = False
         for span in kv.spans:
-            absent[slice(*span)] = False
-        return mask.masked_fill(absent, -torch.inf)
+            invalid[slice(*span)] = False
+        return mask.masked_fill(invalid, -torch.inf)
 
     def _stored(self, layer: Any, kv: PositionCache) -> list[KeysValues]:
         """What a layer reads of the cache: its visible spans, or all of it under a mask."""
@@ -102,7 +107,7 @@ class CompiledDenoiser(TransformerDenoiser):
         return [(layer.keys[:, :, a:b], layer.values[:, :, a:b]) for a, b in spans]
 
 
-class _Join:
+class _CacheView:
     """The cache as the layers see it inside of the compiled function."""
 
     def __init__(self, stored: list[list[KeysValues]]) -> None:
@@ -112,7 +117,7 @@ class _Join:
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *rest: object
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values to attend to; the fresh ones are kept aside."""
+        """Keys and values to attend to; the fresh ones are collected."""
         self.fresh.append((keys, values))
         spans = self.stored[layer]
         if not spans:
@@ -130,33 +135,29 @@ def run_layers(
     stored: list[list[KeysValues]],
 ) -> tuple[Tensor, list[KeysValues]]:
     """All layers in order: the last hidden states, and each layer's fresh keys and values."""
-    join = _Join(stored)
+    cache = _CacheView(stored)
     for layer, kind in zip(layers, kinds, strict=True):
         hidden = layer(
             hidden,
             attention_mask=masks[kind],
             position_embeddings=rotations[kind],
-            past_key_values=join,
+            past_key_values=cache,
         )
-    return hidden, join.fresh
-
-
-CONFIGS = {
-    "w8a8": "Int8DynamicActivationInt8WeightConfig",
-    "fp8": "Float8DynamicActivationFloat8WeightConfig",
-}
-FP8_CAPABILITY = (8, 9)  # CUDA compute capability of the first devices with fp8 products (Ada)
+    return hidden, cache.fresh
 
 
 def quantize(module: Any, kind: str, device: torch.device) -> None:
-    """Quantise the blocks of a `*ForCausalLM` module, or say why that cannot be done here."""
+    """Quantise the layers of a `*ForCausalLM` module in place, by a kind of `CONFIGS`.
+
+    DllmBenchError where the device or torchao is missing.
+    """
     if kind == "fp8" and not has_fp8(device):
         raise DllmBenchError(
             f"quantization=fp8 needs a CUDA device of compute capability 8.9 or more, "
             f"found {device}; use quantization=w8a8 or none."
         )
     try:
-        from torchao import quantization
+        from torchao import quantization  # optional dependency
     except ImportError:
         raise DllmBenchError(
             f"quantization={kind} needs torchao, which is not installed; install it with: pip "

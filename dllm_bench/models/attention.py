@@ -1,17 +1,17 @@
-"""Attention masks of one forward: who sees which cached and fed positions.
+"""What each position of a forward sees: masks of one request, and attention of a batch of requests.
 
-Keys lie as [visible cached positions | fresh keys of branch 0 | branch 1 | ...]. A branch sees the
-cache and itself, never another branch; under block-causal attention a position sees earlier
-blocks and its own block, in a layer with a sliding window only the last positions up to its own.
-Masks are additive (0 or -inf); None means that everything is seen. Padding and batches of requests
-are left out.
+Within a request, keys lie as [visible cached positions | fresh keys of branch 0 | branch 1 | ...].
+A branch sees the cache and itself, never another branch; under block-causal attention a position
+sees earlier blocks and its own block; in a layer with a sliding window it sees only the last
+positions up to its own. Masks are additive (0 or -inf); None means that everything is seen.
 
+In a batch, the positions that all requests feed lie one after another along the sequence axis,
+without padding, so that embedding, projections, norms, experts and head run once for all of them.
+Attention is computed per request, over its own cache and under its own mask, by the same function
+as in a forward of one request.
 
-One forward for several requests of ragged lengths, of any plan a decoder makes.
-
-What all requests feed lies one after another along the sequence axis of one batch, without padding:
-embedding, projections, norms, experts and head see the rows of all. Attention is each request's
-own, over its own cache and under its own mask, by the same function that a forward of one takes.
+Shapes: K branches, F fed positions, C visible cached positions, N fed rows of a whole batch, Q
+queries, A attention heads, E head size.
 """
 
 from __future__ import annotations
@@ -28,27 +28,35 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dllm_bench.core.denoiser import ForwardPlan
-from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.kv import PositionCache, Span
 
-Span = tuple[int, int]
-REMEMBERED = 16  # masks of recent shapes; a request rarely alternates between more
+CACHED_MASKS = 16  # one request rarely alternates between more shapes
+PER_REQUEST = "per request"  # name of `attend_per_request` in transformers' registry
+AttentionFunction = Callable[..., tuple[Tensor, Any]]
 
 
 @dataclass(frozen=True)
 class MaskShape:
-    """What a mask depends on besides `visible_K`; `block` 0 is full attention, `window` 0 none."""
+    """What a mask depends on besides `visible_K`."""
 
     branches: int
+    """K."""
     feed: Span
+    """Positions that every branch feeds."""
     cached: tuple[Span, ...]
+    """Visible cached positions."""
     origin: int = 0
+    """Where the blocks start."""
     block: int = 0
+    """Block length of block-causal attention; 0: full attention."""
     window: int = 0
+    """Positions that a sliding window sees back; 0: no window."""
 
     @classmethod
     def of(
         cls, plan: ForwardPlan, branches: int, cached: tuple[Span, ...], window: int = 0
     ) -> MaskShape:
+        """The mask shape of a plan."""
         if plan.attention == "full":
             return cls(branches, plan.feed, cached, window=window)
         if plan.block < 1:
@@ -57,7 +65,7 @@ class MaskShape:
 
     @property
     def sees_all(self) -> bool:
-        """One branch whose every query sees every key."""
+        """Whether there is one branch and each of its queries sees every key."""
         if self.branches > 1:
             return False
         last = max(stop for _, stop in (self.feed, *self.cached)) - 1
@@ -66,7 +74,7 @@ class MaskShape:
         return self.block == 0 or self.block_index(self.feed[0]) >= self.block_index(last)
 
     def block_index(self, position: int) -> int:
-        """0 before the origin, 1, 2, ... for the blocks."""
+        """0 before the origin, then 1, 2, ... for the blocks."""
         if position < self.origin:
             return 0
         return (position - self.origin) // self.block + 1
@@ -75,7 +83,7 @@ class MaskShape:
 def attention_mask(
     shape: MaskShape, visible_K: Tensor | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """Additive mask, broadcastable to (1, 1, K * F, C + K * F); None when all see all."""
+    """Additive mask, broadcastable to (1, 1, K * F, C + K * F); None where everything is seen."""
     base = None if shape.sees_all else _structure(shape, dtype, device)
     if visible_K is None:
         return base
@@ -85,14 +93,14 @@ def attention_mask(
     return base.masked_fill(hidden, -torch.inf)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHED_MASKS)
 def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Branches apart, blocks in order: (1, 1, K * F, C + K * F)."""
+    """The mask of branches, blocks and sliding window: (1, 1, K * F, C + K * F)."""
     fed_F = torch.arange(*shape.feed, device=device)
     cached_C = _cached(shape, device)
     fresh_FF, old_FC = _sees(shape, fed_F, fed_F), _sees(shape, fed_F, cached_C)
-    apart_KK = torch.eye(shape.branches, dtype=torch.bool, device=device)
-    fresh_KFKF = apart_KK[:, None, :, None] & fresh_FF[None, :, None, :]
+    same_branch_KK = torch.eye(shape.branches, dtype=torch.bool, device=device)
+    fresh_KFKF = same_branch_KK[:, None, :, None] & fresh_FF[None, :, None, :]
     rows = len(fed_F) * shape.branches
     seen = torch.cat([old_FC.repeat(shape.branches, 1), fresh_KFKF.reshape(rows, rows)], dim=1)
     return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -torch.inf)[
@@ -106,18 +114,18 @@ def _cached(shape: MaskShape, device: torch.device) -> Tensor:
     return torch.cat([torch.arange(0, device=device), *spans])
 
 
-def _sees(shape: MaskShape, query_Q: Tensor, key_N: Tensor) -> Tensor:
-    """bool (Q, N): the query's block is not before the key's, which is not before the window."""
-    near_QN = torch.ones(len(query_Q), len(key_N), dtype=torch.bool, device=query_Q.device)
+def _sees(shape: MaskShape, query_Q: Tensor, key_C: Tensor) -> Tensor:
+    """bool (Q, C): the key's block is not after the query's, and the key is in the window."""
+    near_QC = torch.ones(len(query_Q), len(key_C), dtype=torch.bool, device=query_Q.device)
     if shape.window:
-        near_QN = query_Q[:, None] - key_N[None, :] < shape.window
+        near_QC = query_Q[:, None] - key_C[None, :] < shape.window
     if shape.block == 0:
-        return near_QN
-    query_Q, key_N = (
+        return near_QC
+    query_Q, key_C = (
         (p - shape.origin).div(shape.block, rounding_mode="floor").clamp_min(-1)
-        for p in (query_Q, key_N)
+        for p in (query_Q, key_C)
     )
-    return near_QN & (query_Q[:, None] >= key_N[None, :])
+    return near_QC & (query_Q[:, None] >= key_C[None, :])
 
 
 def _hidden(shape: MaskShape, visible_K: Tensor) -> Tensor:
@@ -128,95 +136,102 @@ def _hidden(shape: MaskShape, visible_K: Tensor) -> Tensor:
     return torch.nn.functional.pad(hidden_KF.flatten(), (cached, 0))[None, None, None]
 
 
-Attention = Callable[..., tuple[Tensor, Any]]
-
-
 @dataclass(frozen=True)
-class Part:
-    """The rows of one request: its branches, in `groups` sequences that do not see each other."""
+class BatchedRequest:
+    """One request of a batch and the rows it feeds."""
 
     plan: ForwardPlan
+    """Its plan."""
     kv: PositionCache
+    """Its cache."""
     groups: int
+    """Sequences its branches are split into, which do not see each other."""
     branches: int
+    """K."""
     rows: int
+    """Rows it feeds: K * F."""
 
-    def of(self, values_HND: Tensor) -> Tensor:
-        """Its rows (heads first) as the attention of a forward of one has them."""
+    def split_groups(self, values_ANE: Tensor) -> Tensor:
+        """Its rows as attention in a forward of one request has them: (groups, A, rows, E)."""
         if self.groups == 1:
-            return values_HND[None]
-        return values_HND.unflatten(1, (self.groups, -1)).transpose(0, 1)
+            return values_ANE[None]
+        return values_ANE.unflatten(1, (self.groups, -1)).transpose(0, 1)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Each request's rows and the mask over its keys; `attention` is the function of a forward of
-    one, by its name in transformers.
-    """
+class BatchMask:
+    """The masks of a batch, passed to attention in place of one mask."""
 
     attention: str
-    parts: Sequence[Part]
+    """Name, in transformers, of the attention function of a forward of one request."""
+    requests: Sequence[BatchedRequest]
+    """The requests, in the order of their rows."""
     masks: Sequence[Tensor | None]
+    """The mask of each request over its keys."""
 
 
-def split(values_1HND: Tensor, parts: Sequence[Part]) -> list[Tensor]:
-    """The rows of every request."""
-    pieces = values_1HND[0].split([part.rows for part in parts], dim=1)
-    return [part.of(piece_HND) for part, piece_HND in zip(parts, pieces, strict=True)]
+def split_requests(values_1ANE: Tensor, requests: Sequence[BatchedRequest]) -> list[Tensor]:
+    """The rows of each request."""
+    pieces = values_1ANE[0].split([request.rows for request in requests], dim=1)
+    return [
+        request.split_groups(piece_ANE) for request, piece_ANE in zip(requests, pieces, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
-class RaggedCache:
-    """The caches of all requests as transformers' attention sees one."""
+class BatchCache:
+    """The caches of all requests, behind the interface that transformers' attention uses."""
 
-    parts: Sequence[Part]
+    requests: Sequence[BatchedRequest]
+    """The requests, in the order of their rows."""
 
     def update(
-        self, keys_1HND: Tensor, values_1HND: Tensor, layer: int, *rest: object
+        self, keys_1ANE: Tensor, values_1ANE: Tensor, layer: int, *rest: object
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Called by the attention of a layer: what each request attends to."""
-        fresh = zip(split(keys_1HND, self.parts), split(values_1HND, self.parts), strict=True)
-        joined = [
-            part.kv.update(keys, values, layer)
-            for part, (keys, values) in zip(self.parts, fresh, strict=True)
+        """Store fresh K/V of a layer and return what each request attends to."""
+        keys = split_requests(keys_1ANE, self.requests)
+        values = split_requests(values_1ANE, self.requests)
+        visible = [
+            request.kv.update(own_keys, own_values, layer)
+            for request, own_keys, own_values in zip(self.requests, keys, values, strict=True)
         ]
-        return [keys for keys, _ in joined], [values for _, values in joined]
+        return [keys for keys, _ in visible], [values for _, values in visible]
 
 
-def attend(
+def attend_per_request(
     module: Any,
-    query_1HND: Tensor,
-    *others: Any,
+    query_1ANE: Tensor,
+    *keys_values_mask: Any,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     position_ids: Tensor | None = None,
     use_cache: bool = True,
 ) -> tuple[Tensor, None]:
-    """Attention request by request: (1, N, H, D); `others` are keys and values of each and `Seen`.
+    """Attention (1, N, A, E), request by request, with the signature transformers calls.
 
-    What layers say besides is known already: windows are in the masks, positions in the rotation.
+    `keys_values_mask` are the keys and values of each request and a `BatchMask`. The last three
+    arguments are not needed: windows are in the masks, positions in the rotation.
     """
-    keys, values, seen = others
+    keys, values, mask = keys_values_mask
     eager = sys.modules[type(module).__module__].eager_attention_forward
-    one: Attention = ALL_ATTENTION_FUNCTIONS.get_interface(seen.attention, eager)
-    queries = split(query_1HND, seen.parts)
-    found = [
+    one: AttentionFunction = ALL_ATTENTION_FUNCTIONS.get_interface(mask.attention, eager)
+    queries = split_requests(query_1ANE, mask.requests)
+    attended = [
         one(module, *each, dropout=dropout, scaling=scaling)[0].flatten(0, 1)
-        for each in zip(queries, keys, values, seen.masks, strict=True)
+        for each in zip(queries, keys, values, mask.masks, strict=True)
     ]
-    return torch.cat(found)[None], None
+    return torch.cat(attended)[None], None
 
 
-BY_REQUEST = "by request"
-ALL_ATTENTION_FUNCTIONS.register(BY_REQUEST, attend)
+ALL_ATTENTION_FUNCTIONS.register(PER_REQUEST, attend_per_request)
 
 
 @contextmanager
-def apart(config: Any) -> Iterator[None]:
-    """Within, the attention of a model of this config is `attend`."""
+def per_request_attention(config: Any) -> Iterator[None]:
+    """In the block, a model with this config computes attention with `attend_per_request`."""
     usual = config._attn_implementation
-    config._attn_implementation = BY_REQUEST
+    config._attn_implementation = PER_REQUEST
     try:
         yield
     finally:

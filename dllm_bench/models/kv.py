@@ -1,11 +1,15 @@
-"""Keys and values of one request, addressed by absolute position.
+"""Keys and values of one request, addressed by absolute position (`PositionCache`).
 
-Static buffers (kv_heads x L x head_dim per layer) behind transformers' `Cache` interface. A forward
-that goes on where the cache ends writes its K/V behind what is cached and attends to one view of
-both, so nothing is joined; where it feeds in the middle of what is cached, its fresh K/V are read
-beside the spans around. `keep` makes the winner's K/V valid. For models with shifted logits the
-cache also remembers the hidden state that predicts the position after a kept span, because the row
-before the next window is then no longer fed. Cached keys carry their rotation.
+Each layer has a buffer over all positions of the canvas, behind transformers' `Cache` interface. A
+forward that continues at the end of the cache writes its K/V into the buffer after the cached ones
+and attends to one view of both, without a copy; a forward that feeds positions inside the cached
+span attends to its fresh K/V joined with the cached spans around them. `keep` makes the K/V of the
+chosen branch valid. Cached keys are rotated. For models with shifted logits the cache also keeps
+the hidden state that predicts the position after a kept span, because the row before the next
+window is not fed again.
+
+Shapes: K branches, G heads of keys and values, F fed positions, S stored positions, E head size, H
+hidden size.
 """
 
 from __future__ import annotations
@@ -20,31 +24,32 @@ from dllm_bench.core.errors import DllmBenchError
 Span = tuple[int, int]
 
 
-class PositionLayer(CacheLayerMixin):
-    """K/V of one layer: a buffer over all positions and what the last forward computed."""
+class LayerCache(CacheLayerMixin):
+    """K/V of one layer: a buffer over all positions, and those the last forward computed."""
 
     is_sliding = False
 
     def __init__(self, length: int) -> None:
         super().__init__()
-        self.length = length
-        self.spans: tuple[Span, ...] = ()
-        self.holding = False
-        self.appends = self.in_place = False
+        self.length = length  # positions of the canvas
+        self.spans: tuple[Span, ...] = ()  # cached positions the forward sees
+        self.keeps_fresh = False  # whether `store` will want the fresh K/V
+        self.appends = False  # whether fresh K/V are written after the cached ones
+        self.in_place = False  # whether they were
         self.fresh: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for every position of the canvas, of one branch."""
+        """Make the buffers: every position of the canvas, for one branch."""
         self.keys, self.values = (buffer(s, self.length) for s in (key_states, value_states))
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object
     ) -> tuple[Tensor, Tensor]:
-        """The keys and values to attend to: visible cached spans, then the fresh ones."""
+        """The keys and values to attend to: the visible cached ones, then the fresh ones."""
         if self.appends:
             return self._append(key_states, value_states)
-        if self.holding:
+        if self.keeps_fresh:
             self.fresh = (key_states, value_states)
         if not self.spans:
             return key_states, value_states
@@ -56,7 +61,7 @@ class PositionLayer(CacheLayerMixin):
         return torch.cat([*cached, fresh], dim=2)
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Cached and fresh K/V as views of the buffers; branches stand there one after another."""
+        """Cached and fresh K/V as views of the buffers, branches one after another."""
         start, count = self.spans[0][1], key_states.shape[2]
         self._grow(start + count)
         assert self.keys is not None
@@ -69,14 +74,14 @@ class PositionLayer(CacheLayerMixin):
         return both
 
     def _grow(self, length: int) -> None:
-        """Room for the branches of a forward behind what is cached."""
+        """Enlarge the buffers to `length` positions, if all branches need more than the canvas."""
         assert self.keys is not None
         assert self.values is not None
         if length > self.keys.shape[2]:
             self.keys, self.values = (buffer(s, length, s) for s in (self.keys, self.values))
 
     def store(self, plan: ForwardPlan, branches: int, branch: Tensor) -> None:
-        """Copy the branch's fresh K/V of `plan.store` into the buffers, unless they lie there."""
+        """Copy the branch's fresh K/V of `plan.store` into the buffers, unless they are there."""
         if self.in_place and branches == 1:
             return
         assert self.fresh is not None
@@ -85,40 +90,43 @@ class PositionLayer(CacheLayerMixin):
         (first, last), offset = plan.store, plan.feed[0]
         for stored, fresh in zip((self.keys, self.values), self.fresh, strict=True):
             assert stored is not None
-            if len(fresh) == branches:  # a batch, or one branch alone
-                split_KHFD = fresh
+            if len(fresh) == branches:  # branches are a batch, or there is only one
+                branches_KGFE = fresh
             else:
-                split_KHFD = fresh[0].unflatten(1, (branches, -1)).transpose(0, 1)
-            kept_KHSD = split_KHFD[:, :, first - offset : last - offset]
-            stored[0, :, first:last] = pick(kept_KHSD, 0, branch)
+                branches_KGFE = fresh[0].unflatten(1, (branches, -1)).transpose(0, 1)
+            kept_KGSE = branches_KGFE[:, :, first - offset : last - offset]
+            stored[0, :, first:last] = pick(kept_KGSE, 0, branch)
 
-    def adopt(self, other: PositionLayer, length: int) -> None:
-        """Copy the other's K/V of positions [0, length)."""
+    def copy_prefix(self, other: LayerCache, length: int) -> None:
+        """Copy K/V of positions [0, length) from another cache."""
         assert other.keys is not None
         assert other.values is not None
         self.lazy_initialization(other.keys, other.values)
-        for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            assert own is not None
-            own[:, :, :length] = theirs[:, :, :length]
+        for to, source in ((self.keys, other.keys), (self.values, other.values)):
+            assert to is not None
+            to[:, :, :length] = source[:, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys and offset of the first, for transformers' masks."""
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
+        """Number of visible cached positions."""
         return sum(stop - start for start, stop in self.spans)
 
     def get_max_length(self) -> int:
+        """Positions of the canvas."""
         return self.length
 
 
 class PositionCache(Cache):
-    """One `PositionLayer` per layer; implements `core.protocols.KVCache`.
+    """One `LayerCache` per layer; implements `core.denoiser.KVCache`.
 
-    shifted: the row before a window predicts its first position and is remembered.
+    shifted: row i predicts position i + 1, so the hidden state before a window is kept.
     """
 
     def __init__(self, layers: int, length: int, shifted: bool = True) -> None:
-        self.positions = [PositionLayer(length) for _ in range(layers)]
+        self.positions = [LayerCache(length) for _ in range(layers)]
         super().__init__(layers=list(self.positions))
         self.spans: tuple[Span, ...] = ()
         self.shifted = shifted
@@ -134,7 +142,7 @@ class PositionCache(Cache):
         return self._length
 
     def begin(self, plan: ForwardPlan, canvas: int) -> None:
-        """Make visible what `plan` may see of the cache: all of it outside of the fed span."""
+        """Prepare for the forward of `plan`: it sees cached positions outside of the fed span."""
         start, stop = plan.feed
         if start > self._length:
             raise ValueError(
@@ -146,7 +154,7 @@ class PositionCache(Cache):
         appends = self.spans == ((0, start),) and self._length <= start
         for layer in self.positions:
             layer.spans, layer.fresh, layer.in_place = self.spans, None, False
-            layer.appends, layer.holding = appends, plan.store[0] < plan.store[1]
+            layer.appends, layer.keeps_fresh = appends, plan.store[0] < plan.store[1]
 
     def update(
         self,
@@ -155,13 +163,13 @@ class PositionCache(Cache):
         layer_idx: int,
         *args: object,
     ) -> tuple[Tensor, Tensor]:
-        """Called by the attention of layer `layer_idx`."""
+        """Store fresh K/V of a layer and return what it attends to; called by its attention."""
         return self.positions[layer_idx].update(key_states, value_states)
 
-    def hold(self, plan: ForwardPlan, hidden_KFD: Tensor) -> None:
-        """Remember the last forward until `keep` (or the next forward)."""
+    def hold(self, plan: ForwardPlan, hidden_KFH: Tensor) -> None:
+        """Hold the last forward's hidden states until `keep` or the next forward."""
         if plan.store[0] < plan.store[1]:
-            self._held = (plan, hidden_KFD)
+            self._held = (plan, hidden_KFH)
 
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
         """Store the last forward's K/V of `branch` (0-d int64) for the positions `plan.store`."""
@@ -172,12 +180,12 @@ class PositionCache(Cache):
             raise ValueError("keep() needs the plan of the last forward, once.")
         if not plan.feed[0] <= first <= self._length or last > plan.feed[1]:
             raise ValueError(f"Cannot store {plan.store} of {plan.feed}, {self._length} cached.")
-        hidden_KFD = self._held[1]
+        hidden_KFH = self._held[1]
         for layer in self.positions:
-            layer.store(plan, len(hidden_KFD), branch)
+            layer.store(plan, len(hidden_KFH), branch)
             layer.fresh = None
         if self.shifted:
-            self._keep_boundary(plan, pick(hidden_KFD, 0, branch))
+            self._keep_boundary(plan, pick(hidden_KFH, 0, branch))
         self._length = max(self._length, last)
         self.kept, self._held = plan, None
 
@@ -186,40 +194,40 @@ class PositionCache(Cache):
         self._length = min(self._length, length)
 
     @torch.inference_mode()
-    def adopt(self, other: PositionCache, length: int) -> None:
-        """Begin with the other's K/V of positions [0, length)."""
-        for layer, theirs in zip(self.positions, other.positions, strict=True):
-            layer.adopt(theirs, length)
+    def copy_prefix(self, other: PositionCache, length: int) -> None:
+        """Start from another cache's K/V of positions [0, length)."""
+        for layer, source in zip(self.positions, other.positions, strict=True):
+            layer.copy_prefix(source, length)
         self._length = length
 
     def packed(self, plan: ForwardPlan) -> Tensor:
-        """What `keep` stored for `plan`, in one dimension, for a cache of another process."""
+        """What `keep` stored for `plan`, flattened, to send to a cache in another process."""
         return torch.cat([part.flatten() for part in self._kept_parts(plan)])
 
     def unpack(self, plan: ForwardPlan, packed: Tensor) -> None:
-        """Replace what `keep` stored for `plan` by what another cache packed."""
+        """Replace what `keep` stored for `plan` by what another process packed."""
         parts = self._kept_parts(plan)
         sizes = [part.numel() for part in parts]
         for part, values in zip(parts, packed.split(sizes), strict=True):
             part.copy_(values.view_as(part))
 
     def _kept_parts(self, plan: ForwardPlan) -> list[Tensor]:
-        """Views of the stored K/V of `plan.store` and of the hidden states at its borders."""
+        """Views of the stored K/V of `plan.store`, and the kept boundary hidden states."""
         span = slice(*plan.store)
         buffers = [stored for layer in self.positions for stored in (layer.keys, layer.values)]
         views = [stored[:, :, span] for stored in buffers if stored is not None]
         return views + [self._boundary[position] for position in sorted(self._boundary)]
 
-    def _keep_boundary(self, plan: ForwardPlan, hidden_FD: Tensor) -> None:
-        """Hidden states that predict the positions a later window may begin with."""
+    def _keep_boundary(self, plan: ForwardPlan, hidden_FH: Tensor) -> None:
+        """Keep the hidden states that predict the positions a later window may begin at."""
         start, stop = plan.feed
         starts = {plan.store[1], plan.rows[0]}
         kept = {p: hidden for p, hidden in self._boundary.items() if p in starts}
-        new = {p: hidden_FD[p - 1 - start].clone() for p in starts if start < p <= stop}
+        new = {p: hidden_FH[p - 1 - start].clone() for p in starts if start < p <= stop}
         self._boundary = kept | new
 
     def boundary(self, position: int) -> Tensor:
-        """The kept hidden state (D,) that predicts `position`."""
+        """The kept hidden state (H,) that predicts `position`."""
         if position not in self._boundary:
             raise DllmBenchError(
                 f"Logits of this model are shifted by one and the row that predicts position "
@@ -230,18 +238,18 @@ class PositionCache(Cache):
 
 
 def buffer(like: Tensor, length: int, begin: Tensor | None = None) -> Tensor:
-    """Room for `length` positions, which may be written to in inference mode and outside of it."""
+    """A buffer (1, G, `length`, E) that holds `begin`; writable in and out of inference mode."""
     with torch.inference_mode(False):
-        room = torch.zeros(
+        values = torch.zeros(
             1, like.shape[1], length, like.shape[3], dtype=like.dtype, device=like.device
         )
     if begin is not None:
-        room[:, :, : begin.shape[2]] = begin
-    return room
+        values[:, :, : begin.shape[2]] = begin
+    return values
 
 
 def pick(values: Tensor, dim: int, branch: Tensor) -> Tensor:
-    """`values[..., branch, ...]` without a host copy."""
+    """Entry `branch` (0-d int64) of dimension `dim`, without waiting for the device."""
     if values.shape[dim] == 1:
         return values.squeeze(dim)
     return values.index_select(dim, branch.reshape(1)).squeeze(dim)

@@ -1,10 +1,15 @@
 """`TransformerDenoiser`: a transformers model as a function from tokens to logits.
 
-K branches lie along the sequence axis of one forward of batch 1 with their own position ids, so
-the cached prefix is read once; where nothing is cached they are a batch. The module's own layers
-run in order, each kind of layer (whole text, sliding window) with its mask and rotation; the head
-runs on wanted rows only. `shifted` models predict position p from hidden row p - 1, position 0
-from row 0. Several requests may share a forward (`ragged`). Left out: training.
+The K branches of a request lie along the sequence axis of one forward of batch size 1, with their
+own position ids, so that the cached prefix is read once; where nothing is cached they are a batch.
+The module's own layers run in order, each kind of layer (full attention, sliding window) with its
+mask and rotary embedding; `lm_head` is computed only for rows whose logits are wanted. Models with
+`shifted` logits predict position p from the hidden state at p - 1, and position 0 from the one at
+0. Several requests may share a forward (`forward_batch`). Training is not supported.
+
+Shapes: K branches, L canvas positions, F fed positions, R rows whose logits are computed, M of
+them picked, H hidden size, V vocabulary, N fed rows of a whole batch, P sequences, C = H x (number
+of feature layers).
 """
 
 from __future__ import annotations
@@ -20,28 +25,26 @@ from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.attention import (
+    BatchCache,
+    BatchedRequest,
+    BatchMask,
     MaskShape,
-    Part,
-    RaggedCache,
-    Seen,
-    Span,
-    apart,
     attention_mask,
+    per_request_attention,
 )
-from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.kv import PositionCache, Span
 
-FULL_ATTENTION, SLIDING_ATTENTION = (
-    "full_attention",
-    "sliding_attention",
-)  # transformers' names of layer kinds
-EMBEDDING_TAP = -1  # the "layer" whose output is the embedding
+# Kinds of layers, as transformers names them.
+FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
+EMBEDDING_TAP = -1  # the feature layer that stands for the output of the embedding
 Rotation = tuple[Tensor, Tensor]
 
 
 class TransformerDenoiser(Denoiser):
-    """Implements `core.protocols.Denoiser` over a `*ForCausalLM` module of transformers.
+    """Implements `core.denoiser.Denoiser` and `core.speculative.Target` over a `*ForCausalLM`.
 
-    `attention_form` and `block` say how the weights were trained, for whoever chooses a plan.
+    `attention_form` and `block` say how the weights were trained; only "causal" restricts which
+    plans are accepted.
     """
 
     picks_rows = True
@@ -68,11 +71,9 @@ class TransformerDenoiser(Denoiser):
         self.hidden_size: int = config.hidden_size
         config.is_causal = False
         for layer in module.model.layers:
-            layer.self_attn.is_causal = False  # without a mask every position sees all others
-        self._recalled: tuple[object, tuple[int, ...], PositionCache] | None = None
-        self._kinds = (
-            getattr(config, "layer_types", None) or [FULL_ATTENTION] * config.num_hidden_layers
-        )
+            layer.self_attn.is_causal = False  # so that no mask means that everything is seen
+        self._last_request: tuple[object, tuple[int, ...], PositionCache] | None = None
+        self._kinds = getattr(config, "layer_types", None) or [FULL_ATTENTION] * self.num_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
 
     def new_cache(self, length: int) -> PositionCache:
@@ -80,78 +81,83 @@ class TransformerDenoiser(Denoiser):
         return PositionCache(len(self.module.model.layers), length, self.shifted)
 
     def reuse_prefix(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: object) -> None:
-        """Begin the empty cache with what the last recalled prompt and this one share.
+        """Start the empty cache with K/V of the prompt prefix shared with the request before.
 
-        Remembers one request: its decoder, its prompt, and its cache as it is then.
+        Keeps one request (decoder, prompt, cache), and only reuses it for an equal decoder `by`.
         """
-        kv, last = own(kv), self._recalled
+        kv, last = as_position_cache(kv), self._last_request
         if last and last[0] == by:
-            _, known_ids, source = last
-            pairs = zip(known_ids, prompt_ids, strict=False)
+            _, last_ids, last_kv = last
+            pairs = zip(last_ids, prompt_ids, strict=False)
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            length = min(same, len(prompt_ids) - 1, source.length) // grid * grid
+            length = min(same, len(prompt_ids) - 1, last_kv.length) // grid * grid
             if length > 0:
-                kv.adopt(source, length)
-        self._recalled = (by, tuple(prompt_ids), kv)
+                kv.copy_prefix(last_kv, length)
+        self._last_request = (by, tuple(prompt_ids), kv)
 
     @torch.inference_mode()
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
-        """Logits (K, rows, V): entry [k, i] predicts position rows[0] + i; or `plan.only_M`'s."""
-        kv = own(kv)
+        """Logits (K, R, V): entry [k, i] predicts position rows[0] + i.
+
+        With `plan.only_M`, those rows alone: (1, M, V).
+        """
+        kv = as_position_cache(kv)
         fed_KF = self._begin(tokens_KL, plan, kv)
-        return self._logits(self._wanted(self._layers(fed_KF, plan, kv), plan, kv))
+        return self._logits(self._wanted_rows(self._layers(fed_KF, plan, kv), plan, kv))
 
     @torch.inference_mode()
     def forward_batch(
         self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
-        """`forward` for several requests at once, of ragged lengths: the logits of each."""
-        asked = list(zip(tokens, plans, map(own, caches), strict=True))
-        fed = [self._begin(*each) for each in asked]
-        hidden = self._layers_ragged(fed, [(plan, kv) for _, plan, kv in asked])
+        """`forward` of several requests of any lengths at once: the logits of each."""
+        kvs = [as_position_cache(kv) for kv in caches]
+        fed = [self._begin(*each) for each in zip(tokens, plans, kvs, strict=True)]
         wanted = [
-            self._wanted(hidden_KFD, plan, kv)
-            for hidden_KFD, (_, plan, kv) in zip(hidden, asked, strict=True)
+            self._wanted_rows(*each)
+            for each in zip(self._layers_of_batch(fed, plans, kvs), plans, kvs, strict=True)
         ]
-        flat_ND = torch.cat([rows_KRD.flatten(0, 1) for rows_KRD in wanted])
-        parts = self._logits(flat_ND).split([len(rows) * rows.shape[1] for rows in wanted])
+        flat_NH = torch.cat([rows_KRH.flatten(0, 1) for rows_KRH in wanted])
+        counts = [len(rows_KRH) * rows_KRH.shape[1] for rows_KRH in wanted]
         return [
-            logits_NV.view(*rows_KRD.shape[:2], -1)
-            for logits_NV, rows_KRD in zip(parts, wanted, strict=True)
+            logits_NV.view(*rows_KRH.shape[:2], -1)
+            for logits_NV, rows_KRH in zip(self._logits(flat_NH).split(counts), wanted, strict=True)
         ]
 
     def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """What is fed, (K, F), once the cache knows the plan."""
+        """Check the plan and prepare the cache for it; the fed tokens (K, F)."""
         self._check(plan, tokens_KL.shape[1])
         kv.begin(plan, tokens_KL.shape[1])
         return tokens_KL[:, slice(*plan.feed)]
 
-    def _wanted(self, hidden_KFD: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """The hidden states whose logits are wanted, (K, rows, D) or (1, M, D)."""
-        kv.hold(plan, hidden_KFD)
-        rows_KRD = self._rows(hidden_KFD, plan, kv)
+    def _wanted_rows(self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
+        """The hidden states whose logits are wanted: (K, R, H), or (1, M, H) of picked rows."""
+        kv.hold(plan, hidden_KFH)
+        rows_KRH = self._rows(hidden_KFH, plan, kv)
         if plan.only_M is None:
-            return rows_KRD
-        return rows_KRD.flatten(0, 1).index_select(0, plan.only_M)[None]
+            return rows_KRH
+        return rows_KRH.flatten(0, 1).index_select(0, plan.only_M)[None]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of hidden states before the last norm."""
+        """Logits (..., V) of hidden states (..., H) before the last norm."""
         return self.head(self.module.model.norm(hidden))
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Rows (..., D) of the embedding table."""
+        """Embeddings (..., H) of token ids."""
         embedded: Tensor = self.module.model.embed_tokens(ids)
         return embedded
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of normalised hidden states."""
+        """Logits (..., V) of normalised hidden states (..., H)."""
         logits: Tensor = self.module.lm_head(hidden)
         if self._softcap is not None:
             logits = (logits / self._softcap).tanh_().mul_(self._softcap)
         return logits
 
     def _check(self, plan: ForwardPlan, length: int) -> None:
-        """Rows lie in what is fed (one beyond, where logits are shifted), that in the canvas."""
+        """Raise an error for rows that are not fed, and for plans this model cannot follow.
+
+        With shifted logits, rows may end one position after the fed span.
+        """
         (start, stop), (first, last) = plan.feed, plan.rows
         ahead = int(self.shifted)
         if not self.shifted and last == stop + 1:
@@ -169,7 +175,7 @@ class TransformerDenoiser(Denoiser):
             )
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """Hidden states (K, F, D) before the last norm."""
+        """Hidden states (K, F, H) before the last norm."""
         branches = len(tokens_KF)
         position_1F = torch.arange(*plan.feed, device=self.device)[None]
         groups = independent_sequences(branches, plan, kv)
@@ -177,58 +183,61 @@ class TransformerDenoiser(Denoiser):
             position_1F = position_1F.repeat(1, branches)
         masks = {kind: self._mask(kind, plan, branches // groups, kv) for kind in set(self._kinds)}
         ids = tokens_KF.reshape(groups, -1)
-        hidden, tapped = self._through(ids, position_1F, masks, kv, plan.feature_layers)
-        if tapped is not None:
-            kv.features = tapped.view(*tokens_KF.shape, -1)
+        hidden, features = self._run_layers(ids, position_1F, masks, kv, plan.feature_layers)
+        if features is not None:
+            kv.features = features.view(*tokens_KF.shape, -1)
         return hidden.view(*tokens_KF.shape, -1)
 
-    def _layers_ragged(
-        self, fed: Sequence[Tensor], asked: Sequence[tuple[ForwardPlan, PositionCache]]
+    def _layers_of_batch(
+        self, fed: Sequence[Tensor], plans: Sequence[ForwardPlan], kvs: Sequence[PositionCache]
     ) -> list[Tensor]:
-        """The same of several requests, whose rows are one sequence."""
-        parts = [
-            Part(
-                plan, kv, independent_sequences(len(fed_KF), plan, kv), len(fed_KF), fed_KF.numel()
+        """`_layers` of several requests, whose rows form one sequence."""
+        requests = [
+            BatchedRequest(
+                plan=plan,
+                kv=kv,
+                groups=independent_sequences(len(fed_KF), plan, kv),
+                branches=len(fed_KF),
+                rows=fed_KF.numel(),
             )
-            for fed_KF, (plan, kv) in zip(fed, asked, strict=True)
+            for fed_KF, plan, kv in zip(fed, plans, kvs, strict=True)
         ]
-        spans = [torch.arange(*part.plan.feed, device=self.device) for part in parts]
-        repeated = [span_F.repeat(p.branches) for span_F, p in zip(spans, parts, strict=True)]
+        spans = [torch.arange(*plan.feed, device=self.device) for plan in plans]
+        repeated = [span_F.repeat(r.branches) for span_F, r in zip(spans, requests, strict=True)]
         position_1N = torch.cat(repeated)[None]
-        seen = {kind: self._seen(kind, parts) for kind in set(self._kinds)}
+        masks = {kind: self._batch_mask(kind, requests) for kind in set(self._kinds)}
         ids_1N = torch.cat([fed_KF.flatten() for fed_KF in fed])[None]
-        feature_layers = parts[0].plan.feature_layers
-        with apart(self.module.config):
-            hidden, tapped = self._through(
-                ids_1N, position_1N, seen, RaggedCache(parts), feature_layers
+        with per_request_attention(self.module.config):
+            hidden, features = self._run_layers(
+                ids_1N, position_1N, masks, BatchCache(requests), plans[0].feature_layers
             )
-        sizes = [part.rows for part in parts]
-        if tapped is not None:
-            for part, features_1FC in zip(parts, tapped.split(sizes, dim=1), strict=True):
-                part.kv.features = features_1FC
+        rows = [request.rows for request in requests]
+        if features is not None:
+            for kv, features_1FC in zip(kvs, features.split(rows, dim=1), strict=True):
+                kv.features = features_1FC
         return [
-            hidden_ND.view(*fed_KF.shape, -1)
-            for hidden_ND, fed_KF in zip(hidden[0].split(sizes), fed, strict=True)
+            hidden_NH.view(*fed_KF.shape, -1)
+            for hidden_NH, fed_KF in zip(hidden[0].split(rows), fed, strict=True)
         ]
 
-    def _seen(self, kind: str, parts: Sequence[Part]) -> Seen:
-        """What the layers of one kind see of each request."""
-        masks = [self._mask(kind, p.plan, p.branches // p.groups, p.kv) for p in parts]
-        return Seen(self.module.config._attn_implementation, parts, masks)
+    def _batch_mask(self, kind: str, requests: Sequence[BatchedRequest]) -> BatchMask:
+        """The masks of all requests for the layers of one kind."""
+        masks = [self._mask(kind, r.plan, r.branches // r.groups, r.kv) for r in requests]
+        return BatchMask(self.module.config._attn_implementation, requests, masks)
 
-    def _through(
+    def _run_layers(
         self,
-        ids_RF: Tensor,
-        position_RF: Tensor,
-        masks: Mapping[str, Tensor | Seen | None],
-        cache: PositionCache | RaggedCache,
+        ids_PF: Tensor,
+        position_PF: Tensor,
+        masks: Mapping[str, Tensor | BatchMask | None],
+        cache: PositionCache | BatchCache,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
-        """All layers in order: hidden states (R, F, D), and those of the tapped layers abreast."""
+        """Hidden states (P, F, H), and the outputs of the feature layers concatenated (P, F, C)."""
         model = self.module.model
-        hidden = model.embed_tokens(ids_RF)
-        rotations = self._rotations(hidden, position_RF)
-        tapped = {EMBEDDING_TAP: hidden}
+        hidden = model.embed_tokens(ids_PF)
+        rotations = self._rotations(hidden, position_PF)
+        outputs = {EMBEDDING_TAP: hidden}
         for index, (layer, kind) in enumerate(zip(model.layers, self._kinds, strict=True)):
             hidden = layer(
                 hidden,
@@ -237,15 +246,15 @@ class TransformerDenoiser(Denoiser):
                 past_key_values=cache,
             )
             if index in feature_layers:
-                tapped[index] = hidden
-        return hidden, torch.cat(
-            [tapped[tap] for tap in feature_layers], dim=-1
-        ) if feature_layers else None
+                outputs[index] = hidden
+        if not feature_layers:
+            return hidden, None
+        return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
 
     def _mask(
         self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
     ) -> Tensor | None:
-        """What the layers of one kind see."""
+        """The mask of the layers of one kind."""
         return self._mask_over(kv.spans, kind, plan, branches)
 
     def _mask_over(
@@ -255,43 +264,44 @@ class TransformerDenoiser(Denoiser):
         return attention_mask(shape, plan.visible_K, self.dtype, self.device)
 
     def _window(self, kind: str) -> int:
-        """Positions the layers of one kind see back to, 0 for all."""
+        """Positions the layers of one kind see back, 0 for all."""
         return int(self.module.config.sliding_window) if kind == SLIDING_ATTENTION else 0
 
-    def _rotations(self, hidden: Tensor, position_1F: Tensor) -> dict[str, Rotation]:
-        """Rotary embeddings by kind of layer; most models have one for all."""
+    def _rotations(self, hidden: Tensor, position_PF: Tensor) -> dict[str, Rotation]:
+        """Rotary embeddings by kind of layer; most models have one for all kinds."""
         rotary, kinds = self.module.model.rotary_emb, set(self._kinds)
         if kinds <= self.module.config.rope_parameters.keys():
-            return {kind: rotary(hidden, position_1F, kind) for kind in kinds}
-        return dict.fromkeys(kinds, rotary(hidden, position_1F))
+            return {kind: rotary(hidden, position_PF, kind) for kind in kinds}
+        return dict.fromkeys(kinds, rotary(hidden, position_PF))
 
-    def _rows(self, hidden_KFD: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        """The hidden state that predicts each wanted position."""
+    def _rows(self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
+        """The hidden state (K, R, H) that predicts each wanted position."""
         offset = plan.feed[0] + int(self.shifted)
         first, last = plan.rows[0] - offset, plan.rows[1] - offset
         if first >= 0:
-            return hidden_KFD[:, first:last]
-        before_K1D = hidden_KFD[:, :1]
+            return hidden_KFH[:, first:last]
+        before_K1H = hidden_KFH[:, :1]
         if plan.feed[0] > 0:
-            before_K1D = kv.boundary(plan.feed[0]).expand_as(before_K1D)
-        return torch.cat([before_K1D, hidden_KFD[:, :last]], dim=1)
+            before_K1H = kv.boundary(plan.feed[0]).expand_as(before_K1H)
+        return torch.cat([before_K1H, hidden_KFH[:, :last]], dim=1)
 
 
 def independent_sequences(branches: int, plan: ForwardPlan, kv: PositionCache) -> int:
-    """How many sequences a forward's branches are.
+    """Into how many sequences the branches of a forward are split.
 
-    One, where a cache is read once for all; else a batch, whose branches need no mask to be apart.
+    One if they share a cached prefix or their visible ends differ; else one per branch: sequences
+    of a batch need no mask between them.
     """
     return 1 if kv.spans or plan.visible_K is not None else branches
 
 
-def own(kv: KVCache) -> PositionCache:
-    """A cache of `new_cache`."""
+def as_position_cache(kv: KVCache) -> PositionCache:
+    """The cache, checked to be one of `new_cache`."""
     if not isinstance(kv, PositionCache):
         raise TypeError(f"A forward needs a cache of new_cache(), got {type(kv).__name__}.")
     return kv
 
 
 def is_causal(plan: ForwardPlan) -> bool:
-    """Blocks of one from the first position on: no position sees a later one."""
+    """Whether no position sees a later one: blocks of 1 from position 0."""
     return plan.attention == "block_causal" and (plan.block, plan.origin) == (1, 0)

@@ -137,7 +137,7 @@ def test_the_other_dsparks_are_refused(tmp_path: Path) -> None:
 def test_more_slots_than_trained(tmp_path: Path) -> None:
     with pytest.raises(DllmBenchError, match="choose 2 to 6"):
         DFlash(TrainedBlock(stored(tmp_path, "dflash_zlab")), slots=7)
-    with pytest.raises(DllmBenchError, match="from 1 to"):
+    with pytest.raises(DllmBenchError, match="choose 1 to"):
         DFlash(TrainedBlock(write_drafter(tmp_path / "d", DEEPSPEC)), slots=5)
 
 
