@@ -1,11 +1,11 @@
 """A run that decodes several requests at a time (`batch=8`): the same samples in less time.
 
-Up to `spec.batch` requests share a forward, in each of the processes that share the run; as one
-ends, the next takes its place, and its sample is stored in the order of ends. Who was beside whom
-changes no text (but drafts that are sampled and cut to lengths the batch decides), so an
-interrupted run goes on with what is missing. No request has a time of its own: its times are empty,
-and what counts is requests and tokens per second of all. How requests share a forward is
-`decoding/batching`'s business.
+Up to `spec.batch` requests share a forward, in each process of the run. When one ends, the next
+takes its place; samples are stored in the order in which requests end. Batched and unbatched
+decoding produce identical text (except for sampled drafts whose length the batch decides), so an
+interrupted run decodes what is missing. No request has a time of its own: its times are empty, and
+requests and tokens per second are those of all requests. How requests share a forward is in
+`decoding/batching`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from dllm_bench.run import runner
 from dllm_bench.store.record import BatchSpan, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
-TEAMS = ("branch_parallel", "tensor_parallel")  # processes that decode one request
+PER_REQUEST = ("branch_parallel", "tensor_parallel")  # processes that decode one request
 
 
 def check(spec: RunSpec) -> None:
-    """Refuse at once what has no batches."""
+    """Refuse settings that batches do not support, before anything is loaded."""
     if spec.batch < 1:
         raise DllmBenchError(f"batch is {spec.batch}; decode 1 request at a time, or more.")
     if spec.baseline:
         raise DllmBenchError(
-            f"batch={spec.batch} decodes requests side by side, and a baseline is compared request "
-            "by request under the clock; leave out decoder@baseline, or batch."
+            f"batch={spec.batch} decodes requests together, and a baseline is timed request by "
+            "request; leave out decoder@baseline, or batch."
         )
-    if any(int(spec.hardware.get(name, 1)) > 1 for name in TEAMS):
+    if any(int(spec.hardware.get(name, 1)) > 1 for name in PER_REQUEST):
         raise DllmBenchError(
             f"batch={spec.batch} is decoded by one process, and hardware={spec.hardware['name']} "
             "asks for several that decode a request together; choose hardware without them "
-            "(replicas have a batch each), or batch=1."
+            "(each replica has a batch of its own), or batch=1."
         )
     mode = spec.model.get("compile", "none")
     if mode != "none":
@@ -48,9 +48,9 @@ def check(spec: RunSpec) -> None:
         )
     if spec.decoder.get("cache", {}).get("reuse") == "approximate":
         raise DllmBenchError(
-            f"batch={spec.batch} begins requests side by side, and decoder.cache.reuse=approximate "
-            "gives texts that follow from the request before; choose reuse=exact or none, or "
-            "batch=1."
+            f"batch={spec.batch} decodes requests together, and with "
+            "decoder.cache.reuse=approximate a text depends on the request before; choose "
+            "reuse=exact or none, or batch=1."
         )
 
 
@@ -70,25 +70,25 @@ class BatchedRunSession(runner.RunSession):
     def _samples(
         self, missing: Sequence[tuple[int, Request]], session: int
     ) -> Iterator[SampleRecord]:
-        """Samples as they are finished."""
-        going: dict[str, tuple[Request, float, float]] = {}
+        """Decode requests, given with their index in the run; yields samples as they finish."""
+        started: dict[str, tuple[Request, float, float]] = {}
         clock = self.deps.clock
         zero = clock() if self.opened.zero_s is None else self.opened.zero_s
 
         def waiting() -> Iterator[Request]:
             for _, request in missing:
-                going[request.id] = request, self.deps.now(), clock() - zero
+                started[request.id] = request, self.deps.now(), clock() - zero
                 yield self._ready(self.decoder, request)
 
-        found = self.many.generate_stream(self.loaded.denoiser, waiting(), self.spec.batch)
-        for generation in found:
-            request, started_at, began_s = going.pop(generation.request_id)
+        generations = self.many.generate_stream(self.loaded.denoiser, waiting(), self.spec.batch)
+        for generation in generations:
+            request, started_at, began_s = started.pop(generation.request_id)
             decoded = self._read(request, untimed(generation), None)
             sample = self._record(request, decoded, started_at, session)
             yield replace(sample, span=BatchSpan(began_s, clock() - zero))
 
 
 def untimed(generation: Generation) -> Generation:
-    """The generation without milliseconds, which are those of all."""
+    """The generation without the forwards' milliseconds, which several requests share."""
     rows = [replace(row, ms=0.0) for row in generation.trace.forwards]
     return replace(generation, trace=Trace(rows))

@@ -1,7 +1,8 @@
 """What a run needs from outside: model, decoder, benchmark, clock. Tests replace them with fakes.
 
-Built from a `RunSpec`. The model and the benchmark last used are kept, since the runs of a table
-share them; everything else is made anew. The clock waits for the device before it is read.
+Everything is made from a `RunSpec`. The model and the benchmark used last are kept, since the runs
+of a table share them; everything else is made anew. What imports torch is imported on use, since
+SLURM jobs and status lines are handled without it.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from dllm_bench.core.benchmark import Benchmark, Turns
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.spec import ModelSpec
 from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import benchmark_of, engine_of, is_served, model_spec
 from dllm_bench.store.spec import RunSpec
 
 if TYPE_CHECKING:
-    from dllm_bench.core.benchmark import Benchmark, Turns
     from dllm_bench.core.contracts import Decoder
     from dllm_bench.core.denoiser import Denoiser
-    from dllm_bench.models.spec import ModelSpec
-
 
 PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # hardware settings that multiply
 
@@ -36,20 +36,23 @@ class Loaded(Protocol):
         """Prompt ids of plain text or chat turns."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Text of token ids, without special tokens."""
 
     def attention_warning(self, attention: str, block: int) -> str | None:
-        """A sentence where a decoder uses other attention than the weights were trained with."""
+        """A sentence if a decoder's attention is not that of the weights' training; else None."""
 
 
 @dataclass
 class ModelCache:
-    """The model last used; the one before is dropped first, so that two need never fit at once."""
+    """Keeps the most recently used model loaded.
+
+    The old one is freed before the next is loaded, so two never occupy memory at the same time.
+    """
 
     kept: dict[ModelSpec, Loaded] = field(default_factory=dict)
 
     def load(self, model: ModelSpec) -> Loaded:
-        """The loaded model, from the shelf where it lies there."""
+        """The loaded model, from the cache if it is there."""
         from dllm_bench.models import load as loading
 
         if model not in self.kept:
@@ -62,7 +65,7 @@ MODEL_CACHE = ModelCache()
 
 
 def real_model(spec: RunSpec) -> Loaded:
-    """The model of `spec` on its device, kept until another one is asked for; or its server."""
+    """The model of `spec` on its device, kept until another is loaded; or its server's client."""
     if is_served(spec.model):
         from dllm_bench.serving.client import Client
 
@@ -82,7 +85,7 @@ def real_benchmark(spec: RunSpec) -> Benchmark:
 
 
 def prepare_device(spec: RunSpec) -> None:
-    """Set torch's threads and check that the device is there and the one asked for."""
+    """Set torch's threads and check that the device exists and is the one that is asked for."""
     import torch
 
     hardware = spec.hardware
@@ -103,7 +106,7 @@ def prepare_device(spec: RunSpec) -> None:
 
 
 def sync(spec: RunSpec) -> None:
-    """Wait until the device has done all it was given."""
+    """Wait until the device has finished all its work."""
     if str(spec.hardware["device"]).startswith("cuda"):
         import torch
 
@@ -112,15 +115,15 @@ def sync(spec: RunSpec) -> None:
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Where a run gets its dependencies from."""
+    """Functions that give a run what it needs."""
 
     model: Callable[[RunSpec], Loaded] = real_model
     decoder: Callable[[RunSpec], Decoder] = real_decoder
     benchmark: Callable[[RunSpec], Benchmark] = real_benchmark
-    prepare: Callable[[RunSpec], None] = prepare_device
-    sync: Callable[[RunSpec], None] = sync
-    clock: Callable[[], float] = time.perf_counter
-    now: Callable[[], float] = time.time
+    prepare: Callable[[RunSpec], None] = prepare_device  # called before the model is loaded
+    sync: Callable[[RunSpec], None] = sync  # waits for the device
+    clock: Callable[[], float] = time.perf_counter  # seconds, for durations
+    now: Callable[[], float] = time.time  # seconds since the epoch
 
 
 REAL = Dependencies()

@@ -1,8 +1,8 @@
-"""A run on a served engine: the same requests, store, grades and record; the server decodes.
+"""A run on a served engine: same requests, store, grades and record, but the server decodes.
 
-`model.concurrency` requests are in flight at any time, in as many threads; samples are stored by
-the one that asked for the run. What the server does not tell (ids, forwards) stays empty. Which run
-it is follows from `inputs.resolve_served`; speaking HTTP is `serving/client`'s.
+`model.concurrency` requests are in flight at any time, each in a thread; one thread stores the
+samples. What the server does not report (ids, forwards) stays empty. Which run it is follows from
+`inputs.resolve_served`; HTTP is in `serving/client`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from dllm_bench.store import provenance
 from dllm_bench.store.record import SampleRecord, ServedSample, Session
 
 SEEDS = 2**31  # servers read a seed into 32 or 64 bits
-COUNTED = ("committed", "emitted")  # facts that are the server's count of new tokens
+COUNTED = ("committed", "emitted")  # counts of a sample that equal the server's new tokens
 UNSTATED = "a served engine (model.engine does not say which)"
 
 
 @dataclass
 class ServedRunSession(runner.RunSession):
-    """One session of one run, by several requests at a time. began: the clock at its start."""
+    """One session of a served run, with several requests in flight."""
 
-    began: float = 0.0
+    began: float = 0.0  # the client's clock at the session's start
 
     @property
     def client(self) -> Client:
-        """What stands in the place of a loaded model."""
+        """The client of the server, which takes the place of a loaded model."""
         return cast(Client, self.loaded)
 
     def decode(self) -> list[SampleRecord]:
@@ -46,27 +46,28 @@ class ServedRunSession(runner.RunSession):
             self.client.close()
 
     def _begin(self, warmups: Sequence[Request]) -> int:
-        """Warm up every connection with prompts that nobody asks later, and note the session."""
-        told, engine = self.client.describe(), self.client.model
-        self._check_server(told)
-        count = max(len(warmups), engine.concurrency)
-        asked = [self._warmup(warmups[i % len(warmups)], i) for i in range(count)]
-        with ThreadPoolExecutor(engine.concurrency) as pool:
-            list(pool.map(self.client.complete, asked))
+        """Warm up every connection with prompts that are not the run's, and store the start."""
+        server, model = self.client.describe(), self.client.model
+        self._check_server(server)
+        count = max(len(warmups), model.concurrency)
+        requests = [self._warmup(warmups[i % len(warmups)], i) for i in range(count)]
+        with ThreadPoolExecutor(model.concurrency) as pool:
+            list(pool.map(self.client.complete, requests))
         here = provenance.environment()
-        facts = {**here, "device": engine.engine or UNSTATED, "client": here["cpu"], "server": told}
-        index = self.opened.begin(Session(self.deps.now(), count, facts))
+        device = model.engine or UNSTATED
+        environment = {**here, "device": device, "client": here["cpu"], "server": server}
+        index = self.opened.begin(Session(self.deps.now(), count, environment))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         self.began = self.client.clock()
         return index
 
-    def _check_server(self, told: Mapping[str, Any]) -> None:
-        """One run is of one server, as far as servers say what they are."""
+    def _check_server(self, server: Mapping[str, Any]) -> None:
+        """Refuse to resume on another server, as far as servers describe themselves."""
         earlier = [session.environment.get("server") for session in self.opened.sessions]
-        if earlier and earlier[-1] != told:
+        if earlier and earlier[-1] != server:
             raise DllmBenchError(
                 f"{self.opened.folder} was begun on a server that said {earlier[-1]}, this one "
-                f"says {told}; go on with that one, or tell the two apart with model.engine=NAME."
+                f"says {server}; go on with that one, or name the engine with model.engine=NAME."
             )
 
     def _warmup(self, request: Request, turn: int) -> Request:
@@ -76,8 +77,9 @@ class ServedRunSession(runner.RunSession):
     def _samples(
         self, missing: Sequence[tuple[int, Request]], session: int
     ) -> Iterator[SampleRecord]:
-        """Samples as they are finished; after a failure nothing more is asked, and those in flight
-        still come.
+        """Decode requests, given with their index in the run; yields samples as they finish.
+
+        After a failure no further request is sent; the ones in flight are still yielded.
         """
         failures: list[Exception] = []
 
@@ -87,13 +89,13 @@ class ServedRunSession(runner.RunSession):
             try:
                 return self._sample(request, turn, session)
             except Exception as error:
-                failures.append(error)  # in the thread that would ask the next one otherwise
+                failures.append(error)  # at once, so that no thread sends another request
                 return None
 
         with ThreadPoolExecutor(self.client.model.concurrency) as pool:
-            asked = [pool.submit(ask, *one) for one in missing]
+            futures = [pool.submit(ask, *one) for one in missing]
             try:
-                for done in as_completed(asked):
+                for done in as_completed(futures):
                     if sample := done.result():
                         yield sample
             finally:
@@ -102,14 +104,14 @@ class ServedRunSession(runner.RunSession):
             raise failures[0]
 
     def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
-        """Ask one request and write down what came."""
+        """Send one request; returns its answer as a sample."""
         started_at = self.deps.now()
         seeded = replace(request, seed=runner.seed_of(self.spec, request) % SEEDS)
-        asked = self.client.complete(seeded)
-        answer = asked.answer
+        answered = self.client.complete(seeded)
+        answer = answered.answer
         text = cut_at_stop(answer.text, request.stop)
-        told = answer.tokens
-        tokens = self.client.tokens_in(answer.text) if told is None else told
+        reported = answer.tokens
+        tokens = self.client.tokens_in(answer.text) if reported is None else reported
         return SampleRecord(
             id=request.id,
             prompt_sha256=runner.prompt_hash(request),
@@ -124,16 +126,16 @@ class ServedRunSession(runner.RunSession):
             first_step_s=answer.ttft_s,
             started_at=started_at,
             session=session,
-            served=self._served(asked, retokenised=told is None and tokens is not None),
+            served=self._served(answered, retokenised=reported is None and tokens is not None),
         )
 
-    def _served(self, asked: AnsweredRequest, retokenised: bool) -> ServedSample:
-        answer = asked.answer
+    def _served(self, answered: AnsweredRequest, retokenised: bool) -> ServedSample:
+        answer = answered.answer
         return ServedSample(
             ttft_s=answer.ttft_s,
-            began_s=asked.began - self.began,
-            ended_s=asked.ended - self.began,
-            tries=asked.tries,
+            began_s=answered.began - self.began,
+            ended_s=answered.ended - self.began,
+            tries=answered.tries,
             prompt_tokens=answer.prompt_tokens,
             retokenised=retokenised,
             finish=answer.finish,
@@ -141,9 +143,9 @@ class ServedRunSession(runner.RunSession):
 
 
 def ends(finish: str, is_cut: bool) -> dict[str, int]:
-    """Reasons for the end, in the form of an index in the ids, of which there are none.
+    """Reasons for the end of a text, as in `SampleRecord.cut`; all indices are 0, without ids.
 
-    A server says "stop" of an end token and of a stop string alike.
+    A server reports "stop" for an end token and for a stop string alike.
     """
     stopped = is_cut or finish != "length"
     return {"length": 0, **({"stop": 0} if stopped else {})}
