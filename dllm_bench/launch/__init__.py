@@ -1,1 +1,1 @@
-"""Starting runs: worker processes on this machine, and jobs on a SLURM cluster."""
+"""Starting runs: in worker processes of this machine, and as jobs of a SLURM cluster."""

@@ -30,18 +30,12 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_entry, record_fingerprint
 
 TICKETS = "jobs.jsonl"
-ASK_S = 30.0  # SLURM's answer is waited for so long
+ANSWER_S = 30.0  # time limit of a call of squeue
 POLL_S = 3.0
-SHARED = (
-    "timeout_min",
-    "cpus_per_task",
-    "gpus_per_node",
-    "tasks_per_node",
-    "mem_gb",
-    "nodes",
-    "name",
+SHARED = frozenset(
+    "timeout_min cpus_per_task gpus_per_node tasks_per_node mem_gb nodes name".split()
 )
-"""Settings that submitit knows on every kind of cluster; the others are SLURM's."""
+"""Settings that submitit has for every kind of cluster; the others are SLURM's own."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ class PackedJob:
 
 @dataclass(frozen=True)
 class SlurmRun:
-    """A run as a job of a cluster: progress and errors go to its log, all else to the store."""
+    """A run as a job of a cluster: progress and errors go to the job's log."""
 
     spec: RunSpec
     store: Store
@@ -93,7 +87,7 @@ class SlurmRun:
 
 @dataclass(frozen=True)
 class SlurmCommand:
-    """`dllm-bench ARGUMENTS` as a job: what has to be trained, and what waits for it."""
+    """`dllm-bench ARGUMENTS` as a job: a training, or a run that waits for one."""
 
     arguments: tuple[str, ...]
 
@@ -110,11 +104,12 @@ def submit(
     after: Sequence[str] = (),
     cluster: str = "slurm",
 ) -> list[Any]:
-    """Send jobs, by folder of their run or by command, as one array; submitit's jobs.
+    """Send jobs as one array and store a ticket for each; returns submitit's jobs.
 
-    hardware: of the runs, says how many devices and cores a job takes; changes: NAME=VALUE over
-    conf/hydra/launcher/slurm.yaml; after: jobs that have to succeed first; cluster: "slurm", or
-    "debug" for this process.
+    jobs: by the folder of their run or by their command; hardware: of the runs, it decides how many
+    devices and cores a job gets; changes: NAME=VALUE, each replaces a setting of
+    conf/hydra/launcher/slurm.yaml; after: ids of jobs that have to succeed first; cluster: "slurm",
+    or "debug" for this process. Raises DllmBenchError if SLURM refuses.
     """
     submitit = _submitit()
     if not jobs:
@@ -134,7 +129,7 @@ def submit(
     except (RuntimeError, ValueError, NameError, TypeError, OSError) as error:
         text = " ".join(str(error).split())
         raise DllmBenchError(
-            f"SLURM did not take {len(jobs)} jobs ({text}); mend the settings with --slurm "
+            f"SLURM did not take {len(jobs)} jobs ({text}); correct the settings with --slurm "
             "NAME=VALUE, or run here with --run."
         ) from error
     pairs = zip(jobs.items(), sent, strict=True)
@@ -159,20 +154,20 @@ def _ticket(what: str, job: Callable[[], None], sent: Any) -> JobTicket:
 
 
 def slurm_settings() -> dict[str, Any]:
-    """Those of `hydra/launcher=slurm` that have nothing to do with Hydra."""
+    """The settings of conf/hydra/launcher/slurm.yaml without those of Hydra."""
     plain = yaml.safe_load((conf_dir() / "hydra/launcher/slurm.yaml").read_text(encoding="utf-8"))
     return {k: v for k, v in plain.items() if k not in ("defaults", "submitit_folder")}
 
 
 def resources(hardware: Mapping[str, Any]) -> dict[str, Any]:
-    """Cores and devices of a job: of each of the processes that `ranks` starts in it."""
+    """Cores and devices of a job, for all processes that its run starts."""
     processes = prod(int(hardware.get(name, 1)) for name in PROCESSES)
     devices = processes if str(hardware["device"]).startswith("cuda") else None
     return {"cpus_per_task": int(hardware["threads"]) * processes, "gpus_per_node": devices}
 
 
 def read(changes: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE settings as plain data."""
+    """Settings written NAME=VALUE as plain data, values read as yaml."""
     pairs = [text.partition("=") for text in changes]
     wrong = [text for text, (_, equals, _) in zip(changes, pairs, strict=True) if not equals]
     if wrong:
@@ -182,21 +177,21 @@ def read(changes: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class JobTicket:
-    """run: identity hash, empty for a command; what: folder of the run, or the command."""
+    """A job that was sent."""
 
-    run: str
-    what: str
-    job: str
-    log: str
+    run: str  # identity hash of the run; empty for a command
+    what: str  # folder of the run, or the command
+    job: str  # SLURM's id
+    log: str  # path of the job's log
 
 
 def folder_of(store: Store) -> Path:
-    """Where jobs and their logs are noted."""
+    """The folder of the tickets and the jobs' logs."""
     return Path(store.root).parent / ".launch"
 
 
 def record_tickets(store: Store, tickets: Sequence[JobTicket]) -> None:
-    """Remember jobs that were sent."""
+    """Store the tickets of jobs that were sent."""
     folder_of(store).mkdir(parents=True, exist_ok=True)
     appender = Appender(folder_of(store) / TICKETS)
     for ticket in tickets:
@@ -205,45 +200,49 @@ def record_tickets(store: Store, tickets: Sequence[JobTicket]) -> None:
 
 
 def job_states() -> dict[str, str] | None:
-    """Job -> SLURM's word, of this user's jobs that are not over; None where SLURM is silent."""
+    """Job id -> state (in SLURM's words) of this user's jobs that are not over.
+
+    None if squeue does not answer.
+    """
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i %T"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     pairs = (line.split() for line in done.stdout.splitlines())
-    return {job: word.lower() for job, word in pairs}
+    return {job: state.lower() for job, state in pairs}
 
 
 @dataclass(frozen=True)
 class SlurmJobs:
-    """The newest ticket of every run and command, and the words for jobs that are not over."""
+    """What was sent from here, and the states of the jobs that are not over."""
 
     tickets: Mapping[str, JobTicket] = field(default_factory=dict)
-    words: Mapping[str, str] | None = None
+    """Run hash, or command -> its newest ticket."""
+    states: Mapping[str, str] | None = None  # see `job_states`
 
     @classmethod
     def of(cls, store: Store) -> SlurmJobs:
-        """What was sent from here; SLURM is asked only if anything was."""
-        found = [JobTicket(**json.loads(line)) for line in whole_lines(folder_of(store) / TICKETS)]
-        return cls({t.run or t.what: t for t in found}, job_states() if found else {})
+        """The jobs of a store; squeue is called only if there are any."""
+        sent = [JobTicket(**json.loads(line)) for line in whole_lines(folder_of(store) / TICKETS)]
+        return cls({t.run or t.what: t for t in sent}, job_states() if sent else {})
 
     def is_active(self, key: str) -> bool:
         """Whether a job of this run or command is queued or running."""
-        return key in self.tickets and self.tickets[key].job in (self.words or {})
+        return key in self.tickets and self.tickets[key].job in (self.states or {})
 
     def remark(self, key: str) -> tuple[bool, str]:
-        """Of a run that is not sealed: whether its job is over, and where job and log are."""
+        """Of a run that is not sealed: (whether its job is over, a text that names job and log)."""
         ticket = self.tickets.get(key)
-        if ticket is None or self.words is None:
+        if ticket is None or self.states is None:
             return False, f"log of job {ticket.job}: {ticket.log}" if ticket else ""
-        if ticket.job in self.words:
-            return False, f"job {ticket.job} is {self.words[ticket.job]}"
+        if ticket.job in self.states:
+            return False, f"job {ticket.job} is {self.states[ticket.job]}"
         return True, f"its job {ticket.job} is over, log: {ticket.log}"
 
 
 def job_lines(store: Store) -> Iterator[str]:
-    """One line per job whose run is not sealed, and per command that is not over."""
+    """A line per job whose run is not sealed, and per command that is not over."""
     jobs = SlurmJobs.of(store)
     for key, ticket in jobs.tickets.items():
         if jobs.is_active(key) or (ticket.run and not is_sealed(store, ticket)):
@@ -256,36 +255,39 @@ def is_sealed(store: Store, ticket: JobTicket) -> bool:
 
 
 def wait_for_jobs(
-    store: Store, progress: ManyRunsProgress, asked: Container[str] = (), poll_s: float = POLL_S
+    store: Store, progress: ManyRunsProgress, wanted: Container[str] = (), poll_s: float = POLL_S
 ) -> list[str]:
-    """Wait until no job goes any more; sentences of runs that were left unsealed.
+    """Wait until all jobs are over; returns a sentence per run that was left unsealed.
 
-    asked: runs that count even if their jobs were over before the waiting began.
+    wanted: hashes of runs that count even if their jobs were over before.
     """
     jobs = SlurmJobs.of(store)
-    going = {key: t for key, t in jobs.tickets.items() if key in asked or jobs.is_active(key)}
-    progress.total, failed = len(going), list[str]()
-    while going:
-        for key, ticket in list(going.items()):
-            if jobs.is_active(key):
-                progress.update(ticket.what, how_far(store, jobs, key))
-                continue
-            del going[key]
-            why = jobs.remark(key)[1] if ticket.run and not is_sealed(store, ticket) else ""
-            progress.end(ticket.what, why or "done")
-            failed += [f"{ticket.what}: {why}"] if why else []
-        time.sleep(poll_s if going else 0)
-        jobs = SlurmJobs.of(store)
-        if going and jobs.words is None:
-            raise DllmBenchError(
-                "SLURM does not answer (squeue); its jobs go on, `dllm-bench status` shows them."
-            )
+    waiting = [key for key in jobs.tickets if key in wanted or jobs.is_active(key)]
+    progress.total, failed = len(waiting), list[str]()
+    with progress:
+        while waiting:
+            over = [key for key in waiting if not jobs.is_active(key)]
+            waiting = [key for key in waiting if jobs.is_active(key)]
+            for key in over:
+                ticket = jobs.tickets[key]
+                why = jobs.remark(key)[1] if ticket.run and not is_sealed(store, ticket) else ""
+                progress.end(ticket.what, why or "done")
+                failed += [f"{ticket.what}: {why}"] if why else []
+            for key in waiting:
+                progress.update(jobs.tickets[key].what, how_far(store, jobs, key))
+            time.sleep(poll_s if waiting else 0)
+            jobs = SlurmJobs.of(store)
+            if waiting and jobs.states is None:
+                raise DllmBenchError(
+                    "SLURM does not answer (squeue); its jobs continue, `dllm-bench status` shows "
+                    "them."
+                )
     return failed
 
 
 def how_far(store: Store, jobs: SlurmJobs, key: str) -> str:
-    """The job's word and the run's finished samples."""
+    """The job's state and the run's finished samples."""
     ticket = jobs.tickets[key]
     entry = read_entry(Path(store.root) / ticket.what) if ticket.run else None
     done = f" {entry.done}/{entry.total or '?'}" if entry else ""
-    return (jobs.words or {})[ticket.job] + done
+    return (jobs.states or {})[ticket.job] + done

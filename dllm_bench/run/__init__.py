@@ -1,1 +1,1 @@
-"""Execution of one run, from its specification to a sealed record."""
+"""Executing one run, from its spec to a sealed record."""

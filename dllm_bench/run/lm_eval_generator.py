@@ -1,8 +1,8 @@
-"""What lm-eval's command line generates with: our model and decoder behind one function.
+"""The generator behind lm-eval's command line: our model and decoder as one function.
 
-The configuration is composed as for `dllm-bench run`, the request is decoded and its text cut as in
-the runner, so that the same prompt gives the same text on both ways. Nothing is stored and nothing
-is timed here; lm-eval keeps its own results.
+The configuration is composed as for `dllm-bench run`, and a request is decoded and its text cut as
+in the runner, so both give the same text for a prompt. Nothing is stored or timed here; lm-eval
+keeps its own results.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class LmEvalGenerator:
-    """(prompt, new tokens, stop strings) -> text, one request after the other.
+    """(prompt, new tokens, stop strings) -> text, one request at a time.
 
-    A prompt that is asked again is another sample, as repeats of a task are meant.
+    A prompt that comes again is another sample with another seed, as repeats of a task intend.
     """
 
     spec: RunSpec
     decoder: Decoder
     loaded: Loaded
-    asked: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)  # prompt hash -> how often it came
 
     def __call__(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> str:
         ids = tuple(self.loaded.encode(prompt))
         key = hashlib.sha256(repr(ids).encode()).hexdigest()
-        name = f"{key}#{self.asked[key]}"
-        self.asked[key] += 1
+        name = f"{key}#{self.seen[key]}"
+        self.seen[key] += 1
         request = Request(name, ids, max_new_tokens, stop, str(prompt))
         request = runner.ready(self.spec, self.decoder, self.loaded, request)
         generation = self.decoder.generate(self.loaded.denoiser, request)
@@ -53,7 +53,7 @@ def generator(config: Mapping[str, Any], deps: Dependencies = REAL) -> LmEvalGen
     spec = RunSpec.from_config(config)
     if is_served(spec.model):
         raise DllmBenchError(
-            f"Model {spec.model['name']!r} is served; lm-eval asks servers by itself, with "
+            f"Model {spec.model['name']!r} is served; lm-eval can use servers directly, with "
             "--model local-completions or local-chat-completions."
         )
     decoder = deps.decoder(spec)

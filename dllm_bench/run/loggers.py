@@ -1,7 +1,8 @@
-"""Mirrors of a run: none, or Weights & Biases (the only file that imports wandb, and only on use).
+"""Loggers, which copy a run's metrics elsewhere: none, or Weights & Biases.
 
-The run folder stays the truth; a mirror that fails costs one warning and nothing else. W&B runs
-offline, below the run folder, unless a key is in the environment or a mode is asked for.
+The run folder stays the source of truth; a logger that fails costs one warning and nothing else.
+W&B works offline, below the run folder, unless a key is in the environment or a mode is set. Only
+this file imports wandb, and only on use.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from dllm_bench.store.spec import RunSpec
 
 @register("logger.none")
 class NoLogger(SilentObserver):
-    """No mirror."""
+    """Logs nothing."""
 
 
 @register("logger.wandb")
 class WandbLogger(SilentObserver):
-    """One W&B run per session, all with the run's hash as their id.
+    """One W&B run per session, all with the beginning of the run's hash as their id.
 
-    Logged per sample: running TPF, TPS and score, the sample's latency; at the end the summary of
-    all speed definitions and the score with its interval.
+    Logged per sample: TPF, TPS and score so far, and the sample's latency. Logged at the end: every
+    speed metric, and the score with its interval.
+
+    project: of W&B; mode: "online", "offline" or "disabled", see `_mode` for None.
     """
 
     def __init__(self, project: str = "dllm-bench", mode: str | None = None) -> None:
@@ -82,7 +85,7 @@ class WandbLogger(SilentObserver):
         )
 
     def _mode(self) -> dict[str, Any]:
-        """$WANDB_MODE wins by itself, as long as no mode is passed."""
+        """The mode to pass on: wandb reads $WANDB_MODE by itself if none is passed."""
         if self.mode:
             return {"mode": self.mode}
         if os.environ.get("WANDB_MODE"):
@@ -94,7 +97,7 @@ class WandbLogger(SilentObserver):
             self._run.log({k: v for k, v in values.items() if v is not None}, step=step)
 
     def _safely(self, action: Callable[[], object]) -> None:
-        """Do `action`; the first failure is a warning and the end of the mirror."""
+        """Call `action`; after the first failure, which is a warning, nothing more is logged."""
         if self._broken:
             return
         try:
@@ -102,8 +105,8 @@ class WandbLogger(SilentObserver):
         except Exception as error:  # a third party's failure of any kind must not end a run
             self._broken = True
             warnings.warn(
-                f"The W&B mirror stopped ({type(error).__name__}: {error}); the run goes on and "
-                "its folder holds everything.",
+                f"W&B logging stopped ({type(error).__name__}: {error}); the run continues "
+                "and its folder has everything.",
                 stacklevel=3,
             )
 

@@ -1,8 +1,8 @@
-"""Grading stored texts again: same run with today's scorers, or another reading of the same texts.
+"""Grading stored texts again, with today's scorers or with other benchmark settings.
 
-The texts come from samples.jsonl, raw where the run cut them, so that no model is needed. With the
-run's own settings a sealed record is written anew if a grade changed; with other settings nothing
-is stored, since that would be another run.
+The texts come from samples.jsonl, as they were before any cut, so no model is needed. With the
+run's own settings, a sealed record is rewritten if a grade changed; with other settings nothing is
+stored, since that would be another run.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ SHOWN = 20  # changed samples that are listed one by one
 
 @dataclass(frozen=True)
 class Rescored:
-    """The new record, the stored one (None for a partial run), and whether it was written."""
+    """What grading again gave."""
 
-    record: RunRecord
-    before: RunRecord | None
-    stored: bool
+    record: RunRecord  # with the new grades
+    before: RunRecord | None  # the stored record; None for a partial run
+    stored: bool  # whether the new record was written
 
     @property
     def changed(self) -> dict[str, tuple[str, str]]:
-        """Sample -> (verdict before, verdict now), where value or verdict differ."""
+        """Sample id -> (verdict before, verdict now), of the samples whose grade changed."""
         if self.before is None:
             return {}
         old, new = ({**_grades(r)} for r in (self.before, self.record))
@@ -50,20 +50,20 @@ def _grades(record: RunRecord) -> dict[str, tuple[float | None, str]]:
     return dict(zip(columns["id"], pairs, strict=True))
 
 
-def changes(asked: Sequence[str]) -> Plain:
-    """The values of settings written NAME=VALUE, read as yaml."""
-    found = {}
-    for text in asked:
+def changes(texts: Sequence[str]) -> Plain:
+    """Settings written NAME=VALUE as plain data, values read as yaml."""
+    settings = {}
+    for text in texts:
         name, _, value = text.partition("=")
         try:
-            found[name] = yaml.safe_load(value)
+            settings[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise DllmBenchError(f"{text!r} cannot be read; write NAME=VALUE.") from error
-    return found
+    return settings
 
 
 def settings(entry: RunEntry, changes: Mapping[str, Any]) -> Plain:
-    """The run's benchmark settings with `changes` (None: keep)."""
+    """The run's benchmark settings with `changes`."""
     unknown = sorted(set(changes) - set(entry.spec.benchmark))
     if unknown:
         raise DllmBenchError(
@@ -74,7 +74,9 @@ def settings(entry: RunEntry, changes: Mapping[str, Any]) -> Plain:
 
 
 def rescore(entry: RunEntry, plain: Plain) -> Rescored:
-    """Grade what the run has; a sealed record is written anew where its own grades changed."""
+    """Grade the run's samples with benchmark settings `plain`; rewrites a sealed record if these
+    are its own settings and a grade changed.
+    """
     samples = list(read_samples(entry.path).values())
     if not samples:
         raise DllmBenchError(
@@ -87,16 +89,16 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     samples.sort(key=lambda sample: order.get(sample.id, len(order)))
     sessions = before.sessions if before else []
     record = seal(entry.spec, samples, scores, sessions, time.time())
-    made = Rescored(record, before, stored=False)
+    rescored = Rescored(record, before, stored=False)
     own = replace(entry.spec, benchmark=plain) == entry.spec
-    if not (own and made.changed):
-        return made
+    if not (own and rescored.changed):
+        return rescored
     _write(entry.path, record)
-    return replace(made, stored=True)
+    return replace(rescored, stored=True)
 
 
 def texts(samples: Sequence[SampleRecord]) -> dict[str, str]:
-    """What the model wrote, before any stop string."""
+    """The answers by sample id, not cut at stop strings."""
     return {sample.id: sample.raw or sample.text for sample in samples}
 
 
@@ -120,15 +122,15 @@ def _write(folder: Path, record: RunRecord) -> None:
         lock.release()
 
 
-def report(made: Rescored) -> list[str]:
-    """What came of it, one fact a line."""
-    lines = [f"{key}: {old} -> {new}" for key, (old, new) in made.changed.items()][:SHOWN]
-    rest = len(made.changed) - len(lines)
+def report(rescored: Rescored) -> list[str]:
+    """What changed, one thing a line."""
+    lines = [f"{key}: {old} -> {new}" for key, (old, new) in rescored.changed.items()][:SHOWN]
+    rest = len(rescored.changed) - len(lines)
     lines += [f"and {rest} more"] if rest > 0 else []
-    now = {"primary": made.record.score.mean} if made.record.score else {}
-    scores = {**now, **made.record.scores}
+    now = {"primary": rescored.record.score.mean} if rescored.record.score else {}
+    scores = {**now, **rescored.record.scores}
     width = max(map(len, scores), default=0)
     lines += [f"{name:{width}} {100 * mean:6.1f} %" for name, mean in scores.items()]
-    count = f"{len(made.changed)} of {len(made.record.columns['id'])} samples changed"
-    kept = "record written anew" if made.stored else "nothing written"
-    return [*lines, f"{count}; {kept}" if made.before else f"not sealed yet; {kept}"]
+    count = f"{len(rescored.changed)} of {len(rescored.record.columns['id'])} samples changed"
+    kept = "record rewritten" if rescored.stored else "nothing written"
+    return [*lines, f"{count}; {kept}" if rescored.before else f"not sealed yet; {kept}"]

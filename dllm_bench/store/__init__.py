@@ -1,1 +1,1 @@
-"""Run specifications, their identity, and the records stored on disk."""
+"""What identifies a run, and the files that it stores."""

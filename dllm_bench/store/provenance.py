@@ -1,6 +1,6 @@
-"""Where a number comes from: commit and local changes, package versions, machine, threads.
+"""The environment of a run: commit and local changes, package versions, machine, threads.
 
-Cheap (three git calls, no imports beyond torch) and never fatal: what cannot be found is None.
+Cheap (three git calls, no imports beyond torch) and never fatal: what cannot be determined is None.
 Nothing here is part of a run's identity; the hardware class and the inputs' hashes are, see `spec`.
 """
 
@@ -29,7 +29,7 @@ GIT_TIMEOUT_S = 5.0
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """Facts about code and machine, as plain data."""
+    """Code, packages and machine, as plain data."""
     return {
         "dllm_bench": __version__,
         "decoding_version": DECODING_VERSION,
@@ -55,14 +55,14 @@ def _version(name: str) -> str | None:
 
 
 def code(root: Path) -> dict[str, Any]:
-    """Commit of the checkout at `root`, and a hash of what differs from it; None outside of one."""
-    absent = {"commit": None, "dirty": None, "diff_sha256": None, "diff": None}
+    """Commit of the checkout at `root` and the changes to it; None outside of a checkout."""
+    unknown = {"commit": None, "dirty": None, "diff_sha256": None, "diff": None}
     top = _git(root, "rev-parse", "--show-toplevel", "HEAD")
     if top is None:
-        return absent
+        return unknown
     where, _, commit = top.strip().partition("\n")
     if Path(where).resolve() != root.resolve():
-        return absent  # the package is installed inside somebody else's repository
+        return unknown  # the package is installed inside another repository
     diff = (_git(root, "diff", "HEAD", "--", *CODE) or "") + _untracked(root)
     return {
         "commit": commit,
@@ -73,7 +73,7 @@ def code(root: Path) -> dict[str, Any]:
 
 
 def _untracked(root: Path) -> str:
-    """Names and content hashes of code files git does not know."""
+    """Names and content hashes of code files that git does not track."""
     names = (_git(root, "ls-files", "--others", "--exclude-standard", "--", *CODE) or "").split(
         "\n"
     )
@@ -102,13 +102,15 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 def machine(device: str) -> dict[str, Any]:
     """CPU, threads and the device a run computes on."""
-    torch = sys.modules.get("torch")  # a run has imported it; a light command need not
+    torch = sys.modules.get("torch")  # a run has imported it; other commands may not have
     cuda = torch is not None and device.startswith("cuda") and torch.cuda.is_available()
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads() if torch else None,
-        "load": round(os.getloadavg()[0], 2),  # of the last minute: other work disturbs timings
+        "load": round(
+            os.getloadavg()[0], 2
+        ),  # average of the last minute: other work disturbs timings
         "device": torch.cuda.get_device_name(device) if torch and cuda else cpu_model(),
         "cuda": torch.version.cuda if torch and cuda else None,
         "driver": _driver() if cuda else None,

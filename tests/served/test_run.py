@@ -122,7 +122,7 @@ def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(
 def test_what_makes_another_run(tmp_path: Path) -> None:
     """Where the server is and how long it is waited for does not; how it is asked does."""
     first = spec_of()
-    assert compose([])["decoder"]["name"] == inputs.UNASKED
+    assert compose([])["decoder"]["name"] == inputs.DEFAULT_DECODER
     for same in ("model.url=http://other:1/v1", "model.key_env=NAME", "model.retries=9"):
         assert spec_of(same) == first
     others = ("model.concurrency=2", "model.engine=there", "+model.body.top_p=0.5", "seed=1")

@@ -162,7 +162,7 @@ def test_a_failure_of_wandb_is_one_warning(
     module = None if at == "import" else SimpleNamespace(init=init)  # None: ImportError
     monkeypatch.setitem(sys.modules, "wandb", module)
     store = Store(tmp_path)
-    with pytest.warns(UserWarning, match="W&B mirror stopped") as caught:
+    with pytest.warns(UserWarning, match="W&B logging stopped") as caught:
         run(fakes.spec(4), store=store, deps=fakes.deps(), logger=WandbLogger())
     assert len(caught) == 1
     assert store.state(fakes.spec(4)) is RunState.SEALED
