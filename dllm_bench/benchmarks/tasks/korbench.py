@@ -1,9 +1,9 @@
-"""KOR-Bench (Apache-2.0): zero-shot prompts and rule-specific matchers of the published harness.
+"""KOR-Bench (Apache-2.0): zero-shot prompts and matchers of the published harness.
 
-The answer is what stands in [[ ]]; how it is compared depends on category, rule and, for a few
-operations, on the item. Arithmetic is read from a syntax tree, never evaluated as code, and
-mathematical expressions are compared by math-verify where the original asks sympy. Mixed sets and
-sub-questions are left out.
+The answer is the text in [[ ]]. How it is compared depends on the category, on the rule and, for
+some operations, on the item. Arithmetic is computed from a syntax tree and never run as code.
+Mathematical expressions are compared by math-verify where the original calls sympy. The mixed sets
+and sub-questions of KOR-Bench are left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dllm_bench.benchmarks.tasks import math_answers
 
 Doc = dict[str, Any]
 Matcher = Callable[[str, str], bool]
+"""(answer, gold answer) -> whether they match."""
 INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {
     "cipher": (
         "You are an intelligent assistant that specializes in encryption and decryption tasks. "
@@ -64,15 +65,16 @@ INTRODUCTIONS: Mapping[str, tuple[str, ...]] = {
         "3. Verify your answer to ensure it aligns with the rule and the context of the puzzle.",
     ),
 }
-"""Category -> opening and three instructions, the wording of the benchmark's own configuration."""
+"""Category -> opening and three instructions, worded as in the benchmark's configuration."""
 RULE_TITLES = {"counterfactual": "Story"}
 LATEX_ITEMS = {
     18, 73, 74, 77, 94, 115, 116, 117, 121, 122, 123, 125, 131, 132, 134, 135, 136, 141, 143,
     *range(145, 148), 149, *range(151, 157), 160, 161, 162, 164, 165, 166, 170, 206, 209,
     *range(211, 216), 217, 218,
 }  # fmt: skip
-"""Operations whose answer is a mathematical expression."""
+"""Operation items whose answer is a mathematical expression."""
 INEQUALITY_ITEMS = {178, 179}
+"""Operation items whose answer is a set of bounds."""
 BRACKETS = (r"\[\[\s*(.*?)\s*\]\]", r"\$\\boxed\{(.*?)\}\$", r"\[\s*(.*?)\s*\]")
 OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -95,12 +97,12 @@ def prompt(doc: Doc) -> str:
 
 
 def score(doc: Doc, results: list[str]) -> dict[str, float]:
-    """1 where the item's matcher accepts the answer."""
+    """Right if the item's matcher accepts the answer."""
     return {"accuracy": float(matcher(doc)(results[0], doc["answer"]))}
 
 
 def matcher(doc: Doc) -> Matcher:
-    """How answers of an item are compared."""
+    """The matcher for an item's category, rule and index."""
     rule, index = doc["rule_id"], int(doc["index"])
     if doc["category"] == "operation":
         return _operation(rule, index, doc["answer"])
@@ -113,6 +115,7 @@ def matcher(doc: Doc) -> Matcher:
 
 
 def _operation(rule: str, index: int, answer: str) -> Matcher:
+    """The matcher of an operation item."""
     if index in INEQUALITY_ITEMS:
         return same_inequalities
     if rule == "18":
@@ -125,70 +128,70 @@ def _operation(rule: str, index: int, answer: str) -> Matcher:
 
 
 def bracketed(text: str) -> str | None:
-    """The first text in [[ ]], else in a box, else in [ ]."""
-    found = (re.search(pattern, text, re.DOTALL) for pattern in BRACKETS)
-    return next((match[1].strip() for match in found if match), None)
+    """The first text in [[ ]], else in \\boxed, else in [ ]; None if there is none."""
+    matches = (re.search(pattern, text, re.DOTALL) for pattern in BRACKETS)
+    return next((match[1].strip() for match in matches if match), None)
 
 
 def inner(text: str) -> str | None:
-    """The first text in [[ ]] and nothing else."""
-    found = re.search(r"\[\[(.*?)\]\]", text, re.DOTALL)
-    return found[1] if found else None
+    """The first text in [[ ]]; None if there is none."""
+    match = re.search(r"\[\[(.*?)\]\]", text, re.DOTALL)
+    return match[1] if match else None
 
 
 def tight(text: str, dropped: str = '"\n []') -> str | None:
-    """The bracketed text without some characters."""
-    found = bracketed(text)
-    return None if found is None else found.translate(str.maketrans("", "", dropped))
+    """The bracketed text without the characters `dropped`."""
+    content = bracketed(text)
+    return None if content is None else content.translate(str.maketrans("", "", dropped))
 
 
 def same_tight(text: str, gold: str) -> bool:
-    """Equal but for quotes, spaces and brackets."""
-    found = tight(text)
-    return found is not None and found == tight(gold)
+    """Equal apart from quotes, spaces and brackets."""
+    answer = tight(text)
+    return answer is not None and answer == tight(gold)
 
 
 def same_logic(text: str, gold: str) -> bool:
-    """Equal but for quotes, spaces and full stops."""
-    found = tight(text, '"\n .')
-    return found is not None and found == tight(gold, '"\n .')
+    """Equal apart from quotes, spaces and full stops."""
+    answer = tight(text, '"\n .')
+    return answer is not None and answer == tight(gold, '"\n .')
 
 
 def any_order(text: str, gold: str) -> bool:
-    """The same parts between semicolons; only inner ones may change places, as published.
+    """The same parts between semicolons; only the inner ones may change places, as published.
 
-    The first and the last part carry the outer brackets with them.
+    The first and the last part include the outer brackets.
     """
-    found, wanted = (tight(one, '"\n .') for one in (text, gold))
-    parts = (sorted(f"[[{one}]]".split(";")) for one in (found, wanted))
-    return found is not None and next(parts) == next(parts)
+    answer, expected = (tight(one, '"\n .') for one in (text, gold))
+    parts = (sorted(f"[[{one}]]".split(";")) for one in (answer, expected))
+    return answer is not None and next(parts) == next(parts)
 
 
 def same_inequalities(text: str, gold: str) -> bool:
-    """The same bounds; what is compared with them is not looked at."""
+    """The same signs and bounds; the expression that they bound is not compared."""
     pattern = r"([≥≤])\s*(-?\d+\.?\d*)"
-    found, wanted = (sorted(re.findall(pattern, tight(one) or "")) for one in (text, gold))
-    return found == wanted
+    answer, expected = (sorted(re.findall(pattern, tight(one) or "")) for one in (text, gold))
+    return answer == expected
 
 
 def same_characters(text: str, gold: str) -> bool:
     """The same letters and digits in any order (sets)."""
-    found, wanted = (sorted(re.sub(r"\W+", "", tight(one) or "")) for one in (text, gold))
-    return found == wanted
+    answer, expected = (sorted(re.sub(r"\W+", "", tight(one) or "")) for one in (text, gold))
+    return answer == expected
 
 
 def same_numbers(text: str, gold: str) -> bool:
     """The same whole numbers in the same order (matrices)."""
-    found, wanted = (re.findall(r"\d+", tight(one) or "") for one in (text, gold))
-    return [*map(int, found)] == [*map(int, wanted)]
+    answer, expected = (re.findall(r"\d+", tight(one) or "") for one in (text, gold))
+    return [*map(int, answer)] == [*map(int, expected)]
 
 
 def same_mathematics(text: str, gold: str) -> bool:
-    """Equal expressions, all alternatives of them."""
-    found, wanted = (_expressions(one) for one in (text, gold))
-    if len(found) != len(wanted) or not found:
+    """The same number of alternatives, and each of the gold answer is among those given."""
+    answer, expected = (_expressions(one) for one in (text, gold))
+    if len(answer) != len(expected) or not answer:
         return False
-    return all(any(math_answers.equivalent(w, f) for f in found) for w in wanted)
+    return all(any(math_answers.equivalent(w, f) for f in answer) for w in expected)
 
 
 def _expressions(text: str) -> list[str]:
@@ -201,13 +204,13 @@ def _expressions(text: str) -> list[str]:
 
 def alternatives(text: str, gold: str) -> bool:
     """The same alternatives in any order."""
-    found, wanted = (
+    answer, expected = (
         sorted((tight(one) or "").replace("\\text{or}", "or").split("or")) for one in (text, gold)
     )
-    return found == wanted
+    return answer == expected
 
 
-# --- puzzles: both texts are what stands in [[ ]], None where there is nothing -------------------
+# Matchers of puzzles; both texts are what is in [[ ]], None if there is nothing.
 
 
 def letters(text: str | None) -> str:
@@ -237,37 +240,37 @@ def part_of_gold(text: str | None, gold: str | None) -> bool:
 
 def same_assignments(text: str | None, gold: str | None) -> bool:
     """Rule 5: the same assignments in any order."""
-    found, wanted = (re.sub(r"\s+", "", one or "").split(",") for one in (text, gold))
-    return sorted(found) == sorted(wanted)
+    answer, expected = (re.sub(r"\s+", "", one or "").split(",") for one in (text, gold))
+    return sorted(answer) == sorted(expected)
 
 
 def equation(text: str | None, gold: str | None) -> bool:
-    """Rule 9: the wanted operators in order, and a left side with the wanted value."""
-    found, wanted = (signs(one).partition("=") for one in (text, gold))
-    operators = [re.findall(r"[+\-*/]", side[0]) for side in (found, wanted)]
-    value = re.search(r"-?\d+", wanted[2])
+    """Rule 9: the operators of the gold answer in order, and a left side with its value."""
+    answer, expected = (signs(one).partition("=") for one in (text, gold))
+    operators = [re.findall(r"[+\-*/]", side[0]) for side in (answer, expected)]
+    value = re.search(r"-?\d+", expected[2])
     if operators[0] != operators[1] or value is None:
         return False
-    return arithmetic(found[0]) == int(value[0])
+    return arithmetic(answer[0]) == int(value[0])
 
 
 def twenty_four(text: str | None, gold: str | None) -> bool:
     """Rule 10: the given numbers make 24."""
-    left, wanted = signs(text).split("=")[0], signs((gold or "").split("\n")[0]).split("=")[0]
-    same = sorted(re.sub(r"\W+", "", left)) == sorted(re.sub(r"\W+", "", wanted))
+    left, expected = signs(text).split("=")[0], signs((gold or "").split("\n")[0]).split("=")[0]
+    same = sorted(re.sub(r"\W+", "", left)) == sorted(re.sub(r"\W+", "", expected))
     return same and arithmetic(left) == 24
 
 
 def same_but_layout(text: str | None, gold: str | None) -> bool:
-    """Rule 18: equal but for commas, spaces and brackets."""
-    found, wanted = (re.sub(r"[,\s\[\]]+", "", one or "") for one in (text, gold))
-    return found == wanted
+    """Rule 18: equal apart from commas, spaces and brackets."""
+    answer, expected = (re.sub(r"[,\s\[\]]+", "", one or "") for one in (text, gold))
+    return answer == expected
 
 
 def same_word_characters(text: str | None, gold: str | None) -> bool:
-    """The other rules: the same letters and digits in order; signs are not looked at."""
-    found, wanted = (re.sub(r"\W+", "", one or "") for one in (text, gold))
-    return text is not None and found == wanted
+    """The other rules: the same letters and digits in order; other characters do not count."""
+    answer, expected = (re.sub(r"\W+", "", one or "") for one in (text, gold))
+    return text is not None and answer == expected
 
 
 PUZZLES: Mapping[str, Callable[[str | None, str | None], bool]] = {
@@ -283,12 +286,12 @@ PUZZLES: Mapping[str, Callable[[str | None, str | None], bool]] = {
 
 
 def signs(text: str | None) -> str:
-    """Plain signs for times and minus."""
+    """The text with * and - for the signs of times and minus."""
     return (text or "").replace("×", "*").replace("−", "-")
 
 
 def arithmetic(text: str) -> float | None:
-    """The value of sums and products of numbers; None for anything else."""
+    """The value of an expression of + - * / and numbers; None for anything else."""
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
@@ -302,4 +305,4 @@ def _value(node: ast.expr) -> float:
         return -_value(node.operand)
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return float(node.value)
-    raise ValueError("not a sum or product of numbers")
+    raise ValueError("not an expression of + - * / and numbers")

@@ -1,9 +1,9 @@
-"""Final answers of mathematical texts: found, brought to one form, compared.
+"""Find the final answer of a mathematical text, bring it to a normal form, compare it.
 
-`normalised` is appendix D of Lewkowycz et al. (2022, Minerva), `same` the equality OpenCompass made
-of it and of that of Hendrycks et al. (2021, MATH); both are blind to mathematics and kept because
-published scores were made with them. `verified` asks math-verify (sympy). What a LaTeX text means
-is math-verify's business alone.
+`normalised` is appendix D of Lewkowycz et al. (2022, Minerva). `same` is the equality that
+OpenCompass made of it and of that of Hendrycks et al. (2021, MATH). Both compare strings without
+understanding them, and are here because published scores were made with them. `verified` calls
+math-verify (sympy), the only one that parses LaTeX.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ LOOSELY_DROPPED = re.compile(
     r"\^\{\\circ\}|\^\\circ|\\?\$|\\text|x\\in|\\?%|\\cdot|and|\\mathbf|\\mbox\{.*?\}"
 )
 THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+")
-VERIFY_S = 5  # math-verify's own default for parsing and for comparing
+VERIFY_S = 5
+"""Time limit of math-verify, its own default for parsing and for comparing."""
 
 
 def boxed(text: str) -> str | None:
-    """What the last \\boxed or \\fbox holds; None without a closed one."""
+    """The content of the last \\boxed or \\fbox; None if there is none, or if it is not closed."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if start < 0:
         return None
@@ -53,19 +54,21 @@ def boxed(text: str) -> str | None:
 
 
 def final_answer(text: str) -> str:
-    """What Minerva's closing sentence names; the text's end stands for a missing close."""
-    found = FINAL.search(text + "I hope it is correct.")
-    return found[1].strip() if found else "[invalidanswer]"
+    """The answer that Minerva's closing sentence names; the sentence may be cut off at its end."""
+    sentence = FINAL.search(text + "I hope it is correct.")
+    return sentence[1].strip() if sentence else "[invalidanswer]"
 
 
 def normalised(answer: str) -> str:
-    """Appendix D's form of a final answer: what follows the last equals sign, plain."""
+    """Appendix D's normal form of a final answer: what follows the last equals sign, plain."""
     return plain(answer.split("=")[-1])
 
 
 def plain(answer: str) -> str:
-    """The rest of appendix D: no units, layout, dollars or thousands commas; unit words inside of
-    LaTeX commands stay."""
+    """The rest of appendix D: without units, layout, dollar signs and commas between thousands.
+
+    Unit words inside LaTeX commands stay.
+    """
     text = UNIT_WORD.sub("", answer)
     for before, after in REPLACED:
         text = text.replace(before, after)
@@ -86,9 +89,12 @@ def plain(answer: str) -> str:
 
 
 def loose(answer: str) -> str:
-    """OpenCompass's second form of an answer: without layout, spaces, full stops at the end, what
-    stands in a last \\text, degrees, percent, currency, `\\cdot`, a short name before the only
-    equals sign, and zeros behind the point; fractions and roots in braces."""
+    """OpenCompass's second normal form of an answer.
+
+    It drops layout, spaces, full stops at the end, the content of a \\text at the end, degrees,
+    percent, currency, `\\cdot`, a short name before the only equals sign, and zeros after the
+    decimal point; fractions and roots get braces.
+    """
     text = re.sub(r"\\[! ]", "", answer.strip().replace("\n", "").rstrip("."))
     text = re.sub(r"[td]frac", "frac", re.sub(r"\\{2,4}", r"\\", text))
     text = re.sub(r"\\left|\\right", "", text)
@@ -102,30 +108,33 @@ def loose(answer: str) -> str:
 
 
 def _unnamed(text: str) -> str:
-    """Without a short name before the only equals sign."""
+    """The text without a name of up to two characters before its only equals sign."""
     left, equals, right = text.partition("=")
     return right if equals and "=" not in right and len(left) <= 2 else text
 
 
 def _fractions(text: str) -> str:
-    """No spaces, fractions in braces."""
+    """The text without spaces, with braces around the parts of fractions."""
     text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text.replace(" ", ""))
     return re.sub(r"\\frac([^{])\{", r"\\frac{\1}{", text)
 
 
 def _slashed(text: str) -> str:
-    """A slash between two numbers as a fraction."""
+    """Two whole numbers with a slash between them as a fraction, other texts as they are."""
     return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
 
 
 def same(one: str, other: str) -> bool:
-    """OpenCompass's equality (MATHEvaluator, version 2): in its form, made plain or not."""
+    """OpenCompass's equality (MATHEvaluator, version 2): equal in any of three normal forms."""
     forms = (loose, lambda text: plain(loose(text)), plain)
     return any(form(one) == form(other) for form in forms)
 
 
 def verified(gold: str, text: str) -> bool:
-    """Whether math-verify reads the same answer from both texts."""
+    """Whether math-verify finds the same answer in both texts.
+
+    Its time limit uses signals, which work in the main thread only; other threads have none.
+    """
     from math_verify import parse, verify
 
     limit_s = VERIFY_S if threading.current_thread() is threading.main_thread() else None

@@ -1,7 +1,7 @@
-"""Graders the text tasks name: stored answer -> metrics, without running anything.
+"""Graders of the text tasks: stored answer -> metrics.
 
-Each is the reading one published harness has of an answer; lenient readings (OpenCompass) stand in
-task files of their own. Code is graded in `scorers`, KOR-Bench in `korbench`.
+Each function grades as one published harness does; lenient ways (OpenCompass) have task files of
+their own. Nothing is run here: code is graded in `code_scorers`, KOR-Bench in `korbench`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from dllm_bench.benchmarks.tasks import math_answers
 
 Doc = dict[str, Any]
+"""An item as lm-eval passes it."""
 Metrics = dict[str, float]
 LETTERS = "ABCD"
 UNANSWERABLE = "unanswerable"
@@ -34,60 +35,66 @@ def math_minerva(doc: Doc, results: list[str]) -> Metrics:
 
 
 def math_boxed(doc: Doc, results: list[str]) -> Metrics:
-    """OpenCompass: the boxed answer, else the sentence of the final answer, in its form."""
+    """OpenCompass: the boxed answer, else the sentence that names the answer, by its equality."""
     return _boxed(math_answers.boxed(doc["solution"]) or "", results[0])
 
 
 def gsm8k_boxed(doc: Doc, results: list[str]) -> Metrics:
-    """OpenCompass's zero-shot GSM8K: as MATH, against the number after ####."""
+    """OpenCompass's zero-shot GSM8K: graded as MATH, against the number after ####."""
     return _boxed(doc["answer"].split("#### ")[-1].replace(",", ""), results[0])
 
 
 def _boxed(gold: str, text: str) -> Metrics:
-    answer = re.sub(r"^\{(.*)\}$", r"\1", math_answers.boxed(text) or "")  # one pair may be spare
+    answer = re.sub(
+        r"^\{(.*)\}$", r"\1", math_answers.boxed(text) or ""
+    )  # there may be a second pair of braces
     verified = math_answers.verified(f"${gold}$", text)
-    right = math_answers.same(gold, answer or closing(text))
+    right = math_answers.same(gold, answer or closing_answer(text))
     return {"accuracy": float(right), "math_verify": float(verified)}
 
 
-def closing(text: str) -> str:
-    """The first sentence that speaks of the answer, else the first one."""
+def closing_answer(text: str) -> str:
+    """The answer in the first sentence that announces one, else in the first sentence.
+
+    Of a sentence with formulas the last formula counts, else what follows "answer is".
+    """
     sentences = text.split(".")
-    found = next((one for one in sentences if NAMES_ANSWER.search(one)), sentences[0])
-    answer = re.split(r"(?i)answer is", found)[-1]
-    mathematics = re.findall(r"\$(.*?)\$", answer)
-    return str(mathematics[-1] if mathematics else answer).strip(" :")
+    sentence = next((one for one in sentences if NAMES_ANSWER.search(one)), sentences[0])
+    answer = re.split(r"(?i)answer is", sentence)[-1]
+    formulas = re.findall(r"\$(.*?)\$", answer)
+    return str(formulas[-1] if formulas else answer).strip(" :")
 
 
 def mmlu_letter(doc: Doc, results: list[str]) -> Metrics:
     """OpenCompass after simple-evals: the letter after the first `ANSWER:`."""
-    found = LETTER.search(results[0])
-    right = found is not None and found[1].upper() == LETTERS[doc["answer"]]
+    letter = LETTER.search(results[0])
+    right = letter is not None and letter[1].upper() == LETTERS[doc["answer"]]
     return {"accuracy": float(right)}
 
 
-def bare(text: str) -> str:
+def bare_words(text: str) -> str:
     """Lower case without punctuation, articles and spare spaces (SQuAD, simple-evals)."""
     text = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(ARTICLES.sub(" ", text).split())
 
 
 def squad_v2(doc: Doc, results: list[str]) -> Metrics:
-    """SQuAD 2.0's exact match and F1; the word `unanswerable` says no answer, silence does not.
+    """SQuAD 2.0's exact match and F1; the word `unanswerable` means that there is no answer.
 
-    Its own script reads an empty prediction as `no answer`; a model that collapsed would score.
+    An empty text is wrong. SQuAD's own script takes an empty prediction for "no answer", by which a
+    model that writes nothing would score.
     """
-    said = bare(results[0])
     if not results[0].strip():
         return {"exact": 0.0, "f1": 0.0}
-    said = "" if said == UNANSWERABLE else said
-    golds = [bare(text) for text in doc["answers"]] or [""]
-    exact = max(said == gold for gold in golds)
-    return {"exact": float(exact), "f1": max(_overlap(said, gold) for gold in golds)}
+    answer = bare_words(results[0])
+    answer = "" if answer == UNANSWERABLE else answer
+    golds = [bare_words(text) for text in doc["answers"]] or [""]
+    exact = max(answer == gold for gold in golds)
+    return {"exact": float(exact), "f1": max(_overlap(answer, gold) for gold in golds)}
 
 
 def _overlap(one: str, other: str) -> float:
-    """F1 of the words of two texts; nothing equals nothing only."""
+    """F1 of the words of two texts; an empty text equals only an empty text."""
     words, wanted = one.split(), other.split()
     if not words or not wanted:
         return float(words == wanted)
@@ -96,27 +103,28 @@ def _overlap(one: str, other: str) -> float:
 
 
 def squad_v2_lenient(doc: Doc, results: list[str]) -> Metrics:
-    """OpenCompass: equal to any answer; without one, the plausible spans count as right too."""
+    """OpenCompass: equal to any answer; for a question without one, plausible spans count too."""
     line = results[0].split("\n")[0].lower().split("answer is")[-1]
     accepted = doc["answers"] or [*doc["plausible"], IMPOSSIBLE]
     return {"score": float(first_clause(line) in {first_clause(a).lower() for a in accepted})}
 
 
 def first_clause(text: str) -> str:
-    """OpenCompass's general form: up to the first stop or comma, no punctuation, no articles."""
+    """OpenCompass's normal form: up to the first full stop or comma; no punctuation or articles."""
     clause = re.sub(r"[^\w\s]", "", re.split(r"[\n.,]", text, maxsplit=1)[0])
     return re.sub(r"\s+", " ", re.sub(r"(?i)\b(a|an|the)\b", "", clause)).strip()
 
 
 def drop_lenient(doc: Doc, results: list[str]) -> Metrics:
     """OpenCompass after simple-evals: an accepted answer contains the given one or is in it."""
-    found = ANSWER_LINE.search(results[0])
-    said = bare(found[1] if found else results[0])
-    golds = [bare(" and ".join(spans)) for spans in doc["answers"]]
-    return {"accuracy": float(any(_contained(said, gold) for gold in golds))}
+    line = ANSWER_LINE.search(results[0])
+    answer = bare_words(line[1] if line else results[0])
+    golds = [bare_words(" and ".join(spans)) for spans in doc["answers"]]
+    return {"accuracy": float(any(_contained(answer, gold) for gold in golds))}
 
 
 def _contained(one: str, other: str) -> bool:
+    """Whether one text is part of the other; an empty text only of an empty text."""
     if not one or not other:
         return one == other
     return one in other or other in one
