@@ -239,6 +239,7 @@ class Watched:
         self.model, self.ending = model, ending
         self.special, self.device = model.special, model.device
         self.vocab_size, self.new_cache = model.vocab_size, model.new_cache
+        self.picks_rows = False
         self.canvases: list[Tensor] = []
         self.plans: list[Any] = []
 

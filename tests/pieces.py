@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.cli.compose import compose
-from dllm_bench.core.contracts import Piece
+from dllm_bench.core.decoder import Piece
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.models.kv import PositionCache

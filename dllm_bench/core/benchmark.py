@@ -1,4 +1,4 @@
-"""What a benchmark offers: requests, and the grades of texts."""
+"""What a benchmark offers: requests, and scores of the texts that answer them."""
 
 from __future__ import annotations
 

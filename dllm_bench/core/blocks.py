@@ -1,9 +1,9 @@
-"""Where the blocks of a canvas lie, and how far a branch is with them, as the host knows it.
+"""The blocks of a canvas, how far a branch is with them, and the window that is being decoded.
 
-Blocks are counted from an origin: the prompt's end (LLaDA, D2F) or the canvas's beginning (block
-diffusion, dInfer), where the first one to decode may overlap the prompt. A round tells the host how
-many masks are left in the blocks of its window; all else follows, because blocks before the window
-are finished and those behind it are untouched.
+Blocks are counted from an origin: the end of the prompt (LLaDA, D2F) or the beginning of the canvas
+(block diffusion, dInfer), where the first block that is decoded may overlap the prompt. After every
+round the host learns how many positions are masked in the blocks of the window. The rest follows:
+blocks before the window are finished, blocks behind it are all masked.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BlockGrid:
-    """Blocks of `block` positions from `origin` to `length`, where the last one may be cut short;
-    positions before `prompt_len` are prompt.
-    """
+    """Where the blocks of a canvas lie; the last one may be short."""
 
-    origin: int
-    block: int
+    origin: int  # position at which block 0 begins; what lies before it is one block
+    block: int  # P, positions of a block
     prompt_len: int
-    length: int
+    length: int  # L
 
     @property
     def blocks(self) -> int:
@@ -33,76 +31,67 @@ class BlockGrid:
         return -(-(self.length - self.origin) // self.block)
 
     def start(self, n: int) -> int:
-        """Absolute position at which block `n` begins, and block n - 1 ends."""
+        """Canvas position at which block `n` begins and block n - 1 ends."""
         return min(self.origin + n * self.block, self.length)
 
-    def room(self, n: int) -> int:
+    def new_positions(self, n: int) -> int:
         """Positions of block `n` that are not prompt."""
         return max(self.start(n + 1) - max(self.start(n), self.prompt_len), 0)
 
 
 @dataclass(frozen=True)
 class BlockProgress:
-    """One branch at the beginning of a round.
-
-    masks: left in the blocks from `first` on that the last round's window held; opened: leading
-    blocks that were open then; closed: nothing more may be opened.
-    """
+    """How far one branch is at the beginning of a round, as the host knows it."""
 
     grid: BlockGrid
-    first: int = 0
-    masks: Sequence[int] = ()
-    opened: int = 0
-    closed: bool = False
+    first: int = 0  # first block of the last round's window
+    masks: Sequence[int] = ()  # masks left in that window's blocks
+    opened: int = 0  # how many blocks were open in the last round, from block 0 on
+    closed: bool = False  # whether the branch may open no further block
 
-    def left(self, n: int) -> int:
+    def masks_left(self, n: int) -> int:
         """Masks of block `n`."""
         if n < self.first:
             return 0
-        seen = n - self.first
-        return self.masks[seen] if seen < len(self.masks) else self.grid.room(n)
+        index = n - self.first
+        return self.masks[index] if index < len(self.masks) else self.grid.new_positions(n)
 
     def begun(self, n: int) -> bool:
-        """Whether a position of block `n` was decoded by this request."""
-        return self.left(n) < self.grid.room(n)
+        """Whether a position of block `n` is committed."""
+        return self.masks_left(n) < self.grid.new_positions(n)
 
     @cached_property
-    def done(self) -> int:
-        """Leading blocks without a mask."""
+    def finished(self) -> int:
+        """How many blocks from block 0 on have no mask."""
         blocks = self.grid.blocks
         n = min(self.first, blocks)
-        while n < blocks and self.left(n) == 0:
+        while n < blocks and self.masks_left(n) == 0:
             n += 1
         return n
 
     def open_masks(self, opened: int) -> int:
         """Masks in the first `opened` blocks."""
-        return sum(self.left(n) for n in range(self.done, opened))
+        return sum(self.masks_left(n) for n in range(self.finished, opened))
 
 
 @dataclass(frozen=True)
 class Window:
-    """The part of the canvas that is being decoded, the same span for all K branches.
+    """The part [start, stop) of the canvas that is being decoded, the same for all K branches.
 
-    [start, stop) begins with a block, the last block may be cut short; [0, retired) is final in
-    every branch; the model sees [0, visible) of the longest branch and [0, visible_K[k]) of branch
-    k. Blocks are counted from `origin`, what lies before it is one block. eligible_KW: still masked
-    and open for decoding; must_KN: blocks that have to make progress while they have a mask (None:
-    all); masks: how many positions are eligible in all branches, where the host knows; rows_M: the
-    places in (K, W), laid flat, whose logits a score is given as (1, M, V); None: all.
+    It begins with a block; its last block may be short.
     """
 
     start: int
     stop: int
-    visible: int
-    retired: int
-    block: int
-    origin: int
-    eligible_KW: Tensor
-    must_KN: Tensor | None = None
-    visible_K: Tensor | None = None
-    masks: int | None = None
-    rows_M: Tensor | None = None
+    visible: int  # the model sees [0, visible) of the branch that sees most
+    retired: int  # [0, retired) is final in every branch
+    block: int  # P, positions of a block
+    origin: int  # position from which blocks are counted; what lies before it is one block
+    eligible_KW: Tensor  # bool: masked and in an open block
+    must_KN: Tensor | None = None  # bool: blocks that must progress while masked; None: all
+    visible_K: Tensor | None = None  # branch k sees [0, visible_K[k]); None: all see the same
+    masks: int | None = None  # eligible positions of all branches; None: unknown to the host
+    rows_M: Tensor | None = None  # indices into flattened (K, W) of the rows scored; None: all
 
     def take(self, index: Tensor) -> Window:
         """The window of the branches `index` (int64), in that order."""
@@ -124,25 +113,25 @@ class Window:
         """W."""
         return self.stop - self.start
 
+    def of(self, canvas_KL: Tensor) -> Tensor:
+        """The window's columns of a tensor over the canvas, (K, W)."""
+        return canvas_KL[:, self.start : self.stop]
+
     def blocks(self, values_KW: Tensor, fill: float = 0.0) -> Tensor:
-        """(K, W) -> (K, N, B); places beyond the end of a short last block hold `fill`."""
+        """(K, W) -> (K, N, P); positions beyond the end of a short last block hold `fill`."""
         short = -self.width % self.block
         if short:
             values_KW = torch.nn.functional.pad(values_KW, (0, short), value=fill)
         return values_KW.reshape(values_KW.shape[0], -1, self.block)
 
-    def flat(self, values_KNB: Tensor) -> Tensor:
-        """(K, N, B) -> (K, W), the inverse of `blocks`."""
-        values_KX = values_KNB.reshape(values_KNB.shape[0], -1)
+    def flat(self, values_KNP: Tensor) -> Tensor:
+        """(K, N, P) -> (K, W), the inverse of `blocks`."""
+        values_KX = values_KNP.reshape(values_KNP.shape[0], -1)
         return values_KX[:, : self.width] if values_KX.shape[1] > self.width else values_KX
 
-    def rescued(self, where_KW: Tensor, rescue_KW: Tensor) -> Tensor:
-        """(K, W) what of `rescue` lies in blocks that must progress and have nothing in `where`."""
+    def forced(self, where_KW: Tensor, fallback_KW: Tensor) -> Tensor:
+        """`fallback` in the blocks that must progress and have no position in `where`, (K, W)."""
         stalled_KN1 = ~self.blocks(where_KW).any(-1, keepdim=True)
         if self.must_KN is not None:
             stalled_KN1 &= self.must_KN[..., None]
-        return self.flat(self.blocks(rescue_KW) & stalled_KN1)
-
-    def of(self, canvas_KL: Tensor) -> Tensor:
-        """The window's columns of a canvas-wide tensor."""
-        return canvas_KL[:, self.start : self.stop]
+        return self.flat(self.blocks(fallback_KW) & stalled_KN1)

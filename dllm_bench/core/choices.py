@@ -1,9 +1,12 @@
-"""Sentences about a name that is not among the known ones, with the nearest known name."""
+"""Errors about a word that is not among the known ones, with the nearest known one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import get_args
+
+from dllm_bench.core.errors import DllmBenchError
 
 
 def unknown_name(kind: str, name: str, known: Sequence[str], more: str = "") -> str:
@@ -20,3 +23,12 @@ def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
     """ "did you mean 'x'? " with the nearest known name after `prefix`; empty if none is near."""
     near = get_close_matches(name, known, n=1)
     return f"did you mean {prefix + near[0]!r}? " if near else ""
+
+
+def check_choice(owner: object, name: str, value: str, choices: object) -> None:
+    """Refuse a value of the setting `name` that is not a word of the Literal `choices`."""
+    if value not in get_args(choices):
+        raise DllmBenchError(
+            f"{type(owner).__name__} has {name} {value!r}; choose among "
+            f"{', '.join(get_args(choices))}."
+        )

@@ -1,4 +1,8 @@
-"""What a decoder asks of a model: `Denoiser`, its caches, and the plan of a forward."""
+"""What decoders expect of a model: `Denoiser`, its caches of keys and values, and `ForwardPlan`.
+
+A decoder says in a plan which positions a forward feeds, sees and keeps. How the model does that
+(shifted logits, attention masks, position ids) is hidden behind this contract.
+"""
 
 from __future__ import annotations
 
@@ -17,87 +21,80 @@ Attention = Literal["full", "block_causal"]
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """What one forward feeds, sees and keeps; positions are absolute.
+    """What one forward feeds, sees and keeps. Spans [first, stop) are canvas positions.
 
-    Every branch feeds [feed[0], feed[1]); cached positions outside of that span are visible.
-    Branch k does not see fed positions at or beyond visible_K[k] (None: sees all).
-    Rows may end one past the fed span where logits are shifted (autoregressive decoding).
-    Logits are wanted for positions [rows[0], rows[1]). K/V of [store[0], store[1]) are kept once
-    the winner is known; a span of length 0 keeps nothing.
-    block_causal: a position sees earlier blocks and its own block of `block` positions, counted
-    from `origin`; what lies before `origin` is one block. Blocks of 1 from origin 0 are causal
-    attention.
-    `forward` is the planned forward's index in its request, `clock` what a cache with a clock of
-    its own read. `feature_layers` are layers whose outputs a drafter reads, besides the logits.
-    `only_M` asks a model that `picks_rows` for these rows alone, as places in (K, rows) laid flat:
-    logits are then (1, M, V).
+    With "block_causal" attention a position sees earlier blocks and its own block; blocks of 1
+    position from origin 0 are causal attention.
     """
 
     kind: ForwardKind
-    feed: tuple[int, int]
-    rows: tuple[int, int]
-    store: tuple[int, int]
+    feed: tuple[int, int]  # span every branch feeds; cached positions outside of it are visible
+    rows: tuple[int, int]  # R positions whose logits are wanted; with shifted logits (AR decoding)
+    # they may end one position behind `feed`
+    store: tuple[int, int]  # span whose K/V are kept of the winning branch; empty: none
     attention: Attention = "full"
-    block: int = 0
-    origin: int = 0
-    visible_K: Tensor | None = None
-    forward: int = 0
-    clock: int = 0
-    feature_layers: tuple[int, ...] = ()
-    only_M: Tensor | None = None
+    block: int = 0  # positions of a block, for "block_causal"
+    origin: int = 0  # position from which blocks are counted; what lies before it is one block
+    visible_K: Tensor | None = None  # branch k sees fed positions below visible_K[k]; None: all
+    forward: int = 0  # index of this forward in its request
+    clock: int = 0  # round of a cache that counts rounds itself (`PrefixCache`)
+    feature_layers: tuple[int, ...] = ()  # layers whose outputs a drafter reads; -1: embedding
+    only_M: Tensor | None = None  # indices into flattened (K, R) of the rows to compute, for a
+    # model that `picks_rows`: its logits are (1, M, V) then; None: all rows, (K, R, V)
 
     def cached(self, held: int) -> int:
-        """Positions read from a cache that holds [0, held): all of them that are not fed."""
+        """Positions read from a cache that holds [0, held): those that are not fed."""
         return min(self.feed[0], held) + max(0, held - self.feed[1])
 
 
 class KVCache(Protocol):
-    """Keys and values of one request, addressed by absolute position."""
+    """Keys and values of one request, addressed by canvas position."""
 
     @property
     def kept(self) -> ForwardPlan | None:
-        """The plan whose K/V were stored last."""
+        """The plan whose K/V were stored last; None if none were."""
 
     @property
     def length(self) -> int:
-        """Positions [0, length) hold valid keys and values."""
+        """Positions [0, length) have valid keys and values."""
 
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
-        """Store the last forward's K/V of `branch` (0-d int64) for the positions `plan.store`."""
+        """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`."""
 
     def crop(self, length: int) -> None:
         """Forget the keys and values of positions at and beyond `length`."""
 
     @property
     def features(self) -> Tensor | None:
-        """Outputs of `plan.feature_layers` in the last forward, concatenated: (K, F, layers H)."""
+        """Outputs of `plan.feature_layers` in the last forward, concatenated, at the X positions
+        that were fed: (K, X, layers * H).
+        """
 
 
 class Denoiser(Protocol):
-    """Tokens to logits aligned with positions; logit shift, mask form, position ids are hidden.
-
-    picks_rows: whether `forward` computes only the rows `ForwardPlan.only_M` where a plan names
-    some; a model that keeps the default, False, is never given such a plan.
-    """
+    """A model: tokens to logits that are aligned with positions."""
 
     special: SpecialTokens
     device: torch.device
-    vocab_size: int
-    picks_rows: bool = False
+    vocab_size: int  # V
+    picks_rows: bool = False  # whether `forward` computes only the rows `ForwardPlan.only_M` where
+    # a plan names some; a model that keeps the default is never given such a plan
 
     def new_cache(self, length: int) -> KVCache:
         """An empty cache for a canvas of `length` positions."""
 
     def reuse_prefix(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: object) -> None:
-        """Begin the empty cache with the K/V of the request that was begun so before, if by an
-        equal decoder (another one's attention gives others): of what both prompts begin with, in
-        whole spans of `grid` positions; at least one position of the prompt is left to be fed.
+        """Fill an empty cache with K/V of the previous request, as far as both prompts begin alike.
+
+        Only if that request was decoded by a decoder equal to `by`, since another one's attention
+        computes other K/V. Takes whole spans of `grid` positions, and leaves at least one position
+        of the prompt to be fed.
         """
 
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
-        """Logits (K, rows, V) in the model's dtype: entry [k, i] predicts position rows[0] + i."""
+        """Logits (K, R, V) in the model's dtype; entry [k, i] predicts position rows[0] + i."""
 
     def forward_batch(
         self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
-        """`forward` for several requests at once, of ragged lengths: the logits of each."""
+        """`forward` of B requests of different lengths at once: the logits of each."""

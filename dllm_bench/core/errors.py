@@ -1,4 +1,4 @@
-"""The error of this package that a user can act on."""
+"""`DllmBenchError`, the error for mistakes that the user can correct."""
 
 
 class DllmBenchError(Exception):

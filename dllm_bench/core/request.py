@@ -1,8 +1,7 @@
-"""What is asked and what came out: `SpecialTokens`, `Request`, `Generation`.
+"""Input and output of decoding: `SpecialTokens`, `Request`, `Generation`.
 
-Plain values without behaviour beyond their own consistency. Token ids of special tokens are read
-from a checkpoint's config or tokenizer, never written down here. Text handling (templates,
-stop strings) belongs to the benchmark and the runner.
+Ids of special tokens come from a checkpoint's config or tokenizer; the package contains none.
+Templates and stop strings are handled by the benchmark and the runner.
 """
 
 from __future__ import annotations
@@ -19,16 +18,13 @@ EndTokens = Literal["eos", "eot", "ends"]
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the special tokens of one checkpoint; `None` where the checkpoint has no such token.
+    """Ids of a checkpoint's special tokens; None where it has no such token."""
 
-    `mask` is the id of a not yet decoded position, `eos` ends a text, `eot` ends a chat turn.
-    """
-
-    mask: int
-    eos: int
+    mask: int  # stands at every masked position
+    eos: int  # ends a text
     pad: int | None = None
     bos: int | None = None
-    eot: int | None = None
+    eot: int | None = None  # ends a chat turn
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -37,26 +33,22 @@ class SpecialTokens:
         return (self.eos, *extra)
 
     def named(self, which: EndTokens) -> list[int]:
-        """Ids of the end tokens meant: `eos`, `eot` (none where there is none) or all `ends`."""
+        """Ids of the end tokens `which`: eos, eot (none if the checkpoint has none) or both."""
         meant = {"eos": self.ends[:1], "eot": self.ends[1:], "ends": self.ends}
         return list(meant[which])
 
 
 @dataclass(frozen=True)
 class Request:
-    """One generation to make: `prompt_ids` (P,) and up to `max_new_tokens` new tokens.
-
-    `prompt` is the text the ids were encoded from; `stop` are strings that end the text; `seed`
-    begins the request's random numbers; `reference` are new tokens known beforehand (oracle).
-    """
+    """One generation to make."""
 
     id: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
-    stop: tuple[str, ...] = ()
-    prompt: str = ""
-    seed: int = 0
-    reference: tuple[int, ...] | None = None
+    stop: tuple[str, ...] = ()  # strings that end the text
+    prompt: str = ""  # text the ids were encoded from
+    seed: int = 0  # of the request's random numbers
+    reference: tuple[int, ...] | None = None  # new tokens that are known beforehand (oracle)
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -70,7 +62,7 @@ class Request:
 
 
 def first_end(ids: Sequence[int], special: SpecialTokens) -> int | None:
-    """Index of the first token that ends a text, None without one."""
+    """Index of the first token that ends a text; None if there is none."""
     return next((i for i, token in enumerate(ids) if token in special.ends), None)
 
 
@@ -84,22 +76,16 @@ def cut_reasons(ids: Sequence[int], max_new_tokens: int, special: SpecialTokens)
 
 @dataclass(frozen=True)
 class Generation:
-    """The tokens of one request, before any cut.
-
-    `ids` (G,) are all decoded positions after the prompt, whatever follows the first EOS included;
-    `born` (G,) the forward at which each was committed. `cut` maps a reason ("eos", "stop",
-    "length") to the index in `ids` where the text ends for that reason; `text` is filled by the
-    runner.
-    """
+    """The tokens of one request, before any cut."""
 
     request_id: str
-    ids: tuple[int, ...]
-    born: tuple[int, ...]
-    cut: dict[str, int]
+    ids: tuple[int, ...]  # all tokens behind the prompt, those after the first end token included
+    born: tuple[int, ...]  # index of the forward that committed each of `ids`
+    cut: dict[str, int]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
     trace: Trace = field(default_factory=Trace)
-    text: str = ""
+    text: str = ""  # filled by the runner
 
     @property
     def emitted(self) -> int:
-        """Number of tokens before the first reason to stop."""
+        """Number of tokens before the first cut."""
         return min(self.cut.values(), default=len(self.ids))

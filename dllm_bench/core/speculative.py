@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Piece
+from dllm_bench.core.decoder import Piece
 from dllm_bench.core.denoiser import Denoiser, KVCache
 
 GREEDY = 1e-5

@@ -1,14 +1,15 @@
-"""`DecodeState`: where a request stands, for K candidate branches at once.
+"""`DecodeState`: how far one request is decoded, for K candidate branches at once.
 
-Shapes: K branches, L canvas positions (prompt + room for new tokens). What is not decoded holds the
-mask id; the canvas may be cut shorter, it never grows. `commit` is the only writer of tokens;
-`fork` and `pick` carry tokens and `memo` together, so a method's memory (credits, open blocks)
-follows its branch and never outlives its request.
+Masked positions hold the mask id. The canvas may be cut shorter and never grows. `commit` is the
+only writer of tokens. `fork` and `pick` copy tokens and `memo` alike, so what a method remembers
+(credits, step counts) follows its branch and ends with its request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,28 +17,77 @@ from torch import Tensor
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 
-MASKED = -1  # value of `born` at a position that is not decoded yet
+MASKED = -1  # value of `born` at a position that is still masked
 PROMPT = -2  # value of `born` at a prompt position
 CUT = -3  # value of `born` at a position beyond the end of a canvas that was cut
-REFERENCE = "reference"  # memo: new tokens known beforehand, (K, L)
+
+Remembered = TypeVar("Remembered", Tensor, int)
+
+
+@dataclass(frozen=True)
+class MemoKey(Generic[Remembered]):
+    """Key of a value in `DecodeState.memo`, of type Tensor or int.
+
+    A piece declares its keys in its own module, and no other piece reads them.
+    """
+
+    name: str
+
+
+class Memo:
+    """What the pieces remember from one forward of a request to the next.
+
+    Tensors have the leading dimension K. Integers are known to the host and common to all branches.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[MemoKey[Any], Any] = {}
+
+    def __contains__(self, key: MemoKey[Any]) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[MemoKey[Any]]:
+        return iter(self._values)
+
+    def __getitem__(self, key: MemoKey[Remembered]) -> Remembered:
+        value: Remembered = self._values[key]
+        return value
+
+    def __setitem__(self, key: MemoKey[Remembered], value: Remembered) -> None:
+        self._values[key] = value
+
+    def get(self, key: MemoKey[Remembered]) -> Remembered | None:
+        """The value of `key`, None if nothing was remembered."""
+        return self._values.get(key)
+
+    def tensors(self) -> dict[MemoKey[Tensor], Tensor]:
+        """The values that differ by branch."""
+        return {key: v for key, v in self._values.items() if isinstance(v, Tensor)}
+
+    def numbers(self) -> dict[MemoKey[int], int]:
+        """The values common to all branches."""
+        return {key: v for key, v in self._values.items() if not isinstance(v, Tensor)}
+
+    def take(self, index: Tensor) -> Memo:
+        """The memo of the branches `index` (int64), in that order."""
+        taken = Memo()
+        taken._values.update(self.numbers())
+        taken._values.update((key, v.index_select(0, index)) for key, v in self.tensors().items())
+        return taken
 
 
 @dataclass
 class DecodeState:
-    """Tokens and bookkeeping of one request.
+    """Tokens and bookkeeping of one request."""
 
-    tokens_KL: int64 token ids; born_KL: int32 forward index at which a position was committed
-    (`MASKED`, `PROMPT`, `CUT` otherwise); forwards: model calls made so far; memo: per-piece
-    tensors, every one with leading dimension K; seed: where the request's random numbers begin.
-    """
-
-    tokens_KL: Tensor
-    born_KL: Tensor
+    tokens_KL: Tensor  # token ids, int64
+    born_KL: Tensor  # forward that committed a position, int32; or `MASKED`, `PROMPT`, `CUT`
     prompt_len: int
     special: SpecialTokens
-    forwards: int = 0
-    memo: dict[str, Tensor] = field(default_factory=dict)
-    seed: int = 0
+    forwards: int = 0  # forwards made so far
+    memo: Memo = field(default_factory=Memo)
+    seed: int = 0  # seed of the request's random numbers
+    reference_KL: Tensor | None = None  # `Request.reference` on the canvas, mask ids beyond its end
 
     @classmethod
     def start(
@@ -49,7 +99,7 @@ class DecodeState:
     ) -> DecodeState:
         """One branch: the prompt followed by masks, `length` positions in all.
 
-        None: as many masks as the request has new tokens.
+        Without `length` there are as many masks as the request has new tokens.
         """
         check_prompt(request, special)
         prompt = torch.tensor(request.prompt_ids, dtype=torch.long, device=device)
@@ -60,10 +110,9 @@ class DecodeState:
         born_KL[0, : len(prompt)] = PROMPT
         state = cls(tokens_KL, born_KL, len(prompt), special, seed=request.seed)
         if request.reference is not None:
-            known_KL = tokens_KL.clone()
+            state.reference_KL = tokens_KL.clone()
             reference = torch.tensor(request.reference, device=device)[: length - len(prompt)]
-            known_KL[0, len(prompt) : len(prompt) + len(reference)] = reference
-            state.memo[REFERENCE] = known_KL
+            state.reference_KL[0, len(prompt) : len(prompt) + len(reference)] = reference
         return state
 
     @property
@@ -78,15 +127,15 @@ class DecodeState:
 
     @property
     def masked_KL(self) -> Tensor:
-        """True at positions that are still to be decoded."""
+        """True at masked positions."""
         return self.born_KL == MASKED
 
     def commit(self, where_KW: Tensor, ids_KW: Tensor, start: int = 0) -> None:
-        """Write `ids` where `where` is true and stamp them with the current forward counter.
+        """Write `ids` where `where` is true, and the current forward's index into `born_KL`.
 
-        Both are about the W positions from `start` on. Written in place, which nobody else sees:
-        branches never share memory. Positions already decoded are left alone (no decoder here
-        remasks); a mask id written by a decoder that does not forbid it leaves the position masked.
+        Both tensors cover the W positions from `start` on. Writing in place is safe because
+        branches never share memory. Committed positions stay as they are. A decoder that does not
+        forbid the mask token may choose its id; that position stays masked.
         """
         span = slice(start, start + where_KW.shape[1])
         tokens_KW, born_KW = self.tokens_KL[:, span], self.born_KL[:, span]
@@ -95,15 +144,15 @@ class DecodeState:
         born_KW.masked_fill_(where_KW, self.forwards)
 
     def cut(self, length: Tensor) -> None:
-        """Give up all positions from `length` (0-d int64) on, without a host copy.
+        """Give up all positions from `length` (0-d int64) on, without a copy to the host.
 
-        They count as decoded from now on; `truncate` takes them away once the host knows `length`.
+        They are not masked from now on; `truncate` removes them once the host knows `length`.
         """
         position_L = torch.arange(self.length, device=self.born_KL.device)
         self.born_KL = self.born_KL.masked_fill(position_L >= length, CUT)
 
     def truncate(self, length: int) -> None:
-        """Shorten the canvas to `length` positions (end-of-text prediction)."""
+        """Shorten the canvas to `length` positions."""
         if length == self.length:
             return
         self.tokens_KL = self.tokens_KL[:, :length]
@@ -111,12 +160,13 @@ class DecodeState:
 
     def take(self, index: Tensor) -> DecodeState:
         """The branches `index` (int64), in that order, memo included."""
-        memo = {name: value.index_select(0, index) for name, value in self.memo.items()}
+        reference_KL = self.reference_KL
         return replace(
             self,
             tokens_KL=self.tokens_KL.index_select(0, index),
             born_KL=self.born_KL.index_select(0, index),
-            memo=memo,
+            memo=self.memo.take(index),
+            reference_KL=None if reference_KL is None else reference_KL.index_select(0, index),
         )
 
     def fork(self, k: int) -> DecodeState:
@@ -126,15 +176,15 @@ class DecodeState:
         return self.take(torch.zeros(k, dtype=torch.long, device=self.tokens_KL.device))
 
     def pick(self, j: Tensor) -> DecodeState:
-        """Branch `j` (0-d or 1-element int64 tensor, no host copy), memo included."""
+        """Branch `j` (0-d or 1-element int64 tensor, not copied to the host), memo included."""
         return self.take(j.reshape(1))
 
 
 def check_prompt(request: Request, special: SpecialTokens) -> None:
-    """Refuse prompts padded on the left: requests differ in length here, nothing is padded."""
+    """Refuse prompts padded on the left: requests of a batch keep their own lengths."""
     padding = {special.mask, special.pad} - {None, special.bos}
     if request.prompt_ids[0] in padding:
         raise DllmBenchError(
-            f"Request {request.id!r} begins with the padding token {request.prompt_ids[0]}; "
-            "requests have their own lengths here, hand over the prompt without padding."
+            f"Request {request.id!r} begins with the padding token {request.prompt_ids[0]}, but "
+            "nothing is padded here; give the prompt without padding."
         )

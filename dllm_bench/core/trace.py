@@ -1,7 +1,7 @@
-"""What each model call did: `Forward` rows gathered in a `Trace`.
+"""What each forward did: `Trace`, a list of `Forward` rows.
 
-Facts only; every TPF, TPS and latency is computed from them by name in `metrics/definitions.py`.
-Committed counts are not stored twice: they follow from `Generation.born`.
+Only facts are stored. Every TPF, TPS and latency is computed from them in
+`metrics/definitions.py`, and counts of committed tokens follow from `Generation.born`.
 """
 
 from __future__ import annotations
@@ -15,33 +15,31 @@ from typing import Any
 class ForwardKind(StrEnum):
     """What a forward was for."""
 
-    PREFILL = "prefill"  # the prompt is fed for the first time
-    REFRESH = "refresh"  # cached positions are fed again to renew their K/V
+    PREFILL = "prefill"  # feeds the prompt for the first time
+    REFRESH = "refresh"  # feeds cached positions again to renew their K/V
     DENOISE = "denoise"
-    DRAFT = "draft"  # the drafter's network
-    HEAD = "head"  # a block drafter's sequential head, which draws token after token
-    VERIFY = "verify"
+    DRAFT = "draft"  # network of a drafter
+    HEAD = "head"  # sequential head of a block drafter, which draws token after token
+    VERIFY = "verify"  # the target judges draft tokens
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One model call. Positions are counted per branch; `ms` is wall time of the whole step."""
+    """One model call. Positions are counted per branch."""
 
     kind: ForwardKind
-    branches: int  # K candidate states evaluated in this call; 2 K under guidance
+    branches: int  # K; twice as many under guidance
     fed: int  # positions fed per branch
     cached: int  # positions read from the cache
-    ms: float = 0.0
-    winner: int = 0  # index of the branch that went on, creation order, base last
+    ms: float = 0.0  # wall time of the whole step, in milliseconds
+    winner: int = 0  # index of the branch that went on, in the order of creation; the base is last
     forced: int = 0  # positions committed by the stall rule
     masks: int = 0  # masks of the open blocks before this call
-    calls: int = (
-        1  # network calls behind this row: a drafter's chain has several, a head one a token
-    )
-    proposed: int = 0  # draft tokens this call verified
-    accepted: int = 0  # draft tokens kept of them; what else it committed is the target's own
-    drafted: tuple[int, ...] = ()  # the whole proposal behind them, before it was cut to `proposed`
-    survival: tuple[float, ...] = ()  # what a confidence head said of it, logits
+    calls: int = 1  # network calls: several for a drafter's chain, one a token for a head
+    proposed: int = 0  # draft tokens that this call verified
+    accepted: int = 0  # draft tokens that were kept; further committed tokens are the target's own
+    drafted: tuple[int, ...] = ()  # the whole proposal, before it was cut to `proposed`
+    survival: tuple[float, ...] = ()  # logits of a confidence head, one per drafted token
 
 
 @dataclass
@@ -54,9 +52,9 @@ class Trace:
         return len(self.forwards)
 
     def columns(self) -> dict[str, list]:
-        """Column form for storage: {"kind": [...], "branches": [...], ...}.
+        """Columns for storage: {"kind": [...], "branches": [...], ...}.
 
-        A column that holds nothing but its default is left out.
+        A column with no value but its default is left out.
         """
         values = {
             f: [getattr(forward, f.name) for forward in self.forwards] for f in fields(Forward)
@@ -69,19 +67,19 @@ class Trace:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> Trace:
-        """Inverse of `columns`; also of those stored before a column existed."""
+        """Inverse of `columns`. Missing columns get their defaults."""
         rows = zip(*columns.values(), strict=True)
         return cls([_forward(dict(zip(columns, row, strict=True))) for row in rows])
 
 
 def _stored(value: Any) -> Any:
-    """Plain text and lists in place of kinds and tuples."""
+    """The value with kinds as text and tuples as lists."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, ForwardKind) else value
 
 
 def _forward(row: dict[str, Any]) -> Forward:
-    """A row from stored values."""
+    """Inverse of `_stored` for a row."""
     lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
     return Forward(**{**row, **lists, "kind": ForwardKind(row["kind"])})

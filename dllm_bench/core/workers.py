@@ -1,8 +1,8 @@
-"""`WorkerGroup`: the processes that decode one request together, as the loop sees them.
+"""`WorkerGroup`: the processes that decode one request, as the masked loop uses them.
 
-The masked loop asks the group which branches of a round this process computes, and for the state
-and scores of the winning branch. `ONE_WORKER` computes everything itself; groups of several
-processes are in `parallel/branch`.
+The loop asks the group which branches of a round this process computes, and for the state and
+scores of the winning branch. `ONE_WORKER` computes everything itself; the group of several
+processes is in `parallel/branch`.
 """
 
 from __future__ import annotations
@@ -16,35 +16,39 @@ from dllm_bench.core.state import DecodeState
 
 
 class WorkerGroup:
-    """The processes that decode a request together, and what a process does that is alone.
+    """The processes that decode a request; this class is the group of one process.
 
-    A crew shares out the branches of a round. Every process holds the same state and takes every
-    decision itself, from the same facts: the ratings of all branches and what was found in the
-    winner. Only what follows from logits (scores, and what a score remembers) has to be brought
-    from where they were computed; logits never travel.
+    A group divides the branches of a round among its workers. Every worker holds the same state and
+    takes every decision itself from the same values: the ratings of all branches, and state and
+    scores of the winner. Only what depends on logits (scores, and what a score remembers) is sent
+    from the worker that computed it; logits are never sent.
     """
 
-    def deal(
+    def divide(
         self, branches: DecodeState, window: Window, plan: ForwardPlan
     ) -> tuple[DecodeState, Window, ForwardPlan]:
-        """The branches of a round that are fed and scored here."""
+        """The branches of a round that this worker feeds and scores."""
         return branches, window, plan
 
     def gather(self, rating_K: Tensor) -> Tensor:
-        """Ratings of all branches of the round, in order, from those of the branches here."""
+        """Ratings of all branches of the round, in order, from those of this worker's branches."""
         return rating_K
 
     def keep(self, kv: KVCache, plan: ForwardPlan, winner: Tensor) -> None:
-        """Have the winner's K/V of `plan.store` (as dealt here) in the cache of every process."""
+        """Store the winner's K/V of `plan.store` (as divided) in the cache of every worker."""
         kv.keep(plan, winner)
 
-    def settle(
-        self, winner: Tensor, branches: DecodeState, here: DecodeState, found: tuple[Scores, ...]
+    def collect_winner(
+        self,
+        winner: Tensor,
+        branches: DecodeState,
+        own: DecodeState,
+        scores: tuple[Scores, ...],
     ) -> tuple[DecodeState, tuple[Scores, ...]]:
-        """The winner's state and scores; `here` are the dealt branches after they were scored."""
+        """State and scores of the winner; `own` are this worker's branches after scoring."""
         if branches.branches == 1:
-            return here, found
-        return here.pick(winner), tuple(scores.pick(winner) for scores in found)
+            return own, scores
+        return own.pick(winner), tuple(one.pick(winner) for one in scores)
 
 
 ONE_WORKER = WorkerGroup()

@@ -1,1 +1,1 @@
-"""The masked decoding loop and its pieces, one file each."""
+"""The two decoding loops, masked and speculative, and their pieces: one file per published idea."""

@@ -1,10 +1,9 @@
-"""Several requests on their way at once: one copy to the host and one forward a round for all.
+"""Decode several requests at a time: one copy to the host and one forward per round for all.
 
-A request is a coroutine, `DecodeSteps`. In turns it gives a tensor whose values it wants on the
-host, and a `RunForward` whose logits it wants; what it returns is its generation. A place that
-falls free is taken by the next request in the same round. Requests share nothing else, so each
-gives what it gives alone, up to the rounding of sums that a longer matrix product adds in another
-order.
+Decoding a request is a coroutine, `DecodeSteps`. It yields what it wants next, `HostValues` or
+`RunForward`, is sent the answer, and returns the generation. When a request ends, the next one
+starts in the same round. Requests share nothing else, so batched and unbatched decoding produce
+identical tokens, up to the rounding of sums that a longer matrix product adds in another order.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,56 +20,90 @@ from dllm_bench.core.request import Generation
 
 
 @dataclass(frozen=True)
+class HostValues:
+    """A step that wants the values of a tensor of integers (X,) as a list."""
+
+    values_X: Tensor
+
+
+@dataclass(frozen=True)
 class RunForward:
-    """What a request wants fed: the arguments of `Denoiser.forward`."""
+    """A step that wants a forward; the answer is its logits. See `Denoiser.forward`."""
 
     tokens_KL: Tensor
     plan: ForwardPlan
     kv: KVCache
 
 
-DecodeSteps = Generator[Any, Any, Generation]
+Step = HostValues | RunForward
+Answer = list[int] | Tensor
+DecodeSteps = Generator[Step, Answer, Generation]
+
+
+def host_values(values_X: Tensor) -> Generator[Step, Answer, list[int]]:
+    """The step `HostValues` and its answer."""
+    answer = yield HostValues(values_X)
+    assert isinstance(answer, list)
+    return answer
+
+
+def run_forward(
+    tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache
+) -> Generator[Step, Answer, Tensor]:
+    """The step `RunForward` and its answer, logits (K, R, V)."""
+    answer = yield RunForward(tokens_KL, plan, kv)
+    assert isinstance(answer, Tensor)
+    return answer
+
+
+@dataclass(eq=False)
+class _Active:
+    """A request that is being decoded."""
+
+    steps: DecodeSteps
+    step: Step  # what it waits for
 
 
 @torch.inference_mode()
 def run_batched(
-    model: Denoiser, started: Iterable[DecodeSteps], batch: int
+    model: Denoiser, requests: Iterable[DecodeSteps], batch: int
 ) -> Iterator[Generation]:
-    """Generations as they are finished, of up to `batch` requests at a time."""
-    waiting = iter(started)
-    going: list[DecodeSteps] = []
-    surveys: list[Tensor] = []
+    """Run up to `batch` coroutines at a time; yield each generation when it is finished."""
+    waiting, active = iter(requests), list[_Active]()
     while True:
-        asking: list[tuple[DecodeSteps, RunForward]] = []
-        while True:
-            fresh = list(islice(waiting, batch - len(asking) - len(going)))
-            going, surveys = going + fresh, surveys + [next(steps) for steps in fresh]
-            if not going:
-                break
-            for steps, told in zip(going, on_host(surveys), strict=True):
-                try:
-                    asking.append((steps, steps.send(told)))
-                except StopIteration as over:
-                    yield over.value
-            going, surveys = [], []
-        if not asking:
+        active += [_Active(one, next(one)) for one in islice(waiting, batch - len(active))]
+        if not active:
             return
-        logits = forward(model, [ask for _, ask in asking])
-        going = [steps for steps, _ in asking]
-        surveys = [steps.send(found) for steps, found in zip(going, logits, strict=True)]
+        for one, answer in _answers(model, active):
+            try:
+                one.step = one.steps.send(answer)
+            except StopIteration as end:
+                active.remove(one)
+                yield end.value
 
 
-def forward(model: Denoiser, asks: Sequence[RunForward]) -> list[Tensor]:
-    """The logits (K, rows, V) of each; a request alone is fed as it is."""
-    if len(asks) == 1:
-        return [model.forward(asks[0].tokens_KL, asks[0].plan, asks[0].kv)]
-    tokens, plans, caches = zip(*((ask.tokens_KL, ask.plan, ask.kv) for ask in asks), strict=True)
+def _answers(model: Denoiser, active: Sequence[_Active]) -> list[tuple[_Active, Answer]]:
+    """The answers that are due: copies first, so that new requests join the next forward."""
+    copies = [(one, one.step) for one in active if isinstance(one.step, HostValues)]
+    if copies:
+        values = on_host([step for _, step in copies])
+        return [(one, answer) for (one, _), answer in zip(copies, values, strict=True)]
+    forwards = [(one, one.step) for one in active if isinstance(one.step, RunForward)]
+    logits = forward(model, [step for _, step in forwards])
+    return [(one, answer) for (one, _), answer in zip(forwards, logits, strict=True)]
+
+
+def forward(model: Denoiser, steps: Sequence[RunForward]) -> list[Tensor]:
+    """The logits (K, R, V) of each request; a single one is not batched."""
+    if len(steps) == 1:
+        return [model.forward(steps[0].tokens_KL, steps[0].plan, steps[0].kv)]
+    tokens, plans, caches = zip(*((one.tokens_KL, one.plan, one.kv) for one in steps), strict=True)
     return model.forward_batch(tokens, plans, caches)
 
 
-def on_host(surveys: Sequence[Tensor]) -> list[list[int]]:
-    """The values of flat tensors, in one copy."""
-    if len(surveys) == 1:
-        return [surveys[0].tolist()]
-    values = iter(torch.cat(list(surveys)).tolist())
-    return [list(islice(values, survey.shape[0])) for survey in surveys]
+def on_host(steps: Sequence[HostValues]) -> list[list[int]]:
+    """The values of each tensor, in one copy for all."""
+    if len(steps) == 1:
+        return [steps[0].values_X.tolist()]
+    values = iter(torch.cat([step.values_X for step in steps]).tolist())
+    return [list(islice(values, step.values_X.shape[0])) for step in steps]

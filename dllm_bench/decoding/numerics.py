@@ -10,31 +10,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding import fused
 
 Precision = Literal["float32", "bfloat16", "float64", "model"]  # model: the dtype logits come in
-# logits read at a time on a CPU: 1 MiB of float32, half of a usual second-level cache
-CACHED = 2**18
-LOWEST, LEAST = -87.0, 2e-38  # exp(-87) < 2e-38; CPUs are slow with results much less than that
+CACHED = 2**18  # logits read at a time on a CPU: 1 MiB of float32, half a usual level-2 cache
+LOWEST, LEAST = -87.0, 2e-38  # exp(-87) < 2e-38; CPUs are slow with much smaller results
 Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
-
-
-def check_choice(owner: object, name: str, value: str, choices: object) -> None:
-    """Refuse a value that is not among the words of the Literal `choices`."""
-    if value not in get_args(choices):
-        raise DllmBenchError(
-            f"{type(owner).__name__} has {name} {value!r}; choose among "
-            f"{', '.join(get_args(choices))}."
-        )
 
 
 def dtype_of(logits: Tensor, precision: Precision) -> torch.dtype:
@@ -49,21 +38,18 @@ def rounded(logits_KWV: Tensor, precision: Precision) -> Tensor:
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """float64 stays, what is shorter than float32 becomes float32."""
+    """The values in float32 if their dtype is shorter; float64 stays."""
     return values if values.dtype.itemsize >= torch.float32.itemsize else values.float()
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What one pass over the logits leaves of every row, each (K, W).
+    """What one pass over the logits yields for every row."""
 
-    ids: the most probable token, or the one asked about; probability: its own; neg_entropy: sum of
-    p ln p in nats, where it was asked for and no rounding to a shorter dtype comes between.
-    """
-
-    ids_KW: Tensor
-    probability_KW: Tensor
-    neg_entropy_KW: Tensor | None = None
+    ids_KW: Tensor  # the most probable token, or the one asked for
+    probability_KW: Tensor  # of that token
+    neg_entropy_KW: Tensor | None = None  # sum of p ln p in nats; None if not asked for, or if the
+    # logits are rounded to a dtype shorter than float32
 
 
 def read_logits(
@@ -72,37 +58,43 @@ def read_logits(
     entropy: bool = False,
     ids_KW: Tensor | None = None,
 ) -> Candidates:
-    """Read the logits once, so many rows at a time on the CPU that all fits into its cache."""
-    shape, rows_NV = logits_KWV.shape[:-1], logits_KWV.flatten(0, -2)
-    dtype = dtype_of(rows_NV, precision)
-    entropy = entropy and dtype.itemsize >= torch.float32.itemsize
-    best_N, own_N, sum_N, weighted_N = statistics(rows_NV, dtype, entropy)
-    if ids_KW is None:
-        ids_KW, probability_N = own_N.view(shape), sum_N.reciprocal()
-    else:
-        chosen_N = rows_NV.gather(-1, ids_KW.reshape(-1, 1))[:, 0].to(dtype).to(best_N.dtype)
-        probability_N = (chosen_N - best_N).exp_().div_(sum_N)
-    entropy_N = None if weighted_N is None else (weighted_N / sum_N - sum_N.log()).view(shape)
-    return Candidates(ids_KW, probability_N.to(dtype).view(shape), entropy_N)
+    """Token, probability and, if `entropy`, negative entropy of every row, in one pass.
 
-
-def statistics(logits_NV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:
-    """Of every row, rounded to `dtype`: maximum, its index (the first of equal ones), sum of
-    exp(x - max) and, where `entropy` asks, of exp(x - max) (x - max). float32, or float64.
+    ids_KW: the tokens to look up; None: the most probable ones. On the CPU, rows are read in
+    portions that fit into its cache.
     """
-    if dtype in fused.DTYPES and fused.available(logits_NV):
-        widens = torch.promote_types(logits_NV.dtype, dtype) == dtype
-        return fused.row_statistics(logits_NV if widens else logits_NV.to(dtype), entropy)
-    share = max(1, CACHED // logits_NV.shape[1])
-    if logits_NV.device.type != "cpu" or logits_NV.shape[0] <= share:
-        return _passes(at_least_float32(logits_NV.to(dtype)), entropy)
+    shape, rows_RV = logits_KWV.shape[:-1], logits_KWV.flatten(0, -2)
+    dtype = dtype_of(rows_RV, precision)
+    entropy = entropy and dtype.itemsize >= torch.float32.itemsize
+    best_R, own_R, sum_R, weighted_R = statistics(rows_RV, dtype, entropy)
+    if ids_KW is None:
+        ids_KW, probability_R = own_R.view(shape), sum_R.reciprocal()
+    else:
+        chosen_R = rows_RV.gather(-1, ids_KW.reshape(-1, 1))[:, 0].to(dtype).to(best_R.dtype)
+        probability_R = (chosen_R - best_R).exp_().div_(sum_R)
+    entropy_R = None if weighted_R is None else (weighted_R / sum_R - sum_R.log()).view(shape)
+    return Candidates(ids_KW, probability_R.to(dtype).view(shape), entropy_R)
+
+
+def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:
+    """Maximum, its index (the first of equal ones), and sums over each row rounded to `dtype`.
+
+    The sums are of exp(x - max) and, if `entropy`, of exp(x - max) (x - max). Each (R,), in float32
+    or float64.
+    """
+    if dtype in fused.DTYPES and fused.available(logits_RV):
+        widens = torch.promote_types(logits_RV.dtype, dtype) == dtype
+        return fused.row_statistics(logits_RV if widens else logits_RV.to(dtype), entropy)
+    share = max(1, CACHED // logits_RV.shape[1])
+    if logits_RV.device.type != "cpu" or logits_RV.shape[0] <= share:
+        return _passes(at_least_float32(logits_RV.to(dtype)), entropy)
     wide = torch.promote_types(dtype, torch.float32)
-    room = logits_NV.new_empty(2, share, logits_NV.shape[1], dtype=wide)
-    found = [
-        _passes(at_least_float32(part_NV.to(dtype)), entropy, room[:, : len(part_NV)])
-        for part_NV in logits_NV.split(share)
+    room = logits_RV.new_empty(2, share, logits_RV.shape[1], dtype=wide)
+    portions = [
+        _passes(at_least_float32(part_RV.to(dtype)), entropy, room[:, : len(part_RV)])
+        for part_RV in logits_RV.split(share)
     ]
-    best, index, total, weighted = zip(*found, strict=True)
+    best, index, total, weighted = zip(*portions, strict=True)
     return (
         torch.cat(best),
         torch.cat(index),
@@ -111,25 +103,26 @@ def statistics(logits_NV: Tensor, dtype: torch.dtype, entropy: bool) -> Statisti
     )
 
 
-def _passes(logits_NV: Tensor, entropy: bool, room: Tensor | None = None) -> Statistics:
-    """`statistics` of a few rows; `room` (2, N, V) is for what is computed on the way.
+def _passes(logits_RV: Tensor, entropy: bool, room: Tensor | None = None) -> Statistics:
+    """`statistics` of a few rows; `room` (2, R, V) is memory for intermediate results.
 
-    Not torch's softmax, which loses digits in long rows (2e-5 at 131,072 tokens).
+    torch's softmax would lose digits in long rows (2e-5 at 131,072 tokens).
     """
-    below_NV, mass_NV = (None, None) if room is None else room
-    index_N = argmax(logits_NV)
-    best_N1 = logits_NV.gather(-1, index_N[:, None])
-    below_NV = torch.sub(logits_NV, best_N1, out=below_NV).clamp_min_(LOWEST)
+    below_RV, mass_RV = (None, None) if room is None else room
+    index_R = argmax(logits_RV)
+    best_R1 = logits_RV.gather(-1, index_R[:, None])
+    below_RV = torch.sub(logits_RV, best_R1, out=below_RV).clamp_min_(LOWEST)
     if not entropy:
-        return best_N1[:, 0], index_N, below_NV.exp_().sum(-1), None
-    mass_NV = torch.exp(below_NV, out=mass_NV)
-    torch.threshold_(mass_NV, LEAST, 0.0)  # a token at -inf has no part: 0, not 0 times infinity
-    return best_N1[:, 0], index_N, mass_NV.sum(-1), below_NV.mul_(mass_NV).sum(-1)
+        return best_R1[:, 0], index_R, below_RV.exp_().sum(-1), None
+    mass_RV = torch.exp(below_RV, out=mass_RV)
+    torch.threshold_(mass_RV, LEAST, 0.0)  # a token at -inf adds 0, not 0 * infinity
+    return best_R1[:, 0], index_R, mass_RV.sum(-1), below_RV.mul_(mass_RV).sum(-1)
 
 
 def argmax(values_XV: Tensor) -> Tensor:
-    """Index of the maximum over V, the first of equal ones, int64 (X); on the CPU by NumPy, which
-    finds it as fast as the value.
+    """Index of the maximum over V, the first of equal ones, int64 (X,).
+
+    On the CPU by NumPy, which is as fast as finding the value alone.
     """
     if values_XV.device.type == "cpu" and values_XV.dtype != torch.bfloat16:
         return torch.from_numpy(values_XV.numpy().argmax(-1))
@@ -145,7 +138,7 @@ def top1(logits_KWV: Tensor, precision: Precision = "float32") -> tuple[Tensor, 
 def neg_entropy(logits_KWV: Tensor, precision: Precision = "float32", eps: float = 0.0) -> Tensor:
     """sum p ln(p + eps) of softmax(logits) in nats, (K, W); ids at -inf contribute 0.
 
-    As published, with probabilities rounded to the precision; `read_logits` has the fast form.
+    As published, with probabilities rounded to the precision; `read_logits` is faster.
     """
     logits_KWV = rounded(logits_KWV, precision)
     probability_KWV = at_least_float32(logits_KWV).softmax(dim=-1).to(logits_KWV.dtype)
@@ -172,9 +165,9 @@ def stable_top(values_KW: Tensor, n: int) -> Tensor:
 
 
 def generator(state: DecodeState, use: str = "") -> torch.Generator:
-    """The random numbers of one forward: they follow from the request's seed and the forward.
+    """The generator of one forward's random numbers, seeded by the request's seed and the forward.
 
-    `use` names a stream of its own, for numbers that are not those of the tokens.
+    use: names a stream other than the one of the tokens.
     """
     text = f"{state.seed}/{state.forwards}{use}".encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
@@ -185,17 +178,18 @@ def draw(
     logits_KWV: Tensor, temperature: float, numbers: torch.Generator, window: Window
 ) -> Tensor:
     """Tokens (K, W) drawn from softmax(logits / temperature): argmax of l - T ln(-ln U)."""
-    return argmax(shaken(logits_KWV, temperature, numbers, window))
+    return argmax(add_gumbel(logits_KWV, temperature, numbers, window))
 
 
-def shaken(
+def add_gumbel(
     values_KX: Tensor, temperature: float, numbers: torch.Generator, window: Window
 ) -> Tensor:
-    """values + T * Gumbel noise: the n largest are n draws from softmax(values / T), none twice.
+    """values + T * Gumbel noise; the n largest are n draws without replacement from
+    softmax(values / T).
 
-    A place of the window has its U, whichever rows are given; all branches share it, so what the
-    base draws does not depend on how many stand beside it. U is of the values' precision, float32
-    at least: 24 bits, which cuts Gumbel noise at 16.6.
+    Each window position has its own uniform number, whichever rows are given, and all branches
+    share it, so what the base draws does not depend on the number of branches. Uniform numbers have
+    the precision of the values, float32 at least: 24 bits, which cut Gumbel noise at 16.6.
     """
     values_KX = at_least_float32(values_KX)
     shape = (window.width, *values_KX.shape[2:])
@@ -208,21 +202,21 @@ def shaken(
 
 
 def keep_top_p(logits_KWV: Tensor, top_p: float) -> Tensor:
-    """-inf at tokens whose more probable ones already hold more than `top_p`; the first stays.
+    """-inf at tokens whose more probable tokens already sum to more than `top_p`.
 
-    Of equal tokens the earlier ones count as more probable.
+    The most probable one stays. Of equal tokens the earlier ones count as more probable.
     """
     sorted_KWV = descending(at_least_float32(logits_KWV))
     mass_KWV, last = sorted_KWV.softmax(dim=-1).cumsum(dim=-1), sorted_KWV.shape[-1] - 1
     enough_KW1 = mass_KWV.new_full((*mass_KWV.shape[:-1], 1), top_p)
-    # tokens in front of the last one kept; all are kept where the sum is rounded below top_p
+    # how many tokens precede the last one kept; all are kept if rounding leaves the sum below top_p
     before_KW1 = torch.searchsorted(mass_KWV, enough_KW1, right=True).clamp_(max=last)
     least_KW1 = sorted_KWV.gather(-1, before_KW1)
     kept_KWV = logits_KWV.masked_fill(logits_KWV < least_KW1, -torch.inf)
     next_KW1 = sorted_KWV.gather(-1, (before_KW1 + 1).clamp_(max=last))
     equals_KW1 = (next_KW1 == least_KW1) & (before_KW1 < last)
     if logits_KWV.device.type == "cpu" and not equals_KW1.any():
-        return kept_KWV  # elsewhere asking would make the host wait
+        return kept_KWV  # on another device the question would make the host wait
     at_KWV = logits_KWV == least_KW1
     room_KW1 = 1 + before_KW1 - (logits_KWV > least_KW1).sum(dim=-1, keepdim=True)
     beyond_KWV = at_KWV & (at_KWV.cumsum(dim=-1, dtype=torch.int32) > room_KW1)
@@ -230,13 +224,13 @@ def keep_top_p(logits_KWV: Tensor, top_p: float) -> Tensor:
 
 
 def descending(values_X: Tensor) -> Tensor:
-    """Sorted along the last dimension; NumPy does it twenty times faster on the CPU."""
+    """Sorted along the last dimension, largest first; on the CPU by NumPy, 20 times faster."""
     if values_X.device.type == "cpu":
         return torch.from_numpy(np.sort(values_X.numpy(), axis=-1)).flip(-1)
     return torch.sort(values_X, dim=-1, descending=True).values
 
 
 def keep_top_k(logits_KWV: Tensor, top_k: int) -> Tensor:
-    """-inf below the `top_k`-th largest logit; ties with it stay."""
+    """-inf below the `top_k`-th largest logit; tokens equal to it stay."""
     least_KW1 = logits_KWV.topk(min(top_k, logits_KWV.shape[-1]), dim=-1).values[..., -1:]
     return logits_KWV.masked_fill(logits_KWV < least_KW1, -torch.inf)

@@ -18,7 +18,7 @@ from itertools import islice, pairwise
 import torch
 from torch import Tensor
 
-from dllm_bench.core.contracts import Piece
+from dllm_bench.core.decoder import ComposedDecoder, DecoderSummary
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end
@@ -37,14 +37,13 @@ from dllm_bench.core.speculative import (
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.decoding.length.fixed import FixedLength
-from dllm_bench.decoding.masked import check_fit
 from dllm_bench.decoding.verify.rejection import Rejection
 from dllm_bench.registry import register
 
 
 @register("decoder.speculative")
 @dataclass(frozen=True)
-class SpeculativeDecoder:
+class SpeculativeDecoder(ComposedDecoder):
     """Speculative decoding, put together from three pieces."""
 
     draft: Draft
@@ -57,16 +56,12 @@ class SpeculativeDecoder:
     """Of the target and of the drafter; 0 takes the most probable token."""
 
     def __post_init__(self) -> None:
-        check_fit(self.slots())
+        self.check_pieces_fit()
         if self.temperature < 0:
             raise DllmBenchError(
                 f"The decoder has temperature={self.temperature}; choose 0 (the most probable "
                 "token) or more."
             )
-
-    def slots(self) -> dict[str, Piece]:
-        """The pieces by the name of their slot."""
-        return {"draft": self.draft, "verify": self.verify, "length": self.length}
 
     def prepare(self, model: Target, request: Request) -> Request:
         """The request with what the pieces have to know beforehand; loads the drafter's network.
@@ -76,10 +71,10 @@ class SpeculativeDecoder:
         check_target(model)
         check_prompt(request, model.special)
         self.draft.new_cache(model, 0)
-        for piece in self.slots().values():
-            for part in (piece, *piece.parts()):
-                request = part.prepare(model, request)
-        return request
+        return self.prepare_pieces(model, request)
+
+    def summary(self) -> DecoderSummary:
+        return DecoderSummary(drafts=True)
 
     def uniforms(self, request: Request, device: torch.device) -> Uniforms:
         """The source of the request's random numbers, seeded by `request.seed`."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from dllm_bench.core.contracts import Decoder
+from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers

@@ -1,1 +1,1 @@
-"""Several processes that decode together: branches, tensors, and how they meet."""
+"""Several processes that decode one request: branch parallelism and tensor parallelism."""

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dllm_bench.core.contracts import Decoder
+from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder

@@ -20,7 +20,7 @@ from dllm_bench.store.inputs import benchmark_of, engine_of, is_served, model_sp
 from dllm_bench.store.spec import RunSpec
 
 if TYPE_CHECKING:
-    from dllm_bench.core.contracts import Decoder
+    from dllm_bench.core.decoder import Decoder
     from dllm_bench.core.denoiser import Denoiser
 
 PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # hardware settings that multiply

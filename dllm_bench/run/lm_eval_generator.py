@@ -22,7 +22,7 @@ from dllm_bench.store.spec import RunSpec
 
 if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Turns
-    from dllm_bench.core.contracts import Decoder
+    from dllm_bench.core.decoder import Decoder
 
 
 @dataclass

@@ -18,7 +18,7 @@ import torch
 
 from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.benchmark import Benchmark
-from dllm_bench.core.contracts import Decoder
+from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, cut_reasons
 from dllm_bench.core.trace import Trace

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Stop, StopFlags
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -84,7 +85,7 @@ class LoggedScore(Score):
     log: TokenLog = field(compare=False)
 
     @property
-    def gives(self) -> frozenset[str]:  # type: ignore[override]
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
         return self.inner.gives
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -112,7 +113,9 @@ class LoggedStop(Stop):
     def ended(self, branches: DecodeState) -> StopFlags:
         return self.inner.ended(branches)
 
-    def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
+    def shorten(
+        self, state: DecodeState, seen: Scores, window: Window, accepted_KW: Tensor | None
+    ) -> Tensor | None:
         columns, places = self.log.span(window.start, seen.ids_KW.shape[1])
         final_A = seen.ids_KW.new_tensor(self.log.ids[columns])
         forward = state.forwards - 1  # the commit of this one is done
@@ -124,7 +127,7 @@ class LoggedStop(Stop):
         if not self.inner.reads_ahead:
             three = (seen.ids_KW, seen.probability_KW, seen.confidence_KW)
             seen = Scores(*(part[:, : window.width] for part in three))
-        return self.inner.shorten(state, seen, window)
+        return self.inner.shorten(state, seen, window, accepted_KW)
 
 
 def with_log(decoder: MaskedDecoder, log: TokenLog) -> MaskedDecoder:

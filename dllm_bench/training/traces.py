@@ -27,7 +27,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Request
-from dllm_bench.core.state import REFERENCE, DecodeState
+from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.blocks import Blocks
@@ -51,10 +51,11 @@ class RecordingOracle(Select):
 
     oracle: Select
     rows: list[Row] = field(default_factory=list, compare=False)
-    reads_decoded: ClassVar[bool] = True
+    reads_committed: ClassVar[bool] = True
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        right_KW = scores.ids_KW == window.of(state.memo[REFERENCE])
+        assert state.reference_KL is not None  # by `prepare`
+        right_KW = scores.ids_KW == window.of(state.reference_KL)
         masked_KW = window.of(state.masked_KL)
         self.rows.append((scores.probability_KW[0].float(), right_KW[0], masked_KW[0]))
         return self.oracle(scores, window, state)

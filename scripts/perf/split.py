@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
@@ -72,7 +73,7 @@ class TimedScore(Score):
     watch: Watch = field(compare=False)
 
     @property
-    def gives(self) -> frozenset[str]:  # type: ignore[override]
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
         return self.inner.gives
 
     @property
@@ -108,6 +109,9 @@ class TimedSelect(Select):
             "select", self.inner.on_stall, scores, window, state
         )
         return found
+
+    def accepted(self, state: DecodeState) -> Tensor | None:
+        return self.inner.accepted(state)
 
 
 def split(

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dllm_bench.cli.compose import compose
-from dllm_bench.core.contracts import Piece
+from dllm_bench.core.decoder import Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder

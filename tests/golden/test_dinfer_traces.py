@@ -23,7 +23,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Score, Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.state import DecodeState, Memo
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
@@ -32,7 +32,8 @@ from dllm_bench.decoding.cache.vicinity import VicinityCache
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.credit import Credit
+from dllm_bench.decoding.score.credit import CREDIT as CREDIT_VALUES
+from dllm_bench.decoding.score.credit import IDS, Credit
 from dllm_bench.decoding.select.hierarchy import Hierarchy
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.stop.any_of import AnyOf
@@ -44,6 +45,7 @@ from dllm_bench.registry import instantiate
 from tests.helpers import golden_dir, load_denoiser
 from tests.tiers import covering
 
+FIRST = torch.tensor([0])  # branch
 FOLDER = golden_dir() / "dinfer"
 ROUNDING = 5e-6  # top-1 probabilities in float32 and in float64 differ by up to 4.5e-6 here
 BAND = 1e-5  # dInfer commits what is that close to the surest
@@ -242,11 +244,11 @@ class Seen(Score):
     """Any score, and what it was asked: logits, tokens before the forward, the methods' memory."""
 
     inner: Score
-    calls: list[tuple[Tensor, list[int], dict[str, Tensor]]] = field(default_factory=list)
+    calls: list[tuple[Tensor, list[int], Memo]] = field(default_factory=list)
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         tokens_W = window.of(state.tokens_KL)[0].tolist()
-        self.calls.append((logits_KWV[0].float().clone(), tokens_W, dict(state.memo)))
+        self.calls.append((logits_KWV[0].float().clone(), tokens_W, state.memo.take(FIRST)))
         return self.inner(logits_KWV, state, window)
 
 
@@ -281,10 +283,9 @@ def check_top1(step: dict, ids: str, logits_WV: Tensor) -> None:
     assert best_W.values.tolist() == pytest.approx(step[f"{ids}_prob"], abs=1e-5)
 
 
-def check_credit(step: dict, memo: dict[str, Tensor]) -> None:
-    """What the block's positions hold after the update, decoded ones included."""
-    held = [values[0] for key, values in memo.items() if key.startswith("credit")]
-    ids_WS, credit_WS = sorted(held, key=torch.is_floating_point)
+def check_credit(step: dict, memo: Memo) -> None:
+    """What the block's positions hold after the update, committed ones included."""
+    ids_WS, credit_WS = memo[IDS][0], memo[CREDIT_VALUES][0]
     for ids in ("top1", "fused_top1"):
         match_WS = ids_WS == torch.tensor(step[ids])[:, None]
         of_ids_W = (credit_WS * match_WS).sum(1)

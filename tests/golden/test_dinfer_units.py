@@ -16,10 +16,11 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.request import SpecialTokens
-from dllm_bench.core.state import MASKED, PROMPT, DecodeState
+from dllm_bench.core.state import MASKED, PROMPT, DecodeState, Memo
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.score.credit import CREDIT, IDS
 from tests.golden.test_dinfer_traces import FOLDER, rule
 
 UNITS = FOLDER / "decoder_units.json"
@@ -52,7 +53,7 @@ def name(case: dict) -> str:
 def test_units(case: dict) -> None:
     score, select = rule(case)
     decoder = MaskedDecoder(score, select, Blocks(8), NoCache(), forbid_mask=False)
-    memo: dict[str, Tensor] = {}
+    memo = Memo()
     for step in case["steps"]:
         state, window = before(case, step)
         state.memo = memo
@@ -86,9 +87,8 @@ def before(case: dict, step: dict) -> tuple[DecodeState, Window]:
     return state, window
 
 
-def dense(memo: dict[str, Tensor], step: dict) -> Tensor:
+def dense(memo: Memo, step: dict) -> Tensor:
     """The credit of every position and token, (W, V)."""
-    held = [values[0] for key, values in memo.items() if key.startswith("credit")]
-    ids_WS, credit_WS = sorted(held, key=torch.is_floating_point)
+    ids_WS, credit_WS = memo[IDS][0], memo[CREDIT][0]
     table_WV = torch.zeros(len(ids_WS), len(step["logits"][0]))
     return table_WV.scatter_add_(1, ids_WS.clamp(min=0), credit_WS)

@@ -54,7 +54,9 @@ class Shows(Stop):
         self.canvas.rounds += 1
         return self.inner.ended(branches)
 
-    def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
+    def shorten(
+        self, state: DecodeState, scores: Scores, window: Window, accepted_KW: Tensor | None
+    ) -> Tensor | None:
         cut = self.length is not None and state.forwards >= 2
         return state.tokens_KL.new_tensor(self.length) if cut else None
 
@@ -80,8 +82,8 @@ class Counts(Schedule):
     def grid(self, prompt_len: int, length: int) -> BlockGrid:
         return self.inner.grid(prompt_len, length)
 
-    def pushes(self, branch: BlockProgress, n: int) -> bool:
-        return self.inner.pushes(branch, n)
+    def must_progress(self, branch: BlockProgress, n: int) -> bool:
+        return self.inner.must_progress(branch, n)
 
     def opened(self, branch: BlockProgress) -> int:
         assert self.canvas.born_KL is not None
@@ -89,11 +91,11 @@ class Counts(Schedule):
         self.canvas.asked += 1
         spans = [born_L[grid.start(n) : grid.start(n + 1)] for n in range(grid.blocks)]
         left = [int((span == MASKED).sum()) for span in spans]
-        assert [branch.left(n) for n in range(grid.blocks)] == left
+        assert [branch.masks_left(n) for n in range(grid.blocks)] == left
         assert [branch.begun(n) for n in range(grid.blocks)] == [
             bool((span > MASKED).any()) for span in spans
         ]
-        assert branch.done == next((n for n, masks in enumerate(left) if masks), grid.blocks)
+        assert branch.finished == next((n for n, masks in enumerate(left) if masks), grid.blocks)
         opened = self.inner.opened(branch)
         assert branch.opened <= opened or opened >= grid.blocks
         assert branch.open_masks(opened) == sum(left[:opened])
@@ -146,4 +148,4 @@ def test_a_grid_holds_every_position_once() -> None:
         grid = BlockGrid(origin, block, 5, length)
         edges = [grid.start(n) for n in range(grid.blocks + 1)]
         assert edges[0] == origin and edges[-1] == length and edges == sorted(set(edges))
-        assert sum(grid.room(n) for n in range(grid.blocks)) == length - 5
+        assert sum(grid.new_positions(n) for n in range(grid.blocks)) == length - 5

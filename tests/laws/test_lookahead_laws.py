@@ -20,7 +20,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.explore.lookahead import CREATION, Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
@@ -79,11 +79,11 @@ def test_a_base_that_always_wins_decodes_like_greedy(model, schedule, cache) -> 
     assert not same(voted, forced)
 
 
-def branches_of(masked_KW: Tensor, **memo: Tensor) -> tuple[Window, DecodeState]:
+def branches_of(masked_KW: Tensor) -> tuple[Window, DecodeState]:
     """K branches whose masks are `masked`."""
     branches, width = masked_KW.shape
     ids_KW = torch.zeros(branches, width, dtype=torch.long)
-    state = DecodeState(ids_KW, torch.where(masked_KW, -1, 0).int(), 0, SPECIAL, memo=memo)
+    state = DecodeState(ids_KW, torch.where(masked_KW, -1, 0).int(), 0, SPECIAL)
     must_KN = masked_KW.any(1, keepdim=True)
     return Window(0, width, width, 0, width, 0, masked_KW, must_KN), state
 
@@ -165,12 +165,13 @@ def test_creation_weighs_against_what_is_left() -> None:
     masked_KW = torch.tensor([[False, False], [True, False], [True, True]])
     confidence_KW, ids_KW = torch.full((3, 2), 0.6), torch.zeros(3, 2, dtype=torch.long)
     creation_K = torch.tensor([0.1, 0.9, 1.0])
-    window, state = branches_of(masked_KW, **{"lookahead.creation": creation_K})
+    window, state = branches_of(masked_KW)
+    state.memo[CREATION] = creation_K
     scores = Scores(ids_KW, confidence_KW, confidence_KW)
     found = (scores, window, state)
     winners = {alpha: winner_of(Lookahead(2, alpha), *found) for alpha in (0, 0.5, 1)}
     assert winners == {0: 0, 0.5: 2, 1: 2}
-    state.memo["lookahead.creation"] = torch.tensor([0.1, 0.9, 0.2])
+    state.memo[CREATION] = torch.tensor([0.1, 0.9, 0.2])
     assert winner_of(Lookahead(2, alpha=0.5), *found) == 1
 
 
@@ -217,7 +218,7 @@ def test_ranking_and_vote_read_the_raw_confidence() -> None:
         base = torch.tensor(0)
         branches = explore.spawn(state.pick(base), (scores.pick(base), window.pick(base)))
         assert branches.born_KL[0].tolist().index(0) == first
-        assert branches.memo["lookahead.creation"][0] == max((fused_KW, raw_KW)[reads == "raw"][0])
+        assert branches.memo[CREATION][0] == max((fused_KW, raw_KW)[reads == "raw"][0])
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class CutAt(Stop):
 
     length: int
 
-    def shorten(self, state, seen, window):
+    def shorten(self, state, scores, window, accepted_KW):
         return torch.tensor(self.length if state.forwards >= 2 else state.length)
 
 
@@ -202,6 +202,8 @@ class Ops(TorchDispatchMode):
 
 class Answer:
     """A model of three operations, so that what is counted is the decoder's."""
+
+    picks_rows = False
 
     def __init__(self, model) -> None:
         self.special, self.device, self.new_cache = model.special, model.device, model.new_cache

@@ -15,7 +15,7 @@ import torch
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.state import MASKED
+from dllm_bench.core.state import MASKED, MemoKey
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
@@ -158,9 +158,9 @@ class DenseCredit(Credit):
         gained_KWV = torch.zeros_like(probability_KWV).scatter(
             -1, best_KW1, probability_KWV.gather(-1, best_KW1) ** self.gamma * masked_KW1
         )
-        name = f"dense@{window.start}"
-        credit_KWV = self.beta * state.memo.get(name, 0.0) + gained_KWV
-        state.memo[name] = credit_KWV
+        key = MemoKey[torch.Tensor](f"dense@{window.start}")
+        credit_KWV = gained_KWV + (self.beta * state.memo[key] if key in state.memo else 0.0)
+        state.memo[key] = credit_KWV
         return self.inner(logits_KWV + self.alpha * credit_KWV.log1p(), state, window)
 
 
@@ -229,6 +229,7 @@ class OnlyMasks:
     def __init__(self, model) -> None:
         self.model, self.special, self.device = model, model.special, model.device
         self.vocab_size, self.new_cache = model.vocab_size, model.new_cache
+        self.picks_rows = False
 
     def forward(self, tokens_KL, plan, kv):
         logits_KWV = self.model.forward(tokens_KL, plan, kv)

@@ -12,7 +12,8 @@ from itertools import product
 
 import pytest
 
-from dllm_bench.core.contracts import Explore, Piece, Schedule, Score, Select
+from dllm_bench.core.contracts import Explore, Schedule, Score, Select
+from dllm_bench.core.decoder import Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED

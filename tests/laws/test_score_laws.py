@@ -17,7 +17,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
-from dllm_bench.core.state import MASKED, PROMPT, DecodeState
+from dllm_bench.core.state import MASKED, PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.explore.lookahead import Lookahead
@@ -26,7 +26,7 @@ from dllm_bench.decoding.numerics import Precision
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.credit import Credit
+from dllm_bench.decoding.score.credit import CREDIT, IDS, START, Credit
 from dllm_bench.decoding.score.gumbel import Gumbel
 from dllm_bench.decoding.score.margin import Margin
 from dllm_bench.decoding.score.neg_entropy import NegEntropy
@@ -43,6 +43,7 @@ from dllm_bench.decoding.select.union import Union
 from tests.helpers import ROLES, VOCAB
 from tests.pieces import BLOCK, Table, pieces
 
+DENSE = MemoKey[Tensor]("dense")
 SPECIAL = SpecialTokens(**ROLES)
 PRECISIONS = ("float32", "bfloat16", "float64", "model")
 PLAIN = (Confidence(), Margin(), NegEntropy(), NegEntropy(eps=1e-10))
@@ -163,14 +164,14 @@ class Dense(Score):
         credited_KWV = torch.zeros_like(law_KWV).scatter(-1, top_KW1, 1.0)
         gamma = 1.0 if self.adaptive else self.gamma
         alpha_KL1, beta_KL1 = self.numbers(state)
-        table_KLV = state.memo.get("dense")
+        table_KLV = state.memo.get(DENSE)
         if table_KLV is None:
             table_KLV = torch.zeros(state.branches, state.length, VOCAB)
         table_KLV = beta_KL1 * table_KLV
         span = slice(window.start, window.stop)
         gained_KWV = law_KWV.pow(gamma) * (1.0 if self.full else credited_KWV)
         table_KLV[:, span] += gained_KWV * window.eligible_KW[..., None]
-        state.memo["dense"] = table_KLV
+        state.memo[DENSE] = table_KLV
         bonus_KWV = (alpha_KL1 * table_KLV.log1p())[:, span]
         return self.inner(logits_KWV + bonus_KWV, state, window)
 
@@ -270,7 +271,8 @@ def test_credit_ends_with_its_block_and_survives_a_cut_within_it(full) -> None:
     assert not torch.equal(kept.ids_KW, whole.ids_KW[:, :13])
     second = replace(cut, start=8, eligible_KW=state.masked_KL[:, 8:])
     credit(logits_KWV[:, 8:13], state, second)
-    assert {value.shape[1] for value in state.memo.values()} == {5}
+    keys = (CREDIT,) if full else (CREDIT, IDS)
+    assert {state.memo[key].shape[1] for key in keys} == {5}
     third = replace(cut, start=13, stop=21, eligible_KW=torch.ones(1, 8, dtype=torch.bool))
     fresh = credit(logits_of(6, 8), state, third)
     alone = credit(logits_of(6, 8), *masks(8))
@@ -379,8 +381,9 @@ def test_credit_leaves_its_memory_as_it_is_whatever_reads_it(sampler) -> None:
         ]
         assert not torch.equal(*ids)
     memos = [state.memo for state, _ in states]
-    assert memos[0].keys() == memos[1].keys() != set()
-    assert all(torch.equal(memos[0][name], memos[1][name]) for name in memos[0])
+    assert set(memos[0]) == set(memos[1]) == {START, CREDIT, IDS}
+    assert memos[0][START] == memos[1][START]
+    assert all(torch.equal(memos[0][key], memos[1][key]) for key in (CREDIT, IDS))
 
 
 @pytest.mark.parametrize(

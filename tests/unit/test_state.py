@@ -9,10 +9,13 @@ import torch
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
-from dllm_bench.core.state import MASKED, PROMPT, DecodeState
+from dllm_bench.core.state import MASKED, PROMPT, DecodeState, MemoKey
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 
 SPECIAL = SpecialTokens(mask=1, eos=2, eot=3)
+
+
+CREDIT = MemoKey[torch.Tensor]("credit")
 
 
 def fresh() -> DecodeState:
@@ -44,17 +47,17 @@ def test_committing_the_mask_token_leaves_a_position_masked() -> None:
 
 def test_fork_and_pick_carry_tokens_and_memo() -> None:
     state = fresh()
-    state.memo["credit"] = torch.tensor([[0.5]])
+    state.memo[CREDIT] = torch.tensor([[0.5]])
     branches = state.fork(3)
-    branches.memo["credit"] = torch.tensor([[1.0], [2.0], [3.0]])
+    branches.memo[CREDIT] = torch.tensor([[1.0], [2.0], [3.0]])
     where_KL = torch.zeros(3, 5, dtype=torch.bool)
     where_KL[1, 2] = True
     branches.commit(where_KL, torch.full((3, 5), 9))
     picked = branches.pick(torch.tensor(1))
     assert picked.tokens_KL.tolist() == [[7, 8, 9, 1, 1]]
-    assert picked.memo["credit"].tolist() == [[2.0]]
-    assert state.memo["credit"].tolist() == [[0.5]], "the parent is untouched"
-    assert branches.take(torch.tensor([0, 2])).memo["credit"].tolist() == [[1.0], [3.0]]
+    assert picked.memo[CREDIT].tolist() == [[2.0]]
+    assert state.memo[CREDIT].tolist() == [[0.5]], "the parent is untouched"
+    assert branches.take(torch.tensor([0, 2])).memo[CREDIT].tolist() == [[1.0], [3.0]]
 
 
 def test_fork_needs_one_branch() -> None:

@@ -1,1 +1,1 @@
-"""What a forward feeds, reuses and keeps."""
+"""Pieces that plan what a forward feeds, reads from a cache and keeps."""

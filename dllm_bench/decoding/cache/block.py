@@ -2,10 +2,11 @@
 
 Exact under block-causal attention (D2F): a finished block never sees later ones, so its K/V are
 final when it is fed once more with its final tokens, in the same forward as the next denoising
-step. Approximate under full attention (LoPA-Dist-NV): the cached positions were computed while
-they saw the open blocks of that forward, and they are not renewed. `reuse` brings a prompt's
-beginning from an earlier request: exact for absolute blocks (block diffusion); where blocks begin
-behind the prompt (D2F) the prompt is one block that saw itself whole, so it is approximate.
+step. Approximate under full attention (LoPA-Dist-NV): the cached K/V were computed while the block
+saw the open blocks of that forward, and they are not renewed. `reuse` takes the K/V of a prompt's
+beginning from an earlier request. That is exact for absolute blocks (block diffusion). It is
+approximate where blocks begin behind the prompt (D2F), because the prompt is one block then and
+each of its positions saw all of it.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache, Reuse
+from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.numerics import check_choice
 from dllm_bench.registry import register
 
 
 @register("cache.block")
 @dataclass(frozen=True)
 class BlockCache(Cache):
-    """`attention`: "block_causal" (exact) or "full" (approximate)."""
+    """Caches finished blocks."""
 
-    attention: Attention = "block_causal"
+    attention: Attention = "block_causal"  # "block_causal" is exact, "full" is approximate
     reuse: Reuse = "none"
 
     def __post_init__(self) -> None:
@@ -39,10 +41,12 @@ class BlockCache(Cache):
             )
 
     @property
-    def needs(self) -> frozenset[tuple[str, str]]:  # type: ignore[override]
-        """What is reused exactly ends with a block that lies in both prompts."""
-        exact = {("schedule", "absolute blocks")} if self.reuse == "exact" else set()
-        return frozenset({("schedule", "blocks that finish in order")} | exact)
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Exact reuse ends with a whole block of both prompts."""
+        needs = {Need("schedule", Condition.BLOCKS_IN_ORDER)}
+        if self.reuse == "exact":
+            needs.add(Need("schedule", Condition.ABSOLUTE_BLOCKS))
+        return frozenset(needs)
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         return ForwardPlan(

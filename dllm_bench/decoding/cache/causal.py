@@ -1,7 +1,7 @@
-"""Autoregressive decoding: every position sees what lies before it, each token is fed once.
+"""Autoregressive decoding: every position sees those before it, and each token is fed once.
 
 A position is predicted by the one before it, so a forward feeds the tokens that are not cached yet
-(the prompt at first, then the last token) and no mask. For models with shifted logits that were
+(first the prompt, then the last token) and no mask. For models with shifted logits that were
 trained autoregressively; with blocks of one position a masked decoder is then a plain AR decoder.
 """
 
@@ -11,22 +11,23 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache, Reuse
+from dllm_bench.core.decoder import BlockLength, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.numerics import check_choice
 from dllm_bench.registry import register
 
 
 @register("cache.causal")
 @dataclass(frozen=True)
 class CausalCache(Cache):
-    """Exact, whatever is reused: a token's keys and values never depend on later ones."""
+    """Causal attention. Any reuse is exact: a token's K/V never depend on later tokens."""
 
     attention: Attention = field(default="block_causal", init=False)
     reuse: Reuse = "none"
-    needs: ClassVar[frozenset[tuple[str, str]]] = frozenset({("schedule", "blocks of 1")})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", BlockLength(1))})
 
     def __post_init__(self) -> None:
         check_choice(self, "reuse", self.reuse, Reuse)

@@ -1,6 +1,6 @@
-"""Approximate dual cache (Fast-dLLM §3.1): K/V of everything around the open block are kept.
+"""Approximate dual cache (Fast-dLLM §3.1): keep the K/V of everything around the open block.
 
-As the prefix cache, but the masks after the block are cached as well, so that a forward between
+Like the prefix cache, but the masks behind the block are cached as well, so that a forward between
 renewals feeds the open block only.
 """
 
@@ -16,7 +16,7 @@ from dllm_bench.registry import register
 @register("cache.dual")
 @dataclass(frozen=True)
 class DualCache(PrefixCache):
-    """Prefix and suffix; see `PrefixCache` for `every` and `clock`."""
+    """Caches prefix and suffix; see `PrefixCache` for `every` and `clock`."""
 
     def _fed(self, window: Window) -> tuple[int, int]:
         return window.start, window.stop

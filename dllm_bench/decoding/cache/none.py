@@ -7,20 +7,21 @@ from typing import ClassVar
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.guidance import WHOLE
 from dllm_bench.registry import register
 
 
 @register("cache.none")
 @dataclass(frozen=True)
 class NoCache(Cache):
-    """`attention`: "full" (bidirectional) or "block_causal" over the schedule's blocks."""
+    """Caches nothing."""
 
-    attention: Attention = "full"
-    gives: ClassVar[frozenset[str]] = frozenset({WHOLE})
+    attention: Attention = "full"  # bidirectional; or "block_causal" over the schedule's blocks
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.WHOLE_CANVAS})
+    caches: ClassVar[bool] = False
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         return ForwardPlan(

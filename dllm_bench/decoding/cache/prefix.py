@@ -1,19 +1,21 @@
 """Approximate prefix cache (Fast-dLLM §3.1): keep the K/V of all positions before the open block.
 
-A forward over the whole canvas at the start of every block renews them and decodes too; the
-following forwards feed the open block and everything after it. `every` renews them more often, by
+The first forward of every block feeds the whole canvas, which renews these K/V and decodes as well.
+The following forwards feed the open block and everything behind it. `every` renews more often, by
 one of two clocks: "block" counts the forwards since the last renewal; "request" counts rounds from
-the start of the request on, whatever blocks they fall in, where a renewal and the forward after it
+the start of the request, whatever block they belong to, where a renewal and the forward after it
 are one round (dInfer's `cache_update_freq`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache
+from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -26,25 +28,19 @@ Clock = Literal["block", "request"]
 @register("cache.prefix")
 @dataclass(frozen=True)
 class PrefixCache(Cache):
-    """`every`: ticks of `clock` until a renewal within a block; None: at its start only."""
+    """Caches what lies before the open block."""
 
-    every: int | None = None
+    every: int | None = None  # ticks of `clock` between renewals; None: only at a block's start
     attention: Attention = "full"
-    clock: Clock = "block"
-    needs: ClassVar[frozenset[tuple[str, str]]] = frozenset(
-        {("schedule", "blocks that finish in order")}
-    )
+    clock: Clock = "block"  # what a tick is: a forward of the block, or a round of the request
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.BLOCKS_IN_ORDER)})
 
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
             raise DllmBenchError(
                 f"{type(self).__name__} every is {self.every}; renew after 1 or more forwards."
             )
-        if self.clock not in get_args(Clock):
-            raise DllmBenchError(
-                f"{type(self).__name__} clock is {self.clock!r}; choose one of "
-                f"{', '.join(get_args(Clock))}."
-            )
+        check_choice(self, "clock", self.clock, Clock)
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         renews = self._renews(branches, window, kv.kept)
@@ -64,7 +60,7 @@ class PrefixCache(Cache):
         )
 
     def _renews(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> bool:
-        """At the start of a block, and when the clock says so; `last` is the last renewal."""
+        """Whether to renew: at a block's start and by the clock. `last` is the last renewal."""
         if last is None or last.rows[0] != window.start:
             return True
         if self.every is None:
@@ -75,7 +71,7 @@ class PrefixCache(Cache):
         return branches.forwards - last.forward >= self.every
 
     def _round(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> int:
-        """Index of this forward's round in the request; a new block begins a round."""
+        """Index of this forward's round in the request; a new block begins a new round."""
         if last is None:
             return 0
         since = branches.forwards - last.forward - 1

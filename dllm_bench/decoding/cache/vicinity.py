@@ -1,8 +1,8 @@
-"""Vicinity cache (dInfer): as the dual cache, but what lies close to the open block is fed too.
+"""Vicinity cache (dInfer): like the dual cache, but positions near the open block are fed too.
 
-A forward between renewals feeds `before` positions before the block, the block and `after` ones
-behind it, so that they are seen with the block's newest tokens; their K/V are not kept. The first
-`warmup` forwards of a request feed the whole canvas and keep nothing.
+A forward between renewals feeds `before` positions before the block, the block and `after`
+positions behind it, so that their K/V are computed with the block's newest tokens; these K/V are
+not kept. The first `warmup` forwards of a request feed the whole canvas and keep nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ from dllm_bench.registry import register
 @register("cache.vicinity")
 @dataclass(frozen=True)
 class VicinityCache(DualCache):
-    """See `PrefixCache` for `every` and `clock`.
+    """Caches what is not near the open block; see `PrefixCache` for `every` and `clock`."""
 
-    renews_twice: as released, where the warm-up outlasts the first block, the first renewal is
-    made again two forwards later in the same block.
-    """
-
-    before: int = 16
-    after: int = 16
-    warmup: int = 4
-    renews_twice: bool = False
+    before: int = 16  # positions fed before the block
+    after: int = 16  # positions fed behind the block
+    warmup: int = 4  # forwards before anything is cached
+    renews_twice: bool = False  # as released: if the warm-up outlasts the first block, renew again
+    # two forwards after the first renewal, in the same block
 
     def __post_init__(self) -> None:
         super().__post_init__()

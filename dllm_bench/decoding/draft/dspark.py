@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import BlockNetwork, Context, HeadState, Sampler
 from dllm_bench.decoding.draft.dflash import DFlash, DrawnTokens
@@ -32,8 +33,8 @@ class DSpark(DFlash):
             )
 
     @property
-    def gives(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({"survival estimates"} if self.drafter.has_confidence_head else ())
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        return frozenset({Condition.SURVIVAL_ESTIMATES} if self.drafter.has_confidence_head else ())
 
     def _draw(
         self,

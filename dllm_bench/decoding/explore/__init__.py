@@ -1,1 +1,1 @@
-"""Candidate states that share a forward."""
+"""Pieces that evaluate several candidate states in one forward."""

@@ -15,7 +15,7 @@ from dllm_bench.registry import register
 @register("explore.greedy")
 @dataclass(frozen=True)
 class Greedy(Explore):
-    """K = 1."""
+    """One branch, K = 1."""
 
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
         return state

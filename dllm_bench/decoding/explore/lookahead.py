@@ -1,31 +1,34 @@
 """Lookahead over token filling orders (LoPA, arXiv 2512.16229, §3.2 and Eq. 1–2).
 
-From the state after a commit (the anchor, "base"), branch j of k also commits the j-th surest
-position that is still masked, ranked by the scores of the forward just made; all branches and the
-base go through the next forward together, and the branch that leaves the surest masked positions
-goes on. The winner's logits are the next scores: a round costs one forward.
+The state after a commit is the base branch (the paper's anchor). Lookahead branch j of k also
+commits the j-th most confident position that is still masked, by the scores of the forward just
+made. All branches share the next forward, and the branch whose masked positions are most confident
+goes on. The winner's logits are the next scores, so a round costs one forward.
 Branch confidence = alpha * creation + (1 - alpha) * mean of the masked positions' confidences (or
-what `fraction` or `sliding` make of them; 1 where nothing is masked), released scripts: alpha 0;
-ties go to the earlier lookahead, the base last.
+what `fraction` or `sliding` make of them; 1 if nothing is masked). Creation is the confidence of
+the position that made the branch, 1 for the base; the released scripts have alpha 0. Ties go to the
+earlier lookahead branch, the base is last.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Explore, Scores
+from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import at_least_float32, check_choice, stable_top
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.decoding.numerics import at_least_float32, stable_top
 from dllm_bench.registry import register
 
-VALID = "lookahead.valid"
-CREATION = "lookahead.creation"
+VALID = MemoKey[Tensor]("lookahead.valid")  # lookahead branches that committed a position, (K,)
+CREATION = MemoKey[Tensor]("lookahead.creation")  # confidence that made a branch, (K,)
 
 Reads = Literal["fused", "raw"]
 
@@ -33,20 +36,17 @@ Reads = Literal["fused", "raw"]
 @register("explore.lookahead")
 @dataclass(frozen=True)
 class Lookahead(Explore):
-    """`k` lookahead branches beside the base, or k branches with it (`counts_base`, LoPA-Dist).
+    """Makes lookahead branches next to the base and picks the most confident one."""
 
-    fraction: mean over this share of lowest confidences; sliding: lowest mean of so many masked
-    positions in a row; base_wins: branches are evaluated in vain, to measure what the vote is worth
-    (released as `verification_force_base_winner`); reads: confidences after or before credit.
-    """
-
-    k: int
-    alpha: float = 0.0
-    fraction: float = 1.0
-    sliding: int | None = None
-    counts_base: bool = False
-    base_wins: bool = False
-    reads: Reads = "fused"
+    k: int  # number of lookahead branches
+    alpha: float = 0.0  # weight of the creation confidence
+    fraction: float = 1.0  # mean over this share of the lowest confidences
+    sliding: int | None = None  # lowest mean of so many consecutive masked positions instead
+    counts_base: bool = False  # k counts the base too (LoPA-Dist)
+    base_wins: bool = False  # evaluate branches but always go on with the base, to measure the gain
+    # of picking (released as `verification_force_base_winner`)
+    reads: Reads = "fused"  # confidences after or before credit
+    explores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice(self, "reads", self.reads, Reads)
@@ -59,35 +59,40 @@ class Lookahead(Explore):
             )
         if self.sliding is not None and (self.sliding < 1 or self.fraction < 1):
             raise DllmBenchError(
-                f"Lookahead has sliding {self.sliding} and fraction {self.fraction}; a window "
-                "holds 1 position or more and stands in place of a fraction, which is 1 then."
+                f"Lookahead has sliding {self.sliding} and fraction {self.fraction}; give sliding "
+                "1 position or more, and only one of the two (fraction 1 with sliding)."
             )
 
     @property
-    def needs(self) -> frozenset[tuple[str, str]]:  # type: ignore[override]
-        """A score that keeps what it had before fusion, where that is read."""
-        return frozenset({("score", "raw confidence")} if self.reads == "raw" else ())
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """A score that keeps the confidence before credit, if that is read."""
+        raw = Need("score", Condition.RAW_CONFIDENCE)
+        return frozenset({raw} if self.reads == "raw" else ())
+
+    @property
+    def most_branches(self) -> int:
+        return 1 + self.lookaheads
 
     @property
     def lookaheads(self) -> int:
-        """Branches beside the base."""
+        """Branches besides the base."""
         return max(self.k - 1, 0) if self.counts_base else self.k
 
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
         if last is None or self.lookaheads == 0:
             return state
         scores, window = last
-        open_1W = window.eligible_KW & window.of(state.masked_KL)
-        confidence_1W = self._confidence(scores).masked_fill(~open_1W, -torch.inf)
+        masked_1W = window.eligible_KW & window.of(state.masked_KL)
+        confidence_1W = self._confidence(scores).masked_fill(~masked_1W, -torch.inf)
         k = min(self.lookaheads, window.width)
-        best_k = stable_top(confidence_1W, k)[0]
+        best_X = stable_top(confidence_1W, k)[0]
         branches = state.fork(k + 1)
-        where_KW = torch.zeros(k + 1, window.width, dtype=torch.bool, device=best_k.device)
-        where_KW[:k].scatter_(1, best_k[:, None], True)
+        where_KW = torch.zeros(k + 1, window.width, dtype=torch.bool, device=best_X.device)
+        where_KW[:k].scatter_(1, best_X[:, None], True)
         branches.commit(where_KW, scores.ids_KW, window.start)
-        creation_K = torch.cat([confidence_1W[0, best_k], confidence_1W.new_ones(1)])
+        creation_K = torch.cat([confidence_1W[0, best_X], confidence_1W.new_ones(1)])
         branches.memo[CREATION] = creation_K
-        branches.memo[VALID] = open_1W.sum().clamp(max=k).expand(k + 1)
+        branches.memo[VALID] = masked_1W.sum().clamp(max=k).expand(k + 1)
         return branches
 
     def valid(self, branches: DecodeState) -> Tensor | None:
@@ -105,20 +110,20 @@ class Lookahead(Explore):
         return super().pick(rating_K)
 
     def _confidence(self, scores: Scores) -> Tensor:
-        """The ranking values that are read, (K, W)."""
+        """The confidences that are read, (K, W)."""
         raw_KW = scores.raw_KW if self.reads == "raw" else None
         return scores.confidence_KW if raw_KW is None else raw_KW
 
     def _of_branch(self, confidence_KW: Tensor, masked_KW: Tensor) -> Tensor:
-        """What the masked positions say together, (K,), in the scores' precision; 1 without any."""
+        """Confidence of the masked positions, (K,), in the scores' precision; 1 without any."""
         wide_KW = at_least_float32(confidence_KW)
         if self.sliding is not None:
-            found_K = lowest_window(wide_KW, masked_KW, self.sliding)
+            result_K = lowest_window(wide_KW, masked_KW, self.sliding)
         elif self.fraction < 1:
-            found_K = mean_lowest(wide_KW, masked_KW, self.fraction)
+            result_K = mean_lowest(wide_KW, masked_KW, self.fraction)
         else:
-            found_K = mean_of(wide_KW, masked_KW)
-        return found_K.to(confidence_KW.dtype).masked_fill(~masked_KW.any(1), 1.0)
+            result_K = mean_of(wide_KW, masked_KW)
+        return result_K.to(confidence_KW.dtype).masked_fill(~masked_KW.any(1), 1.0)
 
 
 def mean_of(confidence_KW: Tensor, masked_KW: Tensor) -> Tensor:
@@ -135,14 +140,14 @@ def mean_lowest(confidence_KW: Tensor, masked_KW: Tensor, fraction: float) -> Te
 
 
 def lowest_window(confidence_KW: Tensor, masked_KW: Tensor, n: int) -> Tensor:
-    """Lowest mean over `n` masked positions in a row (all of them where there are fewer), (K,).
+    """Lowest mean over `n` consecutive masked positions (all of them if there are fewer), (K,).
 
-    Decoded positions between them are passed over (DeepConf's lowest group confidence).
+    Committed positions between them are skipped (DeepConf's lowest group confidence).
     """
     first_KW = masked_KW.byte().sort(dim=1, descending=True, stable=True).indices
     n = min(n, masked_KW.shape[1])
-    means_KG = confidence_KW.gather(1, first_KW).unfold(1, n, 1).mean(-1)
-    group_G = torch.arange(means_KG.shape[1], device=means_KG.device)
-    whole_KG = group_G + n <= masked_KW.sum(1)[:, None]
-    lowest_K = means_KG.masked_fill(~whole_KG, torch.inf).amin(1)
-    return torch.where(whole_KG[:, 0], lowest_K, mean_of(confidence_KW, masked_KW))
+    means_KX = confidence_KW.gather(1, first_KW).unfold(1, n, 1).mean(-1)
+    group_X = torch.arange(means_KX.shape[1], device=means_KX.device)
+    whole_KX = group_X + n <= masked_KW.sum(1)[:, None]
+    lowest_K = means_KX.masked_fill(~whole_KX, torch.inf).amin(1)
+    return torch.where(whole_KX[:, 0], lowest_K, mean_of(confidence_KW, masked_KW))

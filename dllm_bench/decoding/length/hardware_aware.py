@@ -20,6 +20,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import ClassVar
 
+from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.speculative import LengthRule, Proposal, VerifyLength
 from dllm_bench.decoding.length.measurements import (
     StepProfile,
@@ -110,7 +111,7 @@ class HardwareAwareLength(VerifyLength):
     temperatures: Temperatures = field(default_factory=Temperatures)
     """Calibration of the confidence head."""
 
-    needs: ClassVar[frozenset[tuple[str, str]]] = frozenset({("draft", "survival estimates")})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("draft", Condition.SURVIVAL_ESTIMATES)})
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
         return early_stop(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import ClassVar
 
+from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
 from dllm_bench.decoding.length.measurements import Temperatures, acceptance_probabilities
@@ -29,7 +30,7 @@ class SurvivalThreshold(VerifyLength):
     temperatures: Temperatures = field(default_factory=Temperatures)
     """Calibration of the confidence head."""
 
-    needs: ClassVar[frozenset[tuple[str, str]]] = frozenset({("draft", "survival estimates")})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("draft", Condition.SURVIVAL_ESTIMATES)})
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:

@@ -1,1 +1,1 @@
-"""Which blocks of the canvas are open, and when the next one opens."""
+"""Pieces that open the blocks of the canvas."""

@@ -1,11 +1,11 @@
-"""Semi-autoregressive blocks: one block is decoded until it has no mask, then the next opens.
+"""Semi-autoregressive blocks: one block is decoded until it has no mask, then the next one opens.
 
 (LLaDA §2.4, Fast-dLLM.) With `block: null` the whole generation is one block (Dream's full
-schedule). The model sees the masks of future blocks unless `sees_future` is off, as for models
-trained block by block. Blocks are prompt-relative; `absolute` ones lie at multiples of `block`, so
-that the first may overlap the prompt and the last may be short (dInfer's `start_block_align`;
-block diffusion: SDAR, LLaDA2). `whole` rounds the canvas up to whole absolute blocks, as the
-block-diffusion samplers do; the text is then cut to the length asked for.
+schedule). The model sees the masks of future blocks unless `sees_future` is off, as for models that
+were trained block by block. Blocks begin behind the prompt; `absolute` ones lie at multiples of
+`block`, so that the first may overlap the prompt and the last may be short (dInfer's
+`start_block_align`; block diffusion: SDAR, LLaDA2). `whole` rounds the canvas up to whole absolute
+blocks, as the block-diffusion samplers do; the text is then cut to the length asked for.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Schedule
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.schedule.window import check_divides
 from dllm_bench.registry import register
 
 
 @register("schedule.blocks")
 @dataclass(frozen=True)
 class Blocks(Schedule):
-    """`block` positions per block; None: one block of the whole generation length."""
+    """One open block at a time."""
 
-    block: int | None
-    sees_future: bool = True
-    absolute: bool = False
-    whole: bool = False
+    block: int | None  # positions of a block; None: the whole generation is one block
+    sees_future: bool = True  # whether the model sees the masks behind the open block
+    absolute: bool = False  # blocks at multiples of `block` instead of from the prompt's end
+    whole: bool = False  # round the canvas up to whole blocks
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
@@ -35,15 +35,16 @@ class Blocks(Schedule):
         if (self.absolute and self.block is None) or (self.whole and not self.absolute):
             raise DllmBenchError(
                 f"Blocks has block {self.block}, absolute {self.absolute}, whole {self.whole}; "
-                "absolute blocks need a length and only absolute blocks are filled up."
+                "absolute blocks need a length, and only absolute blocks can be whole."
             )
 
     @property
-    def gives(self) -> frozenset[str]:  # type: ignore[override]
-        """What other pieces may rely on."""
-        order = {"one open block at a time", "blocks that finish in order"}
-        named = {f"blocks of {self.block}"} if self.block else set()
-        return frozenset(order | named | ({"absolute blocks"} if self.absolute else set()))
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What other pieces can rely on."""
+        gives: set[Condition | BlockLength]
+        gives = {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER}
+        gives |= {BlockLength(self.block)} if self.block else set()
+        return frozenset(gives | ({Condition.ABSOLUTE_BLOCKS} if self.absolute else set()))
 
     def length(self, prompt_len: int, new: int) -> int:
         if self.block and not self.absolute:
@@ -56,7 +57,16 @@ class Blocks(Schedule):
         return BlockGrid(origin, self.block or max(length - prompt_len, 1), prompt_len, length)
 
     def opened(self, branch: BlockProgress) -> int:
-        """A closed branch goes on with a block that is begun, not with a fresh one."""
-        done = branch.done
-        more = done < branch.grid.blocks and (branch.begun(done) or not branch.closed)
-        return done + more
+        """A closed branch finishes a block that it has begun and opens no other."""
+        n = branch.finished
+        opens = n < branch.grid.blocks and (branch.begun(n) or not branch.closed)
+        return n + opens
+
+
+def check_divides(block: int, new: int) -> None:
+    """Blocks that begin behind the prompt have to fill the generation exactly."""
+    if new % block:
+        raise DllmBenchError(
+            f"A block of {block} does not divide the generation length {new}; "
+            f"set max_new_tokens to a multiple of {block}."
+        )

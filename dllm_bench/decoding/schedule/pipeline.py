@@ -1,9 +1,10 @@
 """Pipelined blocks (D2F, arXiv 2508.09192, §4.3): several blocks are open at once.
 
-Each round and branch: one more block opens when the last one is decoded to `tau_add`; a block has
-to progress ("fully activated") once its predecessor is decoded to `tau_act`, before that it only
-takes what passes the confidence threshold. The prompt counts as decoded, and only open blocks are
-fed to the model. A closed branch (EOS found) opens nothing more but finishes what is open.
+In each round a branch opens one more block when a share `tau_add` of the last open block is
+committed. A block must progress ("fully activated") once a share `tau_act` of the block before it
+is committed; until then it commits only what passes the confidence threshold. The prompt counts as
+committed, and only open blocks are fed to the model. A closed branch (with a committed end token)
+opens no further block but finishes the open ones.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from dataclasses import dataclass
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Schedule
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.schedule.window import check_divides
+from dllm_bench.decoding.schedule.blocks import check_divides
 from dllm_bench.registry import register
 
 
 @register("schedule.pipeline")
 @dataclass(frozen=True)
 class Pipeline(Schedule):
-    """`block` positions per block; tau_add and tau_act are shares of a block's positions."""
+    """Several open blocks; the thresholds are shares of a block's positions."""
 
-    block: int
-    tau_add: float
-    tau_act: float
+    block: int  # positions of a block
+    tau_add: float  # committed share of the last open block at which the next one opens
+    tau_act: float  # committed share of the block before at which a block must progress
     sees_future = False
 
     def __post_init__(self) -> None:
@@ -36,10 +38,10 @@ class Pipeline(Schedule):
             )
 
     @property
-    def gives(self) -> frozenset[str]:  # type: ignore[override]
-        """One open block at a time when a block opens only after the last one is complete."""
-        single = {"one open block at a time"} if self.tau_add == 1 else set()
-        return frozenset({"blocks that finish in order", f"blocks of {self.block}"} | single)
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """One open block at a time if a block opens only when the last one is finished."""
+        single = {Condition.ONE_OPEN_BLOCK} if self.tau_add == 1 else set()
+        return frozenset({Condition.BLOCKS_IN_ORDER, BlockLength(self.block), *single})
 
     def length(self, prompt_len: int, new: int) -> int:
         check_divides(self.block, new)
@@ -54,9 +56,9 @@ class Pipeline(Schedule):
         due = last < 0 or self._reaches(branch, last, self.tau_add)
         return branch.opened + (due and not full and not branch.closed)
 
-    def pushes(self, branch: BlockProgress, n: int) -> bool:
+    def must_progress(self, branch: BlockProgress, n: int) -> bool:
         return n == 0 or self._reaches(branch, n - 1, self.tau_act)
 
     def _reaches(self, branch: BlockProgress, n: int, share: float) -> bool:
-        """Whether block `n` is decoded to a share of its positions."""
-        return self.block - branch.left(n) >= math.ceil(share * self.block - 1e-9)
+        """Whether a share of block `n` is committed."""
+        return self.block - branch.masks_left(n) >= math.ceil(share * self.block - 1e-9)

@@ -1,1 +1,1 @@
-"""Logits -> candidate ids and confidences."""
+"""Pieces that turn logits into candidate tokens and confidences."""

@@ -1,15 +1,14 @@
 """CreditDecoding (arXiv 2510.06133, Eq. 6, 7, 13; Algorithm 1): evidence of earlier steps.
 
-C_t = beta C_{t+1} + p^gamma at the raw top-1 token of every open mask; another Score reads the
-fused logits l + alpha log(1 + C). Credits of the window's positions live in the state's memo, so
-they follow their branch and end with their block. A position holds only the ids it has credited,
+C_t = beta C_{t+1} + p^gamma at the raw top-1 token of every open mask; another score then reads the
+fused logits l + alpha log(1 + C). The credits of the window's positions live in the state's memo,
+so they follow their branch and end with their block. A position holds only the ids it has credited,
 which is exact; `full_distribution` (Eq. 13) credits every id and needs a dense table. `adaptive`
-(§4.3) takes gamma = 1, alpha = beta = 1 - masked share, read before this step's commits.
+(§4.3) takes gamma = 1 and alpha = beta = 1 - masked share, read before this step's commits.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,14 +16,18 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import PROMPT, DecodeState
-from dllm_bench.decoding.numerics import check_choice, top1
+from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
+from dllm_bench.decoding.numerics import top1
 from dllm_bench.registry import register
 
-FREE = -1  # id of an unused slot
-MEMO = "credit"  # followed by @ and the position where what is kept begins, and .ids for the ids
+UNUSED = -1  # id of an unused slot
+START = MemoKey[int]("credit.start")  # canvas position of the first remembered one
+CREDIT = MemoKey[Tensor]("credit.values")  # (K, W, X) for X slots, or X = V ids if dense
+IDS = MemoKey[Tensor]("credit.ids")  # (K, W, X) token id of each slot
 
 Scope = Literal["block", "sequence"]
 
@@ -32,20 +35,16 @@ Scope = Literal["block", "sequence"]
 @register("score.credit")
 @dataclass(frozen=True)
 class Credit(Score):
-    """`inner` scores the fused logits; alpha = 0 leaves it unchanged.
-
-    adaptive counts the masks of a block or of the whole generation (`scope`) and leaves alpha,
-    beta and gamma unread; keep_raw scores the raw logits too, for a lookahead that reads those.
-    """
+    """Scores the logits after adding credits; alpha = 0 leaves `inner` unchanged."""
 
     inner: Score
-    alpha: float = 0.65
-    beta: float = 0.7
-    gamma: float = 0.2
-    adaptive: bool = False
-    scope: Scope = "block"
-    full_distribution: bool = False
-    keep_raw: bool = False
+    alpha: float = 0.65  # weight of the credits
+    beta: float = 0.7  # what is kept of a credit from step to step
+    gamma: float = 0.2  # exponent of the probability that is credited
+    adaptive: bool = False  # alpha, beta and gamma follow from the masked share instead
+    scope: Scope = "block"  # where `adaptive` counts masks: the block or the whole generation
+    full_distribution: bool = False  # credit every id instead of the top-1 token
+    keep_raw: bool = False  # score the raw logits too, for a lookahead that reads those
 
     def __post_init__(self) -> None:
         check_choice(self, "scope", self.scope, Scope)
@@ -60,8 +59,8 @@ class Credit(Score):
             )
 
     @property
-    def gives(self) -> frozenset[str]:  # type: ignore[override]
-        """The ranking before fusion, where it is kept."""
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """The confidence before fusion, if it is kept."""
         return super().gives if self.keep_raw else frozenset()
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -74,7 +73,7 @@ class Credit(Score):
     def _numbers(
         self, state: DecodeState, window: Window
     ) -> tuple[float | Tensor, float | Tensor, float]:
-        """alpha, beta and gamma of this step; the adaptive ones differ by branch (and block)."""
+        """alpha, beta and gamma of this step; adaptive ones differ by branch (and block)."""
         if not self.adaptive:
             return self.alpha, self.beta, self.gamma
         masked_KL, new_KL = state.masked_KL, state.born_KL != PROMPT
@@ -82,28 +81,27 @@ class Credit(Score):
             masks_KX, of_KX = (count(window, window.of(flags)) for flags in (masked_KL, new_KL))
         else:
             masks_KX, of_KX = (flags.sum(1, keepdim=True) for flags in (masked_KL, new_KL))
-        done_KX1 = (1 - masks_KX / of_KX.clamp(min=1))[..., None]
-        return done_KX1, done_KX1, 1.0
+        committed_KX1 = (1 - masks_KX / of_KX.clamp(min=1))[..., None]
+        return committed_KX1, committed_KX1, 1.0
 
     def _fuse_top(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> None:
         """Update the credits of the top-1 tokens, add all credits to the logits in place."""
         alpha, beta, gamma = self._numbers(state, window)
         ids_KW, probability_KW = top1(logits_KWV)
         gained_KW1 = (probability_KW.pow(gamma) * window.eligible_KW)[..., None]
-        ids_KWS, credit_KWS = slots(ids_KW[..., None], state, window)
-        credit_KWS = beta * credit_KWS + (ids_KWS == ids_KW[..., None]) * gained_KW1
-        keep(state, window, ".ids", ids_KWS)
-        keep(state, window, "", credit_KWS)
-        logits_KWV.scatter_add_(2, ids_KWS.clamp(min=0), alpha * credit_KWS.log1p())
+        ids_KWX, credit_KWX = slots(ids_KW[..., None], state, window)
+        credit_KWX = beta * credit_KWX + (ids_KWX == ids_KW[..., None]) * gained_KW1
+        state.memo[START], state.memo[IDS], state.memo[CREDIT] = window.start, ids_KWX, credit_KWX
+        logits_KWV.scatter_add_(2, ids_KWX.clamp(min=0), alpha * credit_KWX.log1p())
 
     def _fuse_all(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> None:
         """The same with a credit for every id."""
         alpha, beta, gamma = self._numbers(state, window)
         credit_KWV = logits_KWV.softmax(-1).pow(gamma) * window.eligible_KW[..., None]
-        before_KWV = recall(state, window, "", 0)
+        before_KWV = recall(state, window, CREDIT, 0)
         if before_KWV is not None:
             credit_KWV += beta * before_KWV
-        keep(state, window, "", credit_KWV)
+        state.memo[START], state.memo[CREDIT] = window.start, credit_KWV
         logits_KWV += alpha * credit_KWV.log1p()
 
 
@@ -114,33 +112,27 @@ def count(window: Window, flags_KW: Tensor) -> Tensor:
 
 
 def slots(ids_KW1: Tensor, state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
-    """Ids and credits so far (K, W, S), with a slot for `ids` where they have none yet."""
+    """Ids and credits so far (K, W, X), with a new slot for `ids` that have none yet."""
     empty_KW1 = torch.zeros_like(ids_KW1, dtype=torch.float32)
-    known_KWS, credit_KWS = recall(state, window, ".ids", FREE), recall(state, window, "", 0)
-    if known_KWS is None or credit_KWS is None:
+    known_KWX, credit_KWX = recall(state, window, IDS, UNUSED), recall(state, window, CREDIT, 0)
+    if known_KWX is None or credit_KWX is None:
         return ids_KW1, empty_KW1
-    is_known_KW1 = (known_KWS == ids_KW1).any(-1, keepdim=True)
-    slot_KW1 = ids_KW1.masked_fill(is_known_KW1, FREE)
-    return torch.cat([known_KWS, slot_KW1], 2), torch.cat([credit_KWS, empty_KW1], 2)
+    is_known_KW1 = (known_KWX == ids_KW1).any(-1, keepdim=True)
+    slot_KW1 = ids_KW1.masked_fill(is_known_KW1, UNUSED)
+    return torch.cat([known_KWX, slot_KW1], 2), torch.cat([credit_KWX, empty_KW1], 2)
 
 
-def keep(state: DecodeState, window: Window, name: str, values_KWS: Tensor) -> None:
-    """Remember values of the window's positions."""
-    state.memo[f"{MEMO}@{window.start}{name}"] = values_KWS
-
-
-def recall(state: DecodeState, window: Window, name: str, fill: float) -> Tensor | None:
-    """What was kept, moved to this window's positions; None where it is about none of them.
+def recall(state: DecodeState, window: Window, key: MemoKey[Tensor], fill: float) -> Tensor | None:
+    """What was remembered, moved to this window's positions; None if it concerns none of them.
 
     Positions before the window are final and forgotten.
     """
-    found = (re.fullmatch(rf"{MEMO}@(\d+){re.escape(name)}", key) for key in state.memo)
-    kept = next(filter(None, found), None)
-    if kept is None:
+    values_KWX, start = state.memo.get(key), state.memo.get(START)
+    if values_KWX is None or start is None:
         return None
-    behind = window.start - int(kept[1])
-    values_KWS = state.memo.pop(kept[0])[:, behind : behind + window.width]
-    missing = window.width - values_KWS.shape[1]
+    behind = window.start - start
+    values_KWX = values_KWX[:, behind : behind + window.width]
+    missing = window.width - values_KWX.shape[1]
     if missing == window.width:
         return None
-    return torch.nn.functional.pad(values_KWS, (0, 0, 0, missing), value=fill)
+    return torch.nn.functional.pad(values_KWX, (0, 0, 0, missing), value=fill)

@@ -1,8 +1,8 @@
 """Temperature as LLaDA publishes it: the token is argmax_v exp(l_v) / (-ln U_v)^T.
 
-In logarithms l + T * Gumbel noise, which cannot overflow. The token follows softmax(l / T); its
-probability and ranking are those of the distribution without temperature. The published sampler
-draws U in float64; float32 shifts only what is rarer than 1e-7.
+Computed in logarithms, l + T * Gumbel noise, which cannot overflow. The token is a draw from
+softmax(l / T); its probability and confidence are those of the distribution without temperature.
+The published sampler draws U in float64; float32 changes only what is rarer than 1e-7.
 Temperature 0 is the inner score. Each forward has its own random numbers, from the request's seed.
 """
 
@@ -14,9 +14,10 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import check_choice, draw, generator, rounded
+from dllm_bench.decoding.numerics import draw, generator, rounded
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.ranked import Ranked, check_sampler
 from dllm_bench.registry import register
@@ -27,11 +28,11 @@ Noise = Literal["float32", "float64"]
 @register("score.gumbel")
 @dataclass(frozen=True)
 class Gumbel(Score):
-    """`temperature` T; `precision` of the noise, that of the confidence is the inner score's."""
+    """Candidates drawn at a temperature, ranked by `inner`."""
 
     inner: Ranked = field(default_factory=Confidence)
-    temperature: float = 0.0
-    precision: Noise = "float32"
+    temperature: float = 0.0  # T
+    precision: Noise = "float32"  # of the noise; the inner score has its own
     row_by_row: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

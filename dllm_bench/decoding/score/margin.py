@@ -1,4 +1,4 @@
-"""Margin as ranking value: p_1 - p_2, the two most probable tokens (Dream's `topk_margin`).
+"""Margin as confidence: p_1 - p_2 of the two most probable tokens (Dream's `topk_margin`).
 
 Only the ranking changes; thresholds still compare the probability of the candidate.
 """
@@ -19,5 +19,5 @@ from dllm_bench.registry import register
 class Margin(Ranked):
     """p_1 - p_2 for every window position."""
 
-    def rank(self, logits_KWV: Tensor, seen: Candidates) -> Tensor:
+    def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
         return margin(logits_KWV, self.precision)

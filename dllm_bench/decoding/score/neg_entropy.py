@@ -1,4 +1,4 @@
-"""Negative entropy as ranking value: sum_v p_v ln p_v (Dream's `entropy`, LoPA's Dream scripts).
+"""Negative entropy as confidence: sum_v p_v ln p_v (Dream's `entropy`, LoPA's Dream scripts).
 
 Only the ranking changes; thresholds still compare the probability of the candidate, as in the
 released D2F and LoPA code.
@@ -19,9 +19,9 @@ from dllm_bench.registry import register
 @register("score.neg_entropy")
 @dataclass(frozen=True)
 class NegEntropy(Ranked):
-    """-H(p) for every window position; the published form is p ln(p + eps) with eps 1e-10."""
+    """-H(p) for every window position, in nats."""
 
-    eps: float = 0.0
+    eps: float = 0.0  # of the published form p ln(p + eps), where it is 1e-10
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,7 +32,7 @@ class NegEntropy(Ranked):
     def reads_entropy(self) -> bool:  # type: ignore[override]
         return self.eps == 0
 
-    def rank(self, logits_KWV: Tensor, seen: Candidates) -> Tensor:
-        if seen.neg_entropy_KW is not None:
-            return seen.neg_entropy_KW
+    def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
+        if candidates.neg_entropy_KW is not None:
+            return candidates.neg_entropy_KW
         return neg_entropy(logits_KWV, self.precision, self.eps)

@@ -1,9 +1,9 @@
 """Temperature, top-p and top-k as Dream publishes them (D2F, LoPA and DiffuCoder alike).
 
-Logits are divided by T, cut to the smallest set of tokens that holds more than `top_p` and to the
-`top_k` largest, ties kept; the token is drawn from their softmax. Its probability and the inner
-ranking (margin, entropy) are those of that distribution. Temperature 0 takes the surest token of
-the cut distribution: the inner score, where nothing is cut.
+Logits are divided by T and cut to the smallest set of tokens that sums to more than `top_p` and to
+the `top_k` largest, ties kept; the token is drawn from their softmax. Its probability and the inner
+confidence (margin, entropy) are those of that distribution. Temperature 0 takes the most probable
+token, so with nothing cut it is the inner score.
 Each forward has its own random numbers, from the request's seed.
 """
 
@@ -27,12 +27,12 @@ from dllm_bench.registry import register
 @register("score.sampled")
 @dataclass(frozen=True)
 class Sampled(Score):
-    """`top_p` 1 and `top_k` None cut nothing."""
+    """Candidates drawn from tempered and cut logits, ranked by `inner`."""
 
     inner: Ranked = field(default_factory=Confidence)
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int | None = None
+    temperature: float = 0.0  # T
+    top_p: float = 1.0  # 1 cuts nothing
+    top_k: int | None = None  # None cuts nothing
     row_by_row: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Sampled(Score):
         return self.inner.of(logits_KWV, ids_KW, state)
 
     def _cut(self, logits_KWV: Tensor) -> Tensor:
-        """Tempered logits, -inf at tokens that cannot be drawn."""
+        """Logits divided by the temperature, -inf at tokens that cannot be drawn."""
         if self.temperature > 0:
             logits_KWV = rounded(logits_KWV, self.inner.precision) / self.temperature
         if self.top_p < 1:

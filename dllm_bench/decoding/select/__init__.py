@@ -1,1 +1,1 @@
-"""Which positions are committed, given their confidences."""
+"""Pieces that choose which positions are committed."""

@@ -1,10 +1,10 @@
 """Dream's time schedule: t runs evenly from 1 to eps in S steps (`diffusion_generate`).
 
-Step i commits the n = int(m (1 - t[i+1] / t[i])) surest of the m masks left, the last step all of
-them; m is counted over the open block, for Dream the whole generation (schedule `full`). The
-integer part makes early steps empty when S is close to m; the published sampler spends these
-forwards and `idle` does too, without it every forward commits at least the surest position.
-With `alg_temp` these n are drawn one after the other from softmax(confidence / alg_temp).
+Step i commits the n = int(m (1 - t[i+1] / t[i])) most confident of the m masks left, the last step
+all of them. m counts the open block, which for Dream is the whole generation (schedule `full`).
+Early steps are empty when S is close to m; the published sampler spends these forwards, and so does
+`idle`. Without it every forward commits at least the most confident position. With `alg_temp` the n
+positions are drawn without replacement from softmax(confidence / alg_temp).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.decoder import Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import generator, shaken
+from dllm_bench.decoding.numerics import add_gumbel, generator
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
 from dllm_bench.registry import register
 
@@ -28,16 +29,13 @@ from dllm_bench.registry import register
 @register("select.epsilon")
 @dataclass(frozen=True)
 class Epsilon(Select):
-    """`steps` forwards per block (None: as many as it has positions), `eps` the last time.
+    """Commits the share of the masks that Dream's time schedule gives to a step."""
 
-    alg_temp: Dream's temperature of the positions, None for the surest.
-    """
-
-    steps: int | None = None
-    eps: float = 1e-3
-    idle: bool = False
-    alg_temp: float | None = None
-    needs: ClassVar[frozenset[tuple[str, str]]] = COUNTS_STEPS
+    steps: int | None = None  # S, forwards per block; None: as many as it has positions
+    eps: float = 1e-3  # the last time
+    idle: bool = False  # whether steps may commit nothing, as published
+    alg_temp: float | None = None  # temperature of the positions; None: the most confident ones
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
 
     def __post_init__(self) -> None:
         if (self.steps is not None and self.steps < 1) or not 0 < self.eps < 1:
@@ -48,15 +46,20 @@ class Epsilon(Select):
         if self.alg_temp is not None and self.alg_temp <= 0:
             raise DllmBenchError(
                 f"{type(self).__name__} has alg_temp {self.alg_temp}; give a temperature above 0, "
-                "or null for the surest positions."
+                "or null for the most confident positions."
             )
+
+    @property
+    def one_per_forward(self) -> bool:  # type: ignore[override]
+        """If there are as many steps as positions."""
+        return self.steps is None
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, _ = step_in_block(state, window)
         masks_K = window.eligible_KW.sum(1)
         if self.alg_temp is not None:
             numbers = generator(state, "positions")
-            drawn_KW = shaken(scores.confidence_KW, self.alg_temp, numbers, window)
+            drawn_KW = add_gumbel(scores.confidence_KW, self.alg_temp, numbers, window)
             scores = replace(scores, confidence_KW=drawn_KW)
         return most_confident(scores, window, (masks_K * self._share(step_K, window)).long())
 
@@ -65,9 +68,9 @@ class Epsilon(Select):
         return where_KW & (not self.idle), ids_KW
 
     def _share(self, step_K: Tensor, window: Window) -> Tensor:
-        """Share of the masks left that step `step` commits, (K,)."""
-        share_S = shares(self._steps(window), self.eps, step_K.device)
-        return share_S[step_K.clamp(max=len(share_S) - 1)]
+        """Share of the masks left that each branch commits in its step, (K,)."""
+        share_X = shares(self._steps(window), self.eps, step_K.device)
+        return share_X[step_K.clamp(max=len(share_X) - 1)]
 
     def _steps(self, window: Window) -> int:
         size = min(window.block, window.width)
@@ -81,8 +84,8 @@ class Epsilon(Select):
 
 @cache
 def shares(steps: int, eps: float, device: torch.device) -> Tensor:
-    """1 - t[i+1] / t[i] of Dream's time schedule, 1 in the last step; (steps,)."""
+    """1 - t[i+1] / t[i] of Dream's time schedule, 1 in the last step, (steps,)."""
     time = torch.linspace(1, eps, steps + 1, device=device)
-    share_S = 1 - time[1:] / time[:-1]
-    share_S[-1] = 1
-    return share_S
+    share_X = 1 - time[1:] / time[:-1]
+    share_X[-1] = 1
+    return share_X

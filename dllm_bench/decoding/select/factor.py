@@ -1,8 +1,9 @@
-"""Commit as many positions as their confidences together allow (Fast-dLLM §3.2, factor decoding).
+"""Commit as many positions as their joint confidence allows (Fast-dLLM §3.2, factor decoding).
 
-Per block, with confidences sorted c(1) >= c(2) >= ...: the largest n with (n + 1) (1 - c(n)) < f
-is committed; f plays the part of a threshold that tightens as more is decoded at once. A block that
-must progress and has no such n commits its surest position.
+Per block, with confidences sorted c(1) >= c(2) >= ...: the first n positions are committed, for the
+largest n with (n + 1) (1 - c(n)) < f. So f acts like a threshold that rises with the number of
+positions committed at once. A block that must progress and has no such n commits its most confident
+position.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from dllm_bench.registry import register
 @register("select.factor")
 @dataclass(frozen=True)
 class Factor(Select):
-    """`factor` = f; larger commits more."""
+    """Commits the most probable positions of each block, as many as `factor` allows."""
 
-    factor: float
+    factor: float  # f; larger commits more
 
     def __post_init__(self) -> None:
         if self.factor <= 0:
@@ -32,12 +33,12 @@ class Factor(Select):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         open_KW = window.eligible_KW
-        sure_KNB = window.blocks(
+        probability_KNP = window.blocks(
             scores.probability_KW.masked_fill(~open_KW, -torch.inf), -torch.inf
         )
-        sorted_KNB, order_KNB = sure_KNB.sort(dim=2, descending=True, stable=True)
-        rank_B = torch.arange(1, window.block + 1, device=sure_KNB.device)
-        holds_KNB = (rank_B + 1) * (1 - sorted_KNB) < self.factor
-        count_KN1 = (holds_KNB * rank_B).amax(2, keepdim=True)
-        where_KNB = torch.zeros_like(holds_KNB).scatter_(2, order_KNB, rank_B <= count_KN1)
-        return window.flat(where_KNB) & open_KW
+        sorted_KNP, order_KNP = probability_KNP.sort(dim=2, descending=True, stable=True)
+        rank_P = torch.arange(1, window.block + 1, device=probability_KNP.device)
+        allowed_KNP = (rank_P + 1) * (1 - sorted_KNP) < self.factor
+        count_KN1 = (allowed_KNP * rank_P).amax(2, keepdim=True)
+        where_KNP = torch.zeros_like(allowed_KNP).scatter_(2, order_KNP, rank_P <= count_KN1)
+        return window.flat(where_KNP) & open_KW

@@ -1,8 +1,9 @@
 """Divide and conquer over runs of adjacent masks (dInfer's hierarchical decoding).
 
-Committed are the surest position of every run of adjacent masks in a block if its probability is
-above `low`, so that each forward splits the runs, and every position above `tau`, both strict. A
-block that must progress and has neither commits its surest position.
+In every run of adjacent masks of a block, the most probable position is committed if its
+probability is above `low`, so that each forward splits the runs. So is every position above `tau`.
+Both comparisons are strict. A block that must progress and has neither commits its most confident
+position.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from dllm_bench.registry import register
 @register("select.hierarchy")
 @dataclass(frozen=True)
 class Hierarchy(Select):
-    """`tau` for any position (1: off), `low` for the surest of a run (0: always)."""
+    """Commits positions above `tau`, and above `low` the most probable position of each run."""
 
-    tau: float
-    low: float = 0.4
+    tau: float  # 1: off
+    low: float = 0.4  # 0: always
 
     def __post_init__(self) -> None:
         if self.tau < 0 or not 0 <= self.low <= 1:
@@ -34,11 +35,11 @@ class Hierarchy(Select):
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        probability_KNB = window.blocks(scores.probability_KW)
-        masked_KNB = window.blocks(window.eligible_KW)
-        run_KNB = (~masked_KNB).cumsum(2)  # positions between two decoded ones share a number
-        sure_KNB = probability_KNB.masked_fill(~masked_KNB, -1.0)
-        best_KNR = torch.full_like(torch.nn.functional.pad(sure_KNB, (0, 1)), -1.0)
-        best_KNR = best_KNR.scatter_reduce(2, run_KNB, sure_KNB, "amax")
-        best_KNB = (sure_KNB == best_KNR.gather(2, run_KNB)) & (sure_KNB > self.low)
-        return window.flat((best_KNB | (sure_KNB > self.tau)) & masked_KNB)
+        probability_KNP = window.blocks(scores.probability_KW)
+        masked_KNP = window.blocks(window.eligible_KW)
+        run_KNP = (~masked_KNP).cumsum(2)  # equal for all positions of a run
+        open_KNP = probability_KNP.masked_fill(~masked_KNP, -1.0)
+        best_KNX = torch.full_like(torch.nn.functional.pad(open_KNP, (0, 1)), -1.0)
+        best_KNX = best_KNX.scatter_reduce(2, run_KNP, open_KNP, "amax")
+        best_KNP = (open_KNP == best_KNX.gather(2, run_KNP)) & (open_KNP > self.low)
+        return window.flat((best_KNP | (open_KNP > self.tau)) & masked_KNP)

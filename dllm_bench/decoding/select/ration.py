@@ -1,8 +1,8 @@
 """Another selector within a budget: S steps per block share its masks evenly.
 
-After step i at most (i + 1) / S of the block's masks at entry are committed; what a step leaves
-unused is carried over, and after S steps only the inner selector limits. Around a threshold and
-over the whole generation this is Fast-dLLM's threshold for Dream without a cache.
+After step i at most (i + 1) / S of the masks are committed that the block had at first. What a step
+leaves unused is carried over, and after S steps only the inner selector limits. Around a threshold,
+with the whole generation as one block, this is Fast-dLLM's threshold for Dream without a cache.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.decoder import Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
@@ -23,11 +24,11 @@ from dllm_bench.registry import register
 @register("select.ration")
 @dataclass(frozen=True)
 class Ration(Select):
-    """`inner` chooses among the surest positions that the budget of `steps` admits."""
+    """`inner` chooses among the most confident positions, as many as the budget allows."""
 
     inner: Select
-    steps: int
-    needs: ClassVar[frozenset[tuple[str, str]]] = COUNTS_STEPS
+    steps: int  # S
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -41,3 +42,6 @@ class Ration(Select):
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         return self.inner.on_stall(scores, window, state)
+
+    def accepted(self, state: DecodeState) -> Tensor | None:
+        return self.inner.accepted(state)

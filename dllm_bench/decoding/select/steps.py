@@ -1,8 +1,8 @@
-"""What the selectors with a step count share: where a block's decoding stands, and the surest n.
+"""Step counts of selectors that decode a block in a fixed number of steps.
 
-`step_in_block` counts the forwards of the open block in the memo, so it follows its branch and
-needs one open block at a time; all selectors of a decoder read the same count. `most_confident`
-picks a count of positions that may differ by branch.
+`step_in_block` counts the forwards of the open block in the memo, so the count follows its branch.
+It needs one open block at a time; all selectors of a decoder share the count. `most_confident`
+chooses a number of positions that may differ by branch.
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import stable_top
 
-COUNTS_STEPS = frozenset({("schedule", "one open block at a time")})
-MEMO = "steps.block_total_entered"
+COUNTS_STEPS = frozenset({Need("schedule", Condition.ONE_OPEN_BLOCK)})
+ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block, its masks when entered, forward then
 
 
 def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
-    """Forwards made in the open block before this one, and its masks at entry, each (K,)."""
+    """Forwards made in the open block before this one, and its masks at first, each (K,)."""
     block_K = open_block(window)
     fresh_K3 = torch.stack(
         [block_K, window.eligible_KW.sum(1), torch.full_like(block_K, state.forwards)], 1
     )
-    known_K3 = state.memo.get(MEMO, fresh_K3)
+    known_K3 = state.memo.get(ENTRY)
+    known_K3 = fresh_K3 if known_K3 is None else known_K3
     is_known_K = known_K3[:, 0] == block_K
-    state.memo[MEMO] = torch.where(is_known_K[:, None], known_K3, fresh_K3)
-    _, total_K, entered_K = state.memo[MEMO].unbind(1)
+    state.memo[ENTRY] = torch.where(is_known_K[:, None], known_K3, fresh_K3)
+    _, total_K, entered_K = state.memo[ENTRY].unbind(1)
     return state.forwards - entered_K, total_K
 
 
 def open_block(window: Window) -> Tensor:
-    """Number of the block that has the first eligible position, (K,).
+    """Index of the block with the first eligible position, (K,).
 
-    With lookahead the window begins with a block that a branch may have finished.
+    With lookahead the window may begin with a block that a branch has finished.
     """
     eligible_KW, before = window.eligible_KW, window.start - window.origin
     if window.width <= window.block:
@@ -45,8 +47,9 @@ def open_block(window: Window) -> Tensor:
 
 
 def most_confident(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:
-    """The `count` eligible positions of largest confidence (None: one), ties to the lower position,
-    (K, W).
+    """The `count` most confident eligible positions (None: one), bool (K, W).
+
+    Of equal ones the lower position counts.
     """
     eligible_KW = window.eligible_KW
     if count_K is None and window.width == 1:

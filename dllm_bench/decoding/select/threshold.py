@@ -1,10 +1,10 @@
 """Commit every position whose candidate is probable enough (Fast-dLLM §3; D2F with `strict`).
 
-{p >= tau}, or {p > tau} when strict; a block that must progress and has none commits its surest
-position (the inherited stall rule). That equals Fast-dLLM's "the best one always, the others by
-threshold", because whenever anything passes, the most probable position passes.
-dInfer lowers the threshold to just below the most probable position instead, so that everything
-within 1e-5 of it is committed along: `band`.
+{p >= tau}, or {p > tau} when strict. A block that must progress and has none commits its most
+confident position (the inherited stall rule). That equals Fast-dLLM's "the best one always, the
+others by threshold", because whenever a position passes, the most probable one passes.
+dInfer instead lowers the threshold to just below the most probable position, so that everything
+within 1e-5 of it is committed too: `band`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dllm_bench.registry import register
 @register("select.threshold")
 @dataclass(frozen=True)
 class Threshold(Select):
-    """`tau` is compared with the candidate's probability; above 1: one token per forward."""
+    """Commits positions by the probability of their candidate."""
 
-    tau: float
-    strict: bool = False
-    band: float | None = None
+    tau: float  # above 1: one token per forward
+    strict: bool = False  # > instead of >=
+    band: float | None = None  # lowers tau to this much below the largest probability
 
     def __post_init__(self) -> None:
         if self.tau < 0:

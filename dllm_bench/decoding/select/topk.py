@@ -1,4 +1,4 @@
-"""Commit the surest positions in a fixed number of steps per block (LLaDA Algorithm 5).
+"""Commit the most confident positions in a fixed number of steps per block (LLaDA Algorithm 5).
 
 A block entered with m masks and S steps commits floor(m / S) positions per step, one more in the
 first m mod S steps. Without `steps`, S is the block length: one token per forward.
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.decoder import Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
@@ -22,15 +23,20 @@ from dllm_bench.registry import register
 @register("select.topk")
 @dataclass(frozen=True)
 class TopK(Select):
-    """`steps` forwards per block (None: as many as the block has positions)."""
+    """Commits an equal number of positions in each step."""
 
-    steps: int | None = None
-    never_stalls = True
-    needs: ClassVar[frozenset[tuple[str, str]]] = COUNTS_STEPS
+    steps: int | None = None  # S, forwards per block; None: as many as the block has positions
+    never_stalls: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise DllmBenchError(f"TopK steps is {self.steps}; give at least 1 step per block.")
+
+    @property
+    def one_per_forward(self) -> bool:  # type: ignore[override]
+        """If there are as many steps as positions."""
+        return self.steps is None
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         if self.steps is None:

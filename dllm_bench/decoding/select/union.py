@@ -1,6 +1,6 @@
 """Two selectors at once: what either chooses is committed (Learn2PD: filter or top-k).
 
-Stalls are the first one's business.
+The stall rule is that of the first one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dllm_bench.registry import register
 @register("select.union")
 @dataclass(frozen=True)
 class Union(Select):
-    """`first` or `second`."""
+    """Commits what `first` or `second` chooses."""
 
     first: Select
     second: Select
 
     @property
     def never_stalls(self) -> bool:  # type: ignore[override]
-        """Where one of the two never does."""
+        """If one of the two never stalls."""
         return self.first.never_stalls or self.second.never_stalls
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -33,3 +33,7 @@ class Union(Select):
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         return self.first.on_stall(scores, window, state)
+
+    def accepted(self, state: DecodeState) -> Tensor | None:
+        accepted_KW = self.first.accepted(state)
+        return self.second.accepted(state) if accepted_KW is None else accepted_KW

@@ -1,1 +1,1 @@
-"""When no more blocks open, when a request is over."""
+"""Pieces that say when no more blocks open and when a request is finished."""

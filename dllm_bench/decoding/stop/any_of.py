@@ -1,4 +1,4 @@
-"""Several stop rules at once: closed or finished as soon as one of them says so."""
+"""Several stop rules at once: a branch is closed or finished as soon as one rule says so."""
 
 from __future__ import annotations
 
@@ -18,31 +18,38 @@ from dllm_bench.registry import register
 @register("stop.any_of")
 @dataclass(frozen=True)
 class AnyOf(Stop):
-    """`rules` are asked in order; the shortest canvas wins."""
+    """Closed, finished or cut by any of `rules`; the shortest of several lengths is taken."""
 
     rules: tuple[Stop, ...]
 
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]
-        """Whether any of the rules does."""
+        """If one of the rules does."""
         return any(rule.reads_ahead for rule in self.rules)
+
+    @property
+    def stops_on_end_token(self) -> bool:  # type: ignore[override]
+        """If one of the rules does."""
+        return any(rule.stops_on_end_token for rule in self.rules)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
 
     def ended(self, branches: DecodeState) -> StopFlags:
-        said = [rule.ended(branches) for rule in self.rules]
+        flags = [rule.ended(branches) for rule in self.rules]
         return StopFlags(
-            any_of(each.closed_K for each in said), any_of(each.finished_K for each in said)
+            any_of(each.closed_K for each in flags), any_of(each.finished_K for each in flags)
         )
 
-    def shorten(self, state: DecodeState, seen: Scores, window: Window) -> Tensor | None:
-        cuts = [rule.shorten(state, seen, window) for rule in self.rules]
+    def shorten(
+        self, state: DecodeState, scores: Scores, window: Window, accepted_KW: Tensor | None
+    ) -> Tensor | None:
+        cuts = [rule.shorten(state, scores, window, accepted_KW) for rule in self.rules]
         lengths = [length for length in cuts if length is not None]
         return torch.stack(lengths).min() if lengths else None
 
 
-def any_of(said: Iterable[Tensor | None]) -> Tensor | None:
-    """True where one of the rules says so; None where none of them ever does."""
-    known = [flags for flags in said if flags is not None]
+def any_of(decisions: Iterable[Tensor | None]) -> Tensor | None:
+    """True where one of the rules says so; None if no rule decides."""
+    known = [flags for flags in decisions if flags is not None]
     return reduce(torch.logical_or, known) if known else None

@@ -1,6 +1,6 @@
 """Stop after a number of forwards, whatever is still masked (quality at a fixed cost).
 
-A prompt costs as many forwards as it takes: positions left over stay masked and are not emitted.
+Positions that are left over stay masked and are not emitted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dllm_bench.registry import register
 @register("stop.budget")
 @dataclass(frozen=True)
 class Budget(Stop):
-    """At most `forwards` model calls per request."""
+    """Finishes a request after a number of forwards."""
 
-    forwards: int
+    forwards: int  # per request
 
     def __post_init__(self) -> None:
         if self.forwards < 1:

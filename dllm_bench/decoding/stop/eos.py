@@ -1,21 +1,21 @@
-"""Stop at the end of the text.
+"""Stop at a committed end token.
 
-scope "block": once an end token is committed no further block opens, open blocks are decoded to
-their end (D2F, LoPA). scope "token": also finish as soon as an end token is committed and
-everything before it is decoded (CreditDecoding's early stop). The rule of Learn2PD's paper for
-end-of-text prediction is "block" without the end of a turn.
+Scope "block": once an end token is committed, no further block opens; open blocks are decoded to
+their end (D2F, LoPA). Scope "token": also finish as soon as an end token and everything before it
+is committed (CreditDecoding's early stop). The rule of Learn2PD's paper for end-of-text prediction
+is "block" without the end of a turn.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Stop, StopFlags
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.registry import register
 
@@ -25,30 +25,28 @@ Scope = Literal["block", "token"]
 @register("stop.eos")
 @dataclass(frozen=True)
 class Eos(Stop):
-    """See the file header for `scope`; turn_end: the end of a chat turn counts as well."""
+    """Closes a branch that has committed an end token, or finishes it."""
 
-    scope: Scope = "block"
-    turn_end: bool = True
+    scope: Scope = "block"  # see the head of this file
+    turn_end: bool = True  # whether the end of a chat turn counts as well
+    stops_on_end_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.scope not in get_args(Scope):
-            raise DllmBenchError(
-                f"Eos scope is {self.scope!r}; choose one of {', '.join(get_args(Scope))}."
-            )
+        check_choice(self, "scope", self.scope, Scope)
 
     def _ends(self, branches: DecodeState) -> Tensor:
         """True where a generated position holds an end token, bool (K, G)."""
         generated_KG = branches.tokens_KL[:, branches.prompt_len :]
-        found_KG = generated_KG == branches.special.eos
+        ends_KG = generated_KG == branches.special.eos
         for end in branches.special.ends[1:] if self.turn_end else ():
-            found_KG = found_KG | (generated_KG == end)
-        return found_KG
+            ends_KG = ends_KG | (generated_KG == end)
+        return ends_KG
 
     def ended(self, branches: DecodeState) -> StopFlags:
-        found_KG = self._ends(branches)
-        closed_K = found_KG.any(dim=1)
+        ends_KG = self._ends(branches)
+        closed_K = ends_KG.any(dim=1)
         if self.scope == "block":
             return StopFlags(closed_K)
         masked_KG = branches.masked_KL[:, branches.prompt_len :]
-        first_K1 = (found_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
-        return StopFlags(closed_K, found_KG.gather(1, first_K1)[:, 0])
+        first_K1 = (ends_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
+        return StopFlags(closed_K, ends_KG.gather(1, first_K1)[:, 0])
