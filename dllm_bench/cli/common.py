@@ -67,6 +67,11 @@ def configured_paths(arguments: Namespace) -> Plain:
     return {**paths, **({"results": arguments.results} if arguments.results else {})}
 
 
+def training_folder(arguments: Namespace) -> Path:
+    """Where the results of `train` go unless --out names another place."""
+    return Path(configured_paths(arguments)["results"]) / "training"
+
+
 def open_store(arguments: Namespace) -> Store:
     """The store in the results directory."""
     results = configured_paths(arguments)["results"]

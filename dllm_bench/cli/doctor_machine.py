@@ -19,7 +19,6 @@ from typing import Any
 from dllm_bench import __version__
 from dllm_bench.benchmarks.sandbox.execution import CONSENT_VARIABLE, isolation
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.paths import PACKAGE, assets_dir
 from dllm_bench.store.provenance import code, cpu_model
 
@@ -94,6 +93,10 @@ def device_lines() -> Iterator[Line]:
 
 def asset_lines() -> Iterator[Line]:
     """The embedded models: present, and how large."""
+    if find_spec("torch") is None:
+        return
+    from dllm_bench.models.sources import SHIPPED_MODELS  # imports torch
+
     for name in sorted(SHIPPED_MODELS):
         files = sorted((assets_dir() / name).glob("*.safetensors"))
         size = sum(path.stat().st_size for path in files) / MEBIBYTE

@@ -4,9 +4,9 @@ This module knows names and one-line helps only. The module of the chosen comman
 the command is known, so `dllm-bench --help` is immediate. A mistake of the user is printed as one
 sentence, with exit code 2.
 
-Each command is a module of this package with `add_arguments(parser)` and `run(arguments)`, which
-returns the exit code. The arguments of the commands in `UNPARSED` are read by the library behind
-them: their `run` takes the words of the command line.
+Each command, and each kind of `train`, is a module of this package with `add_arguments(parser)` and
+`run(arguments)`, which returns the exit code. The arguments of the commands in `UNPARSED` are read
+by the library behind them: their `run` takes the words of the command line.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from dllm_bench import __version__
 from dllm_bench.core.errors import DllmBenchError
 
+DESCRIPTION = "Decoding methods for diffusion language models, measured alike."
 COMMANDS = {  # in the order of `--help`
     "run": "run a decoder on a benchmark (overrides, -m for several)",
     "table": "a paper's table: measured, reported, missing",
@@ -35,6 +36,12 @@ COMMANDS = {  # in the order of `--help`
     "doctor": "what this machine can run, what is missing",
     "prefetch": "download models, with a list of hashes",
     "train": "train a drafter or a filter; measure step times, fit temperatures",
+}
+TRAINING = {  # kinds of `train`
+    "filter": "a filter for Learn2PD decoding",
+    "sps": "steps per second by tokens in the step, for the verification scheduler",
+    "temperatures": "temperatures of a confidence head, fitted on the samples of sealed runs",
+    "drafter": "a drafter for a target model: DFlash, DSpark, EAGLE-3 (a second call continues)",
 }
 UNPARSED = ("run", "lm-eval")  # Hydra and lm-eval read these arguments
 
@@ -60,27 +67,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed arguments, with the command's name as `command`; exits on --help and mistakes."""
-    if not arguments or arguments[0] not in COMMANDS:
-        top_parser().parse_args(arguments)
-    command, *rest = arguments
-    parser = argparse.ArgumentParser(prog=f"dllm-bench {command}", description=COMMANDS[command])
+    command = command_of(arguments)
+    kind = command.removeprefix("train ")
+    text = TRAINING[kind] if kind != command else COMMANDS[command]
+    parser = argparse.ArgumentParser(prog=f"dllm-bench {command}", description=text)
     module_of(command).add_arguments(parser)
+    rest = arguments[len(command.split()) :]
     return parser.parse_args(rest, argparse.Namespace(command=command))
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """The command, for training with its kind; exits on --help and on unknown names."""
+    if not arguments or arguments[0] not in COMMANDS:
+        top = parser_of_names("dllm-bench", DESCRIPTION, COMMANDS, "COMMAND")
+        top.add_argument("--version", action="version", version=f"dllm-bench {__version__}")
+        top.parse_args(arguments)
+    if arguments[0] != "train":
+        return arguments[0]
+    if len(arguments) < 2 or arguments[1] not in TRAINING:
+        train = parser_of_names("dllm-bench train", COMMANDS["train"], TRAINING, "KIND")
+        train.parse_args(arguments[1:])
+    return f"train {arguments[1]}"
+
+
+def parser_of_names(
+    program: str, description: str, names: Mapping[str, str], metavar: str
+) -> argparse.ArgumentParser:
+    """A parser that only knows names and their one-line helps."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    listed = parser.add_subparsers(metavar=metavar, required=True)
+    for name, text in names.items():
+        listed.add_parser(name, help=text)
+    return parser
 
 
 def module_of(command: str) -> Any:
     """The module of a command, imported now."""
-    return import_module(f"dllm_bench.cli.{command.replace('-', '_')}")
-
-
-def top_parser() -> argparse.ArgumentParser:
-    """The parser of what comes before a command: `--help`, `--version`, an unknown command."""
-    top = argparse.ArgumentParser(
-        prog="dllm-bench",
-        description="Decoding methods for diffusion language models, measured alike.",
-    )
-    top.add_argument("--version", action="version", version=f"dllm-bench {__version__}")
-    commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for name, text in COMMANDS.items():
-        commands.add_parser(name, help=text)
-    return top
+    return import_module(f"dllm_bench.cli.{command.replace('-', '_').replace(' ', '_')}")

@@ -21,6 +21,10 @@ from dllm_bench.cli.compose import (
 from dllm_bench.cli.preflight import check
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import options
+from dllm_bench.registry import instantiate
+from dllm_bench.run.progress import RunProgress, summary
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store
 
 FLAGS = (*MULTIRUN, "-c", "--cfg", "-p", "--package", "-r", "--resolve", "-i", "--info")
 HELP = """\
@@ -71,10 +75,6 @@ def measure(config: Mapping[str, Any]) -> None:
     """Make (or look up) the run of a composed configuration and print what it measured."""
     # torch takes seconds to import: only after `check`, so that a mistake is reported at once
     from dllm_bench.launch.run_one import run as run_spec
-    from dllm_bench.registry import instantiate
-    from dllm_bench.run.progress import RunProgress, summary
-    from dllm_bench.store.spec import RunSpec
-    from dllm_bench.store.store import Store
 
     spec = RunSpec.from_config(config)
     store = Store(Path(config["paths"]["results"]) / "runs")

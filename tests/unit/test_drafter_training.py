@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.cli.main import main
-from dllm_bench.cli.train import add_drafter_options, drafter_job
+from dllm_bench.cli.main import main, parse
+from dllm_bench.cli.train_drafter import drafter_job
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context
@@ -346,10 +345,8 @@ def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
     if kind != "eagle3":
         changes["shares"] = replace(KINDS[kind].shares, ce=1.0, l1=0.5)
     asked = job(kind, changes)
-    words = asked.command("tiny-qwen3").split()[3:]
-    parser = ArgumentParser()
-    add_drafter_options(parser)
-    assert drafter_job(parser.parse_args(words)) == asked
+    words = asked.command("tiny-qwen3").split()[1:]
+    assert drafter_job(parse(words)) == asked
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

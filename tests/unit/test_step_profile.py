@@ -88,7 +88,7 @@ def test_the_command_stores_the_table_with_its_device(
 def test_unreadable_sizes_are_refused(sizes: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         main(["train", "sps", "qwen3-4b", "--batches", sizes])
-    assert "no whole number above zero" in capsys.readouterr().err
+    assert "not a whole number above zero" in capsys.readouterr().err
 
 
 def test_the_shipped_profile_says_where_it_was_measured() -> None:
