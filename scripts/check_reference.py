@@ -1,11 +1,12 @@
-"""Decode runs of results/reference again and say whether every count of every sample is the same.
+"""Decode runs of results/reference again and compare every count of every sample.
 
     .venv/bin/python -m scripts.check_reference [WORD ...] [--all] [--limit N]
 
-One run of each decoder and model (or --all) whose names hold one of the words. Counts are
-all columns but times: forwards, rows, tokens, forced positions, right answers. To be done after a
-change of the loop, of pieces or of models that should alter no token; where tokens do change,
-`DECODING_VERSION` is raised and the reference is made anew. New runs lie in a temporary folder.
+Checks one run of each pair of decoder and model (every run with --all) whose names contain one of
+the words. Compared are all columns except times: forwards, rows, tokens, forced positions, scores.
+Run it after a change of the loops, pieces or models that should not change any token. After a
+change that should, raise `DECODING_VERSION` and make the reference anew. The new runs are written
+to a temporary folder.
 """
 
 from __future__ import annotations
@@ -19,51 +20,60 @@ from pathlib import Path
 
 from dllm_bench.launch.run_one import needs_several, run
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.store import RECORD, Store, read_record
+from dllm_bench.store.store import Store
 from scripts.update_reference import REFERENCE
 
-TIMES = ("_s", "seconds")  # how columns of times end
+TIME_SUFFIXES = ("_s", "seconds")
+"""How names of columns with times end."""
 
 
-def chosen(words: Sequence[str], every: bool) -> Iterator[RunRecord]:
-    """The runs that are decoded again, of one process each."""
+def reference_records() -> Iterator[RunRecord]:
+    """The records of the reference results."""
+    return Store(REFERENCE / "runs").records()
+
+
+def chosen_records(words: Sequence[str], every: bool) -> Iterator[RunRecord]:
+    """The records to check; runs of several processes are left out."""
     seen: set[tuple[str, str]] = set()
-    for path in sorted((REFERENCE / "runs").rglob(RECORD)):
-        record = read_record(path.parent)
+    for record in reference_records():
         spec = record.spec
-        kind = spec.label, str(spec.model["name"])
-        wanted = not words or any(word in " ".join(kind) for word in words)
-        if wanted and (every or kind not in seen) and not needs_several(spec.hardware):
-            seen.add(kind)
+        pair = spec.label, str(spec.model["name"])
+        wanted = not words or any(word in " ".join(pair) for word in words)
+        if wanted and (every or pair not in seen) and not needs_several(spec.hardware):
+            seen.add(pair)
             yield record
 
 
 def differences(old: RunRecord, new: RunRecord) -> dict[str, int]:
-    """Samples that differ, by column."""
-    counts = [name for name in old.columns if not name.endswith(TIMES)]
+    """Column -> number of samples that differ; columns without differences are left out."""
+    counts = [name for name in old.columns if not name.endswith(TIME_SUFFIXES)]
     pairs = {name: zip(old.columns[name], new.columns[name], strict=True) for name in counts}
-    found = {name: sum(a != b for a, b in rows) for name, rows in pairs.items()}
-    return {name: number for name, number in found.items() if number}
+    differing = {name: sum(a != b for a, b in rows) for name, rows in pairs.items()}
+    return {name: number for name, number in differing.items() if number}
 
 
 def main() -> None:
-    """Print a line per run; the exit status is 1 where one differs."""
+    """Print one line per run; the exit status is 1 if a run differs or none was chosen."""
     parser = argparse.ArgumentParser(description="Decode runs of results/reference again.")
-    parser.add_argument("words", nargs="*", help="of a decoder's or a model's name")
-    parser.add_argument("--all", action="store_true", help="every run, not one of each kind")
-    parser.add_argument("--limit", type=int, help="stop after so many runs")
-    asked = parser.parse_args()
-    different = 0
+    parser.add_argument("words", nargs="*", help="part of a decoder's or a model's name")
+    parser.add_argument("--all", action="store_true", help="every run, not one of each pair")
+    parser.add_argument("--limit", type=int, metavar="N", help="stop after N runs")
+    args = parser.parse_args()
+    checked = different = 0
     with tempfile.TemporaryDirectory() as folder:
-        for number, old in enumerate(chosen(asked.words, asked.all), 1):
-            begun = time.monotonic()
-            found = differences(old, run(old.spec, store=Store(Path(folder))))
-            different += bool(found)
-            said = ", ".join(f"{name} in {n} samples" for name, n in found.items()) or "the same"
+        for old in chosen_records(args.words, args.all):
+            started = time.monotonic()
+            columns = differences(old, run(old.spec, store=Store(Path(folder))))
+            different += bool(columns)
+            result = ", ".join(f"{name} differs in {n} samples" for name, n in columns.items())
+            seconds = time.monotonic() - started
             name = f"{old.spec.benchmark['name']} {old.spec.model['name']} {old.spec.label}"
-            print(f"{name} {old.spec.short} ({time.monotonic() - begun:.0f} s): {said}", flush=True)
-            if number == asked.limit:
+            print(f"{name} {old.spec.short} ({seconds:.0f} s): {result or 'the same'}", flush=True)
+            checked += 1
+            if checked == args.limit:
                 break
+    if not checked:
+        sys.exit(f"No run of {REFERENCE} matches; give other words, or none for all pairs.")
     sys.exit(f"{different} runs differ." if different else 0)
 
 

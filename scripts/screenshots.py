@@ -1,8 +1,8 @@
-"""Take the pictures of docs/report.md from a made report, in a headless Chromium.
+"""Take the screenshots of docs/report.md from a finished report, in a headless Chromium.
 
-usage: python scripts/screenshots.py SITE MASKED_RUN SPECULATIVE_RUN
+usage: python -m scripts.screenshots SITE MASKED_RUN SPECULATIVE_RUN
 
-SITE is the folder of the report, the runs are hashes as in its list; their third sample is shown.
+SITE is the folder of the report. The runs are hashes as in its list; their third sample is shown.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "images"
-WIDTH = 1100
-COLOURS = 192  # of a picture; flat pages need no more
+WIDTH = 1100  # pixels
+COLOURS = 192  # flat pages look the same with so few, and the files are small
 
 
 def main(site: str, masked: str, speculative: str) -> None:
-    """The pictures, one after the other."""
-    kind = runpy.run_path(str(ROOT / "tests" / "report" / "browser.py"))["Browser"]
+    """Write all screenshots to docs/images."""
+    browser_class = runpy.run_path(str(ROOT / "tests" / "site" / "browser.py"))["Browser"]
     binary = shutil.which("chromium") or shutil.which("google-chrome")
     base = Path(site).resolve().as_uri()
-    browser = kind(binary, Path(tempfile.mkdtemp()))
+    browser = browser_class(binary, Path(tempfile.mkdtemp()))
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, address, height, forwards in (
         ("board", "index.html", 640, 0),

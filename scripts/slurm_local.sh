@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A SLURM cluster of one node for tests: munge, slurmctld and slurmd, all of their files in one folder.
-# Partition `low` is the default and is preempted by `high`: jobs are told, then queued again. Nothing
-# outside of the folder is read or written, so a cluster this machine belongs to is left alone.
-#   eval "$(scripts/slurm_local.sh start DIR)"    start, and name the cluster in SLURM_CONF
+# A SLURM cluster of one node for tests: munge, slurmctld and slurmd with all of their files in DIR.
+# Jobs of the default partition `low` are preempted by `high`: they get a signal and are requeued.
+# Nothing outside of DIR is read or written, so it cannot disturb a cluster this machine belongs to.
+#   eval "$(scripts/slurm_local.sh start DIR)"    start, and set SLURM_CONF to the new cluster
 #   scripts/slurm_local.sh stop DIR               stop and remove DIR
-#   scripts/slurm_local.sh install                Debian's packages, where apt and root are there
+#   scripts/slurm_local.sh install                install Debian's packages (needs root and apt)
 set -euo pipefail
 
 usage() { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -13,13 +13,13 @@ say() { echo "slurm_local: $*" >&2; }
 install() {
   have slurmctld slurmd munged sbatch && return
   if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
-    say "SLURM is not installed, and installing it takes root and apt-get; its tests are left out."
+    say "SLURM is not installed, and installing it needs root and apt-get; its tests are skipped."
     return 1
   fi
-  local packages=(slurm-wlm munge) patience=(-o Acquire::http::Timeout=20 -o Acquire::Retries=1)
-  { apt-get update -qq "${patience[@]}" && DEBIAN_FRONTEND=noninteractive \
-      apt-get install -y -qq --no-install-recommends "${patience[@]}" "${packages[@]}"; } > /dev/null 2>&1 \
-    || { say "apt-get could not install ${packages[*]}; the tests of SLURM are left out."; return 1; }
+  local packages=(slurm-wlm munge) apt_options=(-o Acquire::http::Timeout=20 -o Acquire::Retries=1)
+  { apt-get update -qq "${apt_options[@]}" && DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq --no-install-recommends "${apt_options[@]}" "${packages[@]}"; } > /dev/null 2>&1 \
+    || { say "apt-get could not install ${packages[*]}; the tests of SLURM are skipped."; return 1; }
 }
 
 have() {
@@ -28,7 +28,7 @@ have() {
 }
 
 start() {
-  have slurmctld slurmd munged sbatch || { say "SLURM is not installed; see 'install'."; exit 1; }
+  have slurmctld slurmd munged sbatch || { say "SLURM is not installed; run 'scripts/slurm_local.sh install'."; exit 1; }
   local dir cpus=4 host port
   mkdir -p "$1"/{munge,state,spool,log}
   dir=$(cd "$1" && pwd)
@@ -86,13 +86,13 @@ CONF
     fi
     sleep 0.2
   done
-  say "the cluster did not come up; its logs: $dir/log"
+  say "the cluster did not start; its logs are in $dir/log"
   exit 1
 }
 
 stop() {
   local file pid
-  [ -f "$1/slurm.conf" ] || { say "no cluster was started in $1"; exit 1; }
+  [ -f "$1/slurm.conf" ] || { say "there is no cluster in $1; name the folder given to start"; exit 1; }
   SLURM_CONF=$1/slurm.conf timeout 10 scancel --user="$(id -un)" 2> /dev/null || true
   for file in "$1"/slurmd.pid "$1"/slurmctld.pid "$1"/munge/pid; do
     pid=$(cat "$file" 2> /dev/null) || continue
