@@ -1,1 +1,1 @@
-"""How fast the decoding loop is, in numbers of one call on one machine (`make perf`)."""
+"""Measure how fast the decoding loops are on this machine (`make perf`)."""

@@ -1,7 +1,7 @@
-"""Requests per second of a batch beside one request at a time, on items of minigsm.
+"""Requests per second, batched and unbatched, on items of minigsm.
 
-The same requests by the same decoder, in turns; texts are compared. Whatever a run does around
-decoding (encoding, disk, display) is left out.
+The same decoder decodes the same requests both ways, and the texts are compared. Left out is what a
+run does besides decoding: encoding, disk, display.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def items(model: str, count: int, new: int) -> list[Request]:
 
 
 def batches(size: Size) -> list[Row]:
-    """Requests per second by decoder, and whether the texts are the same."""
+    """Requests per second of each decoder, and whether the texts are the same."""
     return [_compared(decoder, model, size) for decoder, model in CASES.items()]
 
 
 def _compared(name: str, model: str, size: Size) -> Row:
     decoder, denoiser = models.decoder(name), models.embedded(model).denoiser
-    asked = items(model, size.items, size.new)
+    requests = items(model, size.items, size.new)
     texts: dict[int, dict[str, tuple[int, ...]]] = {}
 
     def case(batch: int) -> Row:
         watch = Watch()
-        begun = watch.now()
-        found: list[Generation] = list(decoder.generate_stream(denoiser, asked, batch))
+        started = watch.now()
+        found: list[Generation] = list(decoder.generate_stream(denoiser, requests, batch))
         texts[batch] = {generation.request_id: generation.ids for generation in found}
-        return {"rate": len(asked) / (watch.now() - begun)}
+        return {"rate": len(requests) / (watch.now() - started)}
 
     rates = in_turns({str(n): lambda n=n: case(n) for n in (1, BATCH)}, size.rounds)
     one, many = rates["1"]["rate"], rates[str(BATCH)]["rate"]

@@ -1,9 +1,10 @@
-"""Rounds of a 7B shape with random weights on a CUDA device, beside what the device could do.
+"""Rounds of a model of 7B shape with random weights on a CUDA device, compared with its roofline.
 
-k lookaheads × window × bf16 and FP8, 1,024 positions cached. The roofline of a round is the longer
-of its bytes over the measured bandwidth and its operations over the measured rate, both ceilings
-from the same call. Tokens per second are *projected*: rounds measured here times the tokens per
-forward a paper reports. `--dry` runs the same on the CPU in a shape of no meaning.
+All combinations of k lookahead branches, window, and bf16 or FP8, with 1,024 cached positions. The
+roofline of a round is the longer of two times: its bytes over the measured bandwidth, and its
+operations over the measured rate; both ceilings are measured in the same call. Tokens per second
+are *projected*: measured rounds per second times the tokens per forward that a paper reports.
+`--dry` runs the same on the CPU with a small model, whose times mean nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from scripts.perf import models
 
 TPF = {0: 5.64, 7: 15.55}  # LoPA Table 7 (D2F, MBPP) and Table 3 (S12: base and 7 lookaheads, MBPP)
 ONE_EACH = 1.5
-WARM = 4  # rounds before those that count: prefill, kernels chosen
+WARM = 4  # rounds that are not counted: prefill, choice of kernels
 SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is run where."""
+    """Model, device and cases."""
 
     device: str
     dtype: torch.dtype
@@ -49,7 +50,7 @@ class Bench:
 
 
 def bench(dry: bool) -> Bench | None:
-    """The bench of this machine; None where there is no CUDA device and no dry run is wanted."""
+    """The cases for this machine; None without a CUDA device, unless for a dry run."""
     if dry:
         return Bench("cpu", torch.float32, SMALL, 1024, 64, ("none",), steps=6)
     if not torch.cuda.is_available():
@@ -58,45 +59,45 @@ def bench(dry: bool) -> Bench | None:
 
 
 def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
-    """One row per k, window and precision."""
+    """One row for every precision, number of lookahead branches and window."""
     chosen = bench(dry)
     if chosen is None:
         return []
     grid = list(product(chosen.lookaheads, chosen.windows))
-    found = []
+    rows = []
     for kind in chosen.kinds:
         model = models.random_model(
             chosen.vocab, chosen.shape, chosen.device, chosen.dtype, quantization=kind
         )
         ceilings = measured_ceilings(chosen, kind)
         for k, window in grid[:: len(grid) - 1] if quick else grid:
-            spent_ms = round_ms(model, chosen, k, window)
+            round_time_ms = round_ms(model, chosen, k, window)
             floor_ms = roofline_ms(chosen, kind, k, window, ceilings)
-            found.append(
+            rows.append(
                 {
                     "precision": str(chosen.dtype)[6:] if kind == "none" else kind,
                     "lookaheads": k,
                     "window": window,
                     "prefix": chosen.prefix,
-                    "ms/round": spent_ms,
-                    "rounds/s": 1000 / spent_ms,
+                    "ms/round": round_time_ms,
+                    "rounds/s": 1000 / round_time_ms,
                     "roofline ms": floor_ms,
-                    "of roofline, %": 100 * floor_ms / spent_ms,
-                    "projected tokens/s": None if dry else projected(k, spent_ms),
+                    "of roofline, %": 100 * floor_ms / round_time_ms,
+                    "projected tokens/s": None if dry else projected(k, round_time_ms),
                     **ceilings,
                 }
             )
         del model
-    return found
+    return rows
 
 
-def projected(k: int, spent_ms: float) -> float | None:
-    """Rounds per second times the reported tokens per forward, where one is reported."""
-    return TPF[k] * 1000 / spent_ms if k in TPF else None
+def projected(k: int, round_time_ms: float) -> float | None:
+    """Rounds per second times the paper's tokens per forward; None where it reports none."""
+    return TPF[k] * 1000 / round_time_ms if k in TPF else None
 
 
 def round_ms(model: Any, chosen: Bench, k: int, window: int) -> float:
-    """Median of a decoder's rounds with one open block over a cached prompt."""
+    """Median milliseconds of a decoder's rounds, with one open block after a cached prompt."""
     decoder = MaskedDecoder(
         NegEntropy(),
         Threshold(ONE_EACH),
@@ -114,16 +115,16 @@ def round_ms(model: Any, chosen: Bench, k: int, window: int) -> float:
 
 
 def layer_parameters(shape: dict[str, int]) -> int:
-    """Weights of the linear layers of all blocks."""
+    """Number of weights in the linear layers of all transformer blocks."""
     width, kv = shape["width"], shape["width"] * shape["kv_heads"] // shape["heads"]
     return shape["layers"] * (2 * width * (width + kv) + 3 * width * shape["mlp"])
 
 
 def roofline_ms(chosen: Bench, kind: str, k: int, window: int, ceilings: dict[str, float]) -> float:
-    """The least a round can take by the measured ceilings: k + 1 branches of `window` positions.
+    """The shortest possible time of a round of k + 1 branches, under the measured ceilings.
 
     Bytes: every weight, the cached K/V and the logits once. Operations: two per weight and row, and
-    four per head dimension, query and key. FP8 halves a layer's bytes, the head stays as it is.
+    four per head dimension, query and key. FP8 halves the bytes of layers, not of the head.
     """
     shape, rows = chosen.shape, (k + 1) * window
     size = torch.empty(0, dtype=chosen.dtype).element_size()
@@ -138,7 +139,7 @@ def roofline_ms(chosen: Bench, kind: str, k: int, window: int, ceilings: dict[st
 
 
 def measured_ceilings(chosen: Bench, kind: str) -> dict[str, float]:
-    """Bytes read and written per second by a large copy, operations per second of products."""
+    """Bytes per second of a large copy, and operations per second of large matrix products."""
     cuda = chosen.device == "cuda"
     side = 8192 if cuda else 256
     a = torch.ones(side, side, dtype=chosen.dtype, device=chosen.device)
@@ -160,7 +161,7 @@ def measured_ceilings(chosen: Bench, kind: str) -> dict[str, float]:
 
 
 def copied_per_s(device: str) -> float:
-    """Bytes read and written per second by a large copy."""
+    """Bytes read and written per second in a large copy."""
     cuda = device == "cuda"
     source = torch.zeros(2**31 if cuda else 2**22, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
@@ -173,9 +174,9 @@ def seconds(work: Callable[[], object], cuda: bool, repeats: int = 10) -> float:
     for _ in range(repeats + 3):
         if cuda:
             torch.cuda.synchronize()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         work()
         if cuda:
             torch.cuda.synchronize()
-        spent.append(time.perf_counter() - begun)
+        spent.append(time.perf_counter() - started)
     return median(spent[3:])

@@ -1,7 +1,8 @@
-"""What `make perf` measures on any machine: splits, ratios to the plain loop, memory, growth.
+"""The parts of `make perf` that run on any machine: splits, ratios to a plain loop, memory, growth.
 
-Cases of a part take turns, round after round, so that a busy machine is busy for all of them; a
-number is the median over the rounds. Every function gives rows of plain data.
+The cases of a part are measured in turn, round after round, so that other load on the machine
+affects all of them alike; each number is the median over the rounds. Every function returns rows of
+plain data.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from scripts.perf.reference import Reference
 from scripts.perf.split import PARTS, TimedModel, Watch, split
 
 Row = dict[str, Any]
-Case = Callable[[], Mapping[str, float]]  # one measurement: its numbers by name
+Case = Callable[[], Mapping[str, float]]  # makes one measurement and returns its numbers by name
 
 VOCAB_DREAM, VOCAB_128K = 152_064, 128_000
-ONE_EACH = 1.5  # a threshold nothing passes: one token per forward, as many steps as tokens
+ONE_EACH = 1.5  # no confidence reaches this threshold: one token per forward
 TAU = 0.9
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured. large_steps: steps of a case whose vocabulary is large."""
+    """How much is measured."""
 
     rounds: int = 7
-    new: int = 64  # as many as the longest block of a decoder
-    large_steps: int = 8
-    longest: int = 1024
-    items: int = 64  # requests of a batch's part
+    new: int = 64  # new tokens, as many as the longest block of a decoder
+    large_steps: int = 8  # steps of a case with a large vocabulary
+    longest: int = 1024  # most new tokens of the growth part
+    items: int = 64  # requests of the batch part
     vocabularies: tuple[int, ...] = (128, 512, 4096, 32_768, VOCAB_DREAM)
 
 
@@ -54,35 +55,35 @@ QUICK = Size(rounds=2, large_steps=3, longest=256, items=24, vocabularies=(128, 
 
 
 def in_turns(cases: Mapping[str, Case], rounds: int) -> dict[str, Row]:
-    """Medians of every case's numbers; the first round warms up and is not counted."""
-    found: dict[str, list[Mapping[str, float]]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
+    """Medians of every case's numbers; the first round is a warm-up."""
+    measured: dict[str, list[Mapping[str, float]]] = {name: [] for name in cases}
+    for index in range(rounds + 1):
         for name, case in cases.items():
             numbers = case()
-            if number:
-                found[name].append(numbers)
-    return {name: {key: _median(rows, key) for key in rows[0]} for name, rows in found.items()}
+            if index:
+                measured[name].append(numbers)
+    return {name: {key: _median(rows, key) for key in rows[0]} for name, rows in measured.items()}
 
 
 def _median(rows: list[Mapping[str, float]], key: str) -> float:
     return round(median(row[key] for row in rows), 4)
 
 
-# --- a: where the time of a step goes -----------------------------------------------------------
+# --- a: the parts of a step ---------------------------------------------------------------------
 
 
 def splits(size: Size) -> list[Row]:
-    """Every decoder there is on an embedded model; three with a large vocabulary, on the embedded
-    models' layers and on those of the smallest published model that has it.
+    """Every masked decoder on an embedded model; three with a large vocabulary, on layers of
+    the embedded models' size and of the smallest published model with that vocabulary.
     """
     cases = {}
     for name in options("decoder"):
         decoder = models.decoder(name)
         if isinstance(decoder, MaskedDecoder):
-            found, asked = _that_bears(decoder, size.new)
-            model = models.embedded(found).denoiser
-            cases[f"{name} · {found}"] = _split_case(decoder, model, asked)
-    asked = models.request(48, size.new, VOCAB_DREAM)
+            fitting, request = _first_fitting(decoder, size.new)
+            model = models.embedded(fitting).denoiser
+            cases[f"{name} · {fitting}"] = _split_case(decoder, model, request)
+    request = models.request(48, size.new, VOCAB_DREAM)
     for shape in (models.EMBEDDED, models.QWEN_05B):
         large = models.random_model(VOCAB_DREAM, shape)
         for name in ("fast_dllm", "d2f", "lopa"):
@@ -90,23 +91,25 @@ def splits(size: Size) -> list[Row]:
             assert isinstance(decoder, MaskedDecoder)
             short = replace(decoder, stop=Budget(size.large_steps))
             label = f"{name} · random, width {shape['width']} · {VOCAB_DREAM}"
-            cases[label] = _split_case(short, large, asked)
+            cases[label] = _split_case(short, large, request)
     rows = in_turns(cases, size.rounds)
     return [
         {"case": name, **row, "all but the forward, %": _share(row)} for name, row in rows.items()
     ]
 
 
-def _that_bears(decoder: MaskedDecoder, new: int) -> tuple[str, Request]:
-    """The first embedded model that decodes what this decoder asks of it, and a request."""
+def _first_fitting(decoder: MaskedDecoder, new: int) -> tuple[str, Request]:
+    """The first embedded model that this decoder can decode with, and a request."""
     for name in ("tiny-llada", "tiny-dream-instruct"):
-        asked = models.question(name, new)
+        request = models.question(name, new)
         try:
-            decoder.generate(models.embedded(name).denoiser, asked)
+            decoder.generate(models.embedded(name).denoiser, request)
         except (DllmBenchError, ValueError):
             continue
-        return name, asked
-    raise DllmBenchError(f"No embedded model bears {decoder}; give it one in scripts/perf.")
+        return name, request
+    raise DllmBenchError(
+        f"No embedded model works with {decoder}; add one to `_first_fitting` in scripts/perf."
+    )
 
 
 def _split_case(decoder: MaskedDecoder, model: Denoiser, request: Request) -> Case:
@@ -114,19 +117,19 @@ def _split_case(decoder: MaskedDecoder, model: Denoiser, request: Request) -> Ca
 
 
 def _share(row: Row) -> float:
-    """Per cent of the step that is not the forward."""
+    """Percentage of the step that is not the forward."""
     whole = sum(row[part] for part in PARTS)
     return round(100 * (1 - row["forward"] / whole), 1)
 
 
 def speculative(size: Size) -> list[Row]:
-    """Draft and verify of decoders whose drafter is no network: milliseconds per round."""
-    asked = models.question("tiny-qwen3", size.new)
+    """Milliseconds per round of draft and verification, for drafters that are no networks."""
+    request = models.question("tiny-qwen3", size.new)
     cases = {}
     for name in ("ar_speculative", "ngram_speculative", "random_speculative"):
         decoder = models.decoder(name)
         assert isinstance(decoder, SpeculativeDecoder)
-        cases[name] = _rounds_case(decoder, asked)
+        cases[name] = _rounds_case(decoder, request)
     return [{"case": name, **row} for name, row in in_turns(cases, size.rounds).items()]
 
 
@@ -134,16 +137,16 @@ def _rounds_case(decoder: SpeculativeDecoder, request: Request) -> Case:
     def case() -> Row:
         watch = Watch()
         timed: Any = TimedModel(models.embedded("tiny-qwen3").denoiser, watch)
-        begun = watch.now()
+        started = watch.now()
         generation = decoder.generate(timed, request)
-        whole_s, rounds = watch.now() - begun, len(generation.trace)
+        whole_s, rounds = watch.now() - started, len(generation.trace)
         forward_s = watch.spent_s["forward"]
         return {"forward": 1000 * forward_s / rounds, "rest": 1000 * (whole_s - forward_s) / rounds}
 
     return case
 
 
-# --- b: beside a plain loop ---------------------------------------------------------------------
+# --- b: compared with a plain loop --------------------------------------------------------------
 
 
 def ratios(size: Size) -> list[Row]:
@@ -158,7 +161,7 @@ def ratios(size: Size) -> list[Row]:
 
 
 def ours(k: int, steps: int) -> MaskedDecoder:
-    """What the plain loop decodes, as a decoder of this package."""
+    """The decoder of this package that decodes as the plain loop does."""
     explore = {"explore": Lookahead(k)} if k else {}
     return MaskedDecoder(
         Confidence(), Threshold(TAU), Blocks(32), NoCache(), stop=Budget(steps), **explore
@@ -172,16 +175,16 @@ def _ratio(model: Denoiser, request: Request, k: int, size: Size) -> Row:
 
     def own() -> Row:
         watch = Watch()
-        begun = watch.now()
+        started = watch.now()
         generation = decoder.generate(model, request)
         tokens["own"] = list(generation.ids)
-        return {"rate": len(generation.trace) / (watch.now() - begun)}
+        return {"rate": len(generation.trace) / (watch.now() - started)}
 
     def other() -> Row:
         watch = Watch()
-        begun = watch.now()
+        started = watch.now()
         tokens["plain"], made = plain.generate(request, steps)
-        return {"rate": made / (watch.now() - begun)}
+        return {"rate": made / (watch.now() - started)}
 
     found = in_turns({"own": own, "plain": other}, size.rounds)
     both = found["own"]["rate"], found["plain"]["rate"]
@@ -197,7 +200,7 @@ def _ratio(model: Denoiser, request: Request, k: int, size: Size) -> Row:
 
 
 def memory(size: Size) -> list[Row]:
-    """The most memory a few steps take beyond the model, ours and the plain loop's, in MiB."""
+    """Peak memory (MiB) of a few steps in addition to the model, ours and the plain loop's."""
     rows = []
     model = models.random_model(VOCAB_DREAM, models.EMBEDDED)
     request = models.request(48, size.new, VOCAB_DREAM)
@@ -210,12 +213,12 @@ def memory(size: Size) -> list[Row]:
 
 
 def peak_mib(work: Callable[[], object]) -> float | None:
-    """Most resident memory while `work` runs beyond what was resident before; Linux alone."""
+    """Peak resident memory of `work` less what was resident before; None except on Linux."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not reset.exists():
         return None
     work()
-    reset.write_text("5")  # the high-water mark begins anew
+    reset.write_text("5")  # resets the high-water mark
     before = _kib(status, "VmRSS")
     work()
     return round((_kib(status, "VmHWM") - before) / 1024, 1)
@@ -230,7 +233,7 @@ def _kib(status: Path, name: str) -> int:
 
 
 def growth(size: Size) -> list[Row]:
-    """Milliseconds per step without the forward, by what may make it grow."""
+    """Milliseconds per step without the forward, by tokens, branches, block and vocabulary."""
     blocks = Blocks(32, sees_future=False)
     plain = MaskedDecoder(Confidence(), Threshold(ONE_EACH), blocks, BlockCache())
     steps = 32
@@ -251,7 +254,7 @@ def growth(size: Size) -> list[Row]:
 
 
 def _growth_case(decoder: MaskedDecoder, branches: int, vocab: int, new: int) -> Case:
-    width = getattr(decoder.schedule, "block", new) * 2  # a branch may open one block more
+    width = getattr(decoder.schedule, "block", new) * 2  # a branch may open one more block
     model = models.Table(vocab, branches, width)
     request = models.request(16, new, vocab)
 
@@ -263,7 +266,7 @@ def _growth_case(decoder: MaskedDecoder, branches: int, vocab: int, new: int) ->
 
 
 def _flatness(decoder: MaskedDecoder, size: Size) -> list[Row]:
-    """Time per token in the last quarter of a long generation over that in the first quarter."""
+    """Time per step in the last quarter of a long generation, relative to the first quarter."""
     model = models.embedded("tiny-llada").denoiser
     rows = []
     for new in (length for length in (256, 1024) if length <= size.longest):
@@ -272,7 +275,7 @@ def _flatness(decoder: MaskedDecoder, size: Size) -> list[Row]:
         def case(request: Request = request, quarter: int = new // 4) -> Row:
             timed: Any = TimedModel(model, Watch())
             decoder.generate(timed, request)
-            steps_ms = [1000 * (after - before) for before, after in pairwise(timed.begun)]
+            steps_ms = [1000 * (after - before) for before, after in pairwise(timed.started)]
             first, last = median(steps_ms[:quarter]), median(steps_ms[-quarter:])
             return {"ms": last, "over the first quarter": last / first}
 

@@ -1,7 +1,7 @@
-"""Models to time the loop on: the embedded ones, random weights of any shape, and one for nothing.
+"""Models for timing the loops: embedded ones, random weights of any shape, and stored logits.
 
-A random model says nothing worth reading; its forward costs what the shape costs. `Table` answers
-from stored logits, so that what is left is the loop's own. Token ids are the last of a vocabulary.
+A model with random weights generates nonsense, but its forward costs what its shape costs. `Table`
+returns stored logits, so that only the loop's own time is left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.cli.compose import compose
-from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
@@ -23,7 +23,7 @@ from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import model_spec
 
-EMBEDDED = {"width": 128, "layers": 4, "heads": 4, "mlp": 384}  # what the embedded models have
+EMBEDDED = {"width": 128, "layers": 4, "heads": 4, "mlp": 384}  # as the embedded models
 QWEN_05B = {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "mlp": 4864}  # Qwen2.5-0.5B
 DREAM_7B = {"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944}
 
@@ -36,17 +36,17 @@ Answer:"""
 
 @cache
 def embedded(name: str) -> LoadedModel:
-    """A model that ships, in float32 on the CPU."""
+    """An embedded model, in float32 on the CPU."""
     return load_model(model_spec({**compose([f"model={name}"])["model"], "device": "cpu"}))
 
 
 def question(name: str, new: int) -> Request:
-    """A text the embedded models have an answer to."""
+    """A question that the embedded models can answer."""
     return Request("perf", tuple(embedded(name).encode(QUESTION)), new, seed=1)
 
 
 def decoder(name: str, *overrides: str) -> MaskedDecoder | SpeculativeDecoder:
-    """The decoder of a yaml, changed by overrides."""
+    """The decoder of a yaml file, with overrides."""
     plain = compose([f"decoder={name}", *overrides])["decoder"]
     found: MaskedDecoder | SpeculativeDecoder = instantiate(
         {key: value for key, value in plain.items() if key != "name"}
@@ -55,12 +55,12 @@ def decoder(name: str, *overrides: str) -> MaskedDecoder | SpeculativeDecoder:
 
 
 def special(vocab: int) -> SpecialTokens:
-    """The last two ids."""
+    """Mask and EOS: the last two ids of the vocabulary."""
     return SpecialTokens(mask=vocab - 1, eos=vocab - 2)
 
 
 def request(prompt: int, new: int, vocab: int) -> Request:
-    """A prompt of plain tokens by chance, the same every time."""
+    """A prompt of random ordinary tokens, the same at every call."""
     ids = torch.randint(5, vocab - 8, (prompt,), generator=torch.Generator().manual_seed(1))
     return Request("perf", tuple(ids.tolist()), new, seed=1)
 
@@ -72,7 +72,7 @@ def random_model(
     dtype: torch.dtype = torch.float32,
     quantization: str = "none",
 ) -> TransformerDenoiser:
-    """Dream's architecture in the given shape, whose rows predict their own position."""
+    """Dream's architecture in the given shape, with rows that predict their own position."""
     from dllm_bench.models.acceleration import quantize
 
     published = {
@@ -95,7 +95,7 @@ def random_model(
         for name, weight in module.named_parameters():
             if weight.dim() == 1:
                 weight.fill_(float("norm" in name))
-            else:  # a head of this spread has sure positions and unsure ones
+            else:  # with this spread of the head, some positions are confident and others not
                 spread = 8.0 if "lm_head" in name else 1.0
                 weight.normal_(0, spread / weight.shape[1] ** 0.5, generator=generator)
     if quantization != "none":
@@ -103,8 +103,8 @@ def random_model(
     return TransformerDenoiser(module, special(vocab), shifted=False)
 
 
-class Table:
-    """Logits by position, the same in every forward; no row is copied and no layer is run."""
+class Table(Denoiser):
+    """The same stored logits (K, R, V) at every forward; no row is copied and no layer is run."""
 
     picks_rows = False
 

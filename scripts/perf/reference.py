@@ -1,9 +1,9 @@
-"""A plain decoding loop in the manner of published samplers, to compare speeds with.
+"""A plain decoding loop, written like published samplers, as the baseline of speed comparisons.
 
-Written for this purpose alone: every forward feeds the whole sequence, one candidate after the
-other; the head and a float64 softmax run over all positions and the whole vocabulary; positions are
-visited one by one in Python. Tokens are those of this package's blocks with a threshold, and of its
-lookahead over them, which the comparison checks. Left out: caches, end of text.
+Every forward feeds the whole sequence, one branch after the other; the head and a float64 softmax
+run over all positions and the whole vocabulary; positions are visited one by one in Python. Its
+tokens equal those of this package's blocks with a threshold, with or without lookahead; the
+comparison checks that. Left out: caches, end of text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dllm_bench.core.trace import ForwardKind
 
 
 class Reference:
-    """Blocks of `block` positions, tokens above `tau`, `k` lookahead candidates (0: none)."""
+    """Blocks of `block` positions, threshold `tau`, `k` lookahead branches (0: none)."""
 
     def __init__(self, model: Denoiser, block: int, tau: float, k: int = 0) -> None:
         self.model, self.block, self.tau, self.k = model, block, tau, k
@@ -25,7 +25,7 @@ class Reference:
 
     @torch.inference_mode()
     def generate(self, request: Request, steps: int) -> tuple[list[int], int]:
-        """New tokens after at most `steps` rounds, and the rounds made."""
+        """The new tokens after at most `steps` rounds, and the number of rounds."""
         self.prompt = len(request.prompt_ids)
         length = self.prompt + request.max_new_tokens
         x = torch.full((1, length), self.mask)
@@ -47,7 +47,7 @@ class Reference:
         return x[0, self.prompt :].tolist(), rounds
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Candidate and confidence at every position of the sequence."""
+        """Most probable token and its probability at every position of the sequence."""
         length = x.shape[1]
         plan = ForwardPlan(ForwardKind.DENOISE, (0, length), (0, length), (0, 0))
         logits = self.model.forward(x, plan, self.model.new_cache(length))
@@ -56,7 +56,7 @@ class Reference:
         return ids, confidence
 
     def open_positions(self, x: Tensor) -> list[int]:
-        """Masked positions of the first block that has any."""
+        """Masked positions of the first block that has some."""
         for start in range(self.prompt, x.shape[1], self.block):
             block = range(start, min(start + self.block, x.shape[1]))
             masked = [position for position in block if x[0, position].item() == self.mask]
@@ -65,14 +65,14 @@ class Reference:
         return []
 
     def mean_confidence(self, x: Tensor, confidence: Tensor) -> float:
-        """Over the masks of the open block, 1 without any."""
+        """Mean over the masked positions of the open block; 1 without any."""
         masked = self.open_positions(x)
         if not masked:
             return 1.0
         return sum(confidence[0, position].item() for position in masked) / len(masked)
 
     def commit(self, x: Tensor, window: list[int], ids: Tensor, confidence: Tensor) -> Tensor:
-        """Everything above the threshold, at least the surest."""
+        """Commit every position above the threshold, and at least the most confident one."""
         x = x.clone()
         chosen = [p for p in window if confidence[0, p].item() >= self.tau]
         if window and not chosen:
@@ -84,7 +84,7 @@ class Reference:
     def lookahead(
         self, x: Tensor, window: list[int], ids: Tensor, confidence: Tensor
     ) -> list[Tensor]:
-        """For each of the k surest masks left, a copy with that one decoded."""
+        """For each of the k most confident positions still masked, a branch that commits it."""
         left = [position for position in window if x[0, position].item() == self.mask]
         left.sort(key=lambda p: confidence[0, p].item(), reverse=True)
         copies = []

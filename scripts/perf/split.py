@@ -1,9 +1,9 @@
-"""Where the time of a step goes: forward, score, select, and the rest of the loop.
+"""Split the time of a step into forward, score, select, and the rest of the loop.
 
-Three pieces of the loop are wrapped with a watch, all else is bookkeeping: opening blocks,
-spawning branches, planning, keeping K/V, committing, the copy to the host. On a CUDA device the
-watch waits for the device at every mark, so that the sum is more than a step without it takes. On
-the CPU with one thread it reads the process's own CPU time, which other work disturbs least.
+Model, score and select are wrapped and timed; all else is bookkeeping: opening blocks, spawning
+branches, planning, keeping K/V, committing, the copy to the host. On a CUDA device every reading of
+the clock waits for the device, so the sum is longer than a step without timing. On the CPU with one
+thread the clock is the CPU time of the process, which other processes disturb least.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PARTS = ("forward", "score", "select", "bookkeeping")
 
 @dataclass
 class Watch:
-    """Seconds by part."""
+    """Collects seconds by part."""
 
     cuda: bool = False
     spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     def now(self) -> float:
-        """The clock, once the device has caught up."""
+        """The clock in seconds, read after the device has finished its work."""
         if self.cuda:
             torch.cuda.synchronize()
         elif torch.get_num_threads() == 1:
@@ -43,31 +43,31 @@ class Watch:
         return time.perf_counter()
 
     def on(self, part: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What `work` gives; its time counts to a part."""
-        begun = self.now()
-        found = work(*arguments)
-        self.spent_s[part] += self.now() - begun
-        return found
+        """Call `work` and return its result; its time is added to `part`."""
+        started = self.now()
+        result = work(*arguments)
+        self.spent_s[part] += self.now() - started
+        return result
 
 
 class TimedModel:
-    """A model whose forwards are counted; all else is the model's own."""
+    """A model whose forwards are timed; everything else is the model's own."""
 
     def __init__(self, model: Denoiser, watch: Watch) -> None:
         self._model, self._watch = model, watch
-        self.begun: list[float] = []  # when each forward did
+        self.started: list[float] = []  # when each forward started
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def forward(self, *arguments: Any) -> Any:
-        self.begun.append(self._watch.now())
+        self.started.append(self._watch.now())
         return self._watch.on("forward", self._model.forward, *arguments)
 
 
 @dataclass(frozen=True)
 class TimedScore(Score):
-    """A score that is counted."""
+    """A score that is timed."""
 
     inner: Score
     watch: Watch = field(compare=False)
@@ -91,7 +91,7 @@ class TimedScore(Score):
 
 @dataclass(frozen=True)
 class TimedSelect(Select):
-    """A selector that is counted, its stall rule included."""
+    """A selector that is timed, its stall rule included."""
 
     inner: Select
     watch: Watch = field(compare=False)
@@ -117,14 +117,14 @@ class TimedSelect(Select):
 def split(
     decoder: MaskedDecoder, model: Denoiser, request: Request
 ) -> tuple[dict[str, float], Generation]:
-    """Milliseconds per step by part, and what was generated."""
+    """Milliseconds per step by part, and the generation."""
     watch = Watch(model.device.type == "cuda")
     score, select = TimedScore(decoder.score, watch), TimedSelect(decoder.select, watch)
     timed: Any = TimedModel(model, watch)
     request = decoder.prepare(model, request)
-    begun = watch.now()
+    started = watch.now()
     generation = replace(decoder, score=score, select=select).generate(timed, request)
-    whole_s = watch.now() - begun
+    whole_s = watch.now() - started
     parts = {part: watch.spent_s[part] for part in PARTS[:3]}
     parts["bookkeeping"] = whole_s - sum(parts.values())
     return {part: 1000 * s / len(generation.trace) for part, s in parts.items()}, generation
