@@ -117,7 +117,7 @@ class SpeculativeDecoder(ComposedDecoder):
         one = _ActiveRequest.start(model, request, self.draft, sampler)
         nothing = Proposal(one.tokens_L[:0])
         plan = one.plan(ForwardKind.PREFILL, nothing, self.draft.feature_layers)
-        (logits_1V,) = forward([one], [plan])
+        (logits_1V,) = target_forward([one], [plan])
         one.commit(sampler.sample(logits_1V)[0].tolist())
         one.features_1FC = one.kv.features
         return one
@@ -134,7 +134,7 @@ class SpeculativeDecoder(ComposedDecoder):
         results = [
             self.verify(proposal, logits_RV, one.sampler)
             for one, proposal, logits_RV in zip(
-                active, proposals, forward(active, plans), strict=True
+                active, proposals, target_forward(active, plans), strict=True
             )
         ]
         for one, draft, result in zip(active, drafts, results, strict=True):
@@ -163,7 +163,7 @@ class SpeculativeDecoder(ComposedDecoder):
         one.features_1FC = None if features_1FC is None else features_1FC[:, : len(new)]
 
 
-def forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan]) -> list[Tensor]:
+def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan]) -> list[Tensor]:
     """One forward of the target for all requests; its K/V are stored. Logits (R, V) of each.
 
     A single request is fed as it is; several are a batch of ragged lengths.

@@ -23,7 +23,7 @@ def reliability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
     found = {"before": calibration.outcomes_unscaled, "after": calibration.outcomes_scaled}
     for k in settings["positions"]:
         for series, outcomes in found.items():
-            for bar in calibration.reliability(outcomes(facts, k), settings["bins"]):
+            for bar in calibration.reliability_bins(outcomes(facts, k), settings["bins"]):
                 yield SeriesPoint(
                     bar.predicted, bar.happened, n=bar.count, panel=str(k), series=series
                 )

@@ -134,7 +134,7 @@ def sum_by_position(columns: Sequence[Sequence[int]]) -> list[int]:
     return [sum(values) for values in zip_longest(*columns, fillvalue=0)]
 
 
-def survival(counts: Counts) -> list[float]:
+def survival_rates(counts: Counts) -> list[float]:
     """By position k: rounds that accepted more than k tokens ÷ rounds that proposed more than k.
 
     DeepSpec prints this as accept_rate@k.
@@ -146,7 +146,7 @@ def survival(counts: Counts) -> list[float]:
     return [a / p for a, p in zip(accepted, proposed, strict=True)]
 
 
-def conditional(counts: Counts) -> list[tuple[float | None, int]]:
+def conditional_rates(counts: Counts) -> list[tuple[float | None, int]]:
     """By position: the share of rounds that accepted the token, and the number of these rounds.
 
     Counted are the rounds that accepted all tokens before it.

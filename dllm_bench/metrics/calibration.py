@@ -64,7 +64,9 @@ class Calibration:
     bins: tuple[ReliabilityBin, ...]
 
 
-def survival(logits: Sequence[float], temperatures: Sequence[float] = ()) -> list[float]:
+def survival_probabilities(
+    logits: Sequence[float], temperatures: Sequence[float] = ()
+) -> list[float]:
     """Probabilities that the prefixes 1..n survive; positions without a temperature have 1."""
     pairs = zip_longest(logits, temperatures[: len(logits)], fillvalue=1.0)
     return list(accumulate((_sigmoid(logit / t) for logit, t in pairs), mul))
@@ -81,7 +83,7 @@ def outcomes(
 ) -> Outcomes:
     """Predictions and outcomes at one position (from 0), over the drafts verified up to it."""
     seen = [r for r in rounds if len(r.logits) > position]
-    predicted = (survival(r.logits[: position + 1], temperatures)[-1] for r in seen)
+    predicted = (survival_probabilities(r.logits[: position + 1], temperatures)[-1] for r in seen)
     return Outcomes(tuple(predicted), tuple(r.accepted > position for r in seen))
 
 
@@ -89,11 +91,11 @@ def calibration_of(outcomes: Outcomes, bins: int = BINS) -> Calibration | None:
     """All measures of one position; None without predictions."""
     if not outcomes.predicted:
         return None
-    bars = reliability(outcomes, bins)
+    bars = reliability_bins(outcomes, bins)
     return Calibration(len(outcomes.predicted), _gap(bars), auroc(outcomes), brier(outcomes), bars)
 
 
-def positions(
+def calibration_by_position(
     rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = (), bins: int = BINS
 ) -> list[Calibration]:
     """The measures of every position that any draft was verified at."""
@@ -102,7 +104,7 @@ def positions(
     return [one for one in measured if one]
 
 
-def reliability(outcomes: Outcomes, bins: int = BINS) -> tuple[ReliabilityBin, ...]:
+def reliability_bins(outcomes: Outcomes, bins: int = BINS) -> tuple[ReliabilityBin, ...]:
     """The equal bins that are not empty, in order; a prediction of 1 is in the last one."""
     held: dict[int, list[tuple[float, bool]]] = {}
     for pair in zip(outcomes.predicted, outcomes.happened, strict=True):
@@ -119,7 +121,7 @@ def _bar(index: int, bins: int, pairs: Sequence[tuple[float, bool]]) -> Reliabil
 
 def ece(outcomes: Outcomes, bins: int = BINS) -> float:
     """Expected calibration error: |mean prediction - share happened| of the bins, by their size."""
-    return _gap(reliability(outcomes, bins))
+    return _gap(reliability_bins(outcomes, bins))
 
 
 def _gap(bars: Sequence[ReliabilityBin]) -> float:
@@ -158,7 +160,10 @@ def fit_temperatures(
     fitted: list[float] = []
     for position in range(max((len(r.logits) for r in rounds), default=0)):
         seen = [r for r in rounds if len(r.logits) > position]
-        before = [survival(r.logits[:position], fitted)[-1] if position else 1.0 for r in seen]
+        before = [
+            survival_probabilities(r.logits[:position], fitted)[-1] if position else 1.0
+            for r in seen
+        ]
         happened = tuple(r.accepted > position for r in seen)
         errors = {}
         for temperature in grid:

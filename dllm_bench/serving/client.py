@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.serving.served_model import ServedModel, encode
-from dllm_bench.serving.stream import Answer, Stream, TryError, error_message
+from dllm_bench.serving.stream import Answer, AnswerStream, TryError, error_message
 
 if TYPE_CHECKING:
     import httpx2
@@ -89,7 +89,7 @@ class Client:
         import httpx2
 
         started = self.clock()
-        stream = Stream(lambda: self.clock() - started, self.model.timeout_s)
+        stream = AnswerStream(lambda: self.clock() - started, self.model.timeout_s)
         try:
             with self.http.stream("POST", self._address(path), json=body) as response:
                 if response.status_code != 200:

@@ -58,11 +58,14 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self._check_url()
-        for name, least in (("concurrency", 1), ("retries", 0), ("timeout_s", 0.001)):
-            if getattr(self, name) < least:
+        for name, value, least in (
+            ("concurrency", self.concurrency, 1),
+            ("retries", self.retries, 0),
+            ("timeout_s", self.timeout_s, 0.001),
+        ):
+            if value < least:
                 raise DllmBenchError(
-                    f"Model {self.name!r} has model.{name}={getattr(self, name)}; give {least} or "
-                    "more."
+                    f"Model {self.name!r} has model.{name}={value}; give {least} or more."
                 )
         reserved = [name for name in self.body if name in RESERVED]
         if reserved:

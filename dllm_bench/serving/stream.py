@@ -38,7 +38,7 @@ class Answer:
 
 
 @dataclass
-class Stream:
+class AnswerStream:
     """An answer that is being received."""
 
     elapsed: Callable[[], float]  # seconds since the request was sent

@@ -98,8 +98,8 @@ def calibration_by_position(
     second: Sequence[ObservedDraft], temperatures: Sequence[float]
 ) -> Iterator[Mapping]:
     """Calibration of every position (from 1), without and with the temperatures."""
-    before = calibration.positions(second)
-    after = calibration.positions(second, temperatures)
+    before = calibration.calibration_by_position(second)
+    after = calibration.calibration_by_position(second, temperatures)
     for k, (raw, scaled) in enumerate(zip(before, after, strict=True), start=1):
         yield {
             "position": k,

@@ -168,7 +168,7 @@ def test_confidences_of_the_traces(kind: str) -> None:
             found.append(ObservedDraft(tuple(logits), made.accepted))
     recorded = read(f"trace_{kind}.json")["confidence_metrics_T0"]
     assert len(found) == recorded["proposal_count"]
-    positions = calibration.positions(found)
+    positions = calibration.calibration_by_position(found)
     for own, wanted in zip(positions, recorded["per_position"], strict=True):
         assert own.count == wanted["total_weight"]
         assert own.ece == pytest.approx(wanted["ece"], abs=1e-5)

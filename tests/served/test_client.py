@@ -17,7 +17,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.serving.client import Client
 from dllm_bench.serving.served_model import ServedModel, encode, prompt_of, warmup_prompt
-from dllm_bench.serving.stream import Stream, TryError
+from dllm_bench.serving.stream import AnswerStream, TryError
 from tests.served.server import DONE, Reply, Server, event, piece, said, scripted, usage
 
 MODEL = {"_target_": "dllm_bench.serving.served_model.ServedModel", "name": "served"}
@@ -107,7 +107,7 @@ def read(*timed: tuple[float, bytes], timeout_s: float = 60.0) -> Any:
         for clock[0], content in timed:
             yield content
 
-    return Stream(lambda: clock[0], timeout_s).read(chunks())
+    return AnswerStream(lambda: clock[0], timeout_s).read(chunks())
 
 
 def test_times_are_those_of_content_and_tokens_those_of_the_server() -> None:

@@ -26,8 +26,8 @@ def test_by_hand() -> None:
     assert measure("acceptance/proposed", facts) == 10 / 5
     assert measure("acceptance/rate", facts) == 5 / 10
     counts = acceptance.acceptance_by_sample(facts)
-    assert acceptance.survival(counts) == [3 / 4, 1 / 3, 1 / 3]
-    assert acceptance.conditional(counts) == [(3 / 4, 4), (1 / 2, 2), (1.0, 1)]
+    assert acceptance.survival_rates(counts) == [3 / 4, 1 / 3, 1 / 3]
+    assert acceptance.conditional_rates(counts) == [(3 / 4, 4), (1 / 2, 2), (1.0, 1)]
 
 
 def test_positions_by_name() -> None:
@@ -75,7 +75,7 @@ def test_nothing_is_undefined() -> None:
     for facts in ([], [drafted([])]):
         assert all(entry(facts) is None for entry in acceptance.ALL)
         counts = acceptance.acceptance_by_sample(facts)
-        assert acceptance.survival(counts) == acceptance.conditional(counts) == []
+        assert acceptance.survival_rates(counts) == acceptance.conditional_rates(counts) == []
 
 
 @given(

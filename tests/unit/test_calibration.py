@@ -59,13 +59,13 @@ def test_the_authors_recorder() -> None:
 
 
 def test_products_of_confidences() -> None:
-    assert calibration.survival([0.0, 0.0, 0.0]) == [0.5, 0.25, 0.125]
-    hot = calibration.survival([2.0, 2.0], [2.0])
+    assert calibration.survival_probabilities([0.0, 0.0, 0.0]) == [0.5, 0.25, 0.125]
+    hot = calibration.survival_probabilities([2.0, 2.0], [2.0])
     assert hot == pytest.approx(
         [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-1)) / (1 + math.exp(-2))]
     )
-    assert calibration.survival([-800.0, 800.0]) == pytest.approx([0.0, 0.0])
-    assert calibration.survival([0.0], [1.0, 7.0]) == [0.5]
+    assert calibration.survival_probabilities([-800.0, 800.0]) == pytest.approx([0.0, 0.0])
+    assert calibration.survival_probabilities([0.0], [1.0, 7.0]) == [0.5]
 
 
 def test_a_position_is_measured_where_it_was_verified() -> None:
@@ -77,9 +77,9 @@ def test_a_position_is_measured_where_it_was_verified() -> None:
     ]
     assert calibration.outcomes(rounds, 0).happened == (True, True, True)
     assert calibration.outcomes(rounds, 1).happened == (True, False)
-    assert [c.count for c in calibration.positions(rounds)] == [3, 2]
+    assert [c.count for c in calibration.calibration_by_position(rounds)] == [3, 2]
     assert calibration.calibration_of(calibration.outcomes(rounds, 2)) is None
-    assert calibration.positions([]) == []
+    assert calibration.calibration_by_position([]) == []
 
 
 def test_auroc_is_the_share_of_ordered_pairs() -> None:
@@ -96,7 +96,7 @@ def test_auroc_is_the_share_of_ordered_pairs() -> None:
 def test_a_forecast_that_is_right_has_no_error() -> None:
     certain = Outcomes((1.0, 0.0, 1.0), (True, False, True))
     assert calibration.ece(certain) == calibration.brier(certain) == 0
-    (last,) = calibration.reliability(Outcomes((1.0, 0.97), (True, False)))
+    (last,) = calibration.reliability_bins(Outcomes((1.0, 0.97), (True, False)))
     assert (last.low, last.high, last.count, last.happened) == (0.95, 1.0, 2, 0.5)
     wrong = Outcomes((1.0, 0.0), (False, True))
     assert calibration.ece(wrong) == calibration.brier(wrong) == 1
@@ -113,7 +113,10 @@ def test_temperatures_undo_a_stretch(stretch: float) -> None:
 def test_temperatures_calibrate_rounds_they_have_not_seen() -> None:
     fitted = calibration.fit_temperatures(simulated(2000, 3.0, seed=1))
     unseen = simulated(2000, 3.0, seed=2)
-    before, after = calibration.positions(unseen), calibration.positions(unseen, fitted)
+    before, after = (
+        calibration.calibration_by_position(unseen),
+        calibration.calibration_by_position(unseen, fitted),
+    )
     for old, new in zip(before, after, strict=True):
         assert new.ece < old.ece
     assert before[0].auroc == pytest.approx(after[0].auroc)  # order within a position is kept
@@ -158,7 +161,7 @@ def test_numbers_of_a_position_by_name(k: int) -> None:
         ("_unscaled", second, ()),
         ("_scaled", second, calibration.fit_temperatures(first)),
     ):
-        wanted = calibration.positions(rounds, temperatures)[k - 1]
+        wanted = calibration.calibration_by_position(rounds, temperatures)[k - 1]
         for name in ("ece", "auroc", "brier"):
             found = measure(f"calibration/{name}{covered}@{k}", facts)
             assert found == pytest.approx(getattr(wanted, name)), (name, covered)

@@ -300,8 +300,8 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
     first, second = (half.observed() for half in StoredDrafts.of(map(sample, asked)).halves())
     assert tuple(fitted["temperatures"]) == calibration.fit_temperatures(first)
     assert (fitted["fitted_on"], fitted["measured_on"]) == (len(first), len(second))
-    raw = calibration.positions(second)
-    scaled = calibration.positions(second, fitted["temperatures"])
+    raw = calibration.calibration_by_position(second)
+    scaled = calibration.calibration_by_position(second, fitted["temperatures"])
     for found, before, after in zip(fitted["positions"], raw, scaled, strict=True):
         assert found["rounds"] == before.count
         assert found["ece"] == pytest.approx(before.ece, abs=1e-5)

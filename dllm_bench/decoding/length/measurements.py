@@ -25,7 +25,9 @@ from dllm_bench.registry import register
 Parsed = TypeVar("Parsed")
 
 
-def read_json(source: str, parse: Callable[[Any], Parsed], what: str, command: str) -> Parsed:
+def read_measurement(
+    source: str, parse: Callable[[Any], Parsed], what: str, command: str
+) -> Parsed:
     """What `parse` makes of the json file at `source`; DllmBenchError if there is no such thing."""
     try:
         return parse(json.loads(place_of(source).read_text(encoding="utf-8")))
@@ -87,7 +89,7 @@ class StepProfile:
 @register("length.read_step_profile")
 def read_step_profile(source: str) -> StepProfile:
     """The profile in a file that `dllm-bench train sps` wrote; assets/… are shipped ones."""
-    return read_json(
+    return read_measurement(
         source,
         lambda plain: StepProfile(
             tuple(map(int, plain["tokens"])), tuple(map(float, plain["steps_per_s"]))
@@ -99,7 +101,7 @@ def read_step_profile(source: str) -> StepProfile:
 
 def check_step_profile(source: str, model: str) -> None:
     """Refuse a profile that was measured with another model than `model`."""
-    measured: str | None = read_json(
+    measured: str | None = read_measurement(
         source,
         lambda plain: plain.get("model", {}).get("name"),
         "step profile",
@@ -152,7 +154,7 @@ def read_temperatures(source: str | None) -> Temperatures:
     """The temperatures in a file that `dllm-bench train temperatures` wrote; none for None."""
     if source is None:
         return Temperatures()
-    return read_json(
+    return read_measurement(
         source,
         lambda plain: Temperatures(tuple(map(float, plain["temperatures"]))),
         "temperatures",
