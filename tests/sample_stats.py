@@ -1,4 +1,4 @@
-"""Facts of a sample made up for tests: a plain sample, with whatever a test cares about changed."""
+"""Made-up sample stats for tests: a plain sample with the values changed that a test is about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dllm_bench.metrics.sample_stats import SampleStats
 
 
 def sample(**changes: Any) -> SampleStats:
-    """One sample; keyword arguments replace single facts."""
+    """One sample; keyword arguments replace single values."""
     counts = dict.fromkeys(("allocated", "committed", "content", "emitted"), 8)
     costs = {"forwards": 4, "rows": 32, "forced": 0}
     times = {"seconds": 1.0, "steps_s": 0.9, "first_step_s": 0.1}

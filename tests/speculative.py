@@ -1,7 +1,7 @@
-"""What the tests of speculative decoding share: random drafters, scripted chance, watched pieces.
+"""Helpers of the speculative decoding tests: drafters, scripted random numbers, kept drafts.
 
 `write_drafter` writes a random checkpoint in one of the published dialects; `Scripted` is the
-decoder with its random numbers given; `WatchedLength` keeps what the loop passes by.
+decoder with given random numbers; `WatchedLength` keeps the drafts that the loop makes.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def with_drafter(decoder: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Scripted(SpeculativeDecoder):
-    """The decoder with its uniform numbers given."""
+    """The decoder with given uniform numbers."""
 
     script: tuple[float, ...] = ()
 
@@ -134,39 +134,42 @@ class WatchedLength(VerifyLength):
 
 
 @dataclass(frozen=True)
-class FromLaw(Draft):
-    """Drafts from one fixed law, whatever the text; `law` None: the next token, always wrong."""
+class FromDistribution(Draft):
+    """Drafts from one fixed distribution, whatever the text.
+
+    `probabilities` None: repeats the last token, which is always wrong.
+    """
 
     tokens: int
-    law: tuple[float, ...] | None = None
+    probabilities: tuple[float, ...] | None = None
 
     @property
     def longest(self) -> int:
         return self.tokens
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
-        if self.law is None:
+        if self.probabilities is None:
             return Proposal(context.tokens_L[-1:].repeat(self.tokens))
-        logits_NV = torch.tensor([self.law] * self.tokens).log()
-        return Proposal(*sampler.sample(logits_NV))
+        logits_DV = torch.tensor([self.probabilities] * self.tokens).log()
+        return Proposal(*sampler.sample(logits_DV))
 
 
 class Chain:
-    """A target whose next token depends on the last one alone: a table of laws, no network."""
+    """A target whose next token depends on the last one alone: a table, no network."""
 
-    def __init__(self, special: Any, law_VV: Tensor) -> None:
+    def __init__(self, special: Any, table_VV: Tensor) -> None:
         from dllm_bench.models.kv import PositionCache
 
-        self.special, self.law_VV = special, law_VV
+        self.special, self.table_VV = special, table_VV
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        self.vocab_size, self.attention_form = len(law_VV), "causal"
+        self.vocab_size, self.attention_form = len(table_VV), "causal"
         self.new_cache = lambda length: PositionCache(0, length)
 
     def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
         kv.begin(plan, tokens_KL.shape[1])
         kv.hold(plan, tokens_KL[:, slice(*plan.feed), None])
         before = slice(plan.rows[0] - 1, plan.rows[1] - 1)
-        return self.law_VV[tokens_KL[:, before]].log()
+        return self.table_VV[tokens_KL[:, before]].log()
 
     def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]

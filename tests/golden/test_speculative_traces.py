@@ -94,8 +94,8 @@ def decode(kind: str, run: dict[str, Any], length: VerifyLength) -> Generation:
         run.get("temperature", 0.0),
         script=tuple(run.get("uniforms") or [0.5] * 4096),
     )
-    asked = run["max_new_tokens"] + 1
-    return decoder.generate(target(), Request("golden", tuple(run["prompt"]), asked))
+    limit = run["max_new_tokens"] + 1
+    return decoder.generate(target(), Request("golden", tuple(run["prompt"]), limit))
 
 
 def verified(generation: Generation) -> list[tuple[Any, list[int]]]:
@@ -230,14 +230,14 @@ def test_drafter_forwards_sharing_one_cache(kind: str) -> None:
     for entry in entries:
         start, (first, last) = entry["start"], entry["new_context_rows"]
         context = Context(ids_L[: start + 1], feature_layers[:, first:last], target(), kv)
-        hidden_DH, logits_NV = network.block(context, piece.drafter.slots)
+        hidden_DH, logits_DV = network.block(context, piece.drafter.slots)
         assert kv is not None
         assert kv.length == start
         name = f"fwd/{start}" if zlab else f"fwd/{kind}/{start}"
         wanted = stored[f"{name}/hidden"][0, 1 if zlab else 0 :]
         torch.testing.assert_close(hidden_DH, wanted, atol=TOLERANCE, rtol=0)
         base = stored[f"{name}/logits_slots1_15" if zlab else f"{name}/base_logits"][0]
-        torch.testing.assert_close(logits_NV, base, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(logits_DV, base, atol=TOLERANCE, rtol=0)
         if piece.drafter.has_transition_head:
             check_heads(network, entry, ids_L[start], stored, name)
 
@@ -318,19 +318,19 @@ def test_eagle3_chain_and_update() -> None:
 class Given(Chain):
     """A target that repeats the prompt's token and whose next forward has the given logits."""
 
-    def __init__(self, logits_NV: torch.Tensor, ends: list[int] | None) -> None:
+    def __init__(self, logits_DV: torch.Tensor, ends: list[int] | None) -> None:
         special = SpecialTokens(mask=NO_END, eos=(ends or [NO_END])[0])
-        super().__init__(special, torch.eye(logits_NV.shape[1]))
-        self.logits_NV = logits_NV
+        super().__init__(special, torch.eye(logits_DV.shape[1]))
+        self.logits_DV = logits_DV
 
     def forward(self, tokens_KL: torch.Tensor, plan: Any, kv: Any) -> torch.Tensor:
         first_1RV = super().forward(tokens_KL, plan, kv)
-        return first_1RV if plan.kind == ForwardKind.PREFILL else self.logits_NV[None]
+        return first_1RV if plan.kind == ForwardKind.PREFILL else self.logits_DV[None]
 
 
 @dataclass(frozen=True)
 class Told(NoDraft):
-    """A draft of given tokens; their law is that of given logits."""
+    """A draft of given tokens; their distribution is that of given logits."""
 
     proposal: Proposal = field(compare=False)
 
@@ -339,8 +339,10 @@ class Told(NoDraft):
         return len(self.proposal)
 
     def propose(self, context: Any, sampler: Any) -> Proposal:
-        law = None if sampler.greedy else sampler.probabilities(self.proposal.probabilities_DV)
-        return replace(self.proposal, probabilities_DV=law)
+        probabilities = (
+            None if sampler.greedy else sampler.probabilities(self.proposal.probabilities_DV)
+        )
+        return replace(self.proposal, probabilities_DV=probabilities)
 
 
 VERIFIER = read("modules.json").get("verifier", {}).get("cases", [])
@@ -348,15 +350,15 @@ VERIFIER = read("modules.json").get("verifier", {}).get("cases", [])
 
 @pytest.mark.parametrize("case", VERIFIER, ids=lambda case: case["name"])
 def test_the_verifier(case: dict[str, Any]) -> None:
-    target_NV = torch.tensor(case["target_logits"])
+    target_RV = torch.tensor(case["target_logits"])
     proposal = Proposal(
         torch.tensor(case["draft_tokens"], dtype=torch.long),
-        torch.tensor(case["draft_logits"]).reshape(-1, target_NV.shape[1]),
+        torch.tensor(case["draft_logits"]).reshape(-1, target_RV.shape[1]),
     )
     first = [0.5] if case["temperature"] else []
     script = (*first, *case["uniforms"], *[0.5] * 8)
     decoder = Scripted(Told(proposal), temperature=case["temperature"], script=script)
-    model = Given(target_NV, case["stop_token_ids"])
+    model = Given(target_RV, case["stop_token_ids"])
     start = 1 if case["stop_token_ids"] == [0] else 0
     generation = decoder.generate(model, Request("verifier", (start,), 2))
     ((row, new),) = verified(generation)
@@ -367,18 +369,23 @@ def test_the_verifier(case: dict[str, Any]) -> None:
     assert row.accepted == case["accepted"]
     assert row.proposed == len(case["draft_tokens"])
     if case["draft_tokens"]:
-        check_laws(case, proposal, decoder, target_NV)
+        check_distributions(case, proposal, decoder, target_RV)
 
 
-def check_laws(case: Any, proposal: Proposal, decoder: Scripted, target_NV: torch.Tensor) -> None:
-    """Chances of acceptance and the law of the next token."""
+def check_distributions(
+    case: Any, proposal: Proposal, decoder: Scripted, target_RV: torch.Tensor
+) -> None:
+    """Probabilities of acceptance, and the distribution of the next token."""
     sampler = Sampler(decoder.temperature, lambda n: torch.zeros(n))
     assert proposal.probabilities_DV is not None
-    laws = sampler.probabilities(proposal.probabilities_DV), sampler.probabilities(target_NV)
-    chance_N = Rejection.acceptance_probability(proposal.tokens_D, *laws)
-    torch.testing.assert_close(chance_N, torch.tensor(case["accept_prob"]), atol=1e-6, rtol=0)
+    distributions = (
+        sampler.probabilities(proposal.probabilities_DV),
+        sampler.probabilities(target_RV),
+    )
+    probability_D = Rejection.acceptance_probability(proposal.tokens_D, *distributions)
+    torch.testing.assert_close(probability_D, torch.tensor(case["accept_prob"]), atol=1e-6, rtol=0)
     if case["terminated_by_stop_token"]:
         return
     count = torch.tensor(sum(case["accept_prefix_mask"]))
-    next_V = Rejection.next_distribution(count, *laws)
+    next_V = Rejection.next_distribution(count, *distributions)
     torch.testing.assert_close(next_V, torch.tensor(case["next_dist"]), atol=1e-6, rtol=0)

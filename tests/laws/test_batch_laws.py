@@ -2,7 +2,7 @@
 
 Token for token for every drafter, greedy and sampled, where a length does not depend on the others.
 Where it does (the scheduler, at once or two steps ahead) greedy text is the same still, and sampled
-text has the target's law. Nothing here is timed.
+text has the target's distribution. Nothing here is timed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def target(folder: Path) -> TransformerDenoiser:
     return load_denoiser(tiny_checkpoint("qwen3", folder / "target", 10))
 
 
-def facts(generation: Generation) -> tuple[tuple[int, ...], tuple[int, ...], list[Forward]]:
+def outcome(generation: Generation) -> tuple[tuple[int, ...], tuple[int, ...], list[Forward]]:
     """Tokens, when they came, and what was done for them, times and rounded logits left out."""
     rows = [replace(row, ms=0.0, survival=()) for row in generation.trace.forwards]
     return generation.ids, generation.born, rows
@@ -77,7 +77,7 @@ def test_requests_side_by_side_are_requests_alone(
     together = decoder.generate_batch(target, REQUESTS)
     alone = [decoder.generate(target, request) for request in REQUESTS]
     assert [found.request_id for found in together] == [request.id for request in REQUESTS]
-    assert [*map(facts, together)] == [*map(facts, alone)]
+    assert [*map(outcome, together)] == [*map(outcome, alone)]
     assert len({len(found.ids) for found in together}) > 1, "they leave one after another"
 
 
@@ -89,7 +89,7 @@ def test_so_they_are_under_other_rules(
 ) -> None:
     decoder = SpeculativeDecoder(MAKERS["dspark"](folder), verify, length, temperature=0.8)
     together = decoder.generate_batch(target, REQUESTS)
-    assert [*map(facts, together)] == [facts(decoder.generate(target, r)) for r in REQUESTS]
+    assert [*map(outcome, together)] == [outcome(decoder.generate(target, r)) for r in REQUESTS]
 
 
 def test_an_end_inside_of_a_block_ends_one_of_them(folder: Path) -> None:
@@ -158,7 +158,7 @@ def test_joint_lengths_keep_the_law_of_every_request(name: str) -> None:
     decoder = SpeculativeDecoder(draft, Rejection(), watched, temperature=1.0)
     target, counts = Chain(NOBODY, LAWS), Counter[tuple[int, ...]]()
     for first in range(0, DRAWS, 3):
-        requests = [Request(f"law {r}", (0, 2, 0), LOOKED_AT, seed=first + r) for r in range(3)]
+        requests = [Request(f"sampled {r}", (0, 2, 0), LOOKED_AT, seed=first + r) for r in range(3)]
         for found in decoder.generate_batch(target, requests):  # type: ignore[arg-type]
             counts[found.ids[:LOOKED_AT]] += 1
     assert deviation(counts, joint_law()) < chi2.ppf(1 - SURE, 4**LOOKED_AT - 1)
@@ -174,13 +174,13 @@ def test_a_rule_that_remembers_begins_anew(folder: Path, target: TransformerDeno
         used([Proposal(torch.zeros(3).long(), survival_D=torch.full((3,), -9.0))])
     assert used(proposals) != fresh(proposals) == piece(proposals)
     decoder = SpeculativeDecoder(MAKERS["dspark"](folder), length=piece)
-    assert facts(decoder.generate(target, REQUESTS[0])) == facts(
+    assert outcome(decoder.generate(target, REQUESTS[0])) == outcome(
         decoder.generate(target, REQUESTS[0])
     )
 
 
 def test_rows_say_what_was_fed_for_each(folder: Path, target: TransformerDenoiser) -> None:
-    """Padding of a batch is no fact of a request."""
+    """Padding of a batch is not part of a request."""
     decoder = SpeculativeDecoder(MAKERS["ngram"](folder))
     for request, found in zip(REQUESTS, decoder.generate_batch(target, REQUESTS), strict=True):
         position = len(request.prompt_ids)

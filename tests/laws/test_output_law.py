@@ -1,7 +1,7 @@
-"""The law of sampled text is the target's own: χ² over the joint law of the first tokens.
+"""Sampled text has the target's distribution: χ² over the joint distribution of the first tokens.
 
-A target whose next token depends on the last one alone, drafters of fixed laws, every rule of
-verification and length; a rule that is wrong is seen.
+A target whose next token depends on the last one alone, drafters of fixed distributions, every rule
+of verification and length; wrong rules are detected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
-from tests.speculative import Chain, FromLaw
+from tests.speculative import Chain, FromDistribution
 
 LAWS = torch.tensor(
     [
@@ -40,7 +40,7 @@ NOBODY = SpecialTokens(mask=-1, eos=-1)
 
 
 @dataclass(frozen=True)
-class Estimated(FromLaw):
+class Estimated(FromDistribution):
     """Survival estimates that depend on the tokens drafted before, as a confidence head's do."""
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
@@ -52,11 +52,11 @@ class Estimated(FromLaw):
 
 
 LAW_CASES: dict[str, tuple[Draft, Verify, VerifyLength]] = {
-    "rejection": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), Rejection(), FixedLength()),
-    "one_token": (FromLaw(1, (0.1, 0.2, 0.3, 0.4)), Rejection(), FixedLength()),
-    "no_common_ground": (FromLaw(3, (1.0, 0.0, 0.0, 0.0)), Rejection(), FixedLength()),
+    "rejection": (FromDistribution(2, (0.7, 0.1, 0.1, 0.1)), Rejection(), FixedLength()),
+    "one_token": (FromDistribution(1, (0.1, 0.2, 0.3, 0.4)), Rejection(), FixedLength()),
+    "no_common_ground": (FromDistribution(3, (1.0, 0.0, 0.0, 0.0)), Rejection(), FixedLength()),
     "greedy_draft": (NGramDraft(3, 2), Rejection(), FixedLength()),
-    "match": (FromLaw(2, (0.7, 0.1, 0.1, 0.1)), GreedyMatch(), FixedLength()),
+    "match": (FromDistribution(2, (0.7, 0.1, 0.1, 0.1)), GreedyMatch(), FixedLength()),
     "none": (NoDraft(), Rejection(), FixedLength()),
     "random": (RandomDraft(2), Rejection(), FixedLength()),
     "adversarial": (AdversarialDraft(2), Rejection(), FixedLength()),
@@ -72,7 +72,7 @@ def test_the_joint_law_of_the_first_tokens_is_the_targets(case: str) -> None:
 
 
 def sampled(decoder: SpeculativeDecoder, seed: int) -> tuple[int, ...]:
-    request = Request("law", (0, 2, 0), LOOKED_AT, seed=seed)
+    request = Request("distribution", (0, 2, 0), LOOKED_AT, seed=seed)
     return decoder.generate(Chain(NOBODY, LAWS), request).ids[:LOOKED_AT]  # type: ignore[arg-type]
 
 
@@ -87,10 +87,10 @@ def joint_law() -> dict[tuple[int, ...], float]:
     return found
 
 
-def deviation(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
-    """Pearson's χ² of the counts against the law."""
-    assert set(counts) <= set(law)
-    return sum((counts[t] - DRAWS * p) ** 2 / (DRAWS * p) for t, p in law.items())
+def deviation(counts: Counter, expected: dict[tuple[int, ...], float]) -> float:
+    """Pearson's χ² of the counts against the expected probabilities."""
+    assert set(counts) <= set(expected)
+    return sum((counts[t] - DRAWS * p) ** 2 / (DRAWS * p) for t, p in expected.items())
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Biased(Rejection):
     """Forgets the residual: what a wrong rule looks like to the test."""
 
     @staticmethod
-    def next_distribution(count: Tensor, draft_NV: Tensor, target_NV: Tensor) -> Tensor:
-        return target_NV[count]
+    def next_distribution(count: Tensor, draft_DV: Tensor, target_RV: Tensor) -> Tensor:
+        return target_RV[count]
 
 
 @dataclass(frozen=True)
 class Anticipating(VerifyLength):
-    """Looks at the token it decides about: the selection the law forbids."""
+    """Looks at the token it decides about: the selection that is not allowed."""
 
     def __call__(self, proposals: Any) -> list[int]:
         return [int((proposal.tokens_D != 1).long().cumprod(0).sum()) for proposal in proposals]
@@ -113,9 +113,9 @@ class Anticipating(VerifyLength):
 @pytest.mark.parametrize(
     "decoder",
     [
-        SpeculativeDecoder(FromLaw(2, (0.7, 0.1, 0.1, 0.1)), Biased(), temperature=1.0),
+        SpeculativeDecoder(FromDistribution(2, (0.7, 0.1, 0.1, 0.1)), Biased(), temperature=1.0),
         SpeculativeDecoder(
-            FromLaw(2, (0.1, 0.5, 0.3, 0.1)), Rejection(), Anticipating(), temperature=1.0
+            FromDistribution(2, (0.1, 0.5, 0.3, 0.1)), Rejection(), Anticipating(), temperature=1.0
         ),
     ],
     ids=["no_residual", "anticipating_length"],

@@ -1,8 +1,8 @@
-"""Laws of the verification scheduler: its choice is best where it can be, and never bends the text.
+"""Laws of the verification scheduler: its choice is best, and it keeps the output distribution.
 
-Exact: the law of what one round commits, summed over every draft and every outcome, is the target's
-with early stop and is not with the global maximum (DSpark, Appendix A with its constants). Against
-brute force over all prefixes, the chosen lengths are best where the throughput has one peak.
+Exact: the distribution of what one round commits, summed over every draft and every outcome, is the
+target's with early stop and is not with the global maximum (DSpark, Appendix A with its constants).
+Against brute force over all prefixes, the chosen lengths are best if the throughput has one peak.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def from_steps(seconds: Sequence[float]) -> StepProfile:
 
 # --- the choice ----------------------------------------------------------------------------------
 
-chance = st.floats(0, 1).map(lambda x: round(x, 2))
-batches = st.lists(st.lists(chance, max_size=3), min_size=1, max_size=3)
+probability = st.floats(0, 1).map(lambda x: round(x, 2))
+batches = st.lists(st.lists(probability, max_size=3), min_size=1, max_size=3)
 
 
 @st.composite
@@ -138,7 +138,7 @@ def test_the_pieces_are_best_for_scaled_estimates(
 
 
 @given(batches)
-def test_any_number_of_the_surest_is_prefixes(probabilities: list[list[float]]) -> None:
+def test_any_number_of_the_most_likely_is_prefixes(probabilities: list[list[float]]) -> None:
     order = ranked(probabilities)
     for n in range(len(order) + 1):
         lengths = admit(probabilities, n)
@@ -176,7 +176,7 @@ def test_nothing_is_scheduled_beyond_the_measured_sizes() -> None:
 
 @given(batches, convex_profiles())
 @settings(deadline=None)
-def test_steady_chances_make_the_asynchronous_choice_the_synchronous_one(
+def test_steady_probabilities_make_the_asynchronous_choice_the_synchronous_one(
     probabilities: list[list[float]], profile: StepProfile
 ) -> None:
     rule = TwoStepsAhead(profile)
@@ -201,7 +201,7 @@ def test_the_size_of_a_step_follows_from_two_steps_before() -> None:
     assert rule([[0.9] * 5]) == [2]
 
 
-def test_it_is_global_and_the_surest_tokens_fill_the_step() -> None:
+def test_it_is_global_and_the_most_likely_tokens_fill_the_step() -> None:
     jagged = from_steps([1.0, 2.0, 2.0, 2.0])
     rule = TwoStepsAhead(jagged)
     assert [rule([[0.9] * 3]) for _ in range(3)] == [[0], [0], [3]], "over the cliff"
@@ -218,7 +218,7 @@ def test_requests_that_come_and_go_share_the_size() -> None:
     assert rule([[0.9, 0.8, 0.7, 0.6]]) == [3]
 
 
-# --- the law: Appendix A -------------------------------------------------------------------------
+# --- the output distribution: Appendix A ----------------------------------------------------------
 
 TARGET = np.array([0.7, 0.3])
 DRAFT = np.array([0.5, 0.5])
@@ -229,18 +229,18 @@ def appendix(choose: Choose, first: int) -> int:
     return choose([[0.8, 0.9 if first == 0 else 0.0]], APPENDIX_A)[0]
 
 
-def first_token_law(choose: Choose) -> np.ndarray:
-    """Exact law of the first committed token."""
-    law = np.zeros(2)
+def first_token_distribution(choose: Choose) -> np.ndarray:
+    """Exact distribution of the first committed token."""
+    distribution = np.zeros(2)
     residual = np.maximum(TARGET - DRAFT, 0) / np.maximum(TARGET - DRAFT, 0).sum()
     for x in (0, 1):
         if appendix(choose, x) == 0:
-            law += DRAFT[x] * TARGET
+            distribution += DRAFT[x] * TARGET
             continue
         accepted = min(1.0, TARGET[x] / DRAFT[x])
-        law[x] += DRAFT[x] * accepted
-        law += DRAFT[x] * (1 - accepted) * residual
-    return law
+        distribution[x] += DRAFT[x] * accepted
+        distribution += DRAFT[x] * (1 - accepted) * residual
+    return distribution
 
 
 def test_appendix_a_to_the_digit() -> None:
@@ -248,8 +248,8 @@ def test_appendix_a_to_the_digit() -> None:
     assert throughputs([[0.8, 0.0]], APPENDIX_A) == pytest.approx([1.0, 0.9])  # a = 0: no candidate
     assert [appendix(early_stop, x) for x in (0, 1)] == [0, 0]
     assert [appendix(anywhere, x) for x in (0, 1)] == [2, 0]
-    assert first_token_law(early_stop) == pytest.approx([0.7, 0.3])
-    assert first_token_law(anywhere) == pytest.approx([0.85, 0.15])
+    assert first_token_distribution(early_stop) == pytest.approx([0.7, 0.3])
+    assert first_token_distribution(anywhere) == pytest.approx([0.85, 0.15])
 
 
 def test_the_published_constants_are_these() -> None:
@@ -264,26 +264,30 @@ def test_the_published_constants_are_these() -> None:
         rows["case1 global-search length"],
         rows["case2 global-search length"],
     ]
-    assert first_token_law(anywhere)[0] == pytest.approx(rows["biased Pr(Y=A) without early stop"])
+    assert first_token_distribution(anywhere)[0] == pytest.approx(
+        rows["biased Pr(Y=A) without early stop"]
+    )
 
 
 @pytest.mark.parametrize(("choose", "kept"), [(early_stop, True), (anywhere, False)])
 def test_a_million_draws(choose: Choose, kept: bool) -> None:
-    """The same by chance: acceptance, residual and bonus drawn as a verifier draws them."""
+    """The same by sampling: acceptance, residual and bonus drawn as a verifier draws them."""
     draws, rng = 10**6, np.random.default_rng(0)
     x = rng.choice(2, draws, p=DRAFT)
     verified = np.array([appendix(choose, token) for token in (0, 1)])[x] > 0
     accepted = rng.random(draws) < np.minimum(1, TARGET / DRAFT)[x]
     own = rng.choice(2, draws, p=TARGET)
-    committed = np.where(verified, np.where(accepted, x, 0), own)  # the residual law is all on A
+    committed = np.where(verified, np.where(accepted, x, 0), own)  # the residual is all on A
     counts = np.bincount(committed, minlength=2)
     deviation = ((counts - draws * TARGET) ** 2 / (draws * TARGET)).sum()
     assert (deviation < chi2.ppf(1 - 1e-6, 1)) == kept
 
 
-# --- the law: every draft of two requests --------------------------------------------------------
+# --- the output distribution: every draft of two requests -----------------------------------------
 
-LAWS = np.array([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])  # next token by the last one
+TARGETS = np.array(
+    [[0.2, 0.3, 0.5], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]]
+)  # next token by the last one
 GUESS = np.array([[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.3, 0.3, 0.4]])
 HEADS = np.array([0.95, 0.5, 0.3])  # a confidence by the token before; wrong on purpose
 SLOTS, START = 3, 0
@@ -299,12 +303,12 @@ def heads(tokens: Sequence[int]) -> list[float]:
     return [float(HEADS[before]) for before in (START, *tokens[:-1])]
 
 
-def committed_law(choose: Choose) -> dict[tuple[int, ...], float]:
-    """Exact joint law of the first SLOTS + 1 tokens of the first of two requests.
+def committed_distribution(choose: Choose) -> dict[tuple[int, ...], float]:
+    """Exact joint distribution of the first SLOTS + 1 tokens of the first of two requests.
 
     What the round does not commit is filled in from the target, as later rounds would.
     """
-    law = dict.fromkeys(product(range(3), repeat=SLOTS + 1), 0.0)
+    distribution = dict.fromkeys(product(range(3), repeat=SLOTS + 1), 0.0)
     drafts = list(product(range(3), repeat=SLOTS))
     for one, other in product(drafts, drafts):
         length = choose([heads(one), heads(other)], JAGGED)[0]
@@ -312,38 +316,43 @@ def committed_law(choose: Choose) -> dict[tuple[int, ...], float]:
         for prefix, mass in outcomes(one[:length]):
             for rest in product(range(3), repeat=SLOTS + 1 - len(prefix)):
                 whole = (*prefix, *rest)
-                law[whole] += probability * mass * chain(LAWS, whole) / chain(LAWS, prefix)
-    return law
+                distribution[whole] += (
+                    probability * mass * chain(TARGETS, whole) / chain(TARGETS, prefix)
+                )
+    return distribution
 
 
 def outcomes(draft: tuple[int, ...]) -> list[tuple[tuple[int, ...], float]]:
     """Committed tokens of one verification with their probabilities."""
     found, reached, before = [], 1.0, START
     for k, token in enumerate(draft):
-        p, q = LAWS[before], GUESS[before]
+        p, q = TARGETS[before], GUESS[before]
         accepted = min(1.0, p[token] / q[token])
         residual = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
         rejected = reached * (1 - accepted)
         found += [((*draft[:k], y), rejected * residual[y]) for y in range(3) if residual[y]]
         reached, before = reached * accepted, token
-    return found + [((*draft, y), reached * LAWS[before, y]) for y in range(3)]
+    return found + [((*draft, y), reached * TARGETS[before, y]) for y in range(3)]
 
 
 def farthest(choose: Choose) -> float:
-    return max(abs(mass - chain(LAWS, tokens)) for tokens, mass in committed_law(choose).items())
+    return max(
+        abs(mass - chain(TARGETS, tokens))
+        for tokens, mass in committed_distribution(choose).items()
+    )
 
 
-def test_early_stop_keeps_the_law_of_a_batch() -> None:
+def test_early_stop_keeps_the_distribution_of_a_batch() -> None:
     assert farthest(early_stop) < 1e-12
 
 
-def test_a_size_known_before_keeps_the_law_too() -> None:
-    """The asynchronous step: as many of the surest tokens as was decided without them."""
+def test_a_size_known_before_keeps_the_distribution_too() -> None:
+    """The asynchronous step: as many of the most likely tokens as was decided without them."""
     for n in range(2 * SLOTS + 1):
         assert farthest(lambda probabilities, profile, n=n: admit(probabilities, n)) < 1e-12
 
 
-def test_the_global_maximum_bends_the_law_of_a_batch() -> None:
+def test_the_global_maximum_changes_the_distribution_of_a_batch() -> None:
     assert farthest(anywhere) > 1e-3
 
 

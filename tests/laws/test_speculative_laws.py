@@ -1,8 +1,8 @@
 """Laws of speculative decoding: the text is the target's own, whatever drafts it.
 
 Greedy text equals plain autoregressive text for every draft there is, with random weights and with
-drafts made to be wrong; what holds of sampled text is in `test_output_law`.
-Between rounds both caches hold what lies before the newest token and nothing else.
+drafts that are wrong on purpose; sampled text is tested in `test_output_law`. Between rounds both
+caches hold exactly the positions before the newest token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dllm_bench.metrics import acceptance
 from dllm_bench.models.drafters import SmallModel, TrainedBlock, TrainedChain
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
-from tests.speculative import DRAFTERS, FromLaw, write_drafter
+from tests.speculative import DRAFTERS, FromDistribution, write_drafter
 
 PROMPTS = [(5,), (3, 9, 27, 3, 9), tuple(range(2, 40))]
 NEW = 20
@@ -64,7 +64,7 @@ MAKERS: dict[str, Callable[[Path], Draft]] = {
     **{name: (lambda folder, name=name: trained(folder, name)) for name in DRAFTERS},
     "none": lambda folder: NoDraft(),
     "ngram": lambda folder: NGramDraft(5, 2),
-    "always_wrong": lambda folder: FromLaw(3),
+    "always_wrong": lambda folder: FromDistribution(3),
     "random": lambda folder: RandomDraft(3),
     "adversarial": lambda folder: AdversarialDraft(3),
     "model": lambda folder: ModelDraft(
@@ -137,10 +137,10 @@ def test_short_answers(draft: Draft, new: int, target: TransformerDenoiser) -> N
     assert (len(generation.trace) == 1) == (new == 1), "the prefill alone decides one token"
 
 
-# --- caches, facts, requests apart ---------------------------------------------------------------
+# --- caches, trace, requests in turn --------------------------------------------------------------
 
 
-class Observed:
+class ObservedTarget:
     """A target that keeps the cache it verifies with, so that its content can be looked at."""
 
     def __init__(self, model: TransformerDenoiser) -> None:
@@ -184,15 +184,15 @@ def fed_at_once(
 
 def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoiser) -> None:
     """Their length after every draft; their content at the end, and what is drafted from it."""
-    observed = Observed(target)
+    observed = ObservedTarget(target)
     rounds: list[tuple[Context, Proposal]] = []
-    chance = Sampler(0.0, torch.zeros)  # of a drafter that draws even where the target does not
+    sampler = Sampler(0.0, torch.zeros)  # of a drafter that draws even where the target does not
 
     @dataclass(frozen=True)
     class Watched(type(draft)):  # type: ignore[misc]
         def propose(self, context: Context, sampler: Sampler) -> Proposal:
             assert observed.kv.length == context.anchor, "the target holds the prefix"
-            rounds.append((context, super().propose(context, chance)))
+            rounds.append((context, super().propose(context, sampler)))
             assert context.kv is None or context.kv.length == context.anchor, "so does the drafter"
             return rounds[-1][1]
 
@@ -208,7 +208,7 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
     features = None if once.features is None else once.features[:, : last.anchor]
     memory = draft.new_cache(target, len(text) + draft.longest)
     again = replace(last, features_1FC=features, target=target, kv=memory)
-    fresh = draft.propose(again, chance)
+    fresh = draft.propose(again, sampler)
     assert fresh.tokens_D.tolist() == proposal.tokens_D.tolist()
     if memory is not None:
         for found, wanted in zip(kept(last.kv), kept(memory), strict=True):
@@ -217,7 +217,7 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
 
 def test_facts_add_up(draft: Draft, target: TransformerDenoiser) -> None:
     generation = SpeculativeDecoder(draft, temperature=1.0).generate(
-        target, Request("facts", PROMPTS[2], NEW, seed=3)
+        target, Request("trace", PROMPTS[2], NEW, seed=3)
     )
     rows = generation.trace.forwards
     assert rows[0].kind == ForwardKind.PREFILL

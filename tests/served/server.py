@@ -31,7 +31,7 @@ class Reply:
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     """A request as it came."""
 
     path: str
@@ -39,7 +39,7 @@ class Asked:
     headers: Mapping[str, str]
 
 
-Answering = Callable[[Asked], Reply]
+Answering = Callable[[ReceivedRequest], Reply]
 
 
 class Quiet(ThreadingHTTPServer):
@@ -51,12 +51,12 @@ class Quiet(ThreadingHTTPServer):
 
 
 class Server:
-    """The server while the `with` block runs; `asked` are the requests for texts, in order."""
+    """The server while the `with` block runs; `received` are the requests for texts, in order."""
 
     def __init__(self, answer: Answering, model: Plain | None = None) -> None:
         self.answer = answer
         self.model = model or {"id": "tiny", "object": "model", "owned_by": "tests"}
-        self.asked: list[Asked] = []
+        self.received: list[ReceivedRequest] = []
         self.http = Quiet(("127.0.0.1", 0), type("Bound", (Handler,), {"of": self}))
         self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True)
 
@@ -86,9 +86,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        asked = Asked(self.path, body, dict(self.headers))
-        self.of.asked.append(asked)
-        self.reply(self.of.answer(asked))
+        received = ReceivedRequest(self.path, body, dict(self.headers))
+        self.of.received.append(received)
+        self.reply(self.of.answer(received))
 
     def reply(self, reply: Reply) -> None:
         """Send a reply, chunk by chunk."""
@@ -134,7 +134,7 @@ def scripted(*replies: Reply) -> Answering:
     left = list(replies)
     lock = threading.Lock()
 
-    def answer(asked: Asked) -> Reply:
+    def answer(received: ReceivedRequest) -> Reply:
         with lock:
             return left.pop(0) if len(left) > 1 else left[0]
 
@@ -151,8 +151,8 @@ class Causal:
         self.known: dict[str, list[int]] = {}
         self.model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
 
-    def __call__(self, asked: Asked) -> Reply:
-        return Reply(self.stream(asked.body))
+    def __call__(self, received: ReceivedRequest) -> Reply:
+        return Reply(self.stream(received.body))
 
     def stream(self, body: Plain) -> Iterator[bytes]:
         """Text up to a stop string, then the reason and the counts."""
@@ -174,7 +174,7 @@ class Causal:
         yield from (piece("", chat=False, finish=finish), usage(len(prompt), len(ids)), DONE)
 
     def tokens(self, prompt: list[int], most: int) -> Iterator[int]:
-        """New tokens until nobody reads on; of a prompt asked before from memory."""
+        """New tokens until nobody reads on; of a prompt sent before from memory."""
         key, ids = f"{most} after {prompt}", []
         for token in self.known.get(key) or self.decoded(prompt, most):
             ids.append(token)

@@ -44,7 +44,7 @@ def refused(url: str, **settings: Any) -> str:
     return str(found.value)
 
 
-# --- what is asked -------------------------------------------------------------------------------
+# --- what is sent --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prompt", ["", "a\nb\u2028", "\ud800", TURNS])
@@ -57,9 +57,9 @@ def test_text_is_completed_and_turns_are_chatted(prompt: Any, path: str) -> None
     with Server(scripted(said("x", new=1, chat=prompt is TURNS))) as server:
         asker, _ = client(server.url, temperature=0.5, body={"top_p": 0.9, "seed_": None})
         assert asker.complete(request(prompt, stop=("\n\n",))).answer.text == "x"
-    (asked,) = server.asked
-    assert asked.path == f"/v1/{path}"
-    assert asked.body == {
+    (received,) = server.received
+    assert received.path == f"/v1/{path}"
+    assert received.body == {
         "model": "tiny",
         "prompt" if path == "completions" else "messages": prompt,
         "max_tokens": 32,
@@ -158,10 +158,10 @@ def test_a_busy_server_is_asked_again_when_it_says() -> None:
     ]
     with Server(scripted(*busy, said("yes", new=2))) as server:
         asker, waits = client(server.url, retries=3)
-        asked = asker.complete(request())
-    assert (asked.answer.text, asked.tries) == ("yes", 4)
-    assert waits == [3.0, 1.0, 300.0]  # asked for, twice the half second, cut down
-    sent = [one.body for one in server.asked]
+        received = asker.complete(request())
+    assert (received.answer.text, received.tries) == ("yes", 4)
+    assert waits == [3.0, 1.0, 300.0]  # requested, twice the half second, cut down
+    sent = [one.body for one in server.received]
     assert all(body == sent[0] for body in sent)
 
 
@@ -178,8 +178,8 @@ def test_a_busy_server_is_asked_again_when_it_says() -> None:
 )
 def test_a_broken_stream_is_asked_again_and_never_half_counted(fault: Reply) -> None:
     with Server(scripted(fault, said("whole", new=3))) as server:
-        asked = client(server.url)[0].complete(request())
-    assert (asked.answer.text, asked.answer.tokens, asked.tries) == ("whole", 3, 2)
+        received = client(server.url)[0].complete(request())
+    assert (received.answer.text, received.answer.tokens, received.tries) == ("whole", 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_broken_stream_is_asked_again_and_never_half_counted(fault: Reply) -> 
 def test_in_the_end_there_is_a_sentence(fault: Reply, words: list[str]) -> None:
     with Server(scripted(fault)) as server:
         sentence = refused(server.url)
-    assert len(server.asked) == 3
+    assert len(server.received) == 3
     assert all(word in sentence for word in [*words, "same command"]), sentence
 
 
@@ -213,7 +213,7 @@ def test_a_server_that_says_nothing_is_a_time_out() -> None:
         stop.wait(30)
         yield DONE
 
-    with Server(lambda asked: Reply(silence())) as server:
+    with Server(lambda received: Reply(silence())) as server:
         assert "nothing arrived for" in refused(server.url, retries=0, timeout_s=0.05)
         stop.set()
 
@@ -237,7 +237,7 @@ def test_the_key_is_sent_and_never_shown(
     body = event(repeated) if status == 200 else json.dumps(repeated).encode()
     with Server(scripted(Reply([body], status=status))) as server:
         sentence = refused(server.url, key_env=key_env, retries=0)
-    sent = server.asked[0].headers.get("Authorization")
+    sent = server.received[0].headers.get("Authorization")
     assert sent == (f"Bearer {KEY}" if key_env else None)
     assert all(word in sentence for word in words), sentence
     assert not key_env or KEY[:6] not in sentence

@@ -34,7 +34,7 @@ from dllm_bench.tables.load import read_table
 from dllm_bench.tables.plan import CellState, plan
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import Profile
-from tests.served.server import Asked, Causal, Reply, Server, said, scripted
+from tests.served.server import Causal, ReceivedRequest, Reply, Server, said, scripted
 
 KEY = "sk-secret-0123456789"
 SERVED = ["model=served", "model.name=tiny-qwen3", "model.chat=false", "model.engine=here"]
@@ -108,8 +108,8 @@ def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(
     assert main(["show", record.identity_hash[:12], "--results", str(swept)]) == 0
     assert f"left empty: {NO_TRACE}" in capsys.readouterr().out
     name = record.columns["id"][0]
-    asked = ["show", record.identity_hash[:12], "--sample", name, "--results", str(swept)]
-    assert main(asked) == 0
+    received = ["show", record.identity_hash[:12], "--sample", name, "--results", str(swept)]
+    assert main(received) == 0
     assert capsys.readouterr().out.strip() == texts_of(store, record.spec)[name].strip()
     samples = read_samples(store.path(record.spec))
     page = site_run.run_page(record, {})
@@ -120,7 +120,7 @@ def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(
 
 
 def test_what_makes_another_run(tmp_path: Path) -> None:
-    """Where the server is and how long it is waited for does not; how it is asked does."""
+    """Where the server is and how long it is waited for does not; what is sent to it does."""
     first = spec_of()
     assert compose([])["decoder"]["name"] == inputs.DEFAULT_DECODER
     for same in ("model.url=http://other:1/v1", "model.key_env=NAME", "model.retries=9"):
@@ -141,10 +141,10 @@ def test_what_a_served_run_cannot_have(override: str) -> None:
 
 
 def test_so_many_requests_are_in_flight(tmp_path: Path) -> None:
-    """No answer is given before three are asked for: with fewer in flight this would time out."""
+    """No answer is given before three are requested: with fewer in flight this would time out."""
     together = threading.Barrier(3, timeout=20)
 
-    def answer(asked: Asked) -> Reply:
+    def answer(received: ReceivedRequest) -> Reply:
         together.wait()
         return said("#### 1", new=3, chat=False)
 
@@ -162,8 +162,8 @@ def test_a_broken_off_run_goes_on_and_asks_only_what_is_missing(
     monkeypatch.setenv("TEST_KEY", KEY)
     refusing = Reply([KEY.encode()], status=500)
 
-    def answer(asked: Asked) -> Reply:
-        return causal(asked) if len(server.asked) <= WARMUPS + 2 else refusing
+    def answer(received: ReceivedRequest) -> Reply:
+        return causal(received) if len(server.received) <= WARMUPS + 2 else refusing
 
     store = Store(tmp_path)
     with Server(answer, {"id": "tiny-qwen3", "owned_by": "tests"}) as server:
@@ -171,12 +171,12 @@ def test_a_broken_off_run_goes_on_and_asks_only_what_is_missing(
         with pytest.raises(DllmBenchError, match="gave no answer") as failed:
             run(spec, store=store)
         assert len(texts_of(store, spec)) == 2
-        first, server.asked = server.asked, []
+        first, server.received = server.received, []
         server.answer = causal
         record = run(spec, store=store)
     prompts = {one.body["prompt"] for one in first[WARMUPS : WARMUPS + 2]}
-    assert len(server.asked) == WARMUPS + 1
-    assert not prompts & {one.body["prompt"] for one in server.asked}
+    assert len(server.received) == WARMUPS + 1
+    assert not prompts & {one.body["prompt"] for one in server.received}
     assert [session.samples for session in record.sessions] == [2, 1]
     whole = Store(swept / "runs")
     assert texts_of(store, spec) == texts_of(whole, spec_of())
@@ -194,7 +194,7 @@ def test_after_a_failure_what_is_in_flight_is_kept_and_no_more_is_asked(
     both, known = threading.Barrier(2, timeout=20), threading.Event()
     count = iter(range(100))
 
-    def answer(asked: Asked) -> Reply:
+    def answer(received: ReceivedRequest) -> Reply:
         turn = next(count)
         if turn in (WARMUPS, WARMUPS + 1):
             both.wait()
@@ -204,8 +204,8 @@ def test_after_a_failure_what_is_in_flight_is_kept_and_no_more_is_asked(
             known.wait(20)
         return said("#### 1", new=3, chat=False)
 
-    def first_known(asked: list[Future[Any]]) -> Iterator[Future[Any]]:
-        for done in as_completed(asked):
+    def first_known(received: list[Future[Any]]) -> Iterator[Future[Any]]:
+        for done in as_completed(received):
             known.set()
             yield done
 
@@ -216,7 +216,7 @@ def test_after_a_failure_what_is_in_flight_is_kept_and_no_more_is_asked(
         outcome = RunJob(spec, store)()
     assert "answered 500" in outcome.error
     assert known.is_set() and len(texts_of(store, spec)) == 1
-    assert len(server.asked) == WARMUPS + 2
+    assert len(server.received) == WARMUPS + 2
 
 
 def test_a_run_is_of_one_server(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_stop_strings_cut_what_the_server_did_not(tmp_path: Path) -> None:
     (sample,) = read_samples(Store(tmp_path).path(spec)).values()
     assert (sample.text, sample.raw) == ("#### 1\n", "#### 1\nQuestion: more")
     assert "stop" in sample.cut
-    assert server.asked[0].body["stop"] == ["Question:"]
+    assert server.received[0].body["stop"] == ["Question:"]
     assert SampleRecord.from_line(sample.to_line()) == sample
 
 
@@ -291,7 +291,7 @@ def test_a_table_reads_a_served_run(swept: Path, tmp_path: Path) -> None:
     cells = {
         c.cell.metric.name: c for c in build(table, profile, plan_of(table, profile, store)).cells
     }
-    assert {cell.run.state for cell in cells.values()} == {CellState.SEALED}  # no GPU is asked for
+    assert {cell.run.state for cell in cells.values()} == {CellState.SEALED}  # no GPU is needed
     record = store.record(spec_of("model.concurrency=2"))
     assert record is not None and record.score is not None
     assert cells["score"].measured == 100 * record.score.mean
@@ -313,7 +313,7 @@ def plan_of(table: Any, profile: Profile, store: Store) -> Any:
 def test_throughput_by_hand() -> None:
     """Two sessions; in the first two requests overlap, a wait and a failed try lie between."""
 
-    def fact(
+    def stats(
         session: int, began_s: float, ended_s: float, seconds: float, tokens: int
     ) -> SampleStats:
         return SampleStats(
@@ -323,7 +323,7 @@ def test_throughput_by_hand() -> None:
             session=session, tries=1 + (seconds < ended_s - began_s), retokenised=False,
         )  # fmt: skip
 
-    facts = [fact(0, 0.0, 4.0, 4.0, 8), fact(1, 1.0, 2.0, 1.0, 3), fact(0, 1.0, 6.0, 2.5, 5)]
+    facts = [stats(0, 0.0, 4.0, 4.0, 8), stats(1, 1.0, 2.0, 1.0, 3), stats(0, 1.0, 6.0, 2.5, 5)]
     by_hand = {
         "requests/s": 3 / 7,
         "tps/throughput": 16 / 7,

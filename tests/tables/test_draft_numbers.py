@@ -1,7 +1,7 @@
 """Numbers of drafting walk from the loop to a cell: the same from the samples file as in the cell.
 
-A real run of the draft-verify loop on a table of laws, with a drafter that has a confidence head
-and a sequential one, and a baseline. What a cell shows has to follow from the stored samples.
+A real run of the draft-verify loop on a table of distributions, with a drafter that has a confidence
+head and a sequential one, and a baseline. What a cell shows has to follow from the stored samples.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dllm_bench.tables import build
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Cell, TableMetric
 from tests.resume import fakes
-from tests.speculative import Chain, FromLaw
+from tests.speculative import Chain, FromDistribution
 
 NOBODY = SpecialTokens(mask=0, eos=1)
 TOKENS, SAMPLES = 6, 16
@@ -40,8 +40,8 @@ NAMES += [f"{name}@{k}" for name in FAMILIES for k in (1, 2)]
 
 
 @dataclass(frozen=True)
-class Guess(FromLaw):
-    """Drafts from one law as if a network and a head did, with estimates of survival."""
+class Guess(FromDistribution):
+    """Drafts from one distribution as if a network and a head did, with estimates of survival."""
 
     gives = frozenset({"survival estimates"})
 

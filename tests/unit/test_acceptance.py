@@ -18,34 +18,34 @@ SECOND = [Round(3, 1, 2), Round(0, 0, 1)]
 
 
 def test_by_hand() -> None:
-    facts = [drafted(FIRST), drafted(SECOND)]
-    assert measure("acceptance/length", facts) == 10 / 5
-    assert measure("acceptance/length_per_sample", facts) == (7 / 3 + 3 / 2) / 2
-    assert measure("acceptance/drafts", facts) == 5 / 5
-    assert measure("acceptance/verify_rate", facts) == 10 / (10 + 5)
-    assert measure("acceptance/proposed", facts) == 10 / 5
-    assert measure("acceptance/rate", facts) == 5 / 10
-    counts = acceptance.acceptance_by_sample(facts)
+    samples = [drafted(FIRST), drafted(SECOND)]
+    assert measure("acceptance/length", samples) == 10 / 5
+    assert measure("acceptance/length_per_sample", samples) == (7 / 3 + 3 / 2) / 2
+    assert measure("acceptance/drafts", samples) == 5 / 5
+    assert measure("acceptance/verify_rate", samples) == 10 / (10 + 5)
+    assert measure("acceptance/proposed", samples) == 10 / 5
+    assert measure("acceptance/rate", samples) == 5 / 10
+    counts = acceptance.acceptance_by_sample(samples)
     assert acceptance.survival_rates(counts) == [3 / 4, 1 / 3, 1 / 3]
     assert acceptance.conditional_rates(counts) == [(3 / 4, 4), (1 / 2, 2), (1.0, 1)]
 
 
 def test_positions_by_name() -> None:
-    facts = [drafted(FIRST), drafted(SECOND), drafted([])]
+    samples = [drafted(FIRST), drafted(SECOND), drafted([])]
     by_hand = {"survival": [3 / 4, 1 / 3, 1 / 3, None], "conditional": [3 / 4, 1 / 2, 1.0, None]}
     for name, values in by_hand.items():
-        assert [measure(f"acceptance/{name}@{k}", facts) for k in (1, 2, 3, 4)] == values
-    assert definition("acceptance/survival@2").interval(facts) == pytest.approx(wilson(1, 3))
-    assert definition("acceptance/conditional@2").interval(facts) == pytest.approx(wilson(1, 2))
-    assert definition("acceptance/conditional@4").interval(facts) is None
+        assert [measure(f"acceptance/{name}@{k}", samples) for k in (1, 2, 3, 4)] == values
+    assert definition("acceptance/survival@2").interval(samples) == pytest.approx(wilson(1, 3))
+    assert definition("acceptance/conditional@2").interval(samples) == pytest.approx(wilson(1, 2))
+    assert definition("acceptance/conditional@4").interval(samples) is None
 
 
 def test_time_of_a_round() -> None:
     times = {"draft_s": 0.02, "head_s": 0.01, "verify_s": 0.05, "prefill_s": 9.0}
-    facts = [drafted(FIRST, **times), drafted(SECOND, **{**times, "verify_s": 0.07})]
+    samples = [drafted(FIRST, **times), drafted(SECOND, **{**times, "verify_s": 0.07})]
     by_hand = {"": 0.18, "/draft": 0.04, "/head": 0.02, "/verify": 0.12}
     for part, seconds in by_hand.items():
-        assert measure(f"round_ms{part}", facts) == pytest.approx(1000 * seconds / 5)
+        assert measure(f"round_ms{part}", samples) == pytest.approx(1000 * seconds / 5)
     assert measure("round_ms", [sample(verify_s=1.0)]) is None
 
 
@@ -72,9 +72,9 @@ def test_rounds_come_from_trace_and_tokens() -> None:
 
 
 def test_nothing_is_undefined() -> None:
-    for facts in ([], [drafted([])]):
-        assert all(entry(facts) is None for entry in acceptance.ALL)
-        counts = acceptance.acceptance_by_sample(facts)
+    for samples in ([], [drafted([])]):
+        assert all(entry(samples) is None for entry in acceptance.ALL)
+        counts = acceptance.acceptance_by_sample(samples)
         assert acceptance.survival_rates(counts) == acceptance.conditional_rates(counts) == []
 
 
@@ -84,17 +84,17 @@ def test_nothing_is_undefined() -> None:
     )
 )
 def test_length_is_one_plus_the_accepted(pairs: list[tuple[int, int]]) -> None:
-    facts = [drafted([(n, a, a + 1) for n, a in pairs])]
-    length = measure("acceptance/length", facts)
+    samples = [drafted([(n, a, a + 1) for n, a in pairs])]
+    length = measure("acceptance/length", samples)
     assert length == pytest.approx(1 + sum(a for _, a in pairs) / len(pairs))
 
 
 @given(st.lists(st.integers(0, 5), min_size=1))
 def test_length_follows_from_conditional_acceptance(accepted: list[int]) -> None:
     """tau = 1 + sum over k of the product of the first k rates, where all proposals are whole."""
-    facts = [drafted([(5, a, a + 1) for a in accepted])]
+    samples = [drafted([(5, a, a + 1) for a in accepted])]
     tau, product = 1.0, 1.0
     for k in range(1, 6):
-        product *= measure(f"acceptance/conditional@{k}", facts) or 0.0
+        product *= measure(f"acceptance/conditional@{k}", samples) or 0.0
         tau += product
-    assert measure("acceptance/length", facts) == pytest.approx(tau)
+    assert measure("acceptance/length", samples) == pytest.approx(tau)

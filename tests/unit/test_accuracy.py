@@ -50,10 +50,10 @@ def test_events_that_are_alike_count_as_few() -> None:
 
 def test_an_interval_of_clusters_holds_as_often_as_it_says() -> None:
     """Shares of samples drawn from Beta(3, 1), 20 events each: 0.75 on average."""
-    chance, held = random.Random(5), {"clusters": 0, "rounds": 0}
+    rng, held = random.Random(5), {"clusters": 0, "rounds": 0}
     for _ in range(400):
-        shares = [chance.betavariate(3, 1) for _ in range(40)]
-        right = [sum(chance.random() < share for _ in range(20)) for share in shares]
+        shares = [rng.betavariate(3, 1) for _ in range(40)]
+        right = [sum(rng.random() < share for _ in range(20)) for share in shares]
         ends = {"clusters": wilson_of_clusters(right, [20] * 40), "rounds": wilson(sum(right), 800)}
         for name, (low, high) in ends.items():
             held[name] += low < 0.75 < high
@@ -62,8 +62,8 @@ def test_an_interval_of_clusters_holds_as_often_as_it_says() -> None:
 
 
 def test_fractional_scores_get_a_seeded_bootstrap() -> None:
-    chance = random.Random(1)
-    values = [chance.random() for _ in range(200)]
+    rng = random.Random(1)
+    values = [rng.random() for _ in range(200)]
     score = mean_score(values, seed=3)
     assert score is not None
     assert score == mean_score(values, seed=3)
@@ -120,8 +120,8 @@ def test_equal_runs_do_not_differ() -> None:
 
 
 def test_fractional_runs_by_paired_bootstrap() -> None:
-    chance = random.Random(2)
-    ours = {str(i): chance.random() for i in range(100)}
+    rng = random.Random(2)
+    ours = {str(i): rng.random() for i in range(100)}
     slightly = {key: value - 0.02 for key, value in ours.items()}
     assert compare(ours, slightly).p_value is None
     assert compare(ours, slightly).differs
@@ -134,11 +134,11 @@ def test_nothing_shared_is_a_sentence() -> None:
 
 def test_differs_is_rarely_said_of_equal_runs() -> None:
     """Under no difference the exact test errs in at most 5 % of comparisons."""
-    chance = random.Random(4)
+    rng = random.Random(4)
     wrong = 0
     for _ in range(200):
-        ours = {str(i): float(chance.random() < 0.7) for i in range(60)}
-        theirs = {str(i): float(chance.random() < 0.7) for i in range(60)}
+        ours = {str(i): float(rng.random() < 0.7) for i in range(60)}
+        theirs = {str(i): float(rng.random() < 0.7) for i in range(60)}
         only_ours = sum(ours[k] > theirs[k] for k in ours)
         only_theirs = sum(ours[k] < theirs[k] for k in ours)
         wrong += mcnemar(only_ours, only_theirs) < 0.05
@@ -147,11 +147,9 @@ def test_differs_is_rarely_said_of_equal_runs() -> None:
 
 def test_the_bootstrap_covers_no_difference() -> None:
     """About 5 % of 95 % intervals miss; 13 or more of 100 has a chance below 1 in 400."""
-    chance = random.Random(5)
+    rng = random.Random(5)
     keys = [str(i) for i in range(60)]
-    pairs = [
-        ({k: chance.random() for k in keys}, {k: chance.random() for k in keys}) for _ in range(100)
-    ]
+    pairs = [({k: rng.random() for k in keys}, {k: rng.random() for k in keys}) for _ in range(100)]
     assert 0 < sum(compare(ours, theirs).differs for ours, theirs in pairs) < 13
 
 
@@ -169,10 +167,10 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one() -> None:
 
 def test_pass_at_k_does_not_depend_on_how_many_were_drawn() -> None:
     """Unbiased: more samples of one coin move the mean over items, not the expectation."""
-    chance = random.Random(6)
+    rng = random.Random(6)
 
     def estimate(n: int) -> float:
-        items = [[float(chance.random() < 0.3) for _ in range(n)] for _ in range(4000)]
+        items = [[float(rng.random() < 0.3) for _ in range(n)] for _ in range(4000)]
         return sum(pass_at_k(n, int(sum(item)), 3) for item in items) / len(items)
 
     truth = 1 - 0.7**3

@@ -27,10 +27,10 @@ def quantised(found: Outcomes) -> Outcomes:
 
 def simulated(count: int, stretch: float, seed: int = 0, length: int = 4) -> list[ObservedDraft]:
     """Rounds whose logits are `stretch` times those the outcomes were drawn from."""
-    chance, found = random.Random(seed), []
+    rng, found = random.Random(seed), []
     for _ in range(count):
-        logits = [chance.gauss(1.0, 1.5) for _ in range(length)]
-        alive = [chance.random() < 1 / (1 + math.exp(-z)) for z in logits]
+        logits = [rng.gauss(1.0, 1.5) for _ in range(length)]
+        alive = [rng.random() < 1 / (1 + math.exp(-z)) for z in logits]
         accepted = next((k for k, lives in enumerate(alive) if not lives), length)
         found.append(ObservedDraft(tuple(stretch * z for z in logits), accepted))
     return found
@@ -83,9 +83,9 @@ def test_a_position_is_measured_where_it_was_verified() -> None:
 
 
 def test_auroc_is_the_share_of_ordered_pairs() -> None:
-    chance = random.Random(1)
-    predicted = tuple(chance.randrange(6) / 5 for _ in range(60))
-    found = Outcomes(predicted, tuple(chance.random() < p for p in predicted))
+    rng = random.Random(1)
+    predicted = tuple(rng.randrange(6) / 5 for _ in range(60))
+    found = Outcomes(predicted, tuple(rng.random() < p for p in predicted))
     hits = [p for p, happened in zip(predicted, found.happened, strict=True) if happened]
     misses = [p for p, happened in zip(predicted, found.happened, strict=True) if not happened]
     wins = sum((h > m) + 0.5 * (h == m) for h in hits for m in misses)
@@ -134,7 +134,7 @@ def test_each_temperature_is_the_best_given_those_before() -> None:
     assert 1.0 in calibration.GRID
 
 
-# --- by name, over the facts of samples ----------------------------------------------------------
+# --- by name, over samples ----------------------------------------------------------
 
 
 def sample_of(rounds: list[ObservedDraft], more: int = 2) -> SampleStats:
@@ -155,7 +155,7 @@ def run_of(*parts: list[ObservedDraft]) -> list[SampleStats]:
 @pytest.mark.parametrize("k", [1, 3])
 def test_numbers_of_a_position_by_name(k: int) -> None:
     first, second = halves()
-    facts = run_of(first, second)
+    samples = run_of(first, second)
     for covered, rounds, temperatures in (
         ("", [*first, *second], ()),
         ("_unscaled", second, ()),
@@ -163,34 +163,36 @@ def test_numbers_of_a_position_by_name(k: int) -> None:
     ):
         wanted = calibration.calibration_by_position(rounds, temperatures)[k - 1]
         for name in ("ece", "auroc", "brier"):
-            found = measure(f"calibration/{name}{covered}@{k}", facts)
+            found = measure(f"calibration/{name}{covered}@{k}", samples)
             assert found == pytest.approx(getattr(wanted, name)), (name, covered)
 
 
 def test_scaling_helps_on_samples_it_has_not_seen() -> None:
-    facts = run_of(*halves())
+    samples = run_of(*halves())
     for k in (1, 2, 3, 4):
-        before, after = (measure(f"calibration/ece_{s}@{k}", facts) for s in ("unscaled", "scaled"))
+        before, after = (
+            measure(f"calibration/ece_{s}@{k}", samples) for s in ("unscaled", "scaled")
+        )
         assert before is not None and after is not None
         assert after < before
 
 
 def test_only_verified_positions_count() -> None:
-    facts = [sample_of([ObservedDraft((0.0, 0.0), 1)], more=3)]
-    assert measure("calibration/brier@1", facts) == 0.25
-    assert measure("calibration/brier@2", facts) == 0.0625
-    assert measure("calibration/brier@3", facts) is None
+    samples = [sample_of([ObservedDraft((0.0, 0.0), 1)], more=3)]
+    assert measure("calibration/brier@1", samples) == 0.25
+    assert measure("calibration/brier@2", samples) == 0.0625
+    assert measure("calibration/brier@3", samples) is None
 
 
 def test_a_drafter_without_confidences_has_no_calibration() -> None:
-    for facts in ([drafted([(3, 1, 2)])], [sample()], []):
+    for samples in ([drafted([(3, 1, 2)])], [sample()], []):
         for name in ("ece", "ece_scaled", "auroc_unscaled", "brier"):
-            assert measure(f"calibration/{name}@1", facts) is None
+            assert measure(f"calibration/{name}@1", samples) is None
 
 
 def test_one_sample_is_not_enough_to_fit_and_measure() -> None:
-    facts = run_of(simulated(10, 1.0))
-    assert len(facts) == 1
-    assert measure("calibration/ece@1", facts) is not None
-    assert measure("calibration/ece_unscaled@1", facts) is not None
-    assert measure("calibration/ece_scaled@1", facts) is None
+    samples = run_of(simulated(10, 1.0))
+    assert len(samples) == 1
+    assert measure("calibration/ece@1", samples) is not None
+    assert measure("calibration/ece_unscaled@1", samples) is not None
+    assert measure("calibration/ece_scaled@1", samples) is None

@@ -133,8 +133,8 @@ def test_simulated_rounds_are_those_of_the_loop(
 ) -> None:
     decoder = SpeculativeDecoder(drafter(name, folder), length=piece)
     real = [verified(found) for found in decoder.generate_batch(target, requests)]
-    asked = replace(decoder, length=FixedLength(0))
-    drafts = StoredDrafts.of(map(sample, asked.generate_batch(target, requests)))
+    unverified = replace(decoder, length=FixedLength(0))
+    drafts = StoredDrafts.of(map(sample, unverified.generate_batch(target, requests)))
     texts = drafts.served(SCALE)
     assert len(texts) == sum(request.max_new_tokens > 1 for request in requests)
     steps = simulate(ServingSystem(name, texts, rule), FLAT, len(texts)).steps
@@ -279,25 +279,25 @@ def store_run(root: Path, run: RunSpec, generations: Sequence[Generation], speci
 
 
 @pytest.fixture(scope="module")
-def asked(folder: Path, target: TransformerDenoiser) -> list[Generation]:
-    """Greedy texts whose drafter was asked at every position."""
+def texts(folder: Path, target: TransformerDenoiser) -> list[Generation]:
+    """Greedy texts with a draft at every position."""
     requests = [Request(f"r{i}", (3 + i, 9, 27), 12 + i) for i in range(8)]
     decoder = SpeculativeDecoder(drafter("spoiled", folder), length=FixedLength(0))
     return decoder.generate_batch(target, requests)
 
 
 def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
-    asked: list[Generation],
+    texts: list[Generation],
     target: TransformerDenoiser,
     tmp_path: Path,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    run = store_run(tmp_path, spec(), asked, target.special)
+    run = store_run(tmp_path, spec(), texts, target.special)
     assert main(["train", "temperatures", run, "--results", str(tmp_path)]) == 0
     file = tmp_path / "training" / "temperatures" / "tiny-spoiled.json"
     assert f"decoder.length.temperatures.source={file}" in capsys.readouterr().out
     fitted = json.loads(file.read_text())
-    first, second = (half.observed() for half in StoredDrafts.of(map(sample, asked)).halves())
+    first, second = (half.observed() for half in StoredDrafts.of(map(sample, texts)).halves())
     assert tuple(fitted["temperatures"]) == calibration.fit_temperatures(first)
     assert (fitted["fitted_on"], fitted["measured_on"]) == (len(first), len(second))
     raw = calibration.calibration_by_position(second)
@@ -311,7 +311,7 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
 
 
 def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
-    asked: list[Generation],
+    texts: list[Generation],
     target: TransformerDenoiser,
     tmp_path: Path,
     capsys: pytest.CaptureFixture,
@@ -322,13 +322,13 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
     whole = {**FIXED, "tokens": None}
     unheaded = [
         replace(found, trace=Trace([replace(row, survival=()) for row in found.trace.forwards]))
-        for found in asked
+        for found in texts
     ]
     runs = {
-        "greedy": store_run(tmp_path, spec(), asked, target.special),
-        "cut": store_run(tmp_path, spec(0.0, cut, elsewhere), asked, target.special),
+        "greedy": store_run(tmp_path, spec(), texts, target.special),
+        "cut": store_run(tmp_path, spec(0.0, cut, elsewhere), texts, target.special),
         "other": store_run(tmp_path, spec(draft=other), unheaded, target.special),
-        "sampled": store_run(tmp_path, spec(1.0, cut), asked, target.special),
+        "sampled": store_run(tmp_path, spec(1.0, cut), texts, target.special),
         "sampled unheaded": store_run(tmp_path, spec(1.0, whole), unheaded, target.special),
     }
 
@@ -345,14 +345,14 @@ def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
 
 
 def test_a_load_is_simulated_from_stored_runs(
-    asked: list[Generation],
+    texts: list[Generation],
     target: TransformerDenoiser,
     tmp_path: Path,
     capsys: pytest.CaptureFixture,
 ) -> None:
     profile, out = tmp_path / "profile.json", tmp_path / "points.csv"
     profile.write_text(json.dumps({"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}))
-    run = store_run(tmp_path, spec(), asked, target.special)
+    run = store_run(tmp_path, spec(), texts, target.special)
     asking = ["simulate", run, "--results", str(tmp_path), "--profile", str(profile)]
     assert main([*asking, "--requests", "1,2", "--out", str(out)]) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -362,7 +362,7 @@ def test_a_load_is_simulated_from_stored_runs(
     assert [p["system"] for p in points] == [name for name in names for _ in range(2)]
     assert len(shown) == 1 + len(points)
     assert [float(p["tokens_per_s_user"]) for p in points[:2]] == pytest.approx([100.0, 100.0])
-    texts = StoredDrafts.of(map(sample, asked)).halves()[1].served()
+    texts = StoredDrafts.of(map(sample, texts)).halves()[1].served()
     steps = simulate(ServingSystem("", texts, fixed_rule()), FLAT, 1).steps
     rate = sum(step.committed for step in steps) / len(steps)
     assert float(points[2]["tokens_per_round"]) == pytest.approx(rate)
@@ -371,13 +371,13 @@ def test_a_load_is_simulated_from_stored_runs(
 
 
 def test_only_greedy_sealed_drafts_are_simulated(
-    asked: list[Generation],
+    texts: list[Generation],
     target: TransformerDenoiser,
     tmp_path: Path,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    sampled = store_run(tmp_path, spec(1.0), asked, target.special)
-    few = store_run(tmp_path, spec(draft={"_target_": "few"}), asked[:1], target.special)
+    sampled = store_run(tmp_path, spec(1.0), texts, target.special)
+    few = store_run(tmp_path, spec(draft={"_target_": "few"}), texts[:1], target.special)
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps({"tokens": [1, 512], "steps_per_s": [100.0, 100.0]}))
     for run, sentence in ((sampled, "temperature=0"), (few, "drafts of 1 texts")):
@@ -387,18 +387,18 @@ def test_only_greedy_sealed_drafts_are_simulated(
 
 def test_what_is_simulated_unasked_is_profiled() -> None:
     """Whole drafts of a block: of 7 slots, and of up to 3 positions committed since."""
-    asked = parse(["simulate", "RUN"])
+    options = parse(["simulate", "RUN"])
     drafts = StoredDrafts((), steps=1.0, width=7 + 3, calls=1)
-    assert drafts.drafting(read_step_profile(asked.profile))(max(asked.requests)) > 0
+    assert drafts.drafting(read_step_profile(options.profile))(max(options.requests)) > 0
 
 
 def test_steps_of_another_model_are_no_load(
-    asked: list[Generation],
+    texts: list[Generation],
     target: TransformerDenoiser,
     tmp_path: Path,
     capsys: pytest.CaptureFixture,
 ) -> None:
     """The profile that is there without asking is tiny-qwen3's."""
-    run = store_run(tmp_path, spec(), asked, target.special)
+    run = store_run(tmp_path, spec(), texts, target.special)
     assert main(["simulate", run, "--results", str(tmp_path)]) == 2
     assert "measured with tiny-qwen3" in capsys.readouterr().err

@@ -93,7 +93,7 @@ D = drafted([(3, 2, 3)], survival=[[0.5, 1.0, -1.0]], right=[2], draft_s=0.1, ba
 
 
 def stored(*samples: SampleStats) -> dict[str, list]:
-    return {name: [getattr(fact, name) for fact in samples] for name in SampleStats.columns()}
+    return {name: [getattr(one, name) for one in samples] for name in SampleStats.columns()}
 
 
 def test_columns_and_back() -> None:
@@ -134,8 +134,8 @@ def draft_trace(*rounds: tuple[Sequence[int], int, int]) -> Trace:
         rows.append(Forward(ForwardKind.HEAD, 1, 0, 0, ms=3.0, calls=len(tokens)))
         survival = tuple(0.5 * i for i in range(len(tokens)))
         verified = Forward(ForwardKind.VERIFY, 1, proposed + 1, 5, 4.0, proposed=proposed)
-        facts = {"accepted": accepted, "drafted": tuple(tokens), "survival": survival}
-        rows.append(Forward(**{**vars(verified), **facts}))
+        changes = {"accepted": accepted, "drafted": tuple(tokens), "survival": survival}
+        rows.append(Forward(**{**vars(verified), **changes}))
     return Trace(rows)
 
 

@@ -1,4 +1,4 @@
-"""Named speed definitions against numbers worked out by hand, and laws that hold for any facts."""
+"""Speed metrics against numbers worked out by hand, and laws that hold for any samples."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_laws(samples: list[SampleStats]) -> None:
 
 
 @given(facts)
-def test_one_sample_alone_has_no_aggregation(fact: SampleStats) -> None:
-    assert measure("tpf/emitted", [fact]) == fact.emitted / fact.forwards
-    assert measure("tpf/lopa_coder", [fact]) == fact.content / fact.forwards
-    assert measure("tps/max", [fact]) == measure("tps/no_first_step", [fact])
-    assert measure("latency/p95", [fact]) == fact.seconds
+def test_one_sample_alone_has_no_aggregation(one: SampleStats) -> None:
+    assert measure("tpf/emitted", [one]) == one.emitted / one.forwards
+    assert measure("tpf/lopa_coder", [one]) == one.content / one.forwards
+    assert measure("tps/max", [one]) == measure("tps/no_first_step", [one])
+    assert measure("latency/p95", [one]) == one.seconds
