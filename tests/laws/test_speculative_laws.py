@@ -186,13 +186,13 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
     """Their length after every draft; their content at the end, and what is drafted from it."""
     observed = ObservedTarget(target)
     rounds: list[tuple[Context, Proposal]] = []
-    sampler = Sampler(0.0, torch.zeros)  # of a drafter that draws even where the target does not
+    drawing = Sampler(0.0, torch.zeros)  # of a drafter that draws even where the target does not
 
     @dataclass(frozen=True)
     class Watched(type(draft)):  # type: ignore[misc]
         def propose(self, context: Context, sampler: Sampler) -> Proposal:
             assert observed.kv.length == context.anchor, "the target holds the prefix"
-            rounds.append((context, super().propose(context, sampler)))
+            rounds.append((context, super().propose(context, drawing)))
             assert context.kv is None or context.kv.length == context.anchor, "so does the drafter"
             return rounds[-1][1]
 
@@ -206,12 +206,12 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     last, proposal = rounds[-1]
     features = None if once.features is None else once.features[:, : last.anchor]
-    memory = draft.new_cache(target, len(text) + draft.longest)
-    again = replace(last, features_1FC=features, target=target, kv=memory)
-    fresh = draft.propose(again, sampler)
+    draft_kv = draft.new_cache(target, len(text) + draft.longest)
+    again = replace(last, features_1FC=features, target=target, kv=draft_kv)
+    fresh = draft.propose(again, drawing)
     assert fresh.tokens_D.tolist() == proposal.tokens_D.tolist()
-    if memory is not None:
-        for found, wanted in zip(kept(last.kv), kept(memory), strict=True):
+    if draft_kv is not None:
+        for found, wanted in zip(kept(last.kv), kept(draft_kv), strict=True):
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 

@@ -1,7 +1,8 @@
 """Numbers of drafting walk from the loop to a cell: the same from the samples file as in the cell.
 
-A real run of the draft-verify loop on a table of distributions, with a drafter that has a confidence
-head and a sequential one, and a baseline. What a cell shows has to follow from the stored samples.
+A real run of the draft-verify loop on a table of distributions, with a drafter that has a
+confidence head and a sequential one, and a baseline. What a cell shows has to follow from the
+stored samples.
 """
 
 from __future__ import annotations
