@@ -124,7 +124,7 @@ class TrainedDrafter(StoredDrafter):
 
 @register("drafter.block")
 @dataclass(frozen=True)
-class TrainedBlock(TrainedDrafter):
+class TrainedBlockDrafter(TrainedDrafter):
     """DFlash or DSpark; implements `core.speculative.BlockDrafter`."""
 
     chain: ClassVar[bool] = False
@@ -156,7 +156,7 @@ class TrainedBlock(TrainedDrafter):
 
 @register("drafter.chain")
 @dataclass(frozen=True)
-class TrainedChain(TrainedDrafter):
+class TrainedChainDrafter(TrainedDrafter):
     """EAGLE-3; implements `core.speculative.ChainDrafter`."""
 
     chain: ClassVar[bool] = True
@@ -173,7 +173,7 @@ class TrainedChain(TrainedDrafter):
 
 @register("drafter.model")
 @dataclass(frozen=True)
-class SmallModel(StoredDrafter):
+class SmallModelDrafter(StoredDrafter):
     """An autoregressive model that drafts; implements `core.speculative.ModelDrafter`."""
 
     def on(self, target: Target) -> TransformerDenoiser:
@@ -214,7 +214,9 @@ def _network(drafter: TrainedDrafter, device: torch.device, dtype: torch.dtype) 
 
 
 @lru_cache(maxsize=2)
-def _model(drafter: SmallModel, device: torch.device, dtype: torch.dtype) -> TransformerDenoiser:
+def _model(
+    drafter: SmallModelDrafter, device: torch.device, dtype: torch.dtype
+) -> TransformerDenoiser:
     from dllm_bench.models.transformer import TransformerDenoiser  # imports transformers
 
     name = str(dtype).removeprefix("torch.")

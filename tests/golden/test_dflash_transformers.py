@@ -16,7 +16,7 @@ import torch
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.models.drafters import TrainedBlock
+from dllm_bench.models.drafters import TrainedBlockDrafter
 from tests.helpers import golden_dir, load_denoiser
 from tests.speculative import WatchedLength
 
@@ -91,7 +91,7 @@ def test_the_two_draft_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
             eos_token_id=None,
         )
         watched = WatchedLength()
-        decoder = SpeculativeDecoder(DFlash(TrainedBlock(str(DRAFTER))), length=watched)
+        decoder = SpeculativeDecoder(DFlash(TrainedBlockDrafter(str(DRAFTER))), length=watched)
         generation = decoder.generate(own, Request("dflash", prompt, NEW))
         assert list(generation.ids[:NEW]) == text[0, len(prompt) :].tolist()
         rows = [row for row in generation.trace.forwards if row.kind == "verify"]

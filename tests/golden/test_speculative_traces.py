@@ -31,7 +31,7 @@ from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.models.drafters import TrainedBlock, TrainedChain
+from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import golden_dir, load_denoiser
 from tests.sample_stats import drafted
@@ -67,8 +67,8 @@ def target() -> TransformerDenoiser:
 def draft(kind: str) -> Draft:
     source = str(FOLDER / "ckpt" / ("zlab_dflash_b16" if kind == "zlab_dflash" else kind))
     if kind == "eagle3":
-        return Eagle3(TrainedChain(source))
-    return (DSpark if kind in DSPARKS else DFlash)(TrainedBlock(source))
+        return Eagle3(TrainedChainDrafter(source))
+    return (DSpark if kind in DSPARKS else DFlash)(TrainedBlockDrafter(source))
 
 
 def cases() -> list[Any]:

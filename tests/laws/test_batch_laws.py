@@ -27,7 +27,7 @@ from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
-from dllm_bench.models.drafters import SmallModel
+from dllm_bench.models.drafters import SmallModelDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import load_denoiser, tiny_checkpoint
 from tests.laws.test_output_law import (
@@ -94,7 +94,7 @@ def test_so_they_are_under_other_rules(
 
 def test_an_end_inside_of_a_block_ends_one_of_them(folder: Path) -> None:
     model = load_denoiser(folder / "target")
-    decoder = SpeculativeDecoder(ModelDraft(SmallModel(str(folder / "target")), 4))
+    decoder = SpeculativeDecoder(ModelDraft(SmallModelDrafter(str(folder / "target")), 4))
     plain = [found.ids for found in decoder.generate_batch(model, REQUESTS)]
     end = plain[0][6]
     model.special = SpecialTokens(mask=model.special.mask, eos=end)

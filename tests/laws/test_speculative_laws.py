@@ -34,7 +34,7 @@ from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
 from dllm_bench.metrics import acceptance
-from dllm_bench.models.drafters import SmallModel, TrainedBlock, TrainedChain
+from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
 from tests.speculative import DRAFTERS, FromDistribution, write_drafter
@@ -56,8 +56,8 @@ def target(folder: Path) -> TransformerDenoiser:
 def trained(folder: Path, name: str) -> Draft:
     source = write_drafter(folder / name, DRAFTERS[name], seed=4)
     if name == "eagle3":
-        return Eagle3(TrainedChain(source))
-    return (DSpark if name.startswith("dspark") else DFlash)(TrainedBlock(source))
+        return Eagle3(TrainedChainDrafter(source))
+    return (DSpark if name.startswith("dspark") else DFlash)(TrainedBlockDrafter(source))
 
 
 MAKERS: dict[str, Callable[[Path], Draft]] = {
@@ -68,9 +68,9 @@ MAKERS: dict[str, Callable[[Path], Draft]] = {
     "random": lambda folder: RandomDraft(3),
     "adversarial": lambda folder: AdversarialDraft(3),
     "model": lambda folder: ModelDraft(
-        SmallModel(str(tiny_checkpoint("qwen3", folder / "small", 7))), 3
+        SmallModelDrafter(str(tiny_checkpoint("qwen3", folder / "small", 7))), 3
     ),
-    "target_itself": lambda folder: ModelDraft(SmallModel(str(folder / "target")), 4),
+    "target_itself": lambda folder: ModelDraft(SmallModelDrafter(str(folder / "target")), 4),
 }
 
 

@@ -23,7 +23,7 @@ from dllm_bench.decoding.draft.eagle3 import Eagle3
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.models.drafters import TrainedBlock, TrainedChain
+from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import drafter_data as data
@@ -129,7 +129,7 @@ def test_a_block_is_what_decoding_would_draft(
     kind: str, kernel: Any, model: LoadedModel, tmp_path: Path
 ) -> None:
     """Hidden states and logits of every block, one by one with the drafter's own cache."""
-    drafter = TrainedBlock(write_drafter(tmp_path / kind, DRAFTERS[kind]))
+    drafter = TrainedBlockDrafter(write_drafter(tmp_path / kind, DRAFTERS[kind]))
     network: Any = trainable(Path(drafter.source))
     rows = rows_for(model, drafter.feature_layers)
     anchors, kept = objectives.draw_anchors(rows.answer_BL, 4, torch.Generator().manual_seed(3))
@@ -152,7 +152,7 @@ def test_a_block_is_what_decoding_would_draft(
 
 def test_the_chain_is_what_decoding_would_draft(model: LoadedModel, tmp_path: Path) -> None:
     """Every step of one column, the drafted tokens being the text's own."""
-    drafter = TrainedChain(write_drafter(tmp_path, DRAFTERS["eagle3"]))
+    drafter = TrainedChainDrafter(write_drafter(tmp_path, DRAFTERS["eagle3"]))
     network: Any = trainable(Path(drafter.source))
     rows = rows_for(model, drafter.feature_layers)
     target: Any = model.denoiser
@@ -238,9 +238,9 @@ def test_a_trained_drafter_saves_forwards_and_changes_nothing(
         run = fitted(job(kind, {"steps": steps, "rows": 8, "anchors": 8}), model, folder, texts=4)
         source = str(folder / "out")
         if kind == "eagle3":
-            piece: Any = Eagle3(TrainedChain(source))
+            piece: Any = Eagle3(TrainedChainDrafter(source))
         else:
-            piece = (DSpark if run.job.head else DFlash)(TrainedBlock(source))
+            piece = (DSpark if run.job.head else DFlash)(TrainedBlockDrafter(source))
             facts = piece.drafter.drafter_config
             assert (facts.rank > 0, facts.confidence) == (kind != "dflash", kind != "dflash")
         facts = []
@@ -356,7 +356,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out = str(tmp_path / "drafter")
     assert main([*words.split(), "--out", out, "--results", str(tmp_path)]) == 0
     assert f"decoder=dflash decoder.draft.drafter.source={out}" in capsys.readouterr().out
-    facts = TrainedBlock(out).drafter_config
+    facts = TrainedBlockDrafter(out).drafter_config
     assert (facts.slots, facts.feature_layers, facts.rank, facts.confidence) == (
         7,
         (0, 1, 2),

@@ -36,7 +36,7 @@ from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics import acceptance, calibration
 from dllm_bench.metrics.sample_stats import count_sample
-from dllm_bench.models.drafters import SmallModel, TrainedBlock
+from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.serving.load_simulation import (
     NewLengthRule,
@@ -92,8 +92,10 @@ def target(folder: Path) -> TransformerDenoiser:
 def drafter(name: str, folder: Path) -> Draft:
     makers = {
         "ngram": lambda: NGramDraft(4, 2),
-        "spoiled": lambda: Spoiled(SmallModel(str(folder / "target")), 5),
-        "dspark": lambda: DSpark(TrainedBlock(write_drafter(folder / name, DRAFTERS[name], 4))),
+        "spoiled": lambda: Spoiled(SmallModelDrafter(str(folder / "target")), 5),
+        "dspark": lambda: DSpark(
+            TrainedBlockDrafter(write_drafter(folder / name, DRAFTERS[name], 4))
+        ),
     }
     return makers[name]()
 

@@ -1,4 +1,4 @@
-"""What tests of loading share: a spec for a folder, logits of a fixed text, edits of the files."""
+"""Helpers of tests of loading: a spec for a folder, logits of a fixed text, edits of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of each form of attention over one canvas, and how far two sets of logits are apart."""
+"""Plans of each form of attention over one canvas, and the distance between two sets of logits."""
 
 from __future__ import annotations
 

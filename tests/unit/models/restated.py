@@ -1,4 +1,4 @@
-"""The published architectures restated in float64, straight from a checkpoint's own names.
+"""The published architectures implemented again in float64, from a checkpoint's own names.
 
 One plain function per block, written from the facts of the architectures and from nothing of the
 package: tensors by their published names, config by its published keys, positions one by one.

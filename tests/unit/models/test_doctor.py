@@ -1,4 +1,4 @@
-"""`dllm-bench doctor MODEL`: what it says of a good checkpoint, and of each bad one."""
+"""`dllm-bench doctor MODEL`: its report on a good checkpoint, and on each bad one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
     assert "gives logits that are not finite numbers in float32" in report(folder)[-1][2]
 
 
-def test_the_first_refusal_ends_the_report(tmp_path: Path) -> None:
+def test_the_first_error_ends_the_report(tmp_path: Path) -> None:
     folder = tiny_checkpoint("dream", tmp_path, seed=5)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()

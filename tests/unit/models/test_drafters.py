@@ -1,4 +1,4 @@
-"""Drafters as files: both dialects are read, content is identity, what does not fit is refused."""
+"""Drafter files: both formats are read, content is identity, and a misfit raises an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dllm_bench.decoding.draft.dspark import DSpark
 from dllm_bench.decoding.draft.eagle3 import Eagle3
 from dllm_bench.decoding.draft.model import ModelDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.models.drafters import SmallModel, TrainedBlock, TrainedChain
+from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.store.spec import Role, split
 from tests.helpers import tiny_checkpoint, tiny_denoiser
@@ -32,7 +32,7 @@ def stored(folder: Path, name: str, **changes: Any) -> str:
     return write_drafter(folder / name, {**DRAFTERS[name], **changes})
 
 
-def test_taps_come_in_the_order_asked_and_begin_before_the_first_layer() -> None:
+def test_features_come_in_the_requested_order_and_may_start_at_the_embedding() -> None:
     target, tokens_1L = tiny_denoiser("qwen3", 0), torch.tensor([[1, 2, 3, 4]])
     plan = ForwardPlan(
         ForwardKind.PREFILL, (0, 4), (1, 5), (0, 0), "block_causal", 1, feature_layers=(1, -1, 0)
@@ -45,19 +45,19 @@ def test_taps_come_in_the_order_asked_and_begin_before_the_first_layer() -> None
     torch.testing.assert_close(target.head(target.module.model.norm(last)), logits)
 
 
-def test_what_the_dialects_say(tmp_path: Path) -> None:
-    deepspec, zlab = (TrainedBlock(stored(tmp_path, n)) for n in ("dflash", "dflash_zlab"))
+def test_what_the_two_formats_say(tmp_path: Path) -> None:
+    deepspec, zlab = (TrainedBlockDrafter(stored(tmp_path, n)) for n in ("dflash", "dflash_zlab"))
     assert (deepspec.slots, deepspec.silent, deepspec.feature_layers) == (4, 0, (-1, 0))
     assert (zlab.slots, zlab.silent, zlab.feature_layers) == (6, 1, (0,))
     assert DFlash(deepspec).longest == 4
     assert DFlash(zlab).longest == 5
     assert DFlash(zlab, slots=3).longest == 2
-    assert Eagle3(TrainedChain(stored(tmp_path, "eagle3"))).longest == 5
+    assert Eagle3(TrainedChainDrafter(stored(tmp_path, "eagle3"))).longest == 5
     assert not deepspec.has_transition_head
-    dspark = TrainedBlock(stored(tmp_path, "dspark"))
+    dspark = TrainedBlockDrafter(stored(tmp_path, "dspark"))
     assert dspark.has_transition_head and dspark.has_confidence_head
     assert DSpark(dspark).gives == {"survival estimates"}
-    silent = TrainedBlock(
+    silent = TrainedBlockDrafter(
         write_drafter(tmp_path / "s", {**DSPARK, "enable_confidence_head": False})
     )
     assert DSpark(silent).gives == frozenset()
@@ -66,14 +66,14 @@ def test_what_the_dialects_say(tmp_path: Path) -> None:
 def test_newer_configs_nest_the_block_length(tmp_path: Path) -> None:
     config = {key: value for key, value in DRAFTERS["dflash_zlab"].items() if key != "block_size"}
     config["dflash_config"] = {**config["dflash_config"], "block_size": 8}
-    assert TrainedBlock(write_drafter(tmp_path, config)).slots == 8
+    assert TrainedBlockDrafter(write_drafter(tmp_path, config)).slots == 8
 
 
-def test_content_is_identity_and_the_place_is_not(tmp_path: Path) -> None:
-    here = TrainedBlock(stored(tmp_path, "dspark"))
+def test_content_is_identity_and_the_path_is_not(tmp_path: Path) -> None:
+    here = TrainedBlockDrafter(stored(tmp_path, "dspark"))
     shutil.copytree(here.source, tmp_path / "there")
-    there = TrainedBlock(str(tmp_path / "there"))
-    other = TrainedBlock(write_drafter(tmp_path / "other", DSPARK, seed=1))
+    there = TrainedBlockDrafter(str(tmp_path / "there"))
+    other = TrainedBlockDrafter(write_drafter(tmp_path / "other", DSPARK, seed=1))
     assert here == there
     assert hash(here) == hash(there)
     assert here != other
@@ -83,16 +83,16 @@ def test_content_is_identity_and_the_place_is_not(tmp_path: Path) -> None:
     assert drafter["sha256"] == here.sha256
     assert "source" not in drafter
     with pytest.raises(DllmBenchError, match="sha256"):
-        TrainedBlock(other.source, sha256=here.sha256)
+        TrainedBlockDrafter(other.source, sha256=here.sha256)
 
 
 def test_a_drafter_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DllmBenchError, match="decoder/draft=eagle3"):
-        TrainedBlock(stored(tmp_path, "eagle3"))
+        TrainedBlockDrafter(stored(tmp_path, "eagle3"))
     with pytest.raises(DllmBenchError, match="decoder/draft=dflash or dspark"):
-        TrainedChain(stored(tmp_path, "dspark"))
+        TrainedChainDrafter(stored(tmp_path, "dspark"))
     with pytest.raises(DllmBenchError, match="needs a drafter with a transition head"):
-        DSpark(TrainedBlock(stored(tmp_path, "dflash")))
+        DSpark(TrainedBlockDrafter(stored(tmp_path, "dflash")))
 
 
 @pytest.mark.parametrize(
@@ -121,34 +121,34 @@ def test_configs_that_would_be_read_wrongly(
 
 def prepare(folder: Path) -> None:
     """Make the decoder and read its network."""
-    decoder = SpeculativeDecoder(DSpark(TrainedBlock(str(folder))))
+    decoder = SpeculativeDecoder(DSpark(TrainedBlockDrafter(str(folder))))
     decoder.prepare(tiny_denoiser("qwen3", 0), REQUEST)
 
 
-def test_the_other_dsparks_are_refused(tmp_path: Path) -> None:
+def test_specforges_dspark_is_refused(tmp_path: Path) -> None:
     config = dict(DRAFTERS["dflash_zlab"])
     config["dflash_config"] = {**config["dflash_config"], "projector_type": "dspark"}
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(DllmBenchError, match="projector_type"):
-        TrainedBlock(str(tmp_path))
+        TrainedBlockDrafter(str(tmp_path))
 
 
 def test_more_slots_than_trained(tmp_path: Path) -> None:
     with pytest.raises(DllmBenchError, match="choose 2 to 6"):
-        DFlash(TrainedBlock(stored(tmp_path, "dflash_zlab")), slots=7)
+        DFlash(TrainedBlockDrafter(stored(tmp_path, "dflash_zlab")), slots=7)
     with pytest.raises(DllmBenchError, match="choose 1 to"):
-        DFlash(TrainedBlock(write_drafter(tmp_path / "d", DEEPSPEC)), slots=5)
+        DFlash(TrainedBlockDrafter(write_drafter(tmp_path / "d", DEEPSPEC)), slots=5)
 
 
 def test_a_draft_model_over_other_tokens(tmp_path: Path) -> None:
-    small = SmallModel(str(tiny_checkpoint("dream", tmp_path, 0)))
+    small = SmallModelDrafter(str(tiny_checkpoint("dream", tmp_path, 0)))
     with pytest.raises(DllmBenchError, match="autoregressive model over the target's vocabulary"):
         SpeculativeDecoder(ModelDraft(small, 3)).prepare(tiny_denoiser("qwen3", 0), REQUEST)
 
 
-def test_a_drafter_that_is_not_there() -> None:
+def test_a_missing_drafter() -> None:
     with pytest.raises(DllmBenchError, match=r"decoder\.draft\.drafter\.source"):
-        TrainedBlock("assets/drafters/nobody-trained-this")
+        TrainedBlockDrafter("assets/drafters/nobody-trained-this")
     with pytest.raises(DllmBenchError, match="no model folder"):
-        TrainedBlock("/nowhere/at/all")
+        TrainedBlockDrafter("/nowhere/at/all")

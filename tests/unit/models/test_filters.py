@@ -1,4 +1,4 @@
-"""Trained filters as files: what is read and refused, and that content, not place, is identity."""
+"""Filter files: what is read and what raises an error; content, not path, is identity."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_logits_are_the_networks(tmp_path: Path, name: str, module: type[nn.Modu
 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_it_goes_where_the_confidences_are(tmp_path: Path, device: str) -> None:
+def test_it_runs_on_the_device_of_the_confidences(tmp_path: Path, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     found = stored(tmp_path)(torch.rand(1, 2, 32, device=device))
     assert (found.device.type, found.shape) == (device, (1, 2, 32))
 
 
-def test_content_is_identity_and_the_place_is_not(tmp_path: Path) -> None:
+def test_content_is_identity_and_the_path_is_not(tmp_path: Path) -> None:
     here = stored(tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     there = LearnedFilter(str(tmp_path / "there" / "filter.safetensors"))
@@ -70,7 +70,7 @@ def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
         instantiate(plain)
 
 
-def test_a_file_without_facts_is_read(tmp_path: Path) -> None:
+def test_a_file_without_metadata_is_read(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(dict(network_of(16, 2, 0).state_dict()), tmp_path / "own.safetensors")
@@ -93,13 +93,13 @@ def test_other_tensors_are_refused(tmp_path: Path, word: str) -> None:
         learned.block  # noqa: B018
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "filter.safetensors").write_bytes(b"pickle")
     with pytest.raises(DllmBenchError, match="no safetensors file"):
         LearnedFilter(str(tmp_path)).metadata  # noqa: B018
 
 
-def test_an_absent_filter_says_what_there_is() -> None:
+def test_a_missing_filter_lists_the_shipped_ones() -> None:
     with pytest.raises(DllmBenchError, match=r"assets/filters/tiny-llada-block32.*train filter"):
         LearnedFilter("assets/filters/nope")
 

@@ -157,7 +157,7 @@ def test_branches_in_one_forward_equal_separate_forwards(
         close(logits_KRV[k, : end - cached], alone[0])
 
 
-def test_hidden_positions_are_seen_by_no_one(model: TransformerDenoiser) -> None:
+def test_no_position_sees_hidden_positions(model: TransformerDenoiser) -> None:
     tokens_KL, hidden = canvas(branches=2), torch.tensor([20, LENGTH])
     changed_KL = tokens_KL.clone()
     changed_KL[0, 20:] = 1
@@ -200,7 +200,7 @@ def test_a_shorter_canvas_hides_the_cached_positions_behind_it(model: Transforme
 
 
 @pytest.mark.parametrize("winner", [0, 1, 2])
-def test_keep_stores_the_winner(model: TransformerDenoiser, winner: int) -> None:
+def test_keep_stores_the_chosen_branch(model: TransformerDenoiser, winner: int) -> None:
     tokens_KL, kv, own = canvas(3), model.new_cache(LENGTH), model.new_cache(LENGTH)
     step, cut = plan((0, LENGTH), (PROMPT, LENGTH), (0, 13)), 13
     model.forward(tokens_KL, step, kv)
@@ -244,7 +244,7 @@ def test_eager_attention_equals_sdpa(layout: str) -> None:
         close(full(sdpa, tokens_KL, attention), full(eager, tokens_KL, attention))
 
 
-def test_misuse_is_refused(model: TransformerDenoiser) -> None:
+def test_misuse_raises_an_error(model: TransformerDenoiser) -> None:
     kv = model.new_cache(LENGTH)
     with pytest.raises(ValueError, match="only 0 are cached"):
         model.forward(canvas(), plan((4, LENGTH)), kv)
@@ -288,7 +288,7 @@ def naive(shape: MaskShape, visible: list[int] | None) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_masks_equal_the_rule_written_out(seed: int) -> None:
+def test_masks_equal_the_rule_position_by_position(seed: int) -> None:
     draw = random.Random(seed)
     start, fed, branches = draw.randint(0, 9), draw.randint(1, 9), draw.randint(1, 3)
     stop = start + fed

@@ -1,6 +1,6 @@
-"""Every published layout, loaded through the real path, against a float64 restatement of it.
+"""Every published layout, loaded through the real path, against a float64 implementation of it.
 
-Also: the published names, written out; cached forwards; rotary embeddings in both spellings.
+Also: the published names, written out; cached forwards; rotary embeddings in old and new keys.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_tiny_checkpoints_have_the_published_names(layout: str, tmp_path: Path) 
     assert {n for n in found if not n.startswith(layer)} == {f"{n}.weight" for n in outside.split()}
 
 
-def test_adapters_are_known_by_name() -> None:
+def test_the_registry_gives_the_choices_of_a_spec() -> None:
     assert CHOICES["adapter"] == tuple(ADAPTERS)
 
 
@@ -139,7 +139,7 @@ def test_the_selection_bias_stays_in_float32(tmp_path: Path) -> None:
 # --- rotary spellings ----------------------------------------------------------------------------
 
 
-def test_old_and_new_spelling_of_the_rotary_base_are_one(tmp_path: Path) -> None:
+def test_old_and_new_keys_of_the_rotary_base_are_equal(tmp_path: Path) -> None:
     folder = tiny_checkpoint("sdar", tmp_path, seed=7, rope_theta=5000.0)
     old = ours(load_denoiser(folder), canvas(), "full")
     nested = {"rope_type": "default", "rope_theta": 5000.0}
@@ -150,7 +150,7 @@ def test_old_and_new_spelling_of_the_rotary_base_are_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("layout", CONFIGS)
-def test_rotary_settings_that_contradict_or_are_unknown(layout: str, tmp_path: Path) -> None:
+def test_rotary_settings_that_disagree_or_are_unknown(layout: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(layout, tmp_path, seed=7)
     respell(folder, rope_theta=10000.0, rope_parameters={"rope_theta": 500000.0})
     with pytest.raises(DllmBenchError, match=r"rope_theta=10000.0 at its top level and 500000"):

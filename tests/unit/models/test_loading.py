@@ -1,4 +1,4 @@
-"""Loading checkpoints: layouts, shards, LoRA, text front, content hash, and every refusal."""
+"""Loading checkpoints: layouts, shards, text codec, content hash, and every error."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
         ("nobody-org/no-such-model", "hf download nobody-org/no-such-model --revision abc"),
     ],
 )
-def test_absent_models(
+def test_missing_models(
     path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -189,7 +189,7 @@ def test_absent_models(
 @pytest.mark.parametrize(
     "changes", [{"dtype": "int4"}, {"attention": "flash"}, {"adapter": "gpt"}, {"device": "abacus"}]
 )
-def test_unknown_words(changes: dict[str, str]) -> None:
+def test_unknown_values_of_a_spec(changes: dict[str, str]) -> None:
     with pytest.raises(DllmBenchError, match=next(iter(changes.values()))):
         ModelSpec("tiny", "anywhere", **changes)
 
@@ -218,7 +218,7 @@ def test_the_hubs_name_of_a_file_is_its_hash(folder: Path, tmp_path: Path) -> No
     assert content_hash(spec(folder)) != before
 
 
-def test_asking_about_models_does_not_import_transformers() -> None:
+def test_importing_the_loader_does_not_import_transformers() -> None:
     code = "import sys, dllm_bench.models.load; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -242,7 +242,7 @@ def test_every_model_file_is_a_spec(path: Path) -> None:
     assert not (found.chat and found.bos)
 
 
-def test_the_template_is_told_about_thinking(folder: Path) -> None:
+def test_thinking_is_passed_to_the_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ 'w1' if enable_thinking else 'w2' }}")
     turns = [{"role": "user", "content": "w3"}]
     for thinking, expected in ((True, [1]), (False, [2]), (None, [2])):

@@ -1,4 +1,4 @@
-"""LoRA adapters: merged as peft merges them, beside the weights as peft runs them, or refused."""
+"""LoRA adapters: merged as peft merges them, unmerged as peft runs them, or an error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_adapters_that_a_merge_would_get_wrong(layout: str, folder: Path, tmp_pa
         load_model(spec(folder, lora=str(strange)))
 
 
-def test_adapters_that_are_not_whole(layout: str, folder: Path, tmp_path: Path) -> None:
+def test_incomplete_adapters(layout: str, folder: Path, tmp_path: Path) -> None:
     """A scale for another rank, no pairs at all, a listed module without its pair in one layer."""
     sides, key = (torch.randn(2, 32), torch.randn(32, 2)), PARAMETER[layout]
     other = write_adapter(tmp_path / "other", key, sides, r=16)
@@ -96,21 +96,21 @@ def test_adapters_that_are_not_whole(layout: str, folder: Path, tmp_path: Path) 
     load_model(spec(folder, lora=str(chosen)))
 
 
-def test_a_peft_model_beside_the_weights_equals_the_merged_one(
+def test_an_unmerged_adapter_equals_the_merged_one(
     layout: str, folder: Path, tmp_path: Path
 ) -> None:
     sides = torch.randn(2, 32), torch.randn(32, 2)
     adapter = write_adapter(tmp_path / "adapter", PARAMETER[layout], sides, use_rslora=True)
     merged = load_model(spec(folder, lora=str(adapter)))
-    beside = load_model(spec(folder, lora=str(adapter), merge_lora=False))
-    torch.testing.assert_close(logits(beside), logits(merged), atol=1e-4, rtol=1e-4)
-    assert (logits(beside) - logits(load_model(spec(folder)))).abs().max() > 1e-2
-    layer = beside.denoiser.module.model.layers[1].self_attn.o_proj
+    unmerged = load_model(spec(folder, lora=str(adapter), merge_lora=False))
+    torch.testing.assert_close(logits(unmerged), logits(merged), atol=1e-4, rtol=1e-4)
+    assert (logits(unmerged) - logits(load_model(spec(folder)))).abs().max() > 1e-2
+    layer = unmerged.denoiser.module.model.layers[1].self_attn.o_proj
     assert torch.equal(layer.base_layer.weight, tensors(folder)[PARAMETER[layout]])
-    assert beside.metadata.parameters == merged.metadata.parameters + 2 * 2 * 32
+    assert unmerged.metadata.parameters == merged.metadata.parameters + 2 * 2 * 32
 
 
-def test_an_adapter_on_a_fused_tensor_has_to_be_merged(tmp_path: Path) -> None:
+def test_an_adapter_on_a_fused_tensor_must_be_merged(tmp_path: Path) -> None:
     folder = tiny_checkpoint("llada2", tmp_path / "base", seed=5)
     name = "model.layers.1.attention.query_key_value.weight"
     rows, columns = tensors(folder)[name].shape

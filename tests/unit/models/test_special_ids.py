@@ -1,4 +1,4 @@
-"""Special ids come from config, tokenizer and generation config, which have to agree."""
+"""Special ids come from config.json, tokenizer and generation_config.json, which must agree."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_causal_model_needs_no_mask(tmp_path: Path) -> None:
     assert load_model(spec(folder)).special.mask == ROLES["mask"]
 
 
-def test_several_ends_of_text(folder: Path) -> None:
+def test_several_eos_ids(folder: Path) -> None:
     """Llama and Gemma name several in config.json, Qwen in generation_config.json."""
     edit(folder / "config.json", eos_token_id=[7, ROLES["eos"], ROLES["eot"]])
     assert load_model(spec(folder)).special.ends == (ROLES["eos"], ROLES["eot"])

@@ -1,4 +1,4 @@
-"""Planted faults, as the command line meets them: each its own sentence and exit code 2."""
+"""Damaged checkpoints on the command line: each fault has its own message and exit code 2."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def pickled(folder: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_planted_fault_is_its_own_sentence(
+def test_every_fault_has_its_own_message(
     plant: Callable[[Path], None], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tiny_checkpoint("dream", tmp_path / "planted", seed=5)

@@ -207,7 +207,7 @@ def test_a_model_saved_by_transformers_is_the_same_here(make: object, tmp_path: 
     assert gap(torch.cat(outputs), expected) < RELATIVE
 
 
-def test_gemma_in_the_spelling_of_its_release(tmp_path: Path) -> None:
+def test_gemma_with_the_config_keys_of_its_release(tmp_path: Path) -> None:
     """Its config.json has the sizes of global layers flat, transformers 5 writes them nested."""
     torch.manual_seed(0)
     theirs = gemma4().eval()

@@ -1,4 +1,4 @@
-"""`prefetch` and its manifest, with the hub's download faked: a snapshot written on the spot."""
+"""`prefetch` and its manifest, with a fake download that writes a snapshot."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def spec(**changes: Any) -> ModelSpec:
     return ModelSpec(**{"name": "m", "path": "some-org/Dream", "revision": "main"} | changes)
 
 
-def test_models_and_adapters_come_once_and_are_listed(
+def test_models_and_lora_adapters_are_downloaded_once_and_listed(
     hub: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     specs = [spec(), spec(name="n", lora="some-org/Lora"), spec(path="assets/tiny-llada")]
@@ -91,14 +91,14 @@ def test_a_copied_cache_is_verified(hub: list[dict[str, Any]], tmp_path: Path) -
         list(sources.verify_manifest(tmp_path))
 
 
-def test_what_has_no_safetensors_is_refused(hub: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_repository_without_safetensors_is_refused(
+    hub: list[dict[str, Any]], tmp_path: Path
+) -> None:
     with pytest.raises(DllmBenchError, match=r"lacks model\.safetensors"):
         list(sources.prefetch([spec(path="some-org/Pickled")], tmp_path))
 
 
-def test_a_download_that_fails_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failed_download_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(hub_id: str, **wanted: Any) -> str:
         raise OSError("no route to host\nmore")
 

@@ -1,4 +1,4 @@
-"""A forward for several requests is the forwards of each alone: logits, tapped layers, caches."""
+"""A batched forward equals the forwards of each request alone: logits, features, caches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
 from tests.unit.models.forms import FIRST, LENGTH, RELATIVE, canvas, gap, ours
-from tests.unit.models.test_native import gemma4, llama, qwen2, qwen3
+from tests.unit.models.test_adapters import gemma4, llama, qwen2, qwen3
 
 FEEDS = [  # (start, stop) of every request in three forwards, beginning with the prompts
     [(0, 9), (0, 1), (0, 14), (0, 4)],
@@ -53,7 +53,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> TransformerDenoiser
     return load_denoiser(tmp_path)
 
 
-def test_requests_together_are_requests_alone(model: TransformerDenoiser) -> None:
+def test_batched_requests_equal_unbatched_ones(model: TransformerDenoiser) -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = [torch.randint(4, VOCAB, (1, LENGTH - r), generator=generator) for r in range(4)]
     together, alone = ([model.new_cache(t.shape[1]) for t in tokens] for _ in range(2))
@@ -75,7 +75,7 @@ def test_requests_together_are_requests_alone(model: TransformerDenoiser) -> Non
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_a_neighbour_changes_nothing(tmp_path: Path) -> None:
+def test_another_request_in_the_batch_changes_nothing(tmp_path: Path) -> None:
     """To the last bit that the rounding of a longer matrix product may change."""
     model = load_denoiser(tiny_checkpoint("qwen3", tmp_path, 0))
     expected = ours(model, canvas()[:, :3], "causal")

@@ -1,7 +1,7 @@
-"""Compiled and quantised models: the same numbers up to rounding, or a sentence.
+"""Compiled and quantised models: equal logits up to rounding, or an error that says what to do.
 
-Compilation itself belongs to torch: here its place is taken by running the function as it is, and
-once by tracing it, so that what is ours (padding, masks over the whole cache) is tested.
+Compilation itself is torch's: most tests run the function uncompiled, one traces it, so that this
+package's part (padding, masks over the whole cache) is tested.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def test_w8a8_is_close_and_not_equal(tmp_path: Path) -> None:
     assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 
-def test_the_blocks_are_handed_to_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layers_are_given_to_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in with torchao's two names, for where the extra is not installed."""
     handed: list[tuple[int, str]] = []
     module = ModuleType("torchao.quantization")
@@ -163,7 +163,9 @@ def test_the_blocks_are_handed_to_torchao(tmp_path: Path, monkeypatch: pytest.Mo
     assert handed == [(2, "Int8DynamicActivationInt8WeightConfig")]
 
 
-def test_what_cannot_be_quantised_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_quantised_raises_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tiny_checkpoint("dream", tmp_path, seed=3)
     with pytest.raises(DllmBenchError, match=r"capability 8\.9 or more, found cpu; use .*w8a8"):
         quantised(folder, "fp8")

@@ -1,4 +1,4 @@
-"""The recorded Qwen3 target: logits and greedy continuations of a causal model, cached and not."""
+"""The recorded Qwen3 target: logits and greedy continuations, with and without a cache."""
 
 from __future__ import annotations
 
