@@ -271,9 +271,7 @@ def attention_note(decoder: Decoder, loaded: Loaded) -> str | None:
     decoder = getattr(decoder, "decoder", decoder)  # an `AnnouncingDecoder` wraps the run's own
     if not isinstance(decoder, MaskedDecoder):
         return None
-    return loaded.attention_warning(
-        decoder.cache.attention, getattr(decoder.schedule, "block", None) or 0
-    )
+    return loaded.attention_warning(decoder.cache.attention, decoder.schedule.block or 0)
 
 
 def prompt_hash(request: Request) -> str:

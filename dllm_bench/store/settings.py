@@ -20,22 +20,27 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dllm_bench.paths import PACKAGE, conf_dir
 from dllm_bench.store import inputs
 from dllm_bench.store.cache import DerivedCache, fingerprints
 from dllm_bench.store.provenance import packages
 
 FILE = ".settings.json"
-OMEGACONF = "omegaconf"  # not among the packages a record names
-ASIDE = ("assets", "__pycache__")  # of the package: read where settings name it; made from sources
+OMEGACONF = "omegaconf"  # records do not store its version
+SKIPPED = ("assets", "__pycache__")  # assets count only if settings name them; the other is derived
 VARIABLE = re.compile(r"\$\{oc\.env:(\w+)")
-PLAIN = re.compile(r"\$\{oc\.env:(\w+),(null|results)\}")
+SIMPLE_PATH = re.compile(r"\$\{oc\.env:(\w+),(null|results)\}")
 Plain = dict[str, Any]
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 
 
 class SettingsCache:
-    """`compose` and `resolve` as they are, asked once per state of what they depend on."""
+    """`compose` and `inputs.resolve`, computed once while what they depend on stays the same.
+
+    folder: the results directory; compose: overrides -> the composed configuration.
+    """
 
     def __init__(self, folder: Path, compose: Compose) -> None:
         self._compose = compose
@@ -45,29 +50,29 @@ class SettingsCache:
     def compose(self, overrides: Sequence[str]) -> Plain:
         """The configuration for `overrides`, as plain data."""
         key = f"compose {json.dumps(list(overrides))}"
-        known = self._cache.get(key, [])
-        if known is None:
-            known = dict(self._compose(overrides))
-            self._cache.put(key, [], known)
-        return dict(known)
+        config = self._cache.get(key, [])
+        if config is None:
+            config = dict(self._compose(overrides))
+            self._cache.put(key, [], config)
+        return dict(config)
 
     def resolve(self, config: Plain) -> Plain:
-        """What a configuration stands for, see `inputs.resolve`."""
+        """The resolved configuration, see `inputs.resolve`."""
         files = inputs.files_of(config)
         if files is None:
             return inputs.resolve(config)
         text = json.dumps(config)
         key, state = f"resolve {hashlib.sha256(text.encode()).hexdigest()}", fingerprints(files)
-        known = self._cache.get(key, state)
-        if known is None:
-            resolved = inputs.resolve(config)
-            known = {name: group for name, group in resolved.items() if group != config.get(name)}
-            self._cache.put(key, state, known)
-        return {**config, **known}
+        changed = self._cache.get(key, state)
+        if changed is None:
+            groups = inputs.resolve(config).items()
+            changed = {name: group for name, group in groups if group != config.get(name)}
+            self._cache.put(key, state, changed)
+        return {**config, **changed}
 
 
 def made_by() -> list[str]:
-    """Content of conf and package, what conf reads of the environment, versions of libraries."""
+    """A hash of conf and the package, the environment variables conf reads, library versions."""
     hashed, variables = hashlib.sha256(), set[str]()
     for root in (conf_dir(), PACKAGE):
         for path in _texts(root):
@@ -85,21 +90,19 @@ def made_by() -> list[str]:
 
 
 def _texts(root: Path) -> list[Path]:
-    """All files below `root` but weights and what is made from sources."""
+    """All files below `root`, except for those in `SKIPPED` folders."""
     found = []
     for folder, names, files in os.walk(root):
-        names[:] = [name for name in names if name not in ASIDE]
+        names[:] = [name for name in names if name not in SKIPPED]
         found += [Path(folder, file) for file in files]
     return sorted(found)
 
 
 def default_paths() -> Plain | None:
-    """The `paths` group as composed without overrides; None where that takes Hydra to say.
+    """The `paths` group as composed without overrides, read without Hydra; None if that fails.
 
-    Only values of the form it has are read: a variable, else `null` or `results`.
+    A value must be an environment variable with the default `null` or `results`.
     """
-    import yaml
-
     run = yaml.safe_load((conf_dir() / "run.yaml").read_text(encoding="utf-8"))
     chosen = [entry["paths"] for entry in run["defaults"] if "paths" in entry]
     if len(chosen) != 1 or "paths" in run:
@@ -108,7 +111,7 @@ def default_paths() -> Plain | None:
     group = yaml.safe_load(file.read_text(encoding="utf-8"))
     found: Plain = {}
     for name, text in group.items():
-        variable = PLAIN.fullmatch(str(text))
+        variable = SIMPLE_PATH.fullmatch(str(text))
         if not variable:
             return None
         instead = None if variable[2] == "null" else variable[2]
