@@ -60,12 +60,13 @@ def python_lines() -> Iterator[Line]:
 def package_lines() -> Iterator[Line]:
     """Required and optional packages."""
     for name in REQUIRED:
-        found = installed_version(name)
+        installed = installed_version(name)
         missing = (REQUIRED_MISSING, name, "not installed; run make again")
-        yield (OK, name, found) if found else missing
+        yield (OK, name, installed) if installed else missing
     for name, loss in OPTIONAL.items():
-        found = installed_version(name)
-        yield (OK, name, found) if found else (OPTIONAL_MISSING, name, f"not installed: no {loss}")
+        installed = installed_version(name)
+        missing = (OPTIONAL_MISSING, name, f"not installed: no {loss}")
+        yield (OK, name, installed) if installed else missing
 
 
 def installed_version(name: str) -> str | None:
@@ -121,8 +122,8 @@ def path_lines(paths: Mapping[str, Any]) -> Iterator[Line]:
         text = f"{data} is not a directory; set DLLM_BENCH_DATA or paths.data"
         yield REQUIRED_MISSING, "data", text
     else:
-        found = ", ".join(sorted(p.name for p in Path(data).iterdir() if p.is_dir()))
-        yield OK, "data", f"{data} with {found or 'nothing in it'}"
+        folders = ", ".join(sorted(p.name for p in Path(data).iterdir() if p.is_dir()))
+        yield OK, "data", f"{data} with {folders or 'nothing in it'}"
 
 
 def sandbox_lines() -> Iterator[Line]:

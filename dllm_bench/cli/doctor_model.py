@@ -44,11 +44,11 @@ def model_lines(config: Mapping[str, Any]) -> Iterator[Line]:
             yield OK, name, server_text(config["model"])
             return
         spec = model_spec(resolve_model(config["model"], resolve_hardware(config["hardware"])))
-        found = inspect_checkpoint(spec)
-        yield from file_lines(spec, found)
-        yield from architecture_lines(found)
-        yield from text_lines(found)
-        yield from memory_and_forward(spec, found)
+        checkpoint = inspect_checkpoint(spec)
+        yield from file_lines(spec, checkpoint)
+        yield from architecture_lines(checkpoint)
+        yield from text_lines(checkpoint)
+        yield from memory_and_forward(spec, checkpoint)
     except DllmBenchError as error:
         yield REQUIRED_MISSING, name, str(error)
 
@@ -59,13 +59,13 @@ def server_text(model: Mapping[str, Any]) -> str:
     return f"{model['url']} answers; it lists {names or 'no models'}: choose with model.name=NAME"
 
 
-def file_lines(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
+def file_lines(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:
     """The files, their sizes and the commits they come from."""
-    size = sum(found.files.values()) / GIBIBYTE
-    where = ", ".join(str(folder) for folder in found.folders.values())
-    yield OK, "files", f"{len(found.files)} with weights, {size:.3f} GiB, in {where}"
+    size = sum(checkpoint.files.values()) / GIBIBYTE
+    where = ", ".join(str(folder) for folder in checkpoint.folders.values())
+    yield OK, "files", f"{len(checkpoint.files)} with weights, {size:.3f} GiB, in {where}"
     pinned = {spec.path: spec.revision, spec.lora: spec.lora_revision}
-    for source, commit in found.commits.items():
+    for source, commit in checkpoint.commits.items():
         if commit is None:
             yield OK, "revision", f"{source} is not a snapshot of the hub; its content is hashed"
         elif pinned[source]:
@@ -76,42 +76,42 @@ def file_lines(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
     yield OK, "content", f"sha256 {content_hash(spec)[:12]}"
 
 
-def architecture_lines(found: Inspection) -> Iterator[Line]:
+def architecture_lines(checkpoint: Inspection) -> Iterator[Line]:
     """Adapter, form of attention, number of parameters and dtypes."""
-    opened = found.opened
+    opened = checkpoint.opened
     form = opened.attention_form.replace("_", "-")
     block = f" over blocks of {opened.spec.block}" if opened.spec.block else ""
     shift = "row i predicts position i + 1" if opened.shifted else "row i predicts position i"
     yield OK, "architecture", f"{opened.adapter}, {form} attention{block}, {shift}"
-    stored = ", ".join(f"{count} {dtype}" for dtype, count in sorted(found.stored.items()))
-    dtype = str(found.dtype).removeprefix("torch.")
-    yield OK, "tensors", f"{stored}; {found.parameters:,} parameters, run in {dtype}"
+    stored = ", ".join(f"{count} {dtype}" for dtype, count in sorted(checkpoint.stored.items()))
+    dtype = str(checkpoint.dtype).removeprefix("torch.")
+    yield OK, "tensors", f"{stored}; {checkpoint.parameters:,} parameters, run in {dtype}"
 
 
-def text_lines(found: Inspection) -> Iterator[Line]:
+def text_lines(checkpoint: Inspection) -> Iterator[Line]:
     """Special token ids with their texts, and the chat template."""
-    yield OK, "special ids", ", ".join(f"{r} {text}" for r, text in found.named_ids().items())
-    if found.text.tokenizer is None:
+    yield OK, "special ids", ", ".join(f"{r} {text}" for r, text in checkpoint.named_ids().items())
+    if checkpoint.text.tokenizer is None:
         text = "no tokenizer files next to the weights; requests need text"
         yield REQUIRED_MISSING, "tokenizer", text
-    elif found.text.chat:
-        yield OK, "chat template", f"sha256 {str(found.text.template_sha256)[:12]}"
+    elif checkpoint.text.chat:
+        yield OK, "chat template", f"sha256 {str(checkpoint.text.template_sha256)[:12]}"
     else:
-        bos = "with BOS" if found.text.bos else "as they are"
+        bos = "with BOS" if checkpoint.text.bos else "as they are"
         yield OK, "chat template", f"not used; plain prompts {bos}"
 
 
-def memory_and_forward(spec: ModelSpec, found: Inspection) -> Iterator[Line]:
+def memory_and_forward(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:
     """Memory needed and available; then, if the model fits, a forward."""
     device, available = memory_of(spec)
-    weights = found.weight_bytes / GIBIBYTE
-    cache = found.cache_bytes(POSITIONS) / GIBIBYTE
+    weights = checkpoint.weight_bytes / GIBIBYTE
+    cache = checkpoint.cache_bytes(POSITIONS) / GIBIBYTE
     need = f"weights {weights:.2f} GiB, {cache:.3f} GiB of K/V per {POSITIONS} positions"
     text = f"{need}; {device} has {available / GIBIBYTE:.1f} GiB"
-    fits = found.weight_bytes + found.cache_bytes(POSITIONS) <= WEIGHTS_SHARE * available
+    fits = checkpoint.weight_bytes + checkpoint.cache_bytes(POSITIONS) <= WEIGHTS_SHARE * available
     yield OK if fits else REQUIRED_MISSING, "memory", text
     if fits:
-        yield OK, "forward", forward_text(spec, found.opened.attention_form)
+        yield OK, "forward", forward_text(spec, checkpoint.opened.attention_form)
 
 
 def memory_of(spec: ModelSpec) -> tuple[str, int]:

@@ -71,7 +71,7 @@ def table_lines(tables: Path) -> Iterator[str]:
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
             states = [cell["state"] for cell in cells]
         except (ValueError, LookupError, TypeError):
-            yield f"table {name}: {path} cannot be read; `dllm-bench table {name}` writes it anew"
+            yield f"table {name}: {path} cannot be read; `dllm-bench table {name}` writes it again"
             continue
         counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
         yield f"table {name}: {len(states)} cells, {counts}"
@@ -87,7 +87,7 @@ def figure_lines(figures: Path) -> Iterator[str]:
             states = Counter("measured" if row["y"] else row["state"] for row in ours)
         except (ValueError, LookupError, csv.Error):
             again = f"dllm-bench figure {path.parent.name}/{path.stem}"
-            yield f"figure {name}: {path} cannot be read; `{again}` draws it anew"
+            yield f"figure {name}: {path} cannot be read; `{again}` draws it again"
             continue
         counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
         yield f"figure {name}: {len(ours)} points, {counts}"

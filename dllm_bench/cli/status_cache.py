@@ -14,7 +14,7 @@ from dllm_bench import __version__
 from dllm_bench.store.cache import DerivedCache
 from dllm_bench.store.store import RunEntry, RunState, Store, read_entry, record_fingerprint
 
-FILE = ".board.json"
+FILE = ".status.json"
 StatusRow = Sequence[str]
 
 

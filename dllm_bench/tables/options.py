@@ -18,7 +18,7 @@ def names(kind: str) -> list[str]:
 def chosen(kind: str, name: str) -> list[str]:
     """The table or figure called `name`, all of the paper `name`, or every one for `all`."""
     known = names(kind)
-    found = [one for one in known if name in (one, one.partition("/")[0], "all")]
-    if not found:
+    matches = [one for one in known if name in (one, one.partition("/")[0], "all")]
+    if not matches:
         raise DllmBenchError(unknown_name(kind, name, known, "; or a paper, or all"))
-    return found
+    return matches

@@ -251,9 +251,9 @@ def test_status_goes_on_behind_a_table_and_a_figure_that_cannot_be_read(
         file.write("1,2\n")
     assert main(["status", "--results", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "`dllm-bench table lopa/table4` writes it anew" in said
+    assert "`dllm-bench table lopa/table4` writes it again" in said
     assert "table lopa/table5: 1 cells, 1 setting" in said
-    assert "`dllm-bench figure lopa/figure1` draws it anew" in said
+    assert "`dllm-bench figure lopa/figure1` draws it again" in said
 
 
 def test_doctor_looks_where_results_are_asked_for(capsys: Capture, tmp_path: Path) -> None:
