@@ -31,7 +31,7 @@ def minerva(item: Item) -> str:
 
 
 def korbench_answer(item: Item) -> str:
-    """What a right reply says: one of the accepted answers, where the item lists several."""
+    """A right answer: one of the accepted ones, where the item lists several."""
     answer = str(item["answer"])
     if item["category"] != "puzzle":
         return answer
@@ -41,7 +41,7 @@ def korbench_answer(item: Item) -> str:
 
 
 def looked_up(item: Item) -> str:
-    """LiveCodeBench has no reference solutions: a program that knows the tests' outputs."""
+    """A program that looks up the outputs of the tests: there are no reference solutions."""
     tests = json.loads(item["tests"])
     if not item["function"]:
         table = json.dumps(json.dumps(dict(tests)))

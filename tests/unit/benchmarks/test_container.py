@@ -1,7 +1,7 @@
-"""The container tier with the tool faked at its command line; a real one is used where it works.
+"""The sandbox in a container, with a fake tool; a real tool is used where it works.
 
-The fake runs what stands behind the image's name on this machine, so that everything but the
-container itself is the real path: the job, verdicts through the standard error, stopping.
+The fake runs on this machine the command that follows the image's name, so everything but the
+container itself is real: the job, verdicts through the standard error, stopping.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ else:
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Fakes of all tools in front of the PATH; what they were called with."""
+    """Put fakes of all tools first on the PATH; the file holds the arguments of their calls."""
     file = tmp_path / "calls"
     for name in container.TOOLS:
         script = tmp_path / name
@@ -100,7 +100,7 @@ def test_a_program_that_hangs_is_killed_in_its_container(
 
 
 def test_a_benchmark_is_graded_the_same(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Harnesses are sent as text, since another Python would not read compiled ones."""
+    """Child programs are sent as text, because another Python cannot read compiled ones."""
     monkeypatch.setenv(container.ISOLATION_VARIABLE, "container")
     asked = evalplus_benchmark("minicode", limit=3)
     texts = gold(asked)
@@ -126,7 +126,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_with_a_real_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where a tool has the image already; nothing is pulled."""
+    """Only where a tool has the image already; nothing is downloaded."""
     have = [t for t in ("docker", "podman") if has_image(t)]
     if not have:
         pytest.skip(f"no container tool here has {container.DEFAULT_IMAGE}")

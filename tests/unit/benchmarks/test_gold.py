@@ -1,8 +1,8 @@
-"""Gold answers are right and foreign ones are not, for every task, over the items of the data.
+"""Gold answers are right and answers of other items are not, for every task, on real items.
 
 Text tasks are graded over all items (MMLU over 1,500). Programs take minutes, so a fixed sample of
-them is run here; DLLM_BENCH_ALL_ITEMS=1 runs all. Items a published reading gets wrong are listed,
-each with why.
+them runs here; DLLM_BENCH_ALL_ITEMS=1 runs all. Items that a published grader gets wrong are
+listed, each with the reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHANCE: Mapping[str, float] = {
     "miniread_count": 0.23,  # small counts, the most frequent has this share
     "minirule_choice": 0.28,  # four letters, the most frequent has this share
 }
-"""What answers of other items score by chance, 2 % where nothing is said."""
+"""Largest score that answers of other items may have by chance; 2 % for tasks not listed."""
 WRONG_GOLD: Mapping[str, Mapping[str, str]] = {
     "korbench": {"korbench/test/puzzle/84": "2+2+3*4 is not 28"},
     "pass@1,lopa": {"humaneval/test/50": "the tests call a helper the entry point does not use"},
@@ -48,7 +48,7 @@ WRONG_GOLD: Mapping[str, Mapping[str, str]] = {
 
 
 def benchmark(task: str, data: Path) -> LmEvalBenchmark:
-    """The task over the items of the data, whatever its first metric."""
+    """The task over the real items, with its first metric as the primary one."""
     file = task_file(task)
     primary = f"{file['metric_list'][0]['metric']},{file['filter_list'][0]['name']}"
     split = SPLITS.get(file["dataset_kwargs"]["source"], "test")
@@ -62,7 +62,7 @@ def test_every_task_has_gold_answers() -> None:
 
 @pytest.mark.parametrize("task", covering(5, task_names()))
 def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -> None:
-    """By every metric of the task."""
+    """Gold answers are right by every metric of the task."""
     asked = benchmark(task, real_data)
     texts = gold(asked)
     scores = asked.score(texts)

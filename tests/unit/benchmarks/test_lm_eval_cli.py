@@ -1,6 +1,6 @@
-"""lm-eval's own command line with this project's models behind it, in this process.
+"""lm-eval's own command line running this project's models, in this process.
 
-Only the index of lm-eval's own 14,000 tasks is left out, which takes ten seconds to make.
+Only the index of lm-eval's own 14,000 tasks is left out, because building it takes ten seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Benchmarks: prompts are the standard ones, in one order; what cannot work is said at once.
+"""Benchmarks: prompts are the standard ones, in one order; what cannot work is reported at once.
 
 Prompts are compared with lm-eval's own task files, read from the installed package.
 """
@@ -56,7 +56,7 @@ def test_humaneval_prompts_are_the_items_own(real_data: Path) -> None:
 
 
 def test_mbpp_prompts_are_lm_eval_s_own(real_data: Path) -> None:
-    """The stock module cannot be imported without network; its text is read instead."""
+    """lm-eval's module cannot be imported without a network; its source is read instead."""
     import lm_eval.tasks
     import yaml
     from jinja2 import Template

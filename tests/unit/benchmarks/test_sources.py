@@ -1,4 +1,4 @@
-"""Items: read from the published files, the same from the hub's shape, parts named as parts."""
+"""Items: read from the published files, equal in the hub's form, with partial files named."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_incomplete_korbench_is_one_sentence(real_data: Path, tmp_path: Path)
 
 
 def test_squad_from_the_hub_s_shape(real_data: Path) -> None:
-    """Columns of answers, as the hub has them, give the same rows but for plausible spans."""
+    """Columns of answers, as on the hub, give the same rows apart from plausible spans."""
     file = real_data / "squad_v2" / "dev-v2.0.Normans-Rhine.json"
     rows = readers.read_squad(file)
     answered = next(row for row in rows if row["answers"])

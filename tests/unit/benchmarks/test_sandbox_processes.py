@@ -1,6 +1,6 @@
-"""Drills for the sandbox: no program reaches other processes, or outlives who runs it.
+"""Drills for the sandbox: no program affects other processes, or outlives the one that runs it.
 
-Signals by every way the kernel has, limits and memory of others, and the rights of root.
+Every way the kernel has to send a signal, limits and memory of other processes, rights of root.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from tests.unit.drills import drill, needs, nothing_is_left  # noqa: F401
+from dllm_bench.benchmarks.sandbox.container import child_source
+from tests.unit.benchmarks.sandbox_drills import drill, needs, nothing_is_left  # noqa: F401
 
 
 @pytest.mark.parametrize("target", ["os.getppid()", "-1", "the test itself"])
@@ -72,14 +73,14 @@ def test_one_s_own_files_and_limits_may_be_changed() -> None:
 
 
 def pythons() -> list[str]:
-    """This Python, and the system's where it is of the same version: that one root can leave."""
+    """This Python, and the system's if it has the same version: `nobody` can read that one."""
     version = f"/usr/bin/python3.{sys.version_info.minor}"
     return [sys.executable, *([version] if os.access(version, os.X_OK) else [])]
 
 
 @pytest.mark.parametrize("python", pythons())
 def test_a_program_ends_with_who_runs_it(python: str) -> None:
-    """Also where root becomes another user, which takes the order to end with the parent back."""
+    """Also where root becomes another user, which cancels the signal at the parent's death."""
     source = (
         f"import sys; sys.executable = {python!r}\n"
         "from dllm_bench.benchmarks.sandbox.execution import execute\n"
@@ -102,7 +103,7 @@ def test_a_program_ends_with_who_runs_it(python: str) -> None:
 
 
 def state(pid: int) -> str:
-    """The line of /proc that says what a process does, "" where it is gone."""
+    """The line of /proc with the state of a process, "" if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except FileNotFoundError:
@@ -111,7 +112,7 @@ def state(pid: int) -> str:
 
 
 def wait_for(value: Callable[[], Any], seconds: float = 5.0) -> Any:
-    """The value once it is true."""
+    """Wait until the value is true and return it."""
     until = time.monotonic() + seconds
     while not (found := value()) and time.monotonic() < until:
         time.sleep(0.05)
@@ -121,9 +122,9 @@ def wait_for(value: Callable[[], Any], seconds: float = 5.0) -> Any:
 def test_root_gives_up_its_rights_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root has rights to give up")
-    whole = (Path(sandbox.__file__).parent / "sandboxed" / "bootstrap.py").read_text()
+    whole = child_source("bootstrap")
     without = f"{whole}\ndef namespaces():\n    raise OSError\nother_uid = namespaces\n"
-    monkeypatch.setattr(sandbox, "harness", lambda name: compile(without, name, "exec"))
+    monkeypatch.setattr(sandbox, "child_program", lambda name: compile(without, name, "exec"))
     outcome = drill("print(open('/proc/self/status').read())")
     assert not {"namespaces", "other_uid"} & set(outcome.held)
     assert "CapEff:\t0000000000000000" in outcome.stdout

@@ -1,4 +1,4 @@
-"""Benchmarks: gold answers score 1, foreign ones 0; verdicts and hashes are fixed.
+"""Benchmarks: gold answers score 1, those of other items 0; verdicts and hashes are fixed.
 
 Real item sets are read from the data directory and skip where it is absent. Answer filters are
 compared with lm-eval's own task file, read from the installed package.
@@ -39,7 +39,7 @@ from tests.benchmark_helpers import (
 
 
 def assert_grades(benchmark: Bench, lucky: float) -> None:
-    """Gold is right everywhere; foreign answers are right for at most a share of `lucky`."""
+    """Gold answers are right; answers of other items are right for at most a share of `lucky`."""
     texts = gold(benchmark)
     scores = benchmark.score(texts)
     assert {i: s.verdict for i, s in scores.items() if s.value != 1} == {}
@@ -82,7 +82,7 @@ def test_evalplus_sets(real_data: Path, dataset: str, postprocess: str, limit: i
 
 
 def test_problems_with_their_own_rule(real_data: Path) -> None:
-    """Sets, several right answers and inputs JSON cannot hold, of both EvalPlus sets."""
+    """Sets, several right answers, and inputs that JSON cannot hold, of both EvalPlus sets."""
     pytest.importorskip("evalplus", reason="needs the extra [code]")
     for dataset, names in (
         ("humaneval_plus", [*HUMANEVAL_RULES]),
@@ -122,7 +122,7 @@ ANSWERS = [
 
 
 def test_gsm8k_is_graded_as_lm_eval_s_own_task_grades(real_data: Path) -> None:
-    """Every metric of our task on made-up texts equals the stock task's, which is not always 0."""
+    """On made-up texts every metric equals that of lm-eval's own task, which is not always 0."""
     from lm_eval.api.instance import Instance
     from lm_eval.api.task import ConfigurableTask
 
@@ -165,7 +165,7 @@ def test_verdicts_of_answers() -> None:
 
 
 def test_verdicts_of_programs_and_stages() -> None:
-    """A time-out is told from a failure and leaves the others alone; plus needs base."""
+    """A timeout is not a failure and does not affect other programs; plus requires base."""
     benchmark = evalplus_benchmark("minicode", limit=6)
     names = [item["id"] for item in benchmark.items]
     gold_texts = gold(benchmark)
@@ -187,7 +187,7 @@ def test_verdicts_of_programs_and_stages() -> None:
     [("not in", {"base": 1.0, "plus": 0.0}), ("in", {"base": 0.0, "plus": 0.0})],
 )
 def test_right_on_one_set_of_inputs(word: str, metrics: dict[str, float]) -> None:
-    """Wrong outside of the base inputs, then wrong on them: plus counts only with base."""
+    """Wrong outside the base inputs, then wrong on them: plus counts only with base."""
     benchmark = evalplus_benchmark("minicode", limit=1)
     (item,) = benchmark.items
     names = item["prompt"].split("(", 1)[1].split(")", 1)[0]
@@ -295,7 +295,7 @@ def test_nothing_is_run_without_consent(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_lm_eval_s_evaluator_runs_our_tasks() -> None:
-    """The same task file through lm-eval's own `evaluate` gives the same mean."""
+    """lm-eval's own `evaluate` gives the same mean with the same task file."""
     import lm_eval
 
     benchmark = lm_eval_benchmark("minigsm", limit=12)

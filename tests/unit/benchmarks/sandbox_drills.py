@@ -1,6 +1,6 @@
-"""What the sandbox's tests share: a drill is a program under tight limits, with a bounded time.
+"""Helpers of the sandbox tests; a drill is a program under tight limits with a time limit.
 
-A drill that relies on what only some kernels give names the step and skips where it does not hold.
+A drill that needs an isolation step of some kernels names the step, and is skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRILL_S = 3.0
 def nothing_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """No working directory of a drill outlives it; other tests run beside this one."""
+    """Check that no working directory of a drill is left, in a directory of the drill's own."""
     tmp_path_factory.getbasetemp()  # not to be made inside of the drill's own directory
     with tempfile.TemporaryDirectory(prefix="sandbox-tests-") as own:
         os.chmod(own, 0o755)
@@ -36,7 +36,7 @@ def nothing_is_left(
 
 
 def drill(source: str, **limits: Any) -> ProgramOutcome:
-    """Run a program under tight limits and check that it cost no more than a drill may."""
+    """Run a program under tight limits and check that it took no longer than DRILL_S."""
     began = time.monotonic()
     outcome = execute(source, limits=Limits(**{"cpu_s": 1, "wall_s": 2.0, **limits}))
     assert time.monotonic() - began < DRILL_S
@@ -44,6 +44,6 @@ def drill(source: str, **limits: Any) -> ProgramOutcome:
 
 
 def needs(*steps: str) -> None:
-    """Skip where none of these steps holds."""
+    """Skip the test if none of these isolation steps takes effect here."""
     if not set(steps) & set(sandbox.isolation()):
         pytest.skip(f"this kernel does not give {' or '.join(steps)}")

@@ -72,7 +72,7 @@ def test_an_unknown_split_is_a_sentence(task: GeneratedTask) -> None:
 
 
 def _check_equations(text: str) -> list[int]:
-    """The results of all equations of an answer, each of them right."""
+    """The results of all equations of an answer, after a check that each is right."""
     found = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", text)
     for left, op, right, result in found:
         assert minigsm.apply_op(op, int(left), int(right)) == int(result)
@@ -95,7 +95,7 @@ def test_minimath_is_worked_right(test_items: dict[str, list[GeneratedProblem]])
 
 
 def _passage(prompt: str) -> tuple[dict[str, str], dict[str, str], str]:
-    """(who -> where, who -> what, question) as the text says."""
+    """(who -> where, who -> what, question) of a prompt."""
     passage, question, _ = prompt.split("\n")
     places = re.findall(r"(\w+) lives ([^.]+)\.", passage)
     places += re.findall(r"The home of (\w+) is ([^.]+)\.", passage)
@@ -104,7 +104,7 @@ def _passage(prompt: str) -> tuple[dict[str, str], dict[str, str], str]:
 
 
 def _found(question: str, places: dict[str, str], things: dict[str, str]) -> str:
-    """What the passage answers to a span question."""
+    """The passage's answer to a span question."""
     for form, facts in ((r"Where does (\w+) live\?", places), (r"What does (\w+) have\?", things)):
         if asked := re.fullmatch(form, question):
             return facts.get(asked[1], miniread.UNANSWERABLE)
@@ -147,7 +147,7 @@ def test_miniread_counts_are_right(test_items: dict[str, list[GeneratedProblem]]
 
 
 def _list_after(rule: str, words: list[str]) -> list[str]:
-    """A list after all sentences of a rule."""
+    """The list after applying all sentences of a rule."""
     for sentence in re.findall(r"[^.]+\.", rule):
         sentence = sentence.strip()
         named = sentence.rstrip(".").split()
@@ -167,7 +167,7 @@ def _list_after(rule: str, words: list[str]) -> list[str]:
 
 
 def _result(rule: str, question: str) -> str:
-    """What a rule gives for the case of a question."""
+    """The result of a rule for the case of a question."""
     if operation := re.fullmatch(r"a @ b means (.+)\.", rule):
         values = dict(zip("ab", re.findall(r"\d+", question), strict=True))
         return str(eval(re.sub(r"\b[ab]\b", lambda m: values[m[0]], operation[1])))

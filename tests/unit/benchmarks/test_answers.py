@@ -1,7 +1,7 @@
-"""How answers are read: each published leniency on texts where the readings differ.
+"""How answers are graded: each published way, on texts for which the ways differ.
 
-What is listed here was worked out by hand from the published rules; agreement with the installed
-packages is in `test_stock`.
+The expected values were worked out by hand from the published rules; `test_originals` compares with
+the installed packages.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef f(x):\n    """Doc."
 
 
 def test_lopa_s_way_to_a_program() -> None:
-    """Code of the fence behind the prompt; names that are not reached, and prose, are dropped."""
+    """The fenced code follows the prompt; names that are not reached, and prose, are dropped."""
     answer = (
         "Sure!\n```python\ndef g(x):\n    print(x)\n\ndef f(x):\n    return helper(x) + C\nC = 3\n"
         "def h(x):\n    return 0\n"

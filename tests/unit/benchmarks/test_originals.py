@@ -1,7 +1,7 @@
-"""Prompts and scores equal those of the packages they come from, read from what is installed.
+"""Prompts and scores equal those of the installed packages that they come from.
 
 lm-eval's own task files run over our copy of the items; EvalPlus's own checker grades the same
-programs. Tasks that cannot be loaded without network are compared piece by piece.
+programs. Tasks that cannot be loaded without a network are compared part by part.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_hendrycks_math_is_lm_eval_s_own(real_data: Path) -> None:
 
 
 def test_drop_is_lm_eval_s_own(real_data: Path) -> None:
-    """The original file read by us, and in the hub's shape by lm-eval."""
+    """We read the original file; lm-eval gets it in the form of the hub."""
     stock = stock_task(drop_config(real_data / "drop" / "allennlp_fixture_drop.json"))
     ours = lm_eval_benchmark("drop", "f1,none", split="fixture", data_dir=str(real_data))
     docs = {doc["question"]: doc for doc in stock.validation_docs()}
@@ -100,7 +100,7 @@ def test_drop_is_lm_eval_s_own(real_data: Path) -> None:
 
 
 def drop_config(file: Path) -> dict[str, Any]:
-    """lm-eval's drop over the original file in the hub's shape."""
+    """lm-eval's drop over the original file in the form of the hub."""
     import lm_eval.tasks
     from datasets import Dataset
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -137,7 +137,7 @@ def test_mmlu_is_lm_eval_s_own(real_data: Path) -> None:
 
 
 def test_minerva_s_prompt_and_normal_form_are_lm_eval_s(real_data: Path) -> None:
-    """Its module wants another antlr than Hydra's; the functions are taken from its text."""
+    """lm-eval's module needs another antlr than Hydra; its functions are taken from its source."""
     stock = functions_of("minerva_math/utils.py")
     ours = lm_eval_benchmark(
         "math_minerva", "math_verify,none", split="math500", shots=4, data_dir=str(real_data)
@@ -159,7 +159,7 @@ def test_minerva_s_prompt_and_normal_form_are_lm_eval_s(real_data: Path) -> None
 
 
 def older(prompt: str) -> str:
-    """Up to 0.4.9 one example ended in a stray brace and another had single line breaks in TeX."""
+    """The prompt without two differences of lm-eval up to 0.4.9: a stray brace, TeX line breaks."""
     return prompt.replace("{5-x}}$.}", "{5-x}}$.").replace("\\\\\n", "\\\n")
 
 
@@ -214,7 +214,7 @@ def evalplus_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("evalplus_cache")
 def test_twenty_mixed_programs_are_graded_as_by_evalplus(real_data: Path) -> None:
-    """Its own checker, in a process of its own as it changes the one it runs in."""
+    """EvalPlus's checker runs in a process of its own, because it changes the process it is in."""
     pytest.importorskip("evalplus", reason="needs the extra [code]")
     ours = evalplus_benchmark("humaneval_plus", data_dir=str(real_data))
     plain = [i for i in ours.items if "\ndef " not in i["prompt"].split("def ", 1)[1]][:20]

@@ -1,6 +1,6 @@
-"""Drills for the sandbox: what a program may not do, each with its verdict and a bounded time.
+"""Drills for the sandbox: what a program may not do, each with its verdict and a time limit.
 
-A drill that relies on what only some kernels give names the step and skips where it does not hold.
+A drill that needs an isolation step of some kernels names the step, and is skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.execution import execute
 from dllm_bench.benchmarks.sandbox.limits import Limits
 from dllm_bench.core.errors import DllmBenchError
-from tests.unit.drills import DRILL_S, drill, needs, nothing_is_left  # noqa: F401
+from tests.unit.benchmarks.sandbox_drills import DRILL_S, drill, needs, nothing_is_left  # noqa: F401
 
 SECRET = "DLLM_BENCH_TEST_SECRET"
 
@@ -137,7 +137,7 @@ def test_the_parents_environment_cannot_be_read() -> None:
 
 
 def test_files_of_the_user_cannot_be_read(tmp_path: Path) -> None:
-    """A home directory, a checkout: readable for everybody, and still out of reach."""
+    """A home directory or a checkout, readable for everybody, cannot be read from inside."""
     needs("landlock")
     secret = tmp_path / "home" / "token"
     secret.parent.mkdir(mode=0o755)
@@ -166,7 +166,7 @@ def test_a_program_reads_what_it_is_given() -> None:
 
 
 def test_a_gigabyte_of_output_is_not_kept() -> None:
-    """It is stopped long before, and only the end comes back."""
+    """The program is stopped long before, and only the end of its output comes back."""
     source = "import sys\nfor _ in range(1 << 10): sys.stdout.write('x' * (1 << 20))"
     outcome = drill(source)
     assert (outcome.verdict, outcome.detail) == ("failed", "printed too much")
@@ -251,7 +251,7 @@ os._exit(0)
 
 
 def test_what_this_machine_gives_is_taken() -> None:
-    """The drills above skip where a step does not hold; here a step that could hold must."""
+    """The drills above skip a missing step; here each step that this machine can take must be."""
     held = set(sandbox.isolation())
     assert {"session", "limits", "empty environment"} <= held
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
