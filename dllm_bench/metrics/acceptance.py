@@ -147,9 +147,8 @@ def survival_rates(counts: Counts) -> list[float]:
 
 
 def conditional_rates(counts: Counts) -> list[tuple[float | None, int]]:
-    """By position: the share of rounds that accepted the token, and the number of these rounds.
-
-    Counted are the rounds that accepted all tokens before it.
+    """By position: (share, n), where n rounds accepted all tokens before the position and `share`
+    of them accepted its token too; None for n = 0.
     """
     accepted, reached = (
         sum_by_position([c.accepted for c in counts]),

@@ -39,7 +39,7 @@ class ServedModel:
     engine: str | None = None
     """Engine, version and hardware in the user's words; tells runs on two engines apart."""
     chat: bool = True
-    """Whether chat turns are sent as such; otherwise every prompt is plain text."""
+    """Whether benchmarks make their prompts of chat turns; otherwise they are plain text."""
     concurrency: int = 1
     """Requests in flight."""
     temperature: float = 0.0
