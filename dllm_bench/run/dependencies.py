@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dllm_bench.core.benchmark import Benchmark, Turns
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.registry import instantiate
+from dllm_bench.store.hardware import require_device, uses_cuda
 from dllm_bench.store.inputs import benchmark_of, engine_of, is_served, model_spec
 from dllm_bench.store.spec import RunSpec
 
@@ -88,26 +88,13 @@ def prepare_device(spec: RunSpec) -> None:
     """Set torch's threads and check that the device exists and is the one that is asked for."""
     import torch
 
-    hardware = spec.hardware
-    torch.set_num_threads(int(hardware.get("threads", 1)))
-    if not str(hardware["device"]).startswith("cuda"):
-        return
-    if not torch.cuda.is_available():
-        raise DllmBenchError(
-            f"hardware={hardware['name']} asks for a CUDA device, none was found; choose "
-            "hardware=cpu or hardware=auto."
-        )
-    found, wanted = torch.cuda.get_device_name(), hardware.get("match")
-    if wanted and str(wanted).lower() not in found.lower():
-        raise DllmBenchError(
-            f"hardware={hardware['name']} asks for a {wanted}, this machine has a {found}; choose "
-            "the hardware that is there (hardware=auto finds it)."
-        )
+    torch.set_num_threads(int(spec.hardware.get("threads", 1)))
+    require_device(spec.hardware)
 
 
 def sync(spec: RunSpec) -> None:
     """Wait until the device has finished all its work."""
-    if str(spec.hardware["device"]).startswith("cuda"):
+    if uses_cuda(spec.hardware):
         import torch
 
         torch.cuda.synchronize()

@@ -30,9 +30,9 @@ from dllm_bench.registry import (
     with_registered_names,
 )
 from dllm_bench.serving.served_model import ServedModel
+from dllm_bench.store.hardware import AUTO, resolve_hardware
 
 Plain = dict[str, Any]
-AUTO = "auto"
 DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with
 SERVED = "served"  # name of decoder and hardware if a served engine decodes
 DEFAULT_DECODER = "vanilla"  # of conf/run.yaml
@@ -183,24 +183,6 @@ def check_profiles(plain: Mapping[str, Any], model: str) -> None:
     for part in sourced(plain):
         if TARGET in part and find(str(part[TARGET])) is read_step_profile:
             check_step_profile(part["source"], model)
-
-
-def resolve_hardware(plain: Mapping[str, Any]) -> Plain:
-    """The hardware settings with "auto" replaced by what this machine has."""
-    if AUTO not in plain.values():
-        return dict(plain)
-    here = _cuda_class() or {"name": "cpu", "device": "cpu", "dtype": "float32", "threads": 1}
-    return {key: here[key] if value == AUTO else value for key, value in plain.items()}
-
-
-def _cuda_class() -> Plain | None:
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    words = torch.cuda.get_device_name().lower().replace("-", " ").split()
-    name = next((word for word in words if any(map(str.isdigit, word))), "cuda")
-    return {"name": name, "device": "cuda", "dtype": "bfloat16", "threads": 8}
 
 
 def benchmark_of(plain: Mapping[str, Any]) -> Benchmark:

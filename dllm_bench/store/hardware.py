@@ -1,0 +1,68 @@
+"""The hardware of this machine: which class it is, and whether a hardware group can be had here.
+
+The one place that looks for a CUDA device: for hardware=auto, for planning a table, and before a
+run starts. torch is imported only where a group asks for a CUDA device or for "auto", because
+planning on a CPU does not need it and its import takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dllm_bench.core.errors import DllmBenchError
+
+AUTO = "auto"
+CPU = {"name": "cpu", "device": "cpu", "dtype": "float32", "threads": 1}
+
+
+def resolve_hardware(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A hardware group in which every "auto" is replaced by what this machine has."""
+    if AUTO not in plain.values():
+        return dict(plain)
+    name = cuda_device()
+    here = CPU if name is None else cuda_class(name)
+    return {key: here[key] if value == AUTO else value for key, value in plain.items()}
+
+
+def cuda_class(device_name: str) -> dict[str, Any]:
+    """The settings for "auto" on a CUDA device; the class is the first word of its name that
+    contains a digit (h200, a100), else "cuda".
+    """
+    words = device_name.lower().replace("-", " ").split()
+    name = next((word for word in words if any(map(str.isdigit, word))), "cuda")
+    return {"name": name, "device": "cuda", "dtype": "bfloat16", "threads": 8}
+
+
+def cuda_device() -> str | None:
+    """Name of the current CUDA device; None if there is none."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def uses_cuda(hardware: Mapping[str, Any]) -> bool:
+    """True for a hardware group whose device is a CUDA device."""
+    return str(hardware.get("device", "")).startswith("cuda")
+
+
+def missing_device(hardware: Mapping[str, Any]) -> str:
+    """The device that a hardware group asks for and this machine does not have, in words ("a GPU
+    (H200)"); empty if nothing is missing. Upper and lower case make no difference.
+    """
+    if not uses_cuda(hardware):
+        return ""
+    name, match = cuda_device(), str(hardware.get("match") or "")
+    is_here = name is not None and match.lower() in name.lower()
+    return "" if is_here else f"a GPU ({match or 'CUDA'})"
+
+
+def require_device(hardware: Mapping[str, Any]) -> None:
+    """Raise DllmBenchError if the device of a hardware group is missing."""
+    missing = missing_device(hardware)
+    if missing:
+        raise DllmBenchError(
+            f"hardware={hardware.get('name')} asks for {missing}, and this machine has "
+            f"{cuda_device() or 'no CUDA device'}; choose the hardware that is here (hardware=auto "
+            "finds it)."
+        )
