@@ -6,12 +6,11 @@ from argparse import ArgumentParser, Namespace
 
 from dllm_bench.cli.common import open_store, print_failures, print_lines
 from dllm_bench.cli.table import add_options, output_folder, plan_and_fill
-from dllm_bench.figures import evolutions
-from dllm_bench.figures.points import build_figure
+from dllm_bench.figures.points import build_figure, make_replays, missing_replays
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.figures.write import headline, lines, write
 from dllm_bench.store.files import explain_write_errors
-from dllm_bench.tables.options import chosen
+from dllm_bench.tables.load import matching_names
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -22,13 +21,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run what is missing if asked to, draw, print what is still missing."""
     store = open_store(arguments)
-    figures = [load_figure(name) for name in chosen("figure", arguments.figure)]
+    figures = [load_figure(name) for name in matching_names("figure", arguments.figure)]
     tables = [figure.table for figure in figures]
     plans, failed = plan_and_fill(arguments, tables, store)
     folder = store.root.parent / output_folder("figures", arguments)
     for figure, (_, profile, planned) in zip(figures, plans, strict=True):
-        missing = list(evolutions.lacking(figure, planned, store))
-        failed += evolutions.make(missing, store) if arguments.run else []
+        missing = list(missing_replays(figure, planned, store))
+        failed += make_replays(missing, store) if arguments.run else []
         built = build_figure(figure, profile, planned, store)
         with explain_write_errors(folder):
             written = write(built, folder)

@@ -13,7 +13,7 @@ from rich.progress import track
 from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.build import SiteBuilder
-from dllm_bench.tables.options import EMBEDDED
+from dllm_bench.tables.spec import EMBEDDED
 
 
 def add_arguments(parser: ArgumentParser) -> None:

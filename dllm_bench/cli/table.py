@@ -28,11 +28,10 @@ from dllm_bench.store.store import Store
 from dllm_bench.tables import view
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.cost import cost_in_words, measured_runs
-from dllm_bench.tables.load import load_profile, load_table
-from dllm_bench.tables.options import EMBEDDED, chosen, names
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, Runs, distinct_runs, plan
+from dllm_bench.tables.load import load_profile, load_table, matching_names, names_of
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, SharedRuns, distinct_runs, plan
 from dllm_bench.tables.render import write
-from dllm_bench.tables.spec import PaperTable, Profile
+from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
 PlannedTable = tuple[PaperTable, Profile, list[PlannedCell]]
 EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2"}
@@ -50,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run what is missing if asked to, render, print what is still missing."""
     store = open_store(arguments)
-    papers = [load_table(name) for name in chosen("table", arguments.table)]
+    papers = [load_table(name) for name in matching_names("table", arguments.table)]
     planned, failed = plan_and_fill(arguments, papers, store)
     similar = measured_runs(store)
     tables = [build(*one, similar) for one in planned]
@@ -89,7 +88,7 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
         "--limit", type=positive_int, metavar="N", help="N items per run, for a quick look"
     )
     parser.formatter_class = RawDescriptionHelpFormatter
-    parser.epilog = "\n".join([f"{kind}s:", *(f"  {name}" for name in names(kind))])
+    parser.epilog = "\n".join([f"{kind}s:", *(f"  {name}" for name in names_of(kind))])
 
 
 def check_options(arguments: Namespace) -> None:
@@ -117,7 +116,7 @@ def plan_and_fill(
     settings = SettingsCache(store.root.parent, compose)
 
     def plans() -> list[list[PlannedCell]]:
-        shared = (settings.compose, store, arguments.submit, settings.resolve, Runs())
+        shared = (settings.compose, store, arguments.submit, settings.resolve, SharedRuns())
         fills = arguments.run or arguments.submit
         return [plan(paper, profile, *shared, fills) for paper in papers]
 
@@ -168,7 +167,7 @@ def table_lines(built: BuiltTable) -> Iterator[str]:
         yield from align([(*block.heads, *titles), *(row_cells(row) for row in block.rows)])
     yield ""
     yield view.progress(built)
-    yield from (f"cannot run here: {reason}" for reason in built.impossible)
+    yield from (f"cannot run here: {reason}" for reason in built.unavailable)
     yield from missing_lines(built)
 
 
@@ -196,7 +195,7 @@ def missing_lines(built: BuiltTable) -> Iterator[str]:
 
 def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
     """Several tables: how many cells of each are in which state, and why some are empty."""
-    counts = [built.standings() for built in tables]
+    counts = [built.status_counts() for built in tables]
     states = list(dict.fromkeys(state for count in counts for state in count))
     rows = [
         (built.table.name, str(len(built.cells)), *(str(count.get(state, 0)) for state in states))
@@ -217,7 +216,7 @@ def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:
 def empty_cell_reasons(built: BuiltTable) -> dict[str, int]:
     """Why cells are empty, and how many; cells that can still be run are left to `cost_lines`."""
     reasons = [
-        f"{cell.standing}: {cell.why}"
+        f"{cell.status}: {cell.why}"
         for cell in built.cells
         if view.is_empty(cell) and not cell.run.open
     ]

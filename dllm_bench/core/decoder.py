@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import ClassVar, NamedTuple, Protocol
 
+from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -87,19 +88,6 @@ class BatchedDecoder(Decoder, Protocol):
         """Decode `batch` requests at a time, starting the next when one ends; yield each when it is
         finished.
         """
-
-
-@dataclass(frozen=True)
-class DecoderSummary:
-    """Facts of a decoder for those who estimate, check or show a run without decoding anything."""
-
-    branches: int = 1  # most candidate states in one forward
-    block: int | None = None  # positions of a block; None: the whole generation, or no blocks
-    one_token_per_forward: bool = False  # by construction, whatever the text is
-    caches: bool = True  # whether a forward can read keys and values of earlier ones
-    explores: bool = False  # whether a branch other than the base can go on
-    stops_on_end_token: bool = False  # whether a committed end token closes or finishes branches
-    drafts: bool = False  # whether a drafter proposes tokens and the model verifies them
 
 
 class ComposedDecoder(ABC):

@@ -21,7 +21,8 @@ from torch import Tensor
 from dllm_bench.core.blocks import BlockProgress, Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache, Explore, Schedule, Score, Scores, Select, Stop
-from dllm_bench.core.decoder import ComposedDecoder, DecoderSummary
+from dllm_bench.core.decoder import ComposedDecoder
+from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens, Generation, Request, cut_reasons

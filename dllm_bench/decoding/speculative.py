@@ -18,7 +18,8 @@ from itertools import islice, pairwise
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import ComposedDecoder, DecoderSummary
+from dllm_bench.core.decoder import ComposedDecoder
+from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, cut_reasons, first_end

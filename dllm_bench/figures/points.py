@@ -1,81 +1,95 @@
-"""Sealed records to points: the long form that is written as csv and drawn.
+"""Sealed records to the points of a figure, in the long form that is written as csv and drawn.
 
-A point is a cell of the figure's table with the number its metric or its reading gives. Nothing is
-left out in silence: a cell whose run is open or impossible here becomes a point without a number,
-with the state of its run and the reason. Reported points stand apart by their `kind`.
+A point is a cell of the figure's table with the number that its metric or its run series gives.
+A cell whose run is missing or unavailable becomes a point without a number, with the state of its
+run and the reason, so nothing is dropped silently. Reported points are told apart by their `kind`.
+Some run series need token replays, which runs do not store: `missing_replays` lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.figures.readings import StoredRun, reading
+from dllm_bench.figures.run_series import StoredRun, run_series
 from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall
 from dllm_bench.metrics.tradeoff import pareto_front
-from dllm_bench.tables.build import BuiltCell, BuiltTable, build, setting_text
+from dllm_bench.run import token_replay
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store
+from dllm_bench.tables.build import BuiltCell, BuiltTable, build, parse_number, setting_text
 from dllm_bench.tables.plan import PlannedCell, distinct_runs
 from dllm_bench.tables.spec import Profile, TableMetric
 
-if TYPE_CHECKING:
-    from dllm_bench.store.record import RunRecord
-    from dllm_bench.store.store import Store
-
 MEASURED = "measured"
-EVOLUTION = "missing: evolution of its tokens"
+NO_REPLAY = "missing: token replay"
 UNDEFINED = "the run's facts do not define these points"
-BY_METRIC = "metric"  # series by metric, not by facet
-Position = float | str | None
+BY_METRIC = "metric"  # the series are the metrics, not a facet's values
 
 
 @dataclass(frozen=True)
 class FigurePoint:
-    """One number of a figure. panel, series, quantity: names; x: a number or a category.
-
-    z: the value at (x, y) of a heat map; kind: measured, printed or digitised; n: samples (or what
-    the reading counts) behind it; state, reason: of a run that gives no number; run: hashes of
-    the runs behind it; at: its place in a sweep; front: nothing in its panel beats it.
-    """
+    """One point of a figure; a line of its csv file has these fields."""
 
     panel: str
+    """Name of its panel."""
     series: str
+    """Name of its series."""
     quantity: str
-    x: Position = None
+    """Name of the quantity on the y axis."""
+    x: float | str | None = None
+    """A number or a category; None if unknown."""
     y: float | None = None
+    """None if there is no number; `state` and `reason` say why."""
     low: float | None = None
+    """Lower end of its interval or band."""
     high: float | None = None
+    """Upper end of its interval or band."""
     z: float | None = None
+    """Value of a heat map at (x, y)."""
     n: int = 0
+    """How many samples (or what a run series counts) are behind it."""
     kind: str = MEASURED
+    """`measured`, or `printed` or `digitised` for the paper's."""
     state: str = ""
+    """State of its run, a `CellState`."""
     reason: str = ""
+    """Why it has no number."""
     source: str = ""
+    """What was measured, as "model on benchmark", or where a reported point stands."""
     run: str = ""
+    """Hashes of the runs behind it."""
     at: str = ""
+    """Its x in a sweep."""
     front: bool = False
+    """True if no point of its panel beats it."""
 
     @property
     def measured(self) -> bool:
-        """Ours, or the paper's."""
+        """False for a point of the paper."""
         return self.kind == MEASURED
 
 
 @dataclass(frozen=True)
 class BuiltFigure:
-    """A figure ready to be written: its points, and the table behind them with all states."""
+    """A figure with its points, ready to be written."""
 
     figure: PaperFigure
+    """What is drawn."""
     built: BuiltTable
+    """The table behind it, with the states of all runs."""
     points: tuple[FigurePoint, ...]
+    """All points, measured and reported, with or without a number."""
 
     def drawn(self, measured: bool) -> list[FigurePoint]:
-        """The measured points that have a number, or the reported ones."""
+        """The points with a number: the measured ones, or the reported ones."""
         return [p for p in self.points if p.y is not None and p.measured == measured]
 
-    def without(self) -> list[FigurePoint]:
-        """The cells that have no number yet, or cannot have one here."""
+    def without_number(self) -> list[FigurePoint]:
+        """The points whose runs are missing or unavailable."""
         return [point for point in self.points if point.y is None]
 
 
@@ -84,7 +98,7 @@ def build_figure(
 ) -> BuiltFigure:
     """The figure with every point that the sealed records give."""
     built = build(figure.table, profile, planned)
-    building = _Building(
+    builder = _PointBuilder(
         figure,
         {(*c.cell.keys.values(), c.cell.metric.name): c for c in built.cells},
         {r.identity_hash: StoredRun(r, store.path(r.spec)) for r in _records(planned)},
@@ -93,7 +107,7 @@ def build_figure(
         point
         for cell in built.cells
         if cell.cell.metric.name != figure.draw.x.metric
-        for point in building.points(cell)
+        for point in builder.points(cell)
     ]
     if figure.draw.front:
         points = list(with_front(points, figure.draw.front))
@@ -101,8 +115,8 @@ def build_figure(
 
 
 def with_front(points: Sequence[FigurePoint], front: ParetoFront) -> Iterator[FigurePoint]:
-    """The points, those marked that nothing of their panel beats."""
-    side = 1 if front.better == "high" else -1
+    """The points, with `front` set for those that no other of their panel beats."""
+    sign = 1 if front.better == "high" else -1
     panels: dict[tuple[str, str], list[FigurePoint]] = {}
     for point in points:
         if point.y is not None and point.series not in front.without:
@@ -110,9 +124,35 @@ def with_front(points: Sequence[FigurePoint], front: ParetoFront) -> Iterator[Fi
     best = {
         id(panel[i])
         for panel in panels.values()
-        for i in pareto_front([(side * float(p.x or 0), float(p.y or 0)) for p in panel])
+        for i in pareto_front([(sign * float(p.x or 0), float(p.y or 0)) for p in panel])
     }
     yield from (replace(point, front=id(point) in best) for point in points)
+
+
+def missing_replays(
+    figure: PaperFigure, planned: Iterable[PlannedCell], store: Store
+) -> Iterator[tuple[RunSpec, int]]:
+    """Sealed runs without the token replays that a run series needs, and of how many samples."""
+    needed: dict[RunSpec, int] = {}
+    for entry in planned:
+        call, spec = figure.calls.get(entry.cell.metric.name), entry.run.spec
+        if call and call.replay_samples and spec and entry.run.record:
+            needed[spec] = max(call.replay_samples, needed.get(spec, 0))
+    for spec, samples in needed.items():
+        if not (store.path(spec) / token_replay.FILE).exists():
+            yield spec, samples
+
+
+def make_replays(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[str]:
+    """Record the token replays of these runs, one run after the other; a sentence per failure."""
+    failures = []
+    for index, (spec, samples) in enumerate(missing, start=1):
+        print(f"[{index}/{len(missing)}] token replay of {spec.folder}", file=sys.stderr)
+        try:
+            token_replay.record_replays(spec, store, samples)
+        except DllmBenchError as error:
+            failures.append(f"{spec.folder}: {error}")
+    return failures
 
 
 def _records(planned: Sequence[PlannedCell]) -> Iterator[RunRecord]:
@@ -120,22 +160,25 @@ def _records(planned: Sequence[PlannedCell]) -> Iterator[RunRecord]:
 
 
 @dataclass(frozen=True)
-class _Building:
-    """Cells to points: all cells by their keys, and the sealed runs by hash."""
+class _PointBuilder:
+    """Turns cells into points."""
 
     figure: PaperFigure
+    """The figure."""
     cells: Mapping[tuple[str, ...], BuiltCell]
+    """(facet values …, metric) -> cell."""
     runs: Mapping[str, StoredRun]
+    """Hash -> sealed run."""
 
     def points(self, cell: BuiltCell) -> Iterator[FigurePoint]:
-        """The point of a cell, or those of its reading."""
+        """The point of a cell, or those of its run series."""
         blank, call = self._blank(cell), self.figure.calls.get(self._metric(cell))
         if call and cell.run.record:
-            yield from self._read(cell, call, blank)
+            yield from self._series_points(cell, call, blank)
             return
         x = self._x(cell)
         if cell.measured is None or call or x is None:
-            yield replace(blank, x=x, reason=cell.cell.only or cell.run.short or cell.why)
+            yield replace(blank, x=x, reason=cell.cell.reported_only or cell.run.short or cell.why)
             return
         low, high = cell.interval or (None, None)
         yield replace(blank, x=x, y=cell.measured, low=low, high=high, n=cell.n)
@@ -145,10 +188,10 @@ class _Building:
         return cell.cell.metric.name.partition("@")[0]
 
     def _blank(self, cell: BuiltCell) -> FigurePoint:
-        """All of a point but its numbers."""
+        """The cell's point without its numbers."""
         figure, keys, metric = self.figure, cell.cell.keys, self._metric(cell)
-        named = {**keys, BY_METRIC: metric}
-        series = named.get(figure.draw.series, "")
+        names = {**keys, BY_METRIC: metric}
+        series = names.get(figure.draw.series, "")
         chosen = cell.run.chosen
         return FigurePoint(
             panel=keys.get(figure.draw.panels, ""),
@@ -160,45 +203,45 @@ class _Building:
             at=" ".join(figure.at[name] for name in keys.values() if name in figure.at),
         )
 
-    def _x(self, cell: BuiltCell) -> Position:
+    def _x(self, cell: BuiltCell) -> float | str | None:
         """Where the cell stands on the x axis."""
         axis, keys = self.figure.draw.x, cell.cell.keys
         if axis.metric:
             return self.cells[(*keys.values(), axis.metric)].measured
         if axis.setting:
             configs = [run.config for run in cell.planned.runs if run.config]
-            asked = TableMetric("x", "x", setting=axis.setting)
-            return number(setting_text(configs[0], asked)) if configs else None
+            setting = TableMetric("x", "x", setting=axis.setting)
+            return number_or_text(setting_text(configs[0], setting)) if configs else None
         if axis.facet:
-            return number(self.figure.at.get(keys[axis.facet], keys[axis.facet]))
-        return number(cell.cell.metric.name.partition("@")[2]) or None
+            return number_or_text(self.figure.at.get(keys[axis.facet], keys[axis.facet]))
+        return number_or_text(cell.cell.metric.name.partition("@")[2]) or None
 
-    def _read(self, cell: BuiltCell, call: SeriesCall, blank: FigurePoint) -> Iterator[FigurePoint]:
-        """What a reading finds in a sealed run; it may name panel and series itself."""
+    def _series_points(
+        self, cell: BuiltCell, call: SeriesCall, blank: FigurePoint
+    ) -> Iterator[FigurePoint]:
+        """The points that a run series gives for a sealed run; it may name panel and series."""
         assert cell.run.record
         run = self.runs[cell.run.record.identity_hash]
         settings = call.settings_for(list(cell.cell.keys.values()))
-        why = EVOLUTION if call.evolve and not run.evolutions else UNDEFINED
+        why = NO_REPLAY if call.replay_samples and not run.replays else UNDEFINED
         try:
-            found = list(reading(call.reading)(run, settings))
+            points = list(run_series(call.name)(run, settings))
         except DllmBenchError as error:
-            found, why = [], str(error)
-        if not found:
+            points, why = [], str(error)
+        if not points:
             yield replace(blank, reason=why)
-        for r in found:
-            whose = replace(blank, panel=r.panel or blank.panel, series=r.series or blank.series)
-            yield replace(whose, x=r.x, y=r.y, low=r.low, high=r.high, z=r.z, n=r.n)
+        for p in points:
+            named = replace(blank, panel=p.panel or blank.panel, series=p.series or blank.series)
+            yield replace(named, x=p.x, y=p.y, low=p.low, high=p.high, z=p.z, n=p.n)
 
 
 def _reported(figure: PaperFigure) -> Iterator[FigurePoint]:
     for p in figure.reported:
-        x = number(p.x)
+        x = number_or_text(p.x)
         yield FigurePoint(p.panel, p.series, p.quantity, x, p.y, kind=p.kind, source=p.source)
 
 
-def number(text: str) -> float | str:
-    """The number a text is, or the text."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def number_or_text(text: str) -> float | str:
+    """The number that a text spells, else the text."""
+    number = parse_number(text)
+    return text if number is None else number

@@ -1,10 +1,10 @@
-"""A figure as data: a table's facets, run queries and metrics, and how the numbers are drawn.
+"""A figure as data: facets, run queries and metrics as in a table, and how the numbers are drawn.
 
-A `Figure` is read from `conf/figure/<paper>/<figure>.yaml`. What is planned, run and measured is
-its `table`, read and expanded by `tables/spec`; `draw` says which facet makes the panels, which the
-series, and what stands on the x axis. `positions` (one metric per position of a draft) is spelled
-out here, sweeps in `tables/sweeps`. A metric with a `reading` takes its points from a run's facts
-instead of one number.
+A `PaperFigure` is read from `conf/figure/<paper>/<figure>.yaml`. What is planned, run and measured
+is its `table`, which `tables/load` reads; `draw` says which facet makes the panels, which the
+series, and what stands on the x axis. Two short forms exist for figures only: `positions: 7` makes
+one metric for each position of a draft, and `run_series` takes points from a run with a named
+function (`run_series.py`) instead of one number.
 """
 
 from __future__ import annotations
@@ -15,103 +15,131 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE, conf_dir
-from dllm_bench.tables.load import REPORTED as TABLES
-from dllm_bench.tables.load import read_csv, read_yaml, steps_of, table_of
-from dllm_bench.tables.options import names
-from dllm_bench.tables.spec import PaperTable
+from dllm_bench.tables.load import (
+    REPORTED_TABLES,
+    names_of,
+    parse_table,
+    read_csv,
+    read_yaml,
+    sweep_steps,
+)
+from dllm_bench.tables.spec import SCORE, PaperTable
 
-REPORTED = PACKAGE / "figures" / "reported"
-PLAIN = "score"  # the definition a reading is planned under; it is never shown
+REPORTED_FIGURES = PACKAGE / "figures" / "reported"
+OWN_METRIC_KEYS = ("positions", "run_series", "with", "of", "row", "replay_samples")
+"""Keys of a figure's metric that a table's metric does not have."""
 
 
 @dataclass(frozen=True)
 class XAxis:
-    """What stands on the x axis: a facet's value, a setting of the run (a dotted key of its
-    configuration), a metric, or (none of them) what the points say.
+    """What stands on the x axis. Without facet, setting and metric, the points say it themselves:
+    the position of a metric, or the x of a run series.
     """
 
     label: str
+    """Text below the axis."""
     facet: str = ""
+    """The facet whose values are the x of their cells."""
     setting: str = ""
+    """Dotted key of the run configuration whose value is x."""
     metric: str = ""
+    """The metric whose number is x; the other metrics are drawn against it."""
     log: bool = False
+    """True for a logarithmic axis of base 2."""
 
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """Marks the points that nothing beats: a high y is better, and a `high` or `low` x; `without`
-    these series, which no method can reach.
-    """
+    """Marks the points that no other of their panel beats in both numbers; a high y is better."""
 
     better: Literal["high", "low"]
+    """Which x is better."""
     without: Sequence[str] = ()
+    """Series that are left out, such as an oracle, which no method can reach."""
 
 
 @dataclass(frozen=True)
 class DrawSpec:
-    """How the points become a drawing.
-
-    panels, series: facets, empty where there is none; a series may be "metric"; z: what colours
-    mean; labels: names that are no facet's values, in words; front: of measured panels.
-    """
+    """How the points become a drawing."""
 
     kind: str
+    """A key of `panels.PANEL_KINDS`."""
     x: XAxis
+    """The x axis."""
     panels: str = ""
+    """The facet whose values are the panels; empty for one panel."""
     series: str = ""
+    """The facet whose values are the series, or "metric" for a series per metric."""
     z: str = ""
+    """What the colours of a heat map mean."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Name -> text shown, for names that are not values of a facet."""
     front: ParetoFront | None = None
+    """Which points of the measured panels are marked as Pareto front."""
 
 
 @dataclass(frozen=True)
 class SeriesCall:
-    """A reading by name with its settings; `of`: facet value -> settings of its cells alone.
+    """A run series by name, with its settings."""
 
-    evolve: of how many samples it reads the tokens' evolution (`run/token_replay`).
-    """
-
-    reading: str
+    name: str
+    """A key of `run_series.RUN_SERIES`."""
     settings: Mapping[str, Any]
-    of: Mapping[str, Mapping[str, Any]]
-    evolve: int = 0
+    """Settings for all cells."""
+    by_value: Mapping[str, Mapping[str, Any]]
+    """Facet value -> settings of its cells, which add to the others or replace them."""
+    replay_samples: int = 0
+    """From how many samples it needs the token replay (`run/token_replay`)."""
 
     def settings_for(self, values: Sequence[str]) -> dict[str, Any]:
         """The settings of a cell with these facet values."""
-        own = {key: v for value in values for key, v in self.of.get(value, {}).items()}
+        own = {key: v for value in values for key, v in self.by_value.get(value, {}).items()}
         return {**self.settings, **own}
 
 
 @dataclass(frozen=True)
 class ReportedPoint:
-    """A point of the paper's own figure. kind: `printed`, or `digitised` from the drawn curve."""
+    """A point of the paper's own figure."""
 
     panel: str
+    """Name of its panel."""
     series: str
+    """Name of its series."""
     quantity: str
+    """Name of the quantity on the y axis."""
     x: str
+    """Its x as written: a number or a category."""
     y: float
+    """Its y."""
     kind: str
+    """`printed` in the paper, or `digitised` from the drawn curve."""
     source: str
+    """Where it stands."""
 
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One figure. quantities: the rows of panels, name -> label; rows: metric -> the quantity it
-    belongs to; calls: metric -> its reading; at, group: value of a swept facet -> its x, and the
-    sweep it belongs to.
-    """
+    """One figure, published or (nothing reported) of this project."""
 
     table: PaperTable
+    """Facets, run queries and metrics: what is planned, run and measured."""
     draw: DrawSpec
+    """How it is drawn."""
     quantities: Mapping[str, str]
+    """The rows of panels: name -> label of the y axis."""
     rows: Mapping[str, str]
+    """Metric -> quantity that it belongs to, where that is not the metric itself."""
     calls: Mapping[str, SeriesCall]
+    """Metric -> the run series that gives its points."""
     at: Mapping[str, str]
+    """Value of a swept facet -> its x."""
     group: Mapping[str, str]
+    """Value of a swept facet -> name of the sweep that it belongs to."""
     reported: tuple[ReportedPoint, ...]
+    """The paper's own points."""
 
     @property
     def name(self) -> str:
@@ -119,13 +147,12 @@ class PaperFigure:
         return self.table.name
 
     def facet_labels(self, facet: str) -> dict[str, str]:
-        """Names of a facet's values and their labels, in order; groups of sweeps by theirs."""
+        """Name -> label of a facet's values, in order; a sweep is one name."""
         values = self.table.facets.get(facet, ())
-        found = {self.group.get(value.name, value.name): value.label for value in values}
-        return found
+        return {self.group.get(value.name, value.name): value.label for value in values}
 
     def label(self, name: str) -> str:
-        """A panel's or series' name in words."""
+        """The text shown for the name of a panel or series."""
         facets = (self.draw.panels, self.draw.series)
         known = {key: text for facet in facets for key, text in self.facet_labels(facet).items()}
         metrics = {m.name.partition("@")[0]: m.label for m in self.table.metrics}
@@ -135,30 +162,31 @@ class PaperFigure:
 @lru_cache
 def load_figure(name: str) -> PaperFigure:
     """The figure called `<paper>/<figure>`."""
-    known = names("figure")
+    known = names_of("figure")
     if name not in known:
-        raise DllmBenchError(f"There is no figure {name!r}; choose one of: {', '.join(known)}.")
-    return read_figure(name, conf_dir() / "figure" / f"{name}.yaml", REPORTED)
+        raise DllmBenchError(unknown_name("figure", name, known))
+    return read_figure(name, conf_dir() / "figure" / f"{name}.yaml", REPORTED_FIGURES)
 
 
 def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
-    """A figure from its yaml; the csv files of its reported points lie below `data`."""
+    """A figure from its yaml file; the csv files of its reported points lie below `data`."""
     plain = read_yaml(path)
     facets, metrics = plain["facets"], plain["metrics"]
-    own = {"layout": {"rows": list(facets)}, "metrics": dict(_metrics(metrics))}
+    own = {"layout": {"rows": list(facets)}, "metrics": dict(_table_metrics(metrics))}
     rest = {key: entry for key, entry in plain.items() if key not in ("draw", "reported")}
-    table = table_of(name, {**rest, **own}, TABLES)
+    table = parse_table(name, {**rest, **own}, REPORTED_TABLES)
     draw = _draw(plain["draw"])
     rows = {name: metric["row"] for name, metric in metrics.items() if "row" in metric}
     drawn = {name: metric["label"] for name, metric in metrics.items() if name != draw.x.metric}
+    steps = sweep_steps(facets)
     return PaperFigure(
         table=table,
         draw=draw,
         quantities={rows.get(k, k): draw.labels.get(rows.get(k, k), t) for k, t in drawn.items()},
         rows=rows,
-        calls={key: _call(metric) for key, metric in metrics.items() if "reading" in metric},
-        at={step.value: step.x for step in steps_of(facets)},
-        group={step.value: step.group for step in steps_of(facets) if step.group},
+        calls={key: _call(metric) for key, metric in metrics.items() if "run_series" in metric},
+        at={step.value: step.x for step in steps},
+        group={step.value: step.group for step in steps if step.group},
         reported=tuple(
             p for entry in plain.get("reported", ()) for p in _reported(entry, data, table.source)
         ),
@@ -170,13 +198,14 @@ def _draw(plain: Mapping[str, Any]) -> DrawSpec:
     return DrawSpec(**{**plain, "x": XAxis(**plain["x"]), **front})
 
 
-def _metrics(plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Metrics as a table has them: one per position, a carrier for a reading."""
-    own = ("positions", "reading", "with", "of", "row", "evolve")
+def _table_metrics(plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The metrics in a table's form: one per position. A run series is planned as a score, so that
+    its run is planned; the score itself is never shown.
+    """
     for name, entry in plain.items():
-        kept = {key: value for key, value in entry.items() if key not in own}
-        if "reading" in entry:
-            yield name, {**kept, "definition": PLAIN}
+        kept = {key: value for key, value in entry.items() if key not in OWN_METRIC_KEYS}
+        if "run_series" in entry:
+            yield name, {**kept, "definition": SCORE}
             continue
         for k in range(1, entry.get("positions", 0) + 1):
             yield f"{name}@{k}", {**kept, "definition": f"{entry['definition']}@{k}"}
@@ -185,16 +214,18 @@ def _metrics(plain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict
 
 
 def _call(plain: Mapping[str, Any]) -> SeriesCall:
-    settings, of = plain.get("with", {}), plain.get("of", {})
-    return SeriesCall(plain["reading"], settings, of, plain.get("evolve", 0))
+    settings, by_value = plain.get("with", {}), plain.get("of", {})
+    return SeriesCall(plain["run_series"], settings, by_value, plain.get("replay_samples", 0))
 
 
 def _reported(entry: Mapping[str, Any], data: Path, source: str) -> Iterator[ReportedPoint]:
-    """Points of a csv; rows whose columns hold another text than the ones named are left out."""
+    """The points of a csv file; rows that do not match `where`, or whose panel, series, quantity or
+    x has no translation, are left out.
+    """
     for row in _rows(entry, data):
         parts = [_column(entry.get(key, ""), row) for key in ("panel", "series", "quantity", "x")]
-        wanted = all(_matches(row, *pair) for pair in entry.get("where", {}).items())
-        if wanted and None not in parts:
+        matches = all(_matches(row, *pair) for pair in entry.get("where", {}).items())
+        if matches and None not in parts:
             panel, series, quantity, x = (str(part) for part in parts)
             y = float(row[entry.get("y", "value")].strip("%+")) * entry.get("scale", 1)
             where = entry.get("source", source)
@@ -202,28 +233,28 @@ def _reported(entry: Mapping[str, Any], data: Path, source: str) -> Iterator[Rep
 
 
 def _rows(entry: Mapping[str, Any], data: Path) -> list[dict[str, str]]:
-    """The rows of the csv; `pair: {column: [a, b]}` joins two numbers of one thing: x is the row
-    of a, y that of b, all else being equal.
+    """The rows of the csv file. `pair: {column: [a, b]}` joins two rows that differ only in that
+    column into one, which has their values under the names a and b.
     """
-    rows = read_csv((TABLES if entry.get("of_table") else data) / entry["file"])
+    rows = read_csv((REPORTED_TABLES if entry.get("of_table") else data) / entry["file"])
     if "pair" not in entry:
         return rows
-    [(column, names)] = entry["pair"].items()
-    found: dict[tuple[str, ...], dict[str, str]] = {}
+    [(column, pair)] = entry["pair"].items()
+    joined: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         key = tuple(text for name, text in row.items() if name not in (column, "value", "unit"))
-        if row[column] in names:
-            found.setdefault(key, dict(row))[row[column]] = row["value"]
-    return [row for row in found.values() if all(name in row for name in names)]
+        if row[column] in pair:
+            joined.setdefault(key, dict(row))[row[column]] = row["value"]
+    return [row for row in joined.values() if all(name in row for name in pair)]
 
 
-def _matches(row: Mapping[str, str], column: str, wanted: Any) -> bool:
-    return row[column] in (wanted if isinstance(wanted, list) else [str(wanted)])
+def _matches(row: Mapping[str, str], column: str, allowed: Any) -> bool:
+    return row[column] in (allowed if isinstance(allowed, list) else [str(allowed)])
 
 
 def _column(plain: Any, row: Mapping[str, str]) -> str | None:
-    """A fixed name, or the text of a column (or of several, joined by +) translated to one; None:
-    it has no translation.
+    """A fixed name, or the text of a column (of several, joined by +) in translation; None if the
+    text has no translation.
     """
     if not isinstance(plain, Mapping):
         return str(plain)

@@ -1,8 +1,8 @@
 """One style for all figures: sizes, fonts, and the look of every series by its name.
 
-A method has one colour, marker and line everywhere. Colours are told apart by people who see fewer
-of them, and no figure needs them: marker and line alone name the series, so a grey print is
-readable (`tests/figures` holds every committed figure to that). Variants of a method share its hue.
+A method has the same colour, marker and line in every figure, and variants of a method share a hue.
+The colours suit colour-blind readers, and no figure depends on them: marker and line alone identify
+a series, so a grey print is readable (`tests/figures` checks this for every committed figure).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dllm_bench.core.errors import DllmBenchError
 PANEL_INCHES = (2.9, 2.35)
 DPI = 200
 INK, FAINT = "#222222", "#8a8a8a"
-FORMATS: Mapping[str, Mapping[str, Any]] = {  # no dates, no names of programs
+FORMATS: Mapping[str, Mapping[str, Any]] = {  # no dates or program names: equal bytes
     "svg": {"metadata": {"Date": None, "Creator": None}},
     "png": {"metadata": {"Software": None}, "dpi": DPI},
 }
@@ -56,12 +56,16 @@ SETTINGS: Any = {
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, marker, line and hatch of a series."""
+    """How a series looks, in matplotlib's terms."""
 
     colour: str
+    """Colour of line, marker and bar."""
     marker: str
+    """Marker of its points."""
     line: str | tuple[int, tuple[int, ...]] = "-"
+    """Line style."""
     hatch: str = ""
+    """Pattern of its bars."""
 
 
 _BLACK, _GREY = "#333333", "#767676"
@@ -104,7 +108,7 @@ LOOKS: Mapping[str, Look] = {
     "lopa_bp2": Look("#dc93ba", "v", ":", "..."),
     "lopa_bp4": Look("#cf6fa3", "D", "-.", "\\\\\\"),
     "lopa_bp8": Look("#8e2f63", "o", "-", "///"),
-    # accelerations, with CreditDecoding stars
+    # accelerations; a star is one with CreditDecoding
     "standard": Look(_BLACK, "o"),
     "standard_credit": Look(_BLACK, "*"),
     "fast": Look(_BLUE, "s"),
@@ -114,7 +118,7 @@ LOOKS: Mapping[str, Look] = {
     "early_credit": Look(_GREEN, "*"),
     "compiled": Look(_ORANGE, "v"),
     "compiled_credit": Look(_ORANGE, "*"),
-    # numbers swept, and parts of one method's numbers
+    # hyper-parameters swept, and parts of one method's numbers
     "": Look(_BLUE, "o"),
     "alpha": Look(_RED, "D", "-"),
     "beta": Look(_ORANGE, "s", "--"),
@@ -143,7 +147,7 @@ LOOKS: Mapping[str, Look] = {
 
 
 def look(series: str) -> Look:
-    """The look of a series; a figure cannot use a name that has none."""
+    """The look of a series; raises DllmBenchError for a name that has none."""
     if series not in LOOKS:
         raise DllmBenchError(
             f"Series {series!r} has no look; add it to LOOKS in dllm_bench/figures/style.py."
@@ -153,7 +157,7 @@ def look(series: str) -> Look:
 
 @contextmanager
 def applied() -> Iterator[None]:
-    """The style, for the drawing inside the block alone."""
+    """Use this style inside of the block; matplotlib's settings are restored at its end."""
     import matplotlib
 
     with matplotlib.rc_context():

@@ -1,7 +1,7 @@
 """A built figure as files and as lines for the terminal.
 
-`<folder>/<profile>/<paper>/<figure>.{csv,svg,png}`; the csv holds every point, measured, reported
-or open, so that nothing the drawing shows (or cannot show) is only in the drawing.
+The files are `<folder>/<profile>/<paper>/<figure>.{csv,svg,png}`. The csv holds every point, with
+or without a number, so everything in the drawing can be read from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from dllm_bench.figures.draw import images
-from dllm_bench.figures.points import EVOLUTION, BuiltFigure, FigurePoint
+from dllm_bench.figures.points import NO_REPLAY, BuiltFigure, FigurePoint
 from dllm_bench.store.files import write_atomic
 from dllm_bench.tables import view
 from dllm_bench.tables.cost import cost_in_words
@@ -22,7 +22,7 @@ DIGITS = 6
 
 
 def write(built: BuiltFigure, folder: Path) -> list[Path]:
-    """All forms, each file whole or not at all."""
+    """Write all formats, each file atomically; returns their paths."""
     stem = folder / built.built.profile.name / built.figure.name
     stem.parent.mkdir(parents=True, exist_ok=True)
     forms = {"csv": as_csv(built).encode(), **images(built)}
@@ -35,42 +35,42 @@ def write(built: BuiltFigure, folder: Path) -> list[Path]:
 
 
 def as_csv(built: BuiltFigure) -> str:
-    """One line per point."""
+    """The csv: one line per point."""
     text = io.StringIO()
     names = [field.name for field in fields(FigurePoint)]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for point in built.points:
-        plain = {name: _short(value) for name, value in asdict(point).items()}
-        writer.writerow(plain)
+        writer.writerow({name: _plain(value) for name, value in asdict(point).items()})
     return text.getvalue()
 
 
-def _short(value: object) -> object:
+def _plain(value: object) -> object:
     if isinstance(value, bool):
         return "yes" if value else ""
     return round(value, DIGITS) if isinstance(value, float) else value
 
 
 def headline(built: BuiltFigure) -> str:
-    """What was drawn, and what was not."""
+    """One line: how many points are measured, reported, without number, and the runs' states."""
     measured, reported = len(built.drawn(measured=True)), len(built.drawn(measured=False))
-    points = f"{measured} points measured, {reported} reported, {len(built.without())} without"
-    return f"{built.figure.name}: {points} number; {view.progress(built.built)}"
+    without = len(built.without_number())
+    points = f"{measured} points measured, {reported} reported, {without} without number"
+    return f"{built.figure.name}: {points}; {view.progress(built.built)}"
 
 
 def lines(built: BuiltFigure) -> Iterator[str]:
-    """What was drawn, what could not be, and the commands that fill it."""
+    """What was drawn, what could not be and why, and the commands that run what is missing."""
     table = built.built
     yield built.figure.table.title
     yield headline(built)
-    yield from (f"cannot run here: {reason}" for reason in table.impossible)
+    yield from (f"cannot run here: {reason}" for reason in table.unavailable)
     if table.open:
         cost = cost_in_words([run.cost for run in table.open])
         command = f"dllm-bench figure {table.table.name} {table.profile.flags} --run"
         yield f"{len(table.open)} runs to fill ({cost}): {command}"
-    lacking = {point.run for point in built.without() if point.reason == EVOLUTION}
+    lacking = {point.run for point in built.without_number() if point.reason == NO_REPLAY}
     if lacking:
-        yield f"{len(lacking)} runs lack the evolution of their tokens, which --run makes"
+        yield f"{len(lacking)} runs lack a token replay, which --run records"
     for run in table.open:
         yield f"open ({run.state}: {run.reason}): {run.command}"

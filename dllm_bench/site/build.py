@@ -45,9 +45,8 @@ from dllm_bench.store.store import (
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.build import build as build_table
 from dllm_bench.tables.cost import measured_runs
-from dllm_bench.tables.load import load_profile, load_table
-from dllm_bench.tables.options import names
-from dllm_bench.tables.plan import Runs, plan
+from dllm_bench.tables.load import load_profile, load_table, names_of
+from dllm_bench.tables.plan import SharedRuns, plan
 from dllm_bench.tables.render import render
 from dllm_bench.tables.render_html import STYLE
 
@@ -154,10 +153,10 @@ class SiteBuilder:
 
     def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
         """Write each table in all its forms; yields (address, table)."""
-        profile, runs = load_profile(self.profile), Runs()
+        profile, runs = load_profile(self.profile), SharedRuns()
         settings = SettingsCache(self.store.root.parent, self.compose)
         similar = measured_runs(self.store)
-        for name in self.track(names("table"), "tables"):
+        for name in self.track(names_of("table"), "tables"):
             table = load_table(name)
             given = (settings.compose, self.store, False, settings.resolve, runs)
             built = build_table(table, profile, plan(table, profile, *given), similar)

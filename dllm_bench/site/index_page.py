@@ -156,7 +156,7 @@ def index_page(contents: SiteContents) -> str:
 def index_view(contents: SiteContents) -> IndexView:
     """The content of the page as plain data."""
     run_states = Counter(str(entry.state) for entry in contents.entries)
-    cells = Counter(cell.standing for _, built in contents.tables for cell in built.cells)
+    cells = Counter(cell.status for _, built in contents.tables for cell in built.cells)
     shown = [StateLabel(name, state_class(name)) for name in CELL_STATES if cells[name]]
     differing = differing_settings([entry.spec for entry in contents.entries])
     by_state = ", ".join(f"{count} {state}" for state, count in sorted(run_states.items()))
@@ -177,7 +177,7 @@ def index_view(contents: SiteContents) -> IndexView:
 
 def table_entry(address: str, built: BuiltTable, shown: Sequence[StateLabel]) -> TableEntry:
     """One table with the states of its cells; `shown`: the states that have a column."""
-    counts = built.standings()
+    counts = built.status_counts()
     return TableEntry(
         address=address,
         name=built.table.name,

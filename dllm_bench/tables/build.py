@@ -1,10 +1,10 @@
 """Planned cells to numbers: measured value and interval, reported value, delta and verdict.
 
-Everything measured comes from the sealed records alone, a setting from the run's configuration. A
-number is compared only where that means something: never for embedded models and tasks, and a speed
-only on the reported hardware. Scores carry the record's interval, means and ratios of sums over
-samples a bootstrap one (`derive`); extremes (maximum, top ten) have none, since resampling says
-nothing about a tail.
+Every measured number is computed from sealed records, every setting is read from the run's
+configuration. Numbers are compared only where that means something: never for embedded models and
+tasks, and speeds only on the reported hardware. Scores have the interval of their record, means and
+ratios of sums over samples a bootstrap interval (`derive`). Extremes (maximum, top ten) have none,
+because resampling says nothing about a tail.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
+from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.cost import Cost, CostModel, EstimateCheck, MeasuredRuns
 from dllm_bench.tables.derive import (
     PERCENT,
@@ -29,11 +30,14 @@ from dllm_bench.tables.derive import (
     has_curve,
     unit_of,
 )
-from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs, trained_first
+from dllm_bench.tables.plan import (
+    CellState,
+    PlannedCell,
+    PlannedRun,
+    distinct_runs,
+    missing_trained_files,
+)
 from dllm_bench.tables.spec import Cell, Note, PaperTable, Profile, TableMetric
-
-if TYPE_CHECKING:
-    from dllm_bench.store.record import RunRecord
 
 SCORE_TEXT = "samples the benchmark's own metric grades as right, in percent of all samples."
 AREA_TEXT = (
@@ -43,42 +47,49 @@ AREA_TEXT = (
     "against the slowest do not count, and a curve that ends in one has no whole area. x:"
 )
 SETTING_TEXT = "a setting of the run, read from its configuration."
-CLOCKED = ("tokens/s", "s", "ms", "×")  # units of numbers that hardware decides
+HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
 MEASURED, UNDEFINED = "measured", "undefined"
 
 
 class CellVerdict(StrEnum):
-    """Measured against reported."""
+    """How the measured number compares with the reported one."""
 
-    EQUAL = "equal"  # of settings
-    INSIDE_CI = "inside CI"
-    INSIDE_TOLERANCE = "inside tolerance"
-    OUTSIDE = "outside"
-    NOT_COMPARABLE = "not comparable"
+    EQUAL = "equal"  # a setting that is the reported one
+    INSIDE_CI = "inside CI"  # the reported value is inside our interval
+    INSIDE_TOLERANCE = "inside tolerance"  # the difference is at most the table's tolerance
+    OUTSIDE = "outside"  # none of these
+    NOT_COMPARABLE = "not comparable"  # other models, tasks or hardware
     NONE = ""  # nothing measured, or nothing reported
 
 
 @dataclass(frozen=True)
 class BuiltCell:
-    """A cell with its number. measured, interval and delta are in `unit`, the reported one.
-
-    why: what makes the cell not comparable, or why it is empty; setting: what the configuration
-    says, in the paper's words, of a cell that is a setting; curve: what an area was taken of.
-    """
+    """A cell with its number."""
 
     planned: PlannedCell
+    """The cell and its runs."""
     unit: str
+    """Unit of measured, interval and delta, and of the reported value."""
     measured: float | None = None
+    """The measured number; None if there is none."""
     interval: Interval | None = None
+    """Its 95 % interval, if it has one."""
     n: int = 0
+    """Number of samples behind it."""
     delta: float | None = None
+    """Measured − reported, if the two are compared."""
     verdict: CellVerdict = CellVerdict.NONE
+    """How they compare."""
     why: str = ""
+    """Why there is no number, or why it is not comparable."""
     setting: str = ""
+    """For a setting: what the configuration says, in the paper's words."""
     curve: Curve | None = None
+    """For an area: the curve that it is taken of."""
 
     @property
     def cell(self) -> Cell:
+        """The cell."""
         return self.planned.cell
 
     @property
@@ -92,8 +103,8 @@ class BuiltCell:
         return distinct_runs([self.planned])
 
     @property
-    def standing(self) -> str:
-        """Where the cell stands, in a word: measured, or why it is empty."""
+    def status(self) -> str:
+        """One word: measured or setting, or why the cell is empty (undefined, or a `CellState`)."""
         if self.setting or self.measured is not None:
             return str(CellState.SETTING) if self.setting else MEASURED
         return UNDEFINED if self.run.state is CellState.SEALED else str(self.run.state)
@@ -101,54 +112,71 @@ class BuiltCell:
 
 @dataclass(frozen=True)
 class ShownDefinition:
-    """A metric's label, the name of its definition, and the definition in words."""
+    """How a metric of the table is defined, for the remarks below it."""
 
     label: str
+    """Label of the metric."""
     name: str
+    """Name of the definition."""
     unit: str
+    """Unit; may be empty."""
     text: str
+    """The definition in words."""
 
 
 @dataclass(frozen=True)
 class RunToMake:
-    """A run that is still to be made, with a rough cost (None: nothing to judge by)."""
+    """A run that is still to be made."""
 
     command: str
+    """The command that makes it."""
     state: CellState
+    """Partial, missing or failed."""
     reason: str
+    """The state in full."""
     cost: Cost | None
+    """Its rough cost; None if there is nothing to estimate it by."""
 
 
 @dataclass(frozen=True)
 class BuiltTable:
-    """A table ready to be rendered; nothing in it depends on when or where it was built.
-
-    trained_first: what its decoders read and nobody trained yet; elsewhere: what the runs that are
-    impossible here cost where they are possible; check: how far the estimates are off, if any.
-    """
+    """A table ready to be rendered; nothing in it depends on when or where it was built."""
 
     table: PaperTable
+    """The table, with the profile's remarks among its notes."""
     profile: Profile
+    """The profile."""
     cells: tuple[BuiltCell, ...]
+    """All cells shown."""
     definitions: tuple[ShownDefinition, ...]
+    """The definitions of its metrics."""
     hardware: tuple[str, ...]
+    """What the sealed runs were measured on."""
     code: tuple[str, ...]
+    """Commits that the sealed runs were made with."""
     inputs: tuple[str, ...]
+    """Content hashes of what the sealed runs read."""
     open: tuple[RunToMake, ...]
-    impossible: tuple[str, ...]
+    """Runs that are still to be made."""
+    unavailable: tuple[str, ...]
+    """Why some runs cannot be made here."""
     reported_only: tuple[str, ...]
-    trained_first: tuple[str, ...]
-    elsewhere: tuple[Cost | None, ...]
+    """Why some cells have no run."""
+    train_first: tuple[str, ...]
+    """Files that decoders read and that have to be trained before."""
+    unavailable_costs: tuple[Cost | None, ...]
+    """What the runs that are unavailable here cost on a machine where they are available."""
     check: EstimateCheck | None
+    """How far cost estimates are off, if the table shows any."""
 
     def states(self) -> dict[CellState, int]:
-        """How many runs stand where, in the order of `State`."""
+        """State -> number of runs, in the order of `CellState`."""
         states = [run.state for run in distinct_runs(self.planned())]
         return {state: states.count(state) for state in CellState if state in states}
 
-    def standings(self) -> dict[str, int]:
-        """How many cells are measured, reported only, impossible, …, the most frequent first."""
-        return dict(Counter(cell.standing for cell in self.cells).most_common())
+    def status_counts(self) -> dict[str, int]:
+        """Status -> number of cells, the most frequent first."""
+        return dict(Counter(cell.status for cell in self.cells).most_common())
 
     def planned(self) -> list[PlannedCell]:
         """The plan behind the table."""
@@ -159,65 +187,64 @@ def build(
     table: PaperTable,
     profile: Profile,
     planned: Sequence[PlannedCell],
-    kin: MeasuredRuns | None = None,
+    measured: MeasuredRuns | None = None,
 ) -> BuiltTable:
-    """The table with every number that the sealed records give; costs are estimated from `kin`, or
-    else from its own runs.
+    """The table with every number that the sealed records give. Costs are estimated from the runs
+    `measured`, by default the table's own.
     """
-    planned = [remarked(entry, profile) for entry in planned]
+    planned = [_with_remarks(entry, profile) for entry in planned]
     runs = distinct_runs(planned)
     records = [run.record for run in runs if run.record]
-    costs = CostModel(planned, kin or MeasuredRuns.of(records))
-    impossible = [run for run in runs if run.state is CellState.UNAVAILABLE]
-    estimated = any(run.open for run in runs) or any(run.config for run in impossible)
+    costs = CostModel(planned, measured or MeasuredRuns.of(records))
+    unavailable = [run for run in runs if run.state is CellState.UNAVAILABLE]
+    shows_costs = any(run.open for run in runs) or any(run.config for run in unavailable)
     return BuiltTable(
-        table=replace(table, notes=(*table.notes, *remarks_of(planned, profile))),
+        table=replace(table, notes=(*table.notes, *_remarks(planned, profile))),
         profile=profile,
         cells=tuple(build_cell(entry, profile) for entry in planned),
-        definitions=tuple(_definition(metric) for metric in table.metrics),
-        hardware=tuple(sorted({hardware_of(record) for record in records})),
-        code=tuple(sorted({code_of(one) for record in records for one in record.environments})),
-        inputs=tuple(sorted({text for record in records for text in inputs_of(record)})),
+        definitions=tuple(_shown_definition(metric) for metric in table.metrics),
+        hardware=tuple(sorted({hardware_text(record) for record in records})),
+        code=tuple(sorted({code_text(one) for record in records for one in record.environments})),
+        inputs=tuple(sorted({text for record in records for text in input_texts(record)})),
         open=tuple(
             RunToMake(run.command, run.state, run.reason, costs.estimate(run))
             for run in runs
             if run.open
         ),
-        impossible=tuple(sorted({run.reason for run in impossible})),
-        reported_only=tuple(dict.fromkeys(only_reported(planned))),
-        trained_first=tuple(trained_first(runs)),
-        elsewhere=tuple(costs.estimate(run) for run in impossible if run.config),
-        check=costs.kin.check if estimated else None,
+        unavailable=tuple(sorted({run.reason for run in unavailable})),
+        reported_only=tuple(dict.fromkeys(_reported_only_reasons(planned))),
+        train_first=tuple(missing_trained_files(runs)),
+        unavailable_costs=tuple(costs.estimate(run) for run in unavailable if run.config),
+        check=costs.measured.check if shows_costs else None,
     )
 
 
-def remarked(planned: PlannedCell, profile: Profile) -> PlannedCell:
-    """The cell with the marks of what its profile has to say of its runs."""
+def _with_remarks(planned: PlannedCell, profile: Profile) -> PlannedCell:
+    """The cell with the marks of the profile's remarks on its runs."""
     marks = [r.name for r in profile.remarks if any(r.holds(run.query) for run in planned.runs)]
     return replace(planned, cell=replace(planned.cell, notes=(*planned.cell.notes, *marks)))
 
 
-def remarks_of(planned: Sequence[PlannedCell], profile: Profile) -> list[Note]:
-    """What the profile has to say of these cells."""
+def _remarks(planned: Sequence[PlannedCell], profile: Profile) -> list[Note]:
+    """The profile's remarks on these cells."""
     marks = {mark for entry in planned for mark in entry.cell.notes}
     return [Note({}, r.name, r.text) for r in profile.remarks if r.name in marks]
 
 
-def only_reported(planned: Sequence[PlannedCell]) -> list[str]:
-    """Why some cells have no run, derived ones left out."""
-    found = [
-        p
+def _reported_only_reasons(planned: Sequence[PlannedCell]) -> list[str]:
+    """Why some cells have no run; derived ones have the reasons of their parts."""
+    return [
+        p.cell.reported_only or p.run.reason
         for p in planned
-        if p.run.state is CellState.REPORTED_ONLY and (p.cell.only or not p.parts)
+        if p.run.state is CellState.REPORTED_ONLY and (p.cell.reported_only or not p.parts)
     ]
-    return [p.cell.only or p.run.reason for p in found]
 
 
 def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
-    """One cell: measured from its runs' records, set against the reported value."""
+    """One cell, measured from its runs' records and compared with the reported value."""
     unit = unit_of(planned.cell.metric)
     if planned.run.state is CellState.SETTING:
-        return _setting(planned, profile)
+        return _setting_cell(planned, profile)
     if planned.run.state is not CellState.SEALED:
         return BuiltCell(planned, unit, why=planned.run.reason)
     n = sum(len(run.record.columns["id"]) for run in distinct_runs([planned]) if run.record)
@@ -225,15 +252,15 @@ def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
     if measured is None:
         return BuiltCell(planned, unit, n=n, why=why_undefined(planned))
     curve = curve_of(planned) if has_curve(planned) else None
-    found = BuiltCell(planned, unit, measured, interval, n, curve=curve)
+    built = BuiltCell(planned, unit, measured, interval, n, curve=curve)
     reported = planned.cell.reported.value if planned.cell.reported else None
     if reported is None:
-        return found
-    why = incomparable(planned, profile)
+        return built
+    why = why_incomparable(planned, profile)
     if why:
-        return replace(found, verdict=CellVerdict.NOT_COMPARABLE, why=why)
+        return replace(built, verdict=CellVerdict.NOT_COMPARABLE, why=why)
     verdict = judge(measured, interval, reported, planned.cell.metric)
-    return replace(found, delta=measured - reported, verdict=verdict)
+    return replace(built, delta=measured - reported, verdict=verdict)
 
 
 def why_undefined(planned: PlannedCell) -> str:
@@ -253,7 +280,7 @@ def why_undefined(planned: PlannedCell) -> str:
 
 
 def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
-    """The number of a cell whose runs are sealed, with its interval where it has one."""
+    """The number of a cell whose runs are sealed, and its interval if it has one."""
     if planned.parts:
         return derived(planned)
     record, metric = planned.run.record, planned.cell.metric
@@ -261,11 +288,11 @@ def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
         return None, None
     if metric.is_score:
         return _score(record)
-    definition, facts = definitions.definition(metric.definition), record.sample_stats
-    value = definition(facts)
+    definition, stats = definitions.definition(metric.definition), record.sample_stats
+    value = definition(stats)
     if value is None:
         return None, None
-    return value, definition.bounds(facts) if definition.bounds else bootstrap(planned)
+    return value, definition.bounds(stats) if definition.bounds else bootstrap(planned)
 
 
 def _score(record: RunRecord) -> tuple[float | None, Interval | None]:
@@ -275,24 +302,26 @@ def _score(record: RunRecord) -> tuple[float | None, Interval | None]:
     return PERCENT * score.mean, (PERCENT * score.low, PERCENT * score.high)
 
 
-def _setting(planned: PlannedCell, profile: Profile) -> BuiltCell:
-    """A setting of the run, in the paper's words, equal to the reported one or not."""
+def _setting_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
+    """A cell that shows a setting of the run, compared with the reported one."""
     metric, reported = planned.cell.metric, planned.cell.reported
     text = setting_text(planned.run.config, metric)
     if not text:
         return BuiltCell(planned, "", why=f"the run has no setting {metric.setting}")
-    number = as_number(text)
+    number = parse_number(text)
+    built = BuiltCell(planned, "", number, setting=text)
     if reported is None:
-        return BuiltCell(planned, "", number, setting=text)
-    equal = text == reported.text if number is None else number == reported.value
-    why = "" if equal or not profile.embedded else _embedded(planned)
-    differs = CellVerdict.NOT_COMPARABLE if why else CellVerdict.OUTSIDE
-    verdict = CellVerdict.EQUAL if equal else differs
-    return BuiltCell(planned, "", number, None, 0, None, verdict, why, text)
+        return built
+    if text == reported.text if number is None else number == reported.value:
+        return replace(built, verdict=CellVerdict.EQUAL)
+    if profile.embedded:
+        why = _embedded_run_text(planned)
+        return replace(built, verdict=CellVerdict.NOT_COMPARABLE, why=why)
+    return replace(built, verdict=CellVerdict.OUTSIDE)
 
 
 def setting_text(config: Mapping[str, Any], metric: TableMetric) -> str:
-    """What the configuration says at the metric's dotted key; empty where it has no such key."""
+    """The value at the metric's dotted key, in the paper's words; empty if there is no such key."""
     try:
         value = reduce(lambda group, name: group[name], metric.setting.split("."), config)
     except (KeyError, TypeError):
@@ -301,20 +330,20 @@ def setting_text(config: Mapping[str, Any], metric: TableMetric) -> str:
     return metric.labels.get(text, text)
 
 
-def as_number(text: str) -> float | None:
-    """The number a text spells, None for a word."""
+def parse_number(text: str) -> float | None:
+    """The number that a text spells; None for a word."""
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def incomparable(planned: PlannedCell, profile: Profile) -> str:
-    """Why measured and reported must not be compared; empty when they may."""
+def why_incomparable(planned: PlannedCell, profile: Profile) -> str:
+    """Why measured and reported value must not be compared; empty if they may."""
     cell = planned.cell
     if profile.embedded:
-        return _embedded(planned)
-    if unit_of(cell.metric.plain) not in CLOCKED:
+        return _embedded_run_text(planned)
+    if unit_of(cell.metric.plain) not in HARDWARE_UNITS:
         return ""
     records = [run.record for run in planned.runs if run.record]
     devices = ", ".join(sorted({record.devices for record in records}))
@@ -323,7 +352,7 @@ def incomparable(planned: PlannedCell, profile: Profile) -> str:
     return f"measured on {devices}, reported on {cell.reported_on or 'unstated hardware'}"
 
 
-def _embedded(planned: PlannedCell) -> str:
+def _embedded_run_text(planned: PlannedCell) -> str:
     chosen = planned.run.chosen
     model = f" model {chosen['model']}" if "model" in chosen else " models"
     return f"embedded{model}" + (f" on {chosen['benchmark']}" if "benchmark" in chosen else "")
@@ -332,24 +361,24 @@ def _embedded(planned: PlannedCell) -> str:
 def judge(
     measured: float, interval: Interval | None, reported: float, metric: TableMetric
 ) -> CellVerdict:
-    """Reported value inside our interval, inside the table's tolerance, or outside of both."""
+    """Whether the reported value is in our interval, within the table's tolerance, or outside."""
     if interval and interval[0] <= reported <= interval[1]:
         return CellVerdict.INSIDE_CI
-    near = abs(measured - reported) <= metric.allowed(reported)
-    return CellVerdict.INSIDE_TOLERANCE if near else CellVerdict.OUTSIDE
+    is_near = abs(measured - reported) <= metric.allowed(reported)
+    return CellVerdict.INSIDE_TOLERANCE if is_near else CellVerdict.OUTSIDE
 
 
-def _definition(metric: TableMetric) -> ShownDefinition:
+def _shown_definition(metric: TableMetric) -> ShownDefinition:
     unit = unit_of(metric)
     if metric.setting:
         return ShownDefinition(metric.label, metric.formula, unit, SETTING_TEXT)
-    known = SCORE_TEXT if metric.is_score else definitions.definition(metric.definition).text
-    text = f"{AREA_TEXT} {known}" if metric.area else known
+    own = SCORE_TEXT if metric.is_score else definitions.definition(metric.definition).text
+    text = f"{AREA_TEXT} {own}" if metric.area else own
     return ShownDefinition(metric.label, metric.formula, unit, text)
 
 
-def hardware_of(record: RunRecord) -> str:
-    """Devices, dtype and threads of a run, in words."""
+def hardware_text(record: RunRecord) -> str:
+    """Devices, dtype, attention, threads and batch of a run, in words."""
     hardware = record.spec.hardware
     if seats := record.spec.model.get("concurrency"):
         return f"{record.devices}, {seats} request(s) in flight"
@@ -360,15 +389,15 @@ def hardware_of(record: RunRecord) -> str:
     )
 
 
-def code_of(environment: Mapping[str, Any]) -> str:
-    """Commit of a session, and a hash of what differed from it."""
+def code_text(environment: Mapping[str, Any]) -> str:
+    """Commit of a session, with a hash of the local changes if there were any."""
     commit = str(environment.get("commit") or "no commit")[:12]
     changed = str(environment.get("diff_sha256") or "")[:12]
     return commit + (f" with local changes {changed}" if changed else "")
 
 
-def inputs_of(record: RunRecord) -> list[str]:
-    """What a run read, by content hash."""
+def input_texts(record: RunRecord) -> list[str]:
+    """The content hashes of what a run read, each with a name."""
     spec = record.spec
-    sources = {"dataset": spec.benchmark["name"], "weights": spec.model["name"]}
-    return [f"{sources.get(kind, kind)}: {kind} {str(h)[:12]}" for kind, h in spec.inputs.items()]
+    names = {"dataset": spec.benchmark["name"], "weights": spec.model["name"]}
+    return [f"{names.get(kind, kind)}: {kind} {str(h)[:12]}" for kind, h in spec.inputs.items()]

@@ -1,9 +1,10 @@
-"""What open runs will cost: forwards, seconds of the hardware, bytes on disk.
+"""What open runs will cost: forwards, seconds on the hardware, bytes on disk.
 
-A forward is overhead plus the larger of reading the weights once and computing every position
-(`conf/cost.yaml`); forwards follow from sealed runs with the same decoder, else from the reported
-TPF, else from other decoders' runs, else they are one per token. Seconds are scaled by measured ÷
-estimated of sealed runs on the same hardware, `check` says how far the model is off for them.
+A forward takes an overhead plus the larger of two times, reading the weights once and computing
+every position (numbers in `conf/cost.yaml`). The number of forwards follows from sealed runs with
+the same decoder, else from the reported TPF, else from runs with other decoders, else it is one per
+token. Seconds are scaled by measured ÷ estimated seconds of sealed runs on the same hardware, and
+`MeasuredRuns.check` says how far such estimates are off.
 """
 
 from __future__ import annotations
@@ -14,31 +15,31 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dllm_bench import __version__
+from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
+from dllm_bench.registry import TARGET, instantiate
 from dllm_bench.store.cache import DerivedCache
 from dllm_bench.store.inputs import is_served
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.store import Store, read_record, record_fingerprint
 from dllm_bench.tables.derive import unit_of
 from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Query
 
-if TYPE_CHECKING:
-    from dllm_bench.store.record import RunRecord
-    from dllm_bench.store.store import Store
-
 Plain = Mapping[str, Any]
 TPF_UNIT = "tokens/forward"
 TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # of a stored sample, measured
-DRAFTED = 8  # positions of a verified proposal, about
+DRAFTED = 8  # positions in the verification of one draft, roughly
 WEIGHT_BYTES = 2  # bfloat16
-FILE = ".costs.json"  # beside the runs
-NEAREST = {"decoder": "benchmark", "hardware": "model"}
-"""Group that runs must share -> group they share better too."""
-ONE_BY_ONE = ("TopK", "Epsilon")  # selectors
+CACHE_FILE = ".costs.json"  # in the runs folder
+MIN_CHECKED = 3  # a check with fewer runs says nothing
+CLOSER_GROUP = {"decoder": "benchmark", "hardware": "model"}
+"""Group that similar runs must share -> group that they should share too, if any run does."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,11 @@ class Cost:
     """A rough cost."""
 
     forwards: float = 0.0
+    """Number of forwards."""
     seconds: float = 0.0
+    """Time on the hardware."""
     size: float = 0.0
+    """Bytes on disk."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -60,213 +64,257 @@ class EstimateCheck:
     """Measured ÷ estimated seconds of sealed runs, each estimated from the others."""
 
     runs: int
+    """Number of runs."""
     median: float
+    """Median of the ratios."""
     low: float
+    """First decile of the ratios."""
     high: float
+    """Last decile of the ratios."""
 
 
 class CostModel:
-    """Estimates from sealed runs (any will do) and from the values reported at the cells."""
+    """Estimates the cost of planned runs.
 
-    def __init__(self, planned: Sequence[PlannedCell], kin: MeasuredRuns) -> None:
-        self.kin = kin
+    planned: the cells of the table, whose reported TPF count where nothing was measured.
+    measured: sealed runs of any kind.
+    """
+
+    def __init__(self, planned: Sequence[PlannedCell], measured: MeasuredRuns) -> None:
+        self.measured = measured
         self._tpf = {id(run): tpf for cell in planned for run, tpf in _reported_tpf(cell)}
 
     def estimate(self, run: PlannedRun) -> Cost | None:
-        """The cost of what is left of a run; None where nothing is known of its model or task."""
+        """The cost of what is left of a run; None if nothing is known of its model or task."""
         items = run.total or _items(run.config)
-        return _cost(run.config, items, run.done, self._tpf.get(id(run)), self.kin)
+        tpf = self._tpf.get(id(run))
+        decoder = summary_of(run.config["decoder"])
+        return _cost(run.config, decoder, items, run.done, tpf, self.measured)
+
+
+def summary_of(decoder: Plain) -> DecoderSummary:
+    """What the pieces of a decoder declare about it. If the decoder cannot be made here, because a
+    file that it reads is missing, what its settings say without the pieces.
+    """
+    settings = {key: value for key, value in decoder.items() if key != "name"}
+    if TARGET in settings:
+        with suppress(DllmBenchError):
+            return instantiate(settings).summary()
+    block = decoder.get("schedule", {}).get("block")
+    return DecoderSummary(block=block, drafts="draft" in decoder)
 
 
 def _cost(
-    config: Plain, items: int | None, done: int, tpf: float | None, kin: MeasuredRuns
+    config: Plain,
+    decoder: DecoderSummary,
+    items: int | None,
+    done: int,
+    tpf: float | None,
+    measured: MeasuredRuns,
 ) -> Cost | None:
-    each_ms = forward_ms(config)
+    each_ms = forward_ms(config, decoder)
     if items is None or each_ms is None:
         return None
     length, left = int(config["benchmark"]["max_new_tokens"]), items - done
-    forwards = left * length * share(config, tpf, kin)
+    forwards = left * length * forwards_per_token(config, decoder, tpf, measured)
     size = left * (SAMPLE_BYTES + TOKEN_BYTES * length) + FORWARD_BYTES * forwards
-    return Cost(forwards, forwards * each_ms / 1000 * scale(config, kin), size)
+    return Cost(forwards, forwards * each_ms / 1000 * seconds_scale(config, measured), size)
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A sealed run: what it was asked, and what it took."""
+    """A sealed run: its configuration, and what it took."""
 
     config: Plain
+    """Its configuration groups, and `limit`."""
+    decoder: DecoderSummary
+    """What its decoder declares."""
     samples: int
+    """Number of samples."""
     seconds: float
+    """Seconds of all samples."""
     forwards: float
+    """Forwards of all samples."""
 
     @classmethod
     def of(cls, record: RunRecord) -> MeasuredRun:
-        """What a record says."""
+        """The sealed run of a record."""
         spec, columns = record.spec, record.columns
         groups = {name: getattr(spec, name) for name in ("model", "benchmark", "hardware")}
         config = {**groups, "decoder": {**spec.decoder, "name": spec.label}, "limit": spec.limit}
-        forwards = float(sum(columns["forwards"]))
-        return cls(config, len(columns["id"]), float(sum(columns["seconds"])), forwards)
+        forwards, seconds = float(sum(columns["forwards"])), float(sum(columns["seconds"]))
+        return cls(config, summary_of(spec.decoder), len(columns["id"]), seconds, forwards)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> MeasuredRun:
+        """The inverse of `asdict`."""
+        return cls(**{**plain, "decoder": DecoderSummary(**plain["decoder"])})
 
     @cached_property
     def each_ms(self) -> float | None:
-        """`forward_ms` of the run."""
-        return forward_ms(self.config)
+        """The estimated `forward_ms` of the run."""
+        return forward_ms(self.config, self.decoder)
 
     @property
-    def share(self) -> float:
-        """Forwards of a sample by its length."""
+    def per_token(self) -> float:
+        """Forwards of a sample divided by its length."""
         return self.forwards / self.samples / int(self.config["benchmark"]["max_new_tokens"])
 
 
 @dataclass(frozen=True)
 class MeasuredRuns:
-    """Sealed runs to judge others by, found by their groups' names; `without` is left out."""
+    """Sealed runs that others are estimated from, found by the names of their groups."""
 
     runs: Sequence[MeasuredRun]
+    """All runs."""
     without: MeasuredRun | None = None
+    """A run that is left out."""
 
     @classmethod
     def of(cls, records: Iterable[RunRecord]) -> MeasuredRuns:
-        """Those of records that tell forwards and times: not of served engines, not of batches."""
-        asked = ("forwards", "seconds")
-        told = (r for r in records if not any(None in r.columns[name] for name in asked))
-        return cls([MeasuredRun.of(record) for record in told])
+        """The records with forwards and times, which served engines and batches do not have."""
+        columns = ("forwards", "seconds")
+        timed = (r for r in records if not any(None in r.columns[name] for name in columns))
+        return cls([MeasuredRun.of(record) for record in timed])
 
     @cached_property
-    def _named(self) -> dict[Query, list[MeasuredRun]]:
-        found: dict[Query, list[MeasuredRun]] = {}
-        for known in self.runs:
-            for must, better in NEAREST.items():
-                names = (must, _name(known.config, must))
-                for key in (names, (*names, better, _name(known.config, better))):
-                    found.setdefault(key, []).append(known)
-        return found
+    def _by_names(self) -> dict[Query, list[MeasuredRun]]:
+        by_names: dict[Query, list[MeasuredRun]] = {}
+        for run in self.runs:
+            for group, closer in CLOSER_GROUP.items():
+                names = (group, _name(run.config, group))
+                for key in (names, (*names, closer, _name(run.config, closer))):
+                    by_names.setdefault(key, []).append(run)
+        return by_names
 
-    def others(self, known: MeasuredRun) -> MeasuredRuns:
-        """All but one."""
-        kin = MeasuredRuns(self.runs, known)
-        vars(kin)["_named"] = self._named
-        return kin
+    def except_for(self, run: MeasuredRun) -> MeasuredRuns:
+        """All runs but one."""
+        others = MeasuredRuns(self.runs, run)
+        vars(others)["_by_names"] = self._by_names
+        return others
 
     def all(self) -> list[MeasuredRun]:
-        """Every run of it."""
-        return [known for known in self.runs if known is not self.without]
+        """Every run that is not left out."""
+        return [run for run in self.runs if run is not self.without]
 
-    def nearest(self, config: Plain, must: str) -> list[MeasuredRun]:
-        """Runs with the same `must` group, only those with the same NEAREST one too if any."""
-        names, better = (must, _name(config, must)), NEAREST[must]
-        for key in ((*names, better, _name(config, better)), names):
-            found = [known for known in self._named.get(key, ()) if known is not self.without]
-            if found:
-                return found
+    def similar(self, config: Plain, group: str) -> list[MeasuredRun]:
+        """Runs with the same `group`; if some have the same `CLOSER_GROUP` too, only these."""
+        names, closer = (group, _name(config, group)), CLOSER_GROUP[group]
+        for key in ((*names, closer, _name(config, closer)), names):
+            runs = [run for run in self._by_names.get(key, ()) if run is not self.without]
+            if runs:
+                return runs
         return []
 
     @cached_property
     def check(self) -> EstimateCheck | None:
-        """How far estimates are off for these runs; None with less than three."""
+        """How far estimates are off for these runs; None with fewer than three of them."""
         ratios = []
-        for known in self.runs:
-            found = _cost(known.config, known.samples, 0, None, self.others(known))
-            if found and found.seconds:
-                ratios.append(known.seconds / found.seconds)
-        if len(ratios) < 3:
+        for run in self.runs:
+            cost = _cost(run.config, run.decoder, run.samples, 0, None, self.except_for(run))
+            if cost and cost.seconds:
+                ratios.append(run.seconds / cost.seconds)
+        if len(ratios) < MIN_CHECKED:
             return None
-        tenths = quantiles(ratios, n=10, method="inclusive")
-        return EstimateCheck(len(ratios), median(ratios), tenths[0], tenths[-1])
+        deciles = quantiles(ratios, n=10, method="inclusive")
+        return EstimateCheck(len(ratios), median(ratios), deciles[0], deciles[-1])
 
 
-def share(config: Plain, tpf: float | None, kin: MeasuredRuns) -> float:
-    """Forwards of a sample by its length: of runs with the same decoder, on the same task if any;
-    else the reported TPF's, else those of other decoders' runs.
+def forwards_per_token(
+    config: Plain, decoder: DecoderSummary, tpf: float | None, measured: MeasuredRuns
+) -> float:
+    """Forwards of a sample divided by its length: of runs with the same decoder (on the same task,
+    if there are any), else by the reported TPF, else of runs with other decoders.
     """
-    alike = kin.nearest(config, "decoder")
-    if alike:
-        return median(known.share for known in alike)
-    if tpf or one_by_one(config):
+    similar = measured.similar(config, "decoder")
+    if similar:
+        return median(run.per_token for run in similar)
+    if tpf or decoder.one_token_per_forward:
         return 1 / (tpf or 1.0)
-    others = [known.share for known in kin.all() if not one_by_one(known.config)]
+    others = [run.per_token for run in measured.all() if not run.decoder.one_token_per_forward]
     return median(others) if others else 1.0
 
 
-def scale(config: Plain, kin: MeasuredRuns) -> float:
-    """Measured ÷ estimated per forward on the same hardware, of the same model if any; else 1."""
+def seconds_scale(config: Plain, measured: MeasuredRuns) -> float:
+    """Measured ÷ estimated seconds per forward on the same hardware (of the same model, if there
+    are any); 1 if nothing was measured there.
+    """
     ratios = []
-    for known in kin.nearest(config, "hardware"):
-        if known.each_ms and known.forwards:
-            ratios.append(1000 * known.seconds / (known.forwards * known.each_ms))
+    for run in measured.similar(config, "hardware"):
+        if run.each_ms and run.forwards:
+            ratios.append(1000 * run.seconds / (run.forwards * run.each_ms))
     return median(ratios) if ratios else 1.0
 
 
 def measured_runs(store: Store) -> MeasuredRuns:
-    """All sealed runs, remembered beside them; a damaged record is left to who needs it."""
-    from dllm_bench.store.store import read_record, record_fingerprint
-
-    cache = DerivedCache(
-        Path(store.root) / FILE, [__version__, *(f.name for f in fields(MeasuredRun))]
-    )
-    found = []
+    """All sealed runs of a store, with a cache beside them. A damaged record is skipped here; it is
+    reported where its run is needed.
+    """
+    made_by = [
+        __version__,
+        *(f.name for kind in (MeasuredRun, DecoderSummary) for f in fields(kind)),
+    ]
+    cache = DerivedCache(Path(store.root) / CACHE_FILE, made_by)
+    runs = []
     for folder in store.folders():
         name, state = folder.relative_to(store.root).as_posix(), record_fingerprint(folder)
-        known = cache.get(name, state) if state else None
-        if state and known is None:
+        plain = cache.get(name, state) if state else None
+        if state and plain is None:
             with suppress(DllmBenchError):
                 record = read_record(folder)
-                known = [asdict(one) for one in MeasuredRuns.of([record] if record else []).runs]
-                cache.put(name, state, known)
-        found += [MeasuredRun(**plain) for plain in known or ()]
+                plain = [asdict(run) for run in MeasuredRuns.of([record] if record else []).runs]
+                cache.put(name, state, plain)
+        runs += [MeasuredRun.from_plain(one) for one in plain or ()]
     cache.save(used_only=True)
-    return MeasuredRuns(found)
+    return MeasuredRuns(runs)
 
 
 def _name(config: Plain, group: str) -> str:
     return str(config[group].get("name"))
 
 
-def one_by_one(config: Plain) -> bool:
-    """Whether a decoder commits one token per forward by its making."""
-    select = config["decoder"].get("select", {})
-    return str(select.get("_target_", "")).endswith(ONE_BY_ONE)
-
-
 def cost_in_words(costs: Sequence[Cost | None]) -> str:
-    """A rough cost in words; what nothing is known of is left out, and said."""
-    known = [found for found in costs if found]
+    """The sum of some costs in words; unknown ones (None) are counted apart."""
+    known = [cost for cost in costs if cost]
     if not known:
         return "unknown"
     total = sum(known, Cost())
-    parts = (duration(total.seconds), f"{count(total.forwards)} forwards", size(total.size))
-    missing = len(costs) - len(known)
-    more = f", and {missing} runs of unknown cost" if missing else ""
+    parts = (
+        duration_in_words(total.seconds),
+        f"{count_in_words(total.forwards)} forwards",
+        size_in_words(total.size),
+    )
+    unknown = len(costs) - len(known)
+    more = f", and {unknown} runs of unknown cost" if unknown else ""
     return f"about {', '.join(parts)}{more}"
 
 
-def duration(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
     """Seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def count(number: float) -> str:
-    """A count with its thousands or millions."""
+def count_in_words(number: float) -> str:
+    """A count, with k for thousands and M for millions."""
     if number < 1e4:
         return f"{number:.0f}"
     return f"{number / 1e3:.0f} k" if number < 1e6 else f"{number / 1e6:.1f} M"
 
 
-def size(number: float) -> str:
+def size_in_words(number: float) -> str:
     """Bytes in MB or GB."""
     return f"{number / 1e6:.1f} MB" if number < 1e9 else f"{number / 1e9:.1f} GB"
 
 
-def forward_ms(config: Plain) -> float | None:
-    """Milliseconds of one forward by `conf/cost.yaml`; None for what it does not know."""
+def forward_ms(config: Plain, decoder: DecoderSummary) -> float | None:
+    """Milliseconds of one forward by `conf/cost.yaml`; None if served, or for an unknown name."""
     if is_served(config["model"]):
         return None
-    machine = _known("hardware", str(config["hardware"]["name"]))
-    weights = _known("parameters", str(config["model"]["name"]))
-    fed = positions(config)
+    machine = _entry("hardware", str(config["hardware"]["name"]))
+    weights = _entry("parameters", str(config["model"]["name"]))
+    fed = positions(config, decoder)
     if not machine or not weights or fed is None:
         return None
     overhead_ms, bandwidth_gb_s, tflop_s = machine
@@ -276,45 +324,44 @@ def forward_ms(config: Plain) -> float | None:
     return overhead_ms + 1000 * max(read_s, computed_s)
 
 
-def positions(config: Plain) -> float | None:
-    """Positions a forward computes in all branches: the canvas, or about two blocks of it."""
-    decoder, benchmark = config["decoder"], config["benchmark"]
-    task = _known("items", str(benchmark["name"]))
+def positions(config: Plain, decoder: DecoderSummary) -> float | None:
+    """Positions that a forward feeds, in all branches: the canvas, or with a cache about two blocks
+    of it; None for an unknown task.
+    """
+    benchmark = config["benchmark"]
+    task = _entry("items", str(benchmark["name"]))
     if task is None:
         return None
-    if "draft" in decoder:
+    if decoder.drafts:
         return DRAFTED
     _, question, example = task
     length = float(benchmark["max_new_tokens"])
-    block = float(decoder.get("schedule", {}).get("block") or length)
-    explore = decoder.get("explore", {})
-    branches = 1 + int(explore.get("k", 0)) - bool(explore.get("counts_base"))
-    cached = not str(decoder.get("cache", {}).get("_target_", "")).endswith("NoCache")
+    block = float(decoder.block or length)
     canvas = question + int(benchmark.get("shots") or 0) * example + length
-    return branches * (min(2 * block, canvas) if cached else canvas)
+    return decoder.branches * (min(2 * block, canvas) if decoder.caches else canvas)
 
 
 def _items(config: Plain) -> int | None:
-    """Samples of a whole run."""
+    """Number of samples of a whole run; None for an unknown task."""
     limit, repeats = config.get("limit"), int(config["benchmark"].get("repeats") or 1)
-    task = _known("items", str(config["benchmark"]["name"]))
+    task = _entry("items", str(config["benchmark"]["name"]))
     if task is None:
         return None
     return int(min(limit or task[0], task[0])) * repeats
 
 
 @lru_cache
-def _facts() -> dict[str, dict[str, list[float]]]:
+def _numbers() -> dict[str, dict[str, list[float]]]:
     return read_yaml(conf_dir() / "cost.yaml")
 
 
-def _known(kind: str, name: str) -> list[float] | None:
-    """The entry for a model, benchmark or hardware: the first whose key its name contains."""
-    return next((entry for key, entry in _facts()[kind].items() if key in name), None)
+def _entry(kind: str, name: str) -> list[float] | None:
+    """The entry of `conf/cost.yaml` for a name: the first whose key the name contains."""
+    return next((entry for key, entry in _numbers()[kind].items() if key in name), None)
 
 
 def _reported_tpf(cell: PlannedCell) -> list[tuple[PlannedRun, float]]:
-    """The run of a cell that reports plain tokens per forward, with the number."""
+    """(run, TPF) of a cell for which the paper reports tokens per forward of its own."""
     value = cell.cell.reported.value if cell.cell.reported else None
     if value and not cell.parts and unit_of(cell.cell.metric) == TPF_UNIT:
         return [(cell.run, value)]

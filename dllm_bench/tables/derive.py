@@ -1,10 +1,10 @@
 """Derived numbers: ratios, differences, averages and areas of measured ones, with their intervals.
 
-A planned cell with parts is computed from them, at any depth. The interval is a percentile
-bootstrap of the whole formula: runs of one benchmark draw the same items (paired), benchmarks are
-drawn apart. It needs numbers that are means or ratios of sums over samples, and runs that share all
-items; otherwise there is none. Extremes and percentiles have none. Which points of a curve count,
-and in which order, is what was measured, in every resample.
+A planned cell with parts is computed from these, at any depth. Its interval is a percentile
+bootstrap of the whole formula: runs of one benchmark draw the same items (paired), different
+benchmarks draw independently. That needs numbers that are means or ratios of sums over samples, and
+runs that share all items; other numbers (extremes, percentiles) have no interval. Which points of a
+curve count, and in which order, is decided once, by the measured values, for all resamples.
 """
 
 from __future__ import annotations
@@ -14,34 +14,39 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
 from dllm_bench.metrics.metric import TotalRatio
+from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.plan import PlannedCell
 from dllm_bench.tables.spec import CUT, Query, TableMetric
 
-if TYPE_CHECKING:
-    from dllm_bench.store.record import RunRecord
-
 PERCENT = 100
-DIGITS = 9  # of resampled numbers; sums of floats differ between processors beyond
+DIGITS = 9  # of resampled numbers; further digits of float sums differ between processors
 SCORE_UNIT = "%"
-N = TypeVar("N", float, Any)  # a number, or an array of resampled ones
-Interval = tuple[float, float]
+N = TypeVar("N", float, Any)  # a number, or an array of numbers, one per resample
+Interval = tuple[float, float]  # low, high
 
 
 @dataclass(frozen=True)
 class ItemSums:
-    """A number as sum of `tops` ÷ sum of `bottoms` over items; a sample without one has 0 and 0."""
+    """A number as sum of `tops` ÷ sum of `bottoms` over the items of a benchmark."""
 
     benchmark: str
+    """Name of the benchmark."""
     seed: int
+    """Seed of the run."""
     ids: tuple[str, ...]
+    """Ids of the items."""
     tops: tuple[float, ...]
+    """What each item adds to the numerator; 0 for an item without the number."""
     bottoms: tuple[float, ...]
+    """What each item adds to the denominator; 0 for an item without the number."""
 
 
 def unit_of(metric: TableMetric) -> str:
@@ -58,7 +63,9 @@ def unit_of(metric: TableMetric) -> str:
 
 
 def combine(planned: PlannedCell, leaf: Callable[[PlannedCell], N]) -> N:
-    """The formula of a cell over its leaves, in the metric's unit."""
+    """The formula of a cell, in the metric's unit; `leaf` gives the values of its leaves, the cells
+    without parts.
+    """
     if not planned.parts:
         return leaf(planned)
     numbers = [combine(part, leaf) for part in planned.parts]
@@ -74,8 +81,8 @@ def combine(planned: PlannedCell, leaf: Callable[[PlannedCell], N]) -> N:
 
 
 def derived(planned: PlannedCell) -> tuple[float | None, Interval | None]:
-    """A derived number and its interval; None where a part has none, a base is zero or a curve has
-    no area.
+    """A derived number and its interval; None if a part has no number, a divisor is zero or a curve
+    has no area.
     """
     values = {id(leaf): plain_value(leaf) for leaf in _leaves(planned)}
     numbers = {key: value for key, value in values.items() if value is not None}
@@ -87,12 +94,12 @@ def derived(planned: PlannedCell) -> tuple[float | None, Interval | None]:
         return None, None
     metric = planned.cell.metric
     if (metric.over or metric.minus) and planned.parts[0].runs == planned.parts[1].runs:
-        return value, None  # a number against itself
+        return value, None  # a run compared with itself
     return value, bootstrap(planned)
 
 
 def plain_value(planned: PlannedCell) -> float | None:
-    """The number of a cell that has a run of its own."""
+    """The number of a cell that has a run of its own; None if it is undefined."""
     record, metric = planned.run.record, planned.cell.metric
     if record is None:
         return None
@@ -103,26 +110,28 @@ def plain_value(planned: PlannedCell) -> float | None:
 
 @dataclass(frozen=True)
 class Curve:
-    """What an area was taken of. points: those that count, from slow to fast, name -> (x, score);
-    left_out: those that lost too much; y_max: the best score, of the run `best` among `rows`, all
-    that the table has for this model and benchmark.
-    """
+    """The curve that an area is taken of."""
 
     points: Mapping[str, tuple[float, float]]
+    """The points that count, from slow to fast: name -> (x, score)."""
     left_out: Query
+    """Names of the points that do not count, because they lost too much score."""
     y_max: float
+    """The best score of all rows."""
     best: str
+    """The row that has it."""
     rows: Query
+    """All rows that the table has for this model and benchmark."""
 
 
 def has_curve(planned: PlannedCell) -> bool:
-    """Whether a cell is an area itself, no average or gain of areas."""
+    """True for an area itself; False for averages and ratios of areas."""
     areas = [bool(one.cell.metric.area) for one in (planned, *planned.parts)]
     return areas[0] and not any(areas[1:])
 
 
 def curve_of(planned: PlannedCell) -> Curve:
-    """The curve of an area whose runs are sealed; a sentence where it has no area."""
+    """The curve of an area whose runs are sealed; raises DllmBenchError if it has no area."""
     names = planned.cell.curve
     numbers = [plain_value(part) for part in planned.parts]
     xs, scores = numbers[: len(names)], numbers[len(names) :]
@@ -144,51 +153,50 @@ def curve_of(planned: PlannedCell) -> Curve:
 
 
 def _area(planned: PlannedCell, numbers: Sequence[N]) -> N:
-    """The area under the points that counted when measured."""
-    import numpy as np
-
+    """The area under the points that count by their measured values."""
     names = planned.cell.curve
-    at = [names.index(name) for name in curve_of(planned).points]
-    points = [(numbers[i], numbers[len(names) + i]) for i in at]
+    indices = [names.index(name) for name in curve_of(planned).points]
+    points = [(numbers[i], numbers[len(names) + i]) for i in indices]
     return tradeoff.area(points, reduce(np.maximum, numbers[len(names) :]))
 
 
 def item_sums(metric: TableMetric, record: RunRecord) -> ItemSums | None:
-    """The per-item parts of a metric's number, None where it has none."""
+    """A metric's number as sums over items; None if it is no mean or ratio of sums."""
     spec = record.spec
     head = (str(spec.benchmark["name"]), spec.seed)
     if metric.is_score:
         graded = record.values
         tops = tuple(PERCENT * value for value in graded.values())
         return ItemSums(*head, tuple(graded), tops, (1.0,) * len(tops))
-    definition, facts = definitions.definition(metric.definition), record.sample_stats
+    definition, stats = definitions.definition(metric.definition), record.sample_stats
     ids = tuple(record.columns["id"])
     if isinstance(definition.function, TotalRatio):
-        pairs = [definition.function.amounts(fact) for fact in facts]
+        pairs = [definition.function.amounts(sample) for sample in stats]
     else:
-        each = [definition([fact]) for fact in facts]
-        pairs = [(0.0, 0.0) if value is None else (value, 1.0) for value in each]
-    found = ItemSums(*head, ids, *(tuple(map(float, side)) for side in zip(*pairs, strict=True)))
-    value, divisor = definition(facts), sum(found.bottoms)
-    mean = value is not None and divisor and math.isclose(value, sum(found.tops) / divisor)
-    return found if mean else None
+        values = [definition([sample]) for sample in stats]
+        pairs = [(0.0, 0.0) if value is None else (value, 1.0) for value in values]
+    sums = ItemSums(*head, ids, *(tuple(map(float, side)) for side in zip(*pairs, strict=True)))
+    value, divisor = definition(stats), sum(sums.bottoms)
+    is_ratio = value is not None and divisor and math.isclose(value, sum(sums.tops) / divisor)
+    return sums if is_ratio else None
 
 
 def bootstrap(planned: PlannedCell) -> Interval | None:
-    """Interval of a number, plain or derived, by resampling the items of its runs."""
-    import numpy as np
-
+    """Interval of a number, plain or derived, by resampling the items of its runs; None if it has
+    none (see above).
+    """
     leaves = _leaves(planned)
-    found = {
-        id(leaf): item_sums(leaf.cell.metric, leaf.run.record) for leaf in leaves if leaf.run.record
-    }
-    known = {key: sample for key, sample in found.items() if sample}
-    items = {(sample.benchmark, sample.ids) for sample in known.values()}
+    sums: dict[int, ItemSums] = {}
+    for leaf in leaves:
+        of_leaf = item_sums(leaf.cell.metric, leaf.run.record) if leaf.run.record else None
+        if of_leaf:
+            sums[id(leaf)] = of_leaf
+    items = {(one.benchmark, one.ids) for one in sums.values()}
     paired = len(items) == len({benchmark for benchmark, _ in items})
-    if len(known) < len(leaves) or not paired or any(len(ids) < 2 for _, ids in items):
+    if len(sums) < len(leaves) or not paired or any(len(ids) < 2 for _, ids in items):
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = combine(planned, lambda leaf: _resampled(known[id(leaf)]))
+        drawn = combine(planned, lambda leaf: _resampled(sums[id(leaf)]))
     if not np.isfinite(drawn).all():
         return None
     ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
@@ -200,18 +208,18 @@ def _leaves(planned: PlannedCell) -> list[PlannedCell]:
     return [leaf for part in planned.parts for leaf in _leaves(part)] or [planned]
 
 
-def _resampled(sample: ItemSums) -> Any:
-    """The number over every resample, as an array."""
-    counts_RN = _draws(sample.benchmark, len(sample.ids), sample.seed)
-    return (counts_RN @ list(sample.tops)) / (counts_RN @ list(sample.bottoms))
+def _resampled(sums: ItemSums) -> Any:
+    """The number in every resample, as an array."""
+    counts = _draws(sums.benchmark, len(sums.ids), sums.seed)
+    return (counts @ list(sums.tops)) / (counts @ list(sums.bottoms))
 
 
 @lru_cache(maxsize=4)
 def _draws(benchmark: str, n: int, seed: int) -> Any:
-    """How often each of `n` items is in each resample; the same for all runs of a benchmark."""
-    import numpy as np
-
+    """How often each of `n` items is in each resample, as an array of resamples × items; equal for
+    all runs of a benchmark.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(benchmark.encode())])
-    picked_RN = rng.integers(n, size=(RESAMPLES, n)) + n * np.arange(RESAMPLES)[:, None]
-    counts = np.bincount(picked_RN.ravel(), minlength=RESAMPLES * n)
+    picked = rng.integers(n, size=(RESAMPLES, n)) + n * np.arange(RESAMPLES)[:, None]
+    counts = np.bincount(picked.ravel(), minlength=RESAMPLES * n)
     return counts.reshape(RESAMPLES, n).astype(float)

@@ -1,9 +1,14 @@
 """Tables and profiles from their files: `conf/table/<paper>/<table>.yaml`, `conf/profile`, csv.
 
-Reported values and notes are csv files below `tables/reported`, if the table has any, with a row
-per value (`metric`, `value`) or a column per metric. A facet's values are spelled out, steps of a
-sweep (`sweeps`) or the rows of a csv file, and so are rules. CONTRIBUTING.md shows the whole
-syntax. Nothing is computed here.
+Reported values and notes are csv files below `tables/reported`, with a row per value (`metric`,
+`value`) or a column per metric. The values of a facet are listed in the yaml, are steps of a sweep,
+or are the rows of a csv file; rules are listed or come from a csv file. CONTRIBUTING.md shows the
+whole syntax.
+
+A sweep measures one metric over several settings. `{at: [0.8, 0.9], run:
+["decoder.select.tau={at}"]}` makes a facet of one sweep. `sweeps: {name: {label, at, run}}` puts
+several in one facet, whose values are called `name-x`. A sweep with `from` is a curve that begins
+at another value of the facet: its points are hidden, and the curve is a value called `name`.
 """
 
 from __future__ import annotations
@@ -16,8 +21,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import PACKAGE, conf_dir
+from dllm_bench.paths import PACKAGE, conf_dir, options
 from dllm_bench.tables.spec import (
     CUT,
     WHOLE,
@@ -32,40 +38,46 @@ from dllm_bench.tables.spec import (
     TableMetric,
 )
 
-REPORTED = PACKAGE / "tables" / "reported"
-LAYOUT = ("sections", "rows", "columns")
-RULE = ("run", "only", "hidden", "skip", "needs", "reported_on")
-VALUE = ("label", "show", "mean_of", "curve", *RULE)
+REPORTED_TABLES = PACKAGE / "tables" / "reported"
+LAYOUT_KEYS = ("sections", "rows", "columns")
+RULE_KEYS = ("run", "reported_only", "hidden", "skip", "needs", "reported_on")
+VALUE_KEYS = ("label", "show", "mean_of", "curve", *RULE_KEYS)
 
 
-def table_names() -> list[str]:
-    """All tables, as `<paper>/<table>`."""
-    root = conf_dir() / "table"
-    return sorted(
-        path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")
-    )
+def names_of(kind: str) -> list[str]:
+    """Names of all tables or figures (`kind` is "table" or "figure"), as `<paper>/<name>`."""
+    paths = (conf_dir() / kind).glob("*/*.yaml")
+    return sorted(f"{path.parent.name}/{path.stem}" for path in paths)
+
+
+def matching_names(kind: str, name: str) -> list[str]:
+    """The names that `name` stands for: itself, all of a paper, or with "all" every one."""
+    known = names_of(kind)
+    matching = [one for one in known if name in (one, one.partition("/")[0], "all")]
+    if not matching:
+        raise DllmBenchError(unknown_name(kind, name, known, "; or a paper, or all"))
+    return matching
 
 
 @lru_cache
 def load_table(name: str) -> PaperTable:
     """The table called `<paper>/<table>`."""
-    if name not in table_names():
-        raise DllmBenchError(
-            f"There is no table {name!r}; choose one of: {', '.join(table_names())}."
-        )
-    return read_table(name, conf_dir() / "table" / f"{name}.yaml", REPORTED)
+    known = names_of("table")
+    if name not in known:
+        raise DllmBenchError(unknown_name("table", name, known))
+    return read_table(name, conf_dir() / "table" / f"{name}.yaml", REPORTED_TABLES)
 
 
 def read_table(name: str, path: Path, data: Path) -> PaperTable:
-    """A table from its yaml; the csv files it may name lie below `data`."""
-    return table_of(name, read_yaml(path), data)
+    """A table from its yaml file; the csv files that it names lie below `data`."""
+    return parse_table(name, read_yaml(path), data)
 
 
-def table_of(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
-    """A table from what its yaml says."""
-    steps = steps_of(plain["facets"])
-    facets = {key: tuple(_values(spelled(one), data)) for key, one in plain["facets"].items()}
-    rules = [spelled_rule(entry, steps) for entry in plain.get("rules", ())]
+def parse_table(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
+    """A table from the content of its yaml file; the csv files that it names lie below `data`."""
+    steps = sweep_steps(plain["facets"])
+    facets = {key: tuple(_values(_expand(one), data)) for key, one in plain["facets"].items()}
+    rules = [_expand_rule(entry, steps) for entry in plain.get("rules", ())]
     metrics = tuple(_metric(key, entry) for key, entry in plain["metrics"].items())
     reported, notes = (
         read_csv(data / plain[key]) if key in plain else [] for key in ("reported", "notes")
@@ -74,7 +86,7 @@ def table_of(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
         name=name,
         title=plain["title"],
         source=plain["source"],
-        **{part: tuple(plain["layout"].get(part, ())) for part in LAYOUT},
+        **{key: tuple(plain["layout"].get(key, ())) for key in LAYOUT_KEYS},
         facets=facets,
         metrics=metrics,
         run=tuple(plain.get("run", ())),
@@ -87,9 +99,9 @@ def table_of(name: str, plain: Mapping[str, Any], data: Path) -> PaperTable:
 @lru_cache
 def load_profile(name: str) -> Profile:
     """The profile `conf/profile/<name>.yaml`."""
-    known = sorted(path.stem for path in (conf_dir() / "profile").glob("*.yaml"))
+    known = options("profile")
     if name not in known:
-        raise DllmBenchError(f"There is no profile {name!r}; choose one of: {', '.join(known)}.")
+        raise DllmBenchError(unknown_name("profile", name, known))
     plain = read_yaml(conf_dir() / "profile" / f"{name}.yaml")
     replace = {
         key: {str(a): None if b is None else str(b) for a, b in mapping.items()}
@@ -124,25 +136,25 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def _values(entry: Mapping[str, Any], data: Path) -> Iterator[FacetValue]:
-    """A facet's values: spelled out in the yaml, or one per row of a csv file."""
+    """The values of a facet: those listed in the yaml, then one per row of its csv file."""
     for name, plain in entry.get("values", {}).items():
-        yield _value(name, plain, VALUE)
+        yield _value(name, plain, VALUE_KEYS)
     for row in read_csv(data / entry["file"]) if "file" in entry else ():
-        yield _row_value(row, entry)
+        yield _value_of_row(row, entry)
 
 
-def _value(name: str, plain: Mapping[str, Any], known: Sequence[str]) -> FacetValue:
-    strange = sorted(set(plain) - set(known))
-    if strange:
-        raise DllmBenchError(f"{name}: {', '.join(strange)} is none of {', '.join(known)}.")
+def _value(name: str, plain: Mapping[str, Any], keys: Sequence[str]) -> FacetValue:
+    unknown = sorted(set(plain) - set(keys))
+    if unknown:
+        raise DllmBenchError(f"{name}: {unknown_name('key', unknown[0], keys)}")
     return FacetValue(
         name=name,
         label=plain.get("label", name),
         run=tuple(plain.get("run", ())),
-        needs=_several(plain.get("needs", ())),
+        needs=_as_tuple(plain.get("needs", ())),
         reported_on=plain.get("reported_on", ""),
         shown={title: str(text) for title, text in plain.get("show", {}).items()},
-        only=plain.get("only", ""),
+        reported_only=plain.get("reported_only", ""),
         hidden=plain.get("hidden", False),
         skip=plain.get("skip", False),
         mean_of=tuple(plain.get("mean_of", ())),
@@ -150,71 +162,72 @@ def _value(name: str, plain: Mapping[str, Any], known: Sequence[str]) -> FacetVa
     )
 
 
-def _several(plain: object) -> Query:
-    """One entry or a list of them; numbers and truth values as csv files write them."""
+def _as_tuple(plain: object) -> Query:
+    """One entry or a list of them, as text; numbers and booleans as csv files write them."""
     entries = plain if isinstance(plain, (list, tuple)) else [plain]
     return tuple(str(e).lower() if isinstance(e, bool) else str(e) for e in entries)
 
 
-def _row_value(row: Mapping[str, str], entry: Mapping[str, Any]) -> FacetValue:
-    """A csv row as a facet value: `run` filled with its columns, the rest looked up by column."""
+def _value_of_row(row: Mapping[str, str], entry: Mapping[str, Any]) -> FacetValue:
+    """A csv row as facet value: `run` is filled in with the row's columns, and `when`, `needs` and
+    `reported_on` are looked up by column and value.
+    """
     labels = entry.get("labels", {})
     name = row[entry["key"]]
+    run = (text.format(**row) for text in entry["run"])
     return FacetValue(
         name=name,
         label=name,
-        run=(*(text.format(**row) for text in entry["run"]), *_chosen(row, entry.get("when", {}))),
-        needs=_chosen(row, entry.get("needs", {})),
-        reported_on=", ".join(_chosen(row, entry.get("reported_on", {}))),
+        run=(*run, *_entries_for(row, entry.get("when", {}))),
+        needs=_entries_for(row, entry.get("needs", {})),
+        reported_on=", ".join(_entries_for(row, entry.get("reported_on", {}))),
         shown={title: labels.get(row[col], row[col]) for col, title in entry["show"].items()},
         attributes=dict(row),
     )
 
 
-def _chosen(row: Mapping[str, str], lookup: Mapping[str, Mapping[str, Any]]) -> Query:
-    """Entries of `lookup[column][row's value of column]`, in order."""
-    found: list[str] = []
-    for column, options in lookup.items():
-        option = options.get(row[column], [])
-        found += [option] if isinstance(option, str) else option
-    return tuple(found)
+def _entries_for(row: Mapping[str, str], lookup: Mapping[str, Mapping[str, Any]]) -> Query:
+    """The entries `lookup[column][value of that column in the row]` of all columns, in order."""
+    entries: list[str] = []
+    for column, by_value in lookup.items():
+        entry = by_value.get(row[column], [])
+        entries += [entry] if isinstance(entry, str) else entry
+    return tuple(entries)
 
 
 def _rules(entry: Mapping[str, Any], data: Path) -> Iterator[Rule]:
-    """A rule, or one per row of a csv file: for cells that `match` the row, with its columns."""
-    where = {key: _several(allowed) for key, allowed in entry["where"].items()}
+    """The rule of an entry; with `file` one rule per csv row, for the cells whose attributes equal
+    the row's in the columns `match`, with `run` filled in with the row's columns.
+    """
+    where = {key: _as_tuple(allowed) for key, allowed in entry["where"].items()}
     plain = {key: entry[key] for key in entry if key not in ("where", "file", "match")}
     if "file" not in entry:
-        yield Rule(where, _value("rule", plain, RULE))
+        yield Rule(where, _value("rule", plain, RULE_KEYS))
     for row in read_csv(data / entry["file"]) if "file" in entry else ():
         filled = {**plain, "run": [text.format(**row) for text in plain["run"]]}
         matched = {column: (row[column],) for column in entry["match"]}
-        yield Rule({**where, **matched}, _value("rule", filled, RULE))
+        yield Rule({**where, **matched}, _value("rule", filled, RULE_KEYS))
 
 
 def _metric(name: str, plain: Mapping[str, Any]) -> TableMetric:
-    """`tolerance: 10 %` is relative, a bare number is in the metric's unit."""
-    text = str(plain.get("tolerance", 0))
-    relative = text.endswith("%")
+    """A metric; `tolerance: 10 %` is relative, a bare number is in the metric's unit."""
+    tolerance, area = str(plain.get("tolerance", 0)), plain.get("area", "")
+    relative = tolerance.endswith("%")
+    if area not in ("", WHOLE, CUT):
+        raise DllmBenchError(f"Metric {name}: {unknown_name('area', area, (WHOLE, CUT))}")
     return TableMetric(
         name=name,
         label=plain["label"],
         definition=plain.get("definition", ""),
-        tolerance=float(text.removesuffix("%")) / (100 if relative else 1),
+        tolerance=float(tolerance.removesuffix("%")) / (100 if relative else 1),
         relative=relative,
         over=plain.get("over", {}),
         minus=plain.get("minus", {}),
         gain=plain.get("unit", "") == "%",
         setting=plain.get("setting", ""),
         labels={str(key): str(word) for key, word in plain.get("labels", {}).items()},
-        area=_one_of(("", WHOLE, CUT), plain.get("area", "")),
+        area=area,
     )
-
-
-def _one_of(known: Sequence[str], word: str) -> str:
-    if word not in known:
-        raise DllmBenchError(f"{word!r} is none of {', '.join(filter(None, known))}.")
-    return word
 
 
 def _reported(
@@ -223,18 +236,20 @@ def _reported(
     metrics: Sequence[TableMetric],
     source: str,
 ) -> dict[Query, ReportedValue]:
-    """(facet values …, metric) -> printed value; the source is cut at its first semicolon."""
+    """(facet values …, metric) -> printed value. The source is cut at its first semicolon, behind
+    which stands where the set-up is from.
+    """
     where = source.partition(";")[0]
-    found = {}
+    values = {}
     for row in rows:
         keys = tuple(row[facet] for facet in facets)
         if "metric" in row:
             unit = row.get("unit", "")
-            found[(*keys, row["metric"])] = ReportedValue(row["value"], unit, where)
+            values[(*keys, row["metric"])] = ReportedValue(row["value"], unit, where)
         else:
             wide = {m.name: ReportedValue(row[m.name], "", where) for m in metrics if m.name in row}
-            found |= {(*keys, name): value for name, value in wide.items()}
-    return found
+            values |= {(*keys, name): value for name, value in wide.items()}
+    return values
 
 
 def _note(row: Mapping[str, str]) -> Note:
@@ -243,60 +258,64 @@ def _note(row: Mapping[str, str]) -> Note:
 
 
 class SweepStep(NamedTuple):
-    """A value that a sweep gives: its name, its x, the sweep it belongs to."""
+    """A facet value that a sweep makes."""
 
     value: str
+    """Name of the value."""
     x: str
+    """What is swept over, as text."""
     group: str
+    """Name of the sweep; empty if it is the whole facet."""
 
 
-def spelled(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A facet with its sweeps as values."""
-    values = dict(plain.get("values", {}))
-    for group, sweep in _sweeps(plain):
-        curve = [sweep["from"]] if "from" in sweep else []
-        for x, at in _steps(sweep["at"]):
-            run = [text.format(at=at) for text in sweep["run"]]
-            hidden = {"hidden": True} if curve else {}
-            values[_name(group, x)] = {"label": sweep.get("label", x), "run": run, **hidden}
-        if curve:
-            points = [*curve, *(_name(group, x) for x, _ in _steps(sweep["at"]))]
-            values[group] = {"label": sweep.get("label", group), "curve": points}
-    rest = {key: entry for key, entry in plain.items() if key not in ("at", "run", "sweeps")}
-    return {**rest, "values": values} if values else dict(plain)
-
-
-def steps_of(facets: Mapping[str, Mapping[str, Any]]) -> list[SweepStep]:
-    """Every value that a sweep of any facet gives."""
+def sweep_steps(facets: Mapping[str, Mapping[str, Any]]) -> list[SweepStep]:
+    """Every value that a sweep of any facet makes."""
     return [
-        SweepStep(_name(group, x), x, group)
+        SweepStep(_step_name(group, x), x, group)
         for facet in facets.values()
         for group, sweep in _sweeps(facet)
         for x, _ in _steps(sweep["at"])
     ]
 
 
-def spelled_rule(plain: Mapping[str, Any], steps: Sequence[SweepStep]) -> dict[str, Any]:
-    """A rule of the table; a sweep's name in `where` stands for all of its values."""
+def _expand(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A facet with its sweeps written out as values."""
+    values = dict(plain.get("values", {}))
+    for group, sweep in _sweeps(plain):
+        curve = [sweep["from"]] if "from" in sweep else []
+        for x, at in _steps(sweep["at"]):
+            run = [text.format(at=at) for text in sweep["run"]]
+            hidden = {"hidden": True} if curve else {}
+            values[_step_name(group, x)] = {"label": sweep.get("label", x), "run": run, **hidden}
+        if curve:
+            points = [*curve, *(_step_name(group, x) for x, _ in _steps(sweep["at"]))]
+            values[group] = {"label": sweep.get("label", group), "curve": points}
+    rest = {key: entry for key, entry in plain.items() if key not in ("at", "run", "sweeps")}
+    return {**rest, "values": values} if values else dict(plain)
 
-    def every(allowed: Any) -> list[Any]:
-        wanted = allowed if isinstance(allowed, list) else [allowed]
-        return [*wanted, *(step.value for step in steps if step.group in wanted)]
 
-    return {**plain, "where": {key: every(entry) for key, entry in plain["where"].items()}}
+def _expand_rule(plain: Mapping[str, Any], steps: Sequence[SweepStep]) -> dict[str, Any]:
+    """A rule in which the name of a sweep in `where` is replaced by all values of the sweep."""
+
+    def with_steps(allowed: Any) -> list[Any]:
+        names = allowed if isinstance(allowed, list) else [allowed]
+        return [*names, *(step.value for step in steps if step.group in names)]
+
+    return {**plain, "where": {key: with_steps(entry) for key, entry in plain["where"].items()}}
 
 
 def _sweeps(plain: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(name, sweep) of every sweep of a facet; a facet that is one sweep has the name ""."""
     if "at" in plain:
         return [("", plain)]
     return list(plain.get("sweeps", {}).items())
 
 
 def _steps(at: Any) -> Iterator[tuple[str, Any]]:
-    """(x, what the run is given): a list where both are one, a mapping where they differ."""
+    """(x, value for the run) of each step: of a list where both are equal, else of a mapping."""
     pairs = at.items() if isinstance(at, Mapping) else ((x, x) for x in at)
     return ((str(x), value) for x, value in pairs)
 
 
-def _name(group: str, x: str) -> str:
+def _step_name(group: str, x: str) -> str:
     return f"{group}-{x}" if group else x

@@ -1,10 +1,10 @@
-"""Which runs does a table need, and where do they stand?
+"""Which runs a table needs, and the state of each.
 
 Every cell's query, translated by the profile, is composed and turned into a `RunSpec` by the same
-code path as `dllm-bench run`, so the hash is the same by construction; the metrics of one
-combination share a run. Each run is sealed, partial, missing, failed or impossible here, and comes
-with the one command that fills it. A derived cell stands where the worst of its parts stands.
-Starts nothing; what the open runs cost is in `cost`.
+code path as in `dllm-bench run`, so both have the same hash; the metrics of one combination share a
+run. Each run is sealed, partial, missing, failed or unavailable here, and comes with the one
+command that fills it. A derived cell has the worst state of its parts. Nothing is started here; the
+cost of open runs is estimated in `cost`.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dllm_bench.benchmarks.items import local_data_only
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.launch.slurm import SlurmJobs
+from dllm_bench.store.hardware import missing_device
+from dllm_bench.store.inputs import MissingInputError, is_served, sources
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import RunSpec, slug
+from dllm_bench.store.store import Store
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
-
-if TYPE_CHECKING:
-    from dllm_bench.launch.slurm import SlurmJobs
-    from dllm_bench.store.record import RunRecord
-    from dllm_bench.store.spec import RunSpec
-    from dllm_bench.store.store import Store
 
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 Resolve = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class CellState(StrEnum):
-    """Where the run of a cell stands; the later, the further from a number."""
+    """State of the run behind a cell; states without a number are missing (partial, missing,
+    failed), unavailable, or reported only.
+    """
 
-    SEALED = "sealed"
-    PARTIAL = "partial"
-    MISSING = "missing"
-    FAILED = "failed"
-    UNAVAILABLE = "impossible"
-    SETTING = "setting"  # read from the run's configuration, nothing to run
+    SEALED = "sealed"  # complete: the record gives the number
+    PARTIAL = "partial"  # begun, not complete
+    MISSING = "missing"  # not begun
+    FAILED = "failed"  # ended with an error
+    UNAVAILABLE = "impossible"  # cannot be run here, for a reason that is given
+    SETTING = "setting"  # read from the run's configuration, so nothing has to run
     REPORTED_ONLY = "reported only"  # no run can give it
 
 
-SERVED = "model=served"
-NOT_ASKED = "A served engine, which profile {!r} does not ask; --profile paper does."
-TRAINED = "results/training/"  # where `dllm-bench train` writes, and tables look
 OPEN = (CellState.PARTIAL, CellState.MISSING, CellState.FAILED)
 WORST_FIRST = (
     CellState.REPORTED_ONLY,
@@ -52,26 +52,35 @@ WORST_FIRST = (
     CellState.MISSING,
     CellState.PARTIAL,
 )
+SERVED = "model=served"
+NOT_SERVED_HERE = "A served engine, which profile {!r} does not ask; --profile paper does."
+TRAINED = "results/training/"  # where `dllm-bench train` writes, and decoders of tables read
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run some cells need. `short` is what an empty cell shows, `reason` says it in full.
-
-    query: overrides of this profile, empty where the profile has no counterpart; config: what they
-    compose to; folder: below the runs folder.
-    """
+    """A run that some cells need, and its state."""
 
     query: Query
+    """Overrides in this profile; empty if the profile has no counterpart of the run."""
     state: CellState
+    """Its state."""
     short: str = ""
+    """What an empty cell shows in place of a number."""
     reason: str = ""
+    """The same in full: why there is no number."""
     spec: RunSpec | None = None
+    """Its identity; None if it could not be specified here."""
     record: RunRecord | None = None
+    """Its record, if it is sealed."""
     folder: str = ""
+    """Its folder, below the runs folder."""
     done: int = 0
+    """Samples finished."""
     total: int | None = None
+    """Samples in all; None if not known yet."""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The composed configuration."""
 
     @property
     def command(self) -> str:
@@ -85,28 +94,32 @@ class PlannedRun:
 
     @property
     def open(self) -> bool:
-        """Can be run, and is not complete."""
+        """True if the run can be made here and is not complete."""
         return self.state in OPEN
 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell and the run that gives its number; a derived cell has the cells it is made of."""
+    """A cell and the run that gives its number."""
 
     cell: Cell
+    """The cell."""
     run: PlannedRun
+    """Its run; for a derived cell what the runs of its parts have in common."""
     parts: tuple[PlannedCell, ...] = ()
+    """The cells that a derived cell is computed from."""
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
-        """The runs behind the number; none where no run can give it."""
+        """The runs behind the number; none if no run gives it."""
         if self.parts:
             return tuple(run for part in self.parts for run in part.runs)
-        return () if self.run.state in (CellState.SETTING, CellState.REPORTED_ONLY) else (self.run,)
+        without_run = (CellState.SETTING, CellState.REPORTED_ONLY)
+        return () if self.run.state in without_run else (self.run,)
 
 
-Runs = dict[tuple[Query, Query, bool], PlannedRun]
-"""(overrides, what they need, whether a setting is all that is asked) -> run."""
+SharedRuns = dict[tuple[Query, Query, bool], PlannedRun]
+"""(overrides, hardware needed, whether only a setting is read) -> run."""
 
 
 def plan(
@@ -114,33 +127,29 @@ def plan(
     profile: Profile,
     compose: Compose,
     store: Store,
-    anywhere: bool = False,
+    any_machine: bool = False,
     resolve: Resolve | None = None,
-    runs: Runs | None = None,
-    asks: bool = False,
+    shared: SharedRuns | None = None,
+    download: bool = False,
 ) -> list[PlannedCell]:
-    """All cells shown, in the table's order; cells of one query share one `PlannedRun`.
+    """All cells shown, in the table's order; cells with the same query share one `PlannedRun`.
 
-    anywhere: the runs are meant for another machine, this one need not have their device; resolve:
-    instead of `inputs.resolve`; runs: what tables of one profile and one moment share; asks: items
-    that are not on this disk may be had from a server, as runs have them.
+    any_machine: the runs may start on another machine, so this one need not have their device.
+    resolve: replaces `inputs.resolve`, for example by a cached one.
+    shared: runs planned before with the same profile and store; new ones are added.
+    download: items that are not on this disk may be fetched, as runs do.
     """
-    from dllm_bench.benchmarks.items import local_data_only
-    from dllm_bench.launch.slurm import SlurmJobs
-
-    jobs, shared = SlurmJobs.of(store), {} if runs is None else runs
+    jobs, shared = SlurmJobs.of(store), {} if shared is None else shared
 
     def specify(config: Mapping[str, Any]) -> RunSpec:
-        from dllm_bench.store.spec import RunSpec
-
-        with local_data_only(not asks):
+        with local_data_only(not download):
             return RunSpec.from_config(config, resolve) if resolve else RunSpec.from_config(config)
 
     def run_of(cell: Cell) -> PlannedRun:
         key = (cell.run, cell.needs, bool(cell.metric.setting))
         if key not in shared:
-            found = _planned_run(cell, profile, compose, specify, store, anywhere)
-            shared[key] = followed(found, jobs)
+            run = _planned_run(cell, profile, compose, specify, store, any_machine)
+            shared[key] = with_job(run, jobs)
         return shared[key]
 
     return [_planned(cell, table, run_of) for cell in table.cells()]
@@ -148,18 +157,16 @@ def plan(
 
 def _planned(cell: Cell, table: PaperTable, run_of: Callable[[Cell], PlannedRun]) -> PlannedCell:
     """The cell with its run, or with its parts."""
-    if cell.only:
-        return PlannedCell(
-            cell, PlannedRun((), CellState.REPORTED_ONLY, "reported only", cell.only)
-        )
+    if cell.reported_only:
+        return PlannedCell(cell, _reported_only(cell.reported_only))
     parts = tuple(_planned(part, table, run_of) for part in table.parts(cell))
     if parts:
-        return PlannedCell(cell, joined([part.run for part in parts]), parts)
+        return PlannedCell(cell, combined_run([part.run for part in parts]), parts)
     return PlannedCell(cell, run_of(cell))
 
 
-def joined(runs: Sequence[PlannedRun]) -> PlannedRun:
-    """Several runs as one: what they have in common, in the state of the worst of them."""
+def combined_run(runs: Sequence[PlannedRun]) -> PlannedRun:
+    """Several runs as one: the overrides they have in common, in the worst state of them."""
     query = tuple(o for o in runs[0].query if all(o in run.query for run in runs))
     for state in WORST_FIRST:
         for run in runs:
@@ -176,87 +183,70 @@ def distinct_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
     return list({run.spec.identity_hash if run.spec else id(run): run for run in runs}.values())
 
 
-def open_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
-    """The runs that are still to be made."""
-    return [run for run in distinct_runs(planned) if run.open]
-
-
 def _planned_run(
     cell: Cell,
     profile: Profile,
     compose: Compose,
     specify: Callable[[Mapping[str, Any]], RunSpec],
     store: Store,
-    anywhere: bool,
+    any_machine: bool,
 ) -> PlannedRun:
-    from dllm_bench.store.inputs import is_served
-
+    """The run of a cell: translated by the profile, composed, specified and looked up."""
     try:
         query = profile.translate(cell.run)
     except DllmBenchError as error:
         if SERVED in cell.run:
-            return PlannedRun(
-                (), CellState.REPORTED_ONLY, "reported only", NOT_ASKED.format(profile.name)
-            )
-        return _impossible(
-            "an embedded counterpart", str(error), PlannedRun((), CellState.UNAVAILABLE)
-        )
-    asked = PlannedRun(query, CellState.SETTING, config=compose(query))
+            return _reported_only(NOT_SERVED_HERE.format(profile.name))
+        nothing = PlannedRun((), CellState.UNAVAILABLE)
+        return _unavailable("an embedded counterpart", str(error), nothing)
+    run = PlannedRun(query, CellState.SETTING, config=compose(query))
     if cell.metric.setting:
-        return asked
+        return run
     if cell.needs and not profile.embedded:
-        other = PlannedRun(query, CellState.UNAVAILABLE)
-        return _impossible(", ".join(cell.needs), "This machine cannot stand in for it.", other)
-    hardware = asked.config.get("hardware", {})
-    elsewhere = anywhere or is_served(asked.config.get("model", {}))
-    absent = "" if elsewhere else missing_device(hardware)
-    lacks = _impossible(absent, f"hardware={hardware.get('name')} asks for it.", asked)
-    if absent and not _any_like(asked.config, store):
-        return lacks
+        without_config = PlannedRun(query, CellState.UNAVAILABLE)
+        why = "This machine cannot stand in for it."
+        return _unavailable(", ".join(cell.needs), why, without_config)
+    hardware = run.config.get("hardware", {})
+    needs_no_device = any_machine or is_served(run.config.get("model", {}))
+    device = "" if needs_no_device else missing_device(hardware)
+    unavailable = _unavailable(device, f"hardware={hardware.get('name')} asks for it.", run)
+    if device and not _has_runs_like(run.config, store):
+        return unavailable
     try:
-        spec = specify(asked.config)
+        spec = specify(run.config)
     except DllmBenchError as error:
-        return lacks if absent else _refused(error, asked)
-    found = replace(look_up(query, spec, store), config=asked.config)
-    return lacks if absent and found.open else found
+        return unavailable if device else _without_spec(error, run)
+    stored = replace(look_up(query, spec, store), config=run.config)
+    return unavailable if device and stored.open else stored
 
 
-def _any_like(config: Mapping[str, Any], store: Store) -> bool:
-    """Whether the store holds any run of the model on the benchmark; a sealed one needs no GPU."""
-    from dllm_bench.store.spec import slug
-
+def _has_runs_like(config: Mapping[str, Any], store: Store) -> bool:
+    """Whether the store holds any run of the model on the benchmark. Only then a run whose device
+    is missing has to be specified, because it may be sealed.
+    """
     names = (slug(str(config[group]["name"])) for group in ("benchmark", "model"))
     return Path(store.root, *names).is_dir()
 
 
-def _impossible(what: str, why: str, asked: PlannedRun) -> PlannedRun:
+def _reported_only(reason: str) -> PlannedRun:
+    return PlannedRun((), CellState.REPORTED_ONLY, "reported only", reason)
+
+
+def _unavailable(what: str, why: str, run: PlannedRun) -> PlannedRun:
     short = f"needs: {what}"
-    return replace(asked, state=CellState.UNAVAILABLE, short=short, reason=f"{short}. {why}")
+    return replace(run, state=CellState.UNAVAILABLE, short=short, reason=f"{short}. {why}")
 
 
-def _refused(error: DllmBenchError, asked: PlannedRun) -> PlannedRun:
-    """A run that has no spec: something is not here, or the settings do not fit each other."""
-    from dllm_bench.store.inputs import MissingInputError
-
+def _without_spec(error: DllmBenchError, run: PlannedRun) -> PlannedRun:
+    """A run that cannot be specified: an input is missing, or its settings do not fit together."""
     if isinstance(error, MissingInputError):
-        return _impossible("weights or data", str(error), asked)
-    return replace(asked, state=CellState.UNAVAILABLE, short="refused", reason=f"refused: {error}")
-
-
-def missing_device(hardware: Mapping[str, Any]) -> str:
-    """What the hardware group asks for and this machine lacks; empty when nothing."""
-    if not str(hardware.get("device", "")).startswith("cuda"):
-        return ""
-    import torch
-
-    wanted = hardware.get("match") or "CUDA"
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    fits = any(wanted in name for name in names) if hardware.get("match") else bool(names)
-    return "" if fits else f"a GPU ({wanted})"
+        return _unavailable("weights or data", str(error), run)
+    state, reason = CellState.UNAVAILABLE, f"refused: {error}"
+    return replace(run, state=state, short="refused", reason=reason)
 
 
 def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
-    """Where the run stands in the store."""
+    """The run with the state that it has in the store."""
     folder = store.path(spec).relative_to(store.root).as_posix()
     try:
         record = store.record(spec)
@@ -276,22 +266,22 @@ def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
     return PlannedRun(query, state, short, reason, spec, None, folder, entry.done, entry.total)
 
 
-def followed(run: PlannedRun, jobs: SlurmJobs) -> PlannedRun:
-    """The run with what is known of its job; one whose job is over though it is open has failed."""
-    over, remark = jobs.remark(run.spec.identity_hash) if run.spec and run.open else (False, "")
+def with_job(run: PlannedRun, jobs: SlurmJobs) -> PlannedRun:
+    """The run with a remark on its SLURM job; an open run whose job is over has failed."""
+    is_over, remark = jobs.remark(run.spec.identity_hash) if run.spec and run.open else (False, "")
     if not remark:
         return run
-    told = replace(run, reason=f"{run.reason}; {remark}")
-    return replace(told, state=CellState.FAILED, short="failed") if over else told
+    run = replace(run, reason=f"{run.reason}; {remark}")
+    return replace(run, state=CellState.FAILED, short="failed") if is_over else run
 
 
-def trained_first(runs: Iterable[PlannedRun]) -> list[str]:
-    """Filters, drafters and profiles below TRAINED that decoders name and nobody made yet."""
-    from dllm_bench.store.inputs import sources
-
-    found: dict[str, None] = {}
+def missing_trained_files(runs: Iterable[PlannedRun]) -> list[str]:
+    """Filters, drafters and step profiles below `TRAINED` that decoders name and that were not
+    trained yet.
+    """
+    missing: dict[str, None] = {}
     for run in runs:
         for source in sources(run.config.get("decoder", {})):
             if source.startswith(TRAINED) and not Path(source).exists():
-                found[source] = None
-    return list(found)
+                missing[source] = None
+    return list(missing)

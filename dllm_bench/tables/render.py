@@ -1,8 +1,8 @@
 """A built table as files: md, tex, html, csv and json, the same bytes for the same records.
 
-Rendering reads the built table alone (no torch, no store, no clock). json holds every cell with its
-keys, state, measured and reported value; csv the same, one line per cell. The three for readers
-have a file each: `render_md`, `render_tex`, `render_html`.
+Rendering reads nothing but the built table (no torch, no store, no clock). json holds every cell
+with its keys, state, measured and reported value, csv the same in one line per cell; both are made
+here. The formats for readers have a module each: `render_md`, `render_tex`, `render_html`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from dllm_bench.tables.render_html import html
 from dllm_bench.tables.render_md import markdown
 from dllm_bench.tables.render_tex import latex
 
-SCHEMA = 2  # raised with every change of the json form
-DIGITS = 4
+SCHEMA = 2  # of the json file; raised with every change of it
+DIGITS = 4  # behind the point; more would be noise
 
 
 def write(built: BuiltTable, folder: Path) -> list[Path]:
-    """Write `<folder>/<paper>/<table>.<form>` for every form, each file whole or not at all."""
+    """Write `<folder>/<paper>/<table>.<format>` for every format, each file atomically; profiles
+    other than the embedded one add their name. Returns the paths.
+    """
     stem = (
         built.table.name if built.profile.embedded else f"{built.table.name}-{built.profile.name}"
     )
     paths = []
-    for form, text in render(built).items():
-        path = folder / f"{stem}.{form}"
+    for extension, text in render(built).items():
+        path = folder / f"{stem}.{extension}"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
         paths.append(path)
@@ -42,12 +44,12 @@ def write(built: BuiltTable, folder: Path) -> list[Path]:
 
 
 def render(built: BuiltTable) -> dict[str, str]:
-    """Form -> text."""
-    return {form: function(built) for form, function in FORMS.items()}
+    """File extension -> content."""
+    return {extension: renderer(built) for extension, renderer in RENDERERS.items()}
 
 
 def rounded(value: float | None) -> float | None:
-    """A number as stored; the digits beyond are noise."""
+    """A number as it is written to json and csv."""
     return None if value is None else round(value, DIGITS)
 
 
@@ -77,18 +79,18 @@ def cell_plain(built: BuiltCell) -> dict[str, Any]:
 
 
 def curve_plain(curve: Curve) -> dict[str, Any]:
-    """What an area was taken of: it is a number of the points and rows named here."""
+    """The curve of an area as plain data."""
     points = {name: [rounded(x), rounded(y)] for name, (x, y) in curve.points.items()}
     return {**asdict(curve), "points": points, "y_max": rounded(curve.y_max)}
 
 
 def run_plain(run: PlannedRun) -> dict[str, Any]:
-    """A run as plain data; cells name it by its hash."""
+    """A run as plain data; cells refer to it by its hash."""
     return {"state": str(run.state), "folder": run.folder, "query": list(run.query)}
 
 
 def as_json(built: BuiltTable) -> str:
-    """Everything, for programs."""
+    """The json file: everything, for programs."""
     table = built.table
     plain = {
         "schema": SCHEMA,
@@ -121,7 +123,7 @@ def as_json(built: BuiltTable) -> str:
 
 
 def as_csv(built: BuiltTable) -> str:
-    """One line per cell."""
+    """The csv file: one line per cell."""
     facets = list(built.table.facets)
     plain = ["metric", "definition", "unit", "state", "measured", "low", "high", "n"]
     names = [*facets, *plain, "measured_model", "measured_benchmark", "reported", "source"]
@@ -140,7 +142,7 @@ def as_csv(built: BuiltTable) -> str:
     return text.getvalue()
 
 
-FORMS: dict[str, Callable[[BuiltTable], str]] = {
+RENDERERS: dict[str, Callable[[BuiltTable], str]] = {
     "md": markdown,
     "html": html,
     "tex": latex,

@@ -1,8 +1,8 @@
 """A built table as one self-contained HTML page, light and dark, no script.
 
-A table per section in the paper's form: all column groups side by side, measured ones tinted, the
-interval under its number, the run behind it. `body` is the page without its frame, for pages that
-have another and lead to runs at another address.
+A table per section, laid out as in the paper: all groups of columns side by side, the measured ones
+tinted, the interval below its number, a link from the number to its run. `body` is the page without
+`<head>` and `<body>`, for pages of the site, which have their own and link runs elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dllm_bench.tables.plan import PlannedRun
 from dllm_bench.tables.spec import Query
 from dllm_bench.tables.view import TableBlock, TableRow
 
-Address = Callable[[PlannedRun], str]  # of the page behind a run's numbers, "" where there is none
+Address = Callable[[PlannedRun], str]  # of the page of a run; "" if it has none
 CODE = re.compile("`([^`]*)`")
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5d6775; --page: #ffffff;
@@ -54,11 +54,11 @@ CLASSES = {
     CellVerdict.NOT_COMPARABLE: "soft",
     CellVerdict.NONE: "soft",
 }
-SIDES = ("here", "paper")  # measured, reported
+SIDES = ("here", "paper")  # CSS classes of measured and reported columns
 
 
 def html(built: BuiltTable) -> str:
-    """The whole page; numbers lead to the record in the run's folder."""
+    """The whole page; numbers link to the record in the run's folder."""
     title = escape(built.table.title)
     lines = [
         "<!doctype html>",
@@ -75,7 +75,7 @@ def html(built: BuiltTable) -> str:
 
 
 def body(built: BuiltTable, address: Address) -> Iterator[str]:
-    """What the page shows; a measured number leads to the `address` of its run."""
+    """The lines of the page's content; measured numbers link to the `address` of their run."""
     yield f"<h1>{escape(built.table.title)}</h1>"
     yield f"<p>{prose(view.profile_text(built))}</p>"
     yield f'<p class="soft">{escape(view.progress(built))}.</p>'
@@ -85,7 +85,7 @@ def body(built: BuiltTable, address: Address) -> Iterator[str]:
 
 
 def prose(text: str) -> str:
-    """Escaped text; `code` becomes <code>."""
+    """The text escaped, with `code` as <code>."""
     return CODE.sub(r"<code>\1</code>", escape(text))
 
 
@@ -124,7 +124,7 @@ def _head(blocks: Sequence[TableBlock]) -> Iterator[str]:
 def _row(
     rows: Sequence[TableRow | None], blocks: Sequence[TableBlock], address: Address
 ) -> Iterator[str]:
-    """One row of all blocks; a block that lacks it has a gap."""
+    """One row of all blocks; a block without this row has empty cells."""
     known = [row for row in rows if row]
     first, *rest = known[0].heads
     common = tuple(name for name in known[0].notes if all(name in row.notes for row in known))
@@ -158,7 +158,7 @@ def _measured(cell: BuiltCell, address: Address, first: bool, marked: bool) -> s
 
 
 def _linked(number: str, addresses: Sequence[str]) -> str:
-    """A number that leads to its run; one of several runs has a mark for each."""
+    """A number with a link to its run; a number of several runs has a small link for each."""
     links = [escape(address) for address in addresses if address]
     if len(links) == 1:
         return f'<a href="{links[0]}">{escape(number)}</a>'
@@ -177,7 +177,7 @@ def _notes(names: Sequence[str]) -> str:
 
 
 def _verdict(block: TableBlock) -> str:
-    text = block.judgement()
+    text = block.verdict_remark()
     if not text:
         return ""
     named = f"{block.paper} {text[0].lower()}{text[1:]}" if block.paper else text

@@ -13,7 +13,7 @@ SPECIAL = re.compile(r"[\\`*_\[\]|]")
 
 
 def markdown(built: BuiltTable) -> str:
-    """The whole page."""
+    """The whole file."""
     lines = [f"# {built.table.title}", "", view.profile_text(built), "", view.progress(built) + "."]
     section = ""
     for block in view.blocks(built):
@@ -34,8 +34,8 @@ def _block(built: BuiltTable, block: TableBlock) -> Iterator[str]:
     yield _line(("---",) * len(block.heads) + ("---:",) * numbers + ("---",))
     for row in block.rows:
         yield _line(_row(built, row, marked=not block.verdict()))
-    if block.judgement():
-        yield from ("", block.judgement())
+    if block.verdict_remark():
+        yield from ("", block.verdict_remark())
 
 
 def _headers(block: TableBlock) -> Iterator[str]:
@@ -58,15 +58,15 @@ def _row(built: BuiltTable, row: TableRow, marked: bool) -> Iterator[str]:
 
 
 def _runs(built: BuiltTable, row: TableRow) -> str:
-    """Hashes of the row's runs, sealed ones lead to their folders."""
-    found = [run for run in row.runs if run.spec]
+    """The hashes of the row's runs; those of sealed runs link to their folders."""
+    runs = [run for run in row.runs if run.spec]
     shown = [
         f"[`{view.short_hash(run)}`]({view.link(built, run)})"
         if run.record
         else f"`{view.short_hash(run)}`"
-        for run in found[: view.SHOWN_RUNS]
+        for run in runs[: view.SHOWN_RUNS]
     ]
-    more = f"… ({len(found)} runs)" if len(found) > view.SHOWN_RUNS else ""
+    more = f"… ({len(runs)} runs)" if len(runs) > view.SHOWN_RUNS else ""
     return " ".join(filter(None, (*shown, more))) or view.NO_CELL
 
 
@@ -91,5 +91,5 @@ def _line(entries: Iterable[str]) -> str:
 
 
 def text(plain: str) -> str:
-    """Text that Markdown shows as it stands, in a table too."""
+    """The text with Markdown's special characters escaped, also for use in a table."""
     return SPECIAL.sub(r"\\\g<0>", plain.replace("&", "&amp;").replace("<", "&lt;"))

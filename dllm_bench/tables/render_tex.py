@@ -1,7 +1,7 @@
-"""A built table as LaTeX: one booktabs table per block, remarks as a list behind them.
+"""A built table as LaTeX: one booktabs table per block, followed by the remarks.
 
-Preamble: booktabs and graphicx. Every text is escaped and ASCII, so any engine and encoding will
-do. Numbers carry no links, since a paper has no run folders beside it.
+Needs the packages booktabs and graphicx. All text is escaped and ASCII, so every engine and
+encoding works. Numbers have no links, because a paper is not stored next to the runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ CODE = re.compile("`([^`]*)`")
 
 
 def escape(text: str) -> str:
-    """Text that LaTeX sets as it stands; what has no ASCII form falls back to its letters."""
+    """The text with LaTeX's special characters escaped; other non-ASCII characters lose their
+    accents, or become a question mark.
+    """
     return "".join(SPECIAL.get(character) or _plain(character) for character in text)
 
 
@@ -60,7 +62,7 @@ def _plain(character: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Escaped text; `code` becomes typewriter."""
+    """The text escaped, with `code` in typewriter."""
     pieces = CODE.split(text)
     return "".join(
         rf"\texttt{{{escape(piece)}}}" if index % 2 else escape(piece)
@@ -69,7 +71,7 @@ def prose(text: str) -> str:
 
 
 def latex(built: BuiltTable) -> str:
-    """The tables and their remarks, to be read with \\input."""
+    """The tables and their remarks, for use with \\input."""
     lines = [
         f"% {escape(built.table.title)}; profile {escape(built.profile.name)}",
         r"% preamble: \usepackage{booktabs,graphicx}",
@@ -110,7 +112,7 @@ def _block(built: BuiltTable, block: TableBlock, index: int) -> Iterator[str]:
 def _verdict(block: TableBlock) -> str:
     if all(map(view.is_empty, block.cells)):
         return "Nothing measured yet."
-    return block.judgement()
+    return block.verdict_remark()
 
 
 def _row(row: TableRow, marked: bool) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""A table as data: layout, run queries, metric definitions and, for a paper's, reported values.
+"""A table as data: layout, run queries, metrics and, for a published table, the reported values.
 
-A `PaperTable` is read (`reading`) from `conf/table/<paper>/<table>.yaml`; nothing is computed here.
-Facets span the table (model × setting × benchmark), each value adds overrides to the run query, and
-every (value, value, …, metric) is a `Cell`; a `Rule` says what holds for some of them. A cell may
-be derived from others (a ratio, a difference, an average), its parts. `Profile` translates a cell's
-overrides to what is run here. Leaves out: hashes and states (`plan`), measured numbers (`build`).
+Facets span the table (model × setting × benchmark). Each value of a facet adds overrides to the run
+query, and every (value, value, …, metric) is a `Cell`; a `Rule` changes some of them. A cell may be
+derived from others, its parts: a ratio, a difference, an average, an area under a curve. `Profile`
+translates the overrides of a cell to what is run here. Tables are read in `load`, hashes and states
+of runs are found in `plan`, numbers in `build`.
 """
 
 from __future__ import annotations
@@ -15,82 +15,99 @@ from itertools import product
 
 from dllm_bench.core.errors import DllmBenchError
 
-SCORE = "score"  # the definition of a benchmark's own metric
-WHOLE, CUT = "whole", "cut"  # areas under all of a curve, or before it ends in a loss
-Query = tuple[str, ...]  # Hydra-style overrides, "key=value"
+EMBEDDED = "embedded"  # the default profile: models and tasks that ship with the package
+SCORE = "score"  # name of the definition that stands for the benchmark's own metric
+WHOLE, CUT = "whole", "cut"  # area under a whole curve, or up to where it loses too much score
+Query = tuple[str, ...]
+"""Overrides of the run configuration in Hydra's form, "key=value"."""
 
 
 @dataclass(frozen=True)
 class FacetValue:
-    """One value of a facet: what it adds to a run query, what it needs, what is shown beside it.
-
-    only: why no run can give these cells, reported values stand alone; hidden: measured as a part
-    of derived numbers, never shown; skip: there are no such cells; mean_of: values of the same
-    facet whose numbers are averaged; curve: values of the same facet that are points of a curve.
-    """
+    """One value of a facet, or what a rule adds to the cells it holds for."""
 
     name: str
+    """Its name, as in the reported csv."""
     label: str = ""
+    """The text shown."""
     run: Query = ()
+    """What it adds to the run query."""
     needs: Query = ()
+    """Hardware that no profile can replace; the cells are unavailable in the paper profile."""
     reported_on: str = ""
+    """Hardware that the reported values were measured on."""
     shown: Mapping[str, str] = field(default_factory=dict)
+    """Column title -> text, in additional columns."""
     attributes: Mapping[str, str] = field(default_factory=dict)
-    only: str = ""
+    """Column -> text of the facet's csv file, which rules and notes can match."""
+    reported_only: str = ""
+    """Why no run can give these cells, so that only reported values are shown; empty if one can."""
     hidden: bool = False
+    """True for cells that are measured as parts of others and not shown."""
     skip: bool = False
+    """True for combinations that the table does not have."""
     mean_of: Query = ()
+    """Values of the same facet whose numbers are averaged."""
     curve: Query = ()
+    """Values of the same facet that are points of a curve."""
 
 
 @dataclass(frozen=True)
 class CellCondition:
-    """What a cell's attributes have to be: facet values, columns of a facet's file, the metric."""
+    """Selects cells by their attributes."""
 
     where: Mapping[str, Query]
+    """Attribute (facet, column of a facet's csv file, or "metric") -> values allowed."""
 
     def holds(self, attributes: Mapping[str, str]) -> bool:
-        """True when the cell with these attributes is meant."""
+        """True for a cell with these attributes."""
         return all(attributes.get(key) in allowed for key, allowed in self.where.items())
 
 
 @dataclass(frozen=True)
 class Rule(CellCondition):
-    """`value` holds for the cells meant, beside the values of their facets."""
+    """Something that holds for some cells in addition to the values of their facets."""
 
     value: FacetValue
+    """What holds."""
 
 
 @dataclass(frozen=True)
 class Note(CellCondition):
-    """A remark on the cells meant; an empty `where` is the whole table."""
+    """A remark on some cells; an empty `where` means the whole table."""
 
     name: str
+    """The mark shown at the cells."""
     text: str
+    """The remark."""
 
 
 @dataclass(frozen=True)
 class TableMetric:
-    """A number of the table and the name of its definition.
-
-    tolerance: accepted difference to a reported value, in its unit or (relative) as a share.
-    over, minus: facet values of the cell this one is divided by or reduced by; gain: the ratio as a
-    change in percent. setting: a dotted key of the run configuration instead of a definition;
-    labels: configured value -> the paper's word for it. area: not the definition's own number but
-    the area under a curve of the score over it (AUP), WHOLE or CUT.
-    """
+    """A metric of the table, with how it is shown and compared."""
 
     name: str
+    """Its name, as in the reported csv."""
     label: str
+    """The text shown."""
     definition: str = ""
+    """Name of its definition in `metrics/definitions`, or `SCORE`."""
     tolerance: float = 0.0
+    """Accepted difference to a reported value: in the metric's unit, or as a share if relative."""
     relative: bool = False
+    """True if the tolerance is a share of the reported value."""
     over: Mapping[str, str] = field(default_factory=dict)
+    """Facet values of the cell that this one is divided by."""
     minus: Mapping[str, str] = field(default_factory=dict)
+    """Facet values of the cell that is subtracted from this one."""
     gain: bool = False
+    """True for a ratio that is shown as a change in percent."""
     setting: str = ""
+    """A dotted key of the run configuration, shown instead of a measured number."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Configured value -> the paper's word for it, for a setting."""
     area: str = ""
+    """`WHOLE` or `CUT` for the area under a curve of score over the definition's metric (AUP)."""
 
     @property
     def is_score(self) -> bool:
@@ -99,14 +116,14 @@ class TableMetric:
 
     @property
     def plain(self) -> TableMetric:
-        """The number that is divided or subtracted; what is said of the result is not said of it,
-        so it has no name.
+        """The number that is divided or subtracted. It has no name, because notes and rules for the
+        result do not hold for it.
         """
         return replace(self, name="", over={}, minus={}, gain=False)
 
     @property
     def formula(self) -> str:
-        """The definition, what it is set against, or the setting read; names the number."""
+        """The definition and what it is divided or reduced by, or the setting; names the number."""
         if self.setting:
             return f"setting {self.setting}"
         sign = "÷" if self.over else "−"
@@ -122,14 +139,18 @@ class TableMetric:
 
 @dataclass(frozen=True)
 class ReportedValue:
-    """A printed value: its text, digit by digit, and its number (None: it is a word)."""
+    """A printed value."""
 
     text: str
+    """Its text, digit by digit."""
     unit: str
+    """Its unit as printed; may be empty."""
     source: str
+    """Where it is printed."""
 
     @property
     def value(self) -> float | None:
+        """Its number; None if it is a word."""
         try:
             return float(self.text)
         except ValueError:
@@ -138,51 +159,54 @@ class ReportedValue:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number to be shown: where it stands, which run gives it, what the paper printed.
-
-    values: by facet; rules: what else holds.
-    """
+    """One number to be shown: where it stands, which run gives it, what the paper printed."""
 
     values: Mapping[str, FacetValue]
+    """Facet -> its value."""
     metric: TableMetric
+    """The metric."""
     run: Query
+    """Overrides of the run, at the paper's size."""
     reported: ReportedValue | None
+    """What the paper printed, if anything."""
     notes: Query
+    """Names of the notes on it."""
     rules: tuple[FacetValue, ...] = ()
+    """What rules add to it."""
 
     @property
     def holding(self) -> tuple[FacetValue, ...]:
-        """All that holds for the cell."""
+        """Facet values and rules: all that holds for the cell."""
         return (*self.values.values(), *self.rules)
 
     @property
     def keys(self) -> dict[str, str]:
-        """Facet -> value name, as in the reported csv."""
+        """Facet -> name of its value, as in the reported csv."""
         return {facet: value.name for facet, value in self.values.items()}
 
     @property
     def needs(self) -> Query:
-        """Hardware the reported run had to have."""
+        """Hardware that the reported run had and no profile can replace."""
         return tuple(need for value in self.holding for need in value.needs)
 
     @property
     def reported_on(self) -> str:
-        """Hardware the reported value was measured on."""
+        """Hardware that the reported value was measured on."""
         return ", ".join(v.reported_on for v in self.holding if v.reported_on)
 
     @property
     def curve(self) -> Query:
-        """The points of the curve that the cell is; empty where it is none."""
+        """The points of the curve that the cell is; empty if it is none."""
         return next((value.curve for value in self.values.values() if value.curve), ())
 
     @property
-    def only(self) -> str:
-        """Why nothing can be measured; empty where something can."""
-        return next((value.only for value in self.holding if value.only), "")
+    def reported_only(self) -> str:
+        """Why nothing can be measured; empty if something can."""
+        return next((value.reported_only for value in self.holding if value.reported_only), "")
 
     @property
     def hidden(self) -> bool:
-        """True for a cell that is measured for others and not shown."""
+        """True for a cell that is measured as a part of others and not shown."""
         return any(value.hidden for value in self.holding)
 
     @property
@@ -193,20 +217,32 @@ class Cell:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Layout and contents of one table, a published one or (nothing reported) this project's."""
+    """One table: a published one, or (with nothing reported) one of this project."""
 
     name: str
+    """`<paper>/<table>`."""
     title: str
+    """Its title."""
     source: str
+    """Where it is published, and where its set-up is from."""
     sections: Query
+    """Facets whose values are sections, each with tables of its own."""
     rows: Query
+    """Facets whose values are rows."""
     columns: Query
+    """Facets whose values are groups of columns."""
     facets: Mapping[str, tuple[FacetValue, ...]]
+    """Facet -> its values, in order."""
     metrics: tuple[TableMetric, ...]
+    """The metrics, columns of each group."""
     run: Query
+    """Overrides of all runs."""
     reported: Mapping[Query, ReportedValue]
+    """(facet values …, metric) -> what the paper printed."""
     notes: tuple[Note, ...]
+    """Remarks on cells."""
     rules: tuple[Rule, ...] = ()
+    """What holds for some cells; of overrides of one key the last one wins."""
 
     def cells(self) -> Iterator[Cell]:
         """All cells shown, facet by facet in the order of the yaml, metrics innermost."""
@@ -218,8 +254,8 @@ class PaperTable:
                     yield cell
 
     def parts(self, cell: Cell) -> tuple[Cell, ...]:
-        """The cells a derived one is made of: (own, other) of a ratio or difference, else those
-        averaged, else a curve's; none where the cell has a run of its own.
+        """The cells that a derived one is computed from: (own, other) for a ratio or difference,
+        the cells averaged, or the points of a curve; none if the cell has a run of its own.
         """
         other = {**cell.metric.over, **cell.metric.minus}
         if other:
@@ -227,46 +263,50 @@ class PaperTable:
         for facet, value in cell.values.items():
             if value.mean_of:
                 return tuple(self._at(cell, {facet: v}, cell.metric) for v in value.mean_of)
-        return self._under(cell) if cell.metric.area or cell.curve else ()
+        return self._parts_of_area(cell) if cell.metric.area or cell.curve else ()
 
-    def _under(self, cell: Cell) -> tuple[Cell, ...]:
-        """What an area is made of: x of the curve's points, then the scores of them and of all
-        other runs of the facet, the best of which weighs them.
+    def _parts_of_area(self, cell: Cell) -> tuple[Cell, ...]:
+        """The parts of an area: the x of the curve's points, then the scores of these points and of
+        all other runs of the facet, since the best score of all weighs the area.
         """
         if not (cell.metric.area and cell.curve):
             raise DllmBenchError(
                 f"Table {self.name}: {cell.metric.name} at {cell.keys}: a number is an area where, "
-                "and only where, its value is a curve; mend `area`, `curve` or hide the value."
+                "and only where, its value is a curve; correct `area` or `curve`, or hide the "
+                "value."
             )
         [facet] = [facet for facet, value in cell.values.items() if value.curve]
         single = replace(cell.metric, name="", area="")
-        others = [v.name for v in self.facets[facet] if not (v.curve or v.mean_of or v.only)]
-        rest = [name for name in others if name not in cell.curve]
+        with_runs = [
+            v.name for v in self.facets[facet] if not (v.curve or v.mean_of or v.reported_only)
+        ]
+        others = [name for name in with_runs if name not in cell.curve]
         score = replace(single, definition=SCORE)
         xs = [self._at(cell, {facet: name}, single) for name in cell.curve]
-        return (*xs, *(self._at(cell, {facet: name}, score) for name in (*cell.curve, *rest)))
+        return (*xs, *(self._at(cell, {facet: name}, score) for name in (*cell.curve, *others)))
 
     def _at(self, cell: Cell, keys: Mapping[str, str], metric: TableMetric) -> Cell:
-        """The cell at other facet values."""
+        """The cell of `metric` that differs from `cell` in the facet values `keys`."""
         values = {
             facet: next((v for v in self.facets[facet] if v.name == name), None)
             for facet, name in {**cell.keys, **keys}.items()
         }
-        found = {facet: value for facet, value in values.items() if value}
-        part = self._cell(found, metric) if len(found) == len(self.facets) else None
+        known = {facet: value for facet, value in values.items() if value}
+        part = self._cell(known, metric) if len(known) == len(self.facets) else None
         if part is None or part.skipped:
             raise DllmBenchError(
                 f"Table {self.name}: {cell.metric.name} at {cell.keys} is derived from "
-                f"{dict(keys)}, and the table has no such cell; mend `over`, `minus` or `mean_of`."
+                f"{dict(keys)}, and the table has no such cell; correct `over`, `minus` or "
+                "`mean_of`."
             )
         return part
 
     def _cell(self, values: Mapping[str, FacetValue], metric: TableMetric) -> Cell:
         names = {facet: value.name for facet, value in values.items()}
         attributes = {key: text for v in values.values() for key, text in v.attributes.items()}
-        marked = {**attributes, **names, "metric": metric.name}
-        notes = tuple(note.name for note in self.notes if note.where and note.holds(marked))
-        rules = tuple(rule.value for rule in self.rules if rule.holds(marked))
+        attributes |= {**names, "metric": metric.name}
+        notes = tuple(note.name for note in self.notes if note.where and note.holds(attributes))
+        rules = tuple(rule.value for rule in self.rules if rule.holds(attributes))
         run = (*self.run, *(item for v in (*values.values(), *rules) for item in v.run))
         reported = self.reported.get((*names.values(), metric.name))
         return Cell(values, metric, run, reported, notes, rules)
@@ -274,53 +314,62 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class RunRemark:
-    """What has to be said of cells that run one of some models on a benchmark."""
+    """A profile's remark on the cells of some runs."""
 
     name: str
+    """The mark shown at the cells."""
     text: str
+    """The remark."""
     benchmark: str
+    """Benchmark of the runs."""
     models: tuple[str, ...]
+    """Models of the runs."""
 
     def holds(self, query: Query) -> bool:
-        """Whether a run of this query is meant; of overrides of one key the last one counts."""
-        asked = dict(override.partition("=")[::2] for override in query)
-        return asked.get("benchmark") == self.benchmark and asked.get("model") in self.models
+        """True for a run of this query; of overrides of one key the last one counts."""
+        settings = dict(override.partition("=")[::2] for override in query)
+        return settings.get("benchmark") == self.benchmark and settings.get("model") in self.models
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How a paper-scale query becomes what is run here.
-
-    replace: override key -> {paper's value: value here}; None leaves the override out, `*` at the
-    end stands for the same rest in both, where no exact value fits, and a value without counterpart
-    makes the cell impossible.
-    set: overrides that replace or follow the others. embedded: other models and tasks than the
-    paper's, so nothing is compared and the paper's hardware is not needed. instead: overrides that
-    stand for others before all that (a decoder of ours for a served engine). untrained: benchmark
-    -> models here that never saw its kind, whose scores would say nothing. remarks: what has to be
-    said of cells that are measured. limit: items per run, where a quick look asks for fewer.
-    """
+    """How the paper's query of a run becomes the query of what is run here."""
 
     name: str
+    """Name of the file in `conf/profile`."""
     embedded: bool
+    """True for other models and tasks than the paper's: nothing is compared with reported values,
+    and the paper's hardware is not needed.
+    """
     replace: Mapping[str, Mapping[str, str | None]]
+    """Override key -> {the paper's value: the value here}. None leaves the override out. A `*` at
+    the end of both values stands for the same text, where no exact value fits. A value that is not
+    listed has no counterpart, and its cells are unavailable.
+    """
     set: Query
+    """Overrides that replace those of the same key or follow the others."""
     instead: tuple[tuple[Query, Query], ...] = ()
+    """(overrides that a query contains, overrides in their place), applied before all else: a
+    decoder of this package for a served engine.
+    """
     untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Benchmark -> models that were not trained on its kind of task, whose scores mean nothing."""
     remarks: tuple[RunRemark, ...] = ()
+    """Remarks on the cells of some runs."""
     limit: int | None = None
+    """Items per run, if fewer than the profile's were chosen on the command line."""
 
     @property
     def flags(self) -> str:
-        """What `table` and `figure` are told to mean this profile."""
+        """Command line options of `table` and `figure` that choose this profile."""
         return f"--profile {self.name}" + (f" --limit {self.limit}" if self.limit else "")
 
     def translate(self, query: Query) -> Query:
-        """The query of this profile; later overrides of a key win, a key keeps its first place."""
+        """The query of this profile; the last override of a key wins, at the key's first place."""
         result: dict[str, str | None] = {}
-        for asked, here in self.instead:
-            if set(asked) <= set(query):
-                query = (*here, *(override for override in query if override not in asked))
+        for original, replacement in self.instead:
+            if set(original) <= set(query):
+                query = (*replacement, *(o for o in query if o not in original))
         for override in query:
             key, _, value = override.partition("=")
             result[key] = self._counterpart(key, value)
@@ -337,9 +386,9 @@ class Profile:
             return value
         if value in self.replace[key]:
             return self.replace[key][value]
-        for asked, here in self.replace[key].items():
-            if here and asked.endswith("*") and value.startswith(asked[:-1]):
-                return here.replace("*", value[len(asked) - 1 :])
+        for original, here in self.replace[key].items():
+            if here and original.endswith("*") and value.startswith(original[:-1]):
+                return here.replace("*", value[len(original) - 1 :])
         raise DllmBenchError(
             f"Profile {self.name!r} has no counterpart of {key}={value}; add one to "
             f"conf/profile/{self.name}.yaml or choose another profile."

@@ -20,7 +20,7 @@ from dllm_bench.run.dependencies import REAL, Dependencies
 from dllm_bench.store import inputs
 from dllm_bench.store.spec import digest
 from dllm_bench.store.store import Store
-from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, trained_first
+from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, missing_trained_files
 
 SIZES = {
     "filters": {"block": "--block", "layers": "--layers"},
@@ -76,7 +76,7 @@ def _untrained(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     return [
         run
         for run in runs
-        if run.state is CellState.UNAVAILABLE and trained_first([run]) and _has_weights(run)
+        if run.state is CellState.UNAVAILABLE and missing_trained_files([run]) and _has_weights(run)
     ]
 
 
@@ -98,7 +98,7 @@ def _send_trained(
     lines = []
     for run in runs:
         command = ("run", *run.query, f"paths.results={results}")
-        trainings = {source: training(source, run) for source in trained_first([run])}
+        trainings = {source: training(source, run) for source in missing_trained_files([run])}
         if going.is_active(shlex.join(command)) or not all(trainings.values()):
             continue
         for source, arguments in trainings.items():

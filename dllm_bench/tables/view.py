@@ -1,8 +1,9 @@
-"""What every rendering of a built table shares: blocks of rows, and numbers as text.
+"""What every format of a built table shares: blocks of rows, numbers as text, remarks.
 
-A block is one combination of section and column facets (LoPA Table 4: a model and a benchmark), a
-row in it one run: measured numbers first, reported ones (if the block has any) beside them, each
-column group under its own model and benchmark. Markup belongs to the renderers.
+A block is one combination of section and column facets (LoPA Table 4: a model and a benchmark), and
+a row in it is one run. The measured numbers come first, then the reported ones if the block has
+any; each of the two groups of columns names its own model and benchmark. Markup is added by the
+renderers (`render_*`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ MORE_DECIMALS = {  # of units whose numbers are small
     "ms": 2,
     "share": 3,
 }
-SHOWN_HASH = 10
-SHOWN_RUNS = 3  # of a row; all of them are in the json form
-NO_CELL = "–"  # where the table has no number at all
+SHOWN_HASH = 10  # characters
+SHOWN_RUNS = 3  # of a row; the json file has all of them
+NO_CELL = "–"  # shown where the table has no number at all
 MARKS = {
     CellVerdict.EQUAL: "eq",
     CellVerdict.INSIDE_CI: "ci",
@@ -44,35 +45,42 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class TableRow:
-    """A combination of row facets: leading entries, notes of the whole row, a cell per metric.
-
-    key: the facet values; reported: the cells again, for the reported columns; empty in a block
-    that has none.
-    """
+    """One combination of values of the row facets."""
 
     key: Query
+    """Names of the facet values."""
     heads: Query
+    """The texts in the first columns."""
     notes: Query
+    """Notes on the whole row."""
     cells: tuple[BuiltCell, ...]
+    """A cell per metric."""
     reported: tuple[BuiltCell, ...]
+    """The same cells for the reported columns; empty in a block without reported values."""
 
     @property
     def runs(self) -> list[PlannedRun]:
-        """The runs of the row's own numbers, without those they are set against."""
+        """The runs of the row's own numbers, without the runs that they are compared with."""
         own = [c.planned for c in self.cells if not (c.cell.metric.over or c.cell.metric.minus)]
         return distinct_runs(own or [cell.planned for cell in self.cells])
 
 
 @dataclass(frozen=True)
 class TableBlock:
-    """Rows under one pair of column groups, measured `here` and reported by the `paper`."""
+    """Rows under one pair of column groups, measured and reported."""
 
     section: str
+    """Label of the section."""
     paper: str
+    """Labels of the column facets' values: the group of columns in the paper."""
     here: Query
+    """Model and benchmark that all measured numbers have in common."""
     heads: Query
+    """Labels of the first columns."""
     metrics: Query
+    """Labels of the metrics."""
     rows: tuple[TableRow, ...]
+    """The rows; at least one."""
 
     @property
     def measured_on(self) -> str:
@@ -86,14 +94,14 @@ class TableBlock:
 
     @property
     def groups(self) -> tuple[tuple[str, str], ...]:
-        """The column groups: (what the numbers are, of which model and benchmark)."""
+        """The column groups: (measured or reported, model and benchmark)."""
         measured = ("Measured", self.measured_on)
         reported = ("Reported", self.title)
         return (measured, reported) if self.rows[0].reported else (measured,)
 
     @property
     def labels(self) -> Query:
-        """Column labels; percentages say so."""
+        """Column labels, with "(%)" for percentages."""
         cells = self.rows[0].cells
         return tuple(
             f"{label} (%)" if cell.unit == "%" else label
@@ -102,29 +110,32 @@ class TableBlock:
 
     @property
     def reported_labels(self) -> Query:
-        """Labels of the reported columns, none where nothing is reported."""
+        """Labels of the reported columns; none if nothing is reported."""
         return self.labels if self.rows[0].reported else ()
 
     @property
     def cells(self) -> list[BuiltCell]:
+        """All cells, row by row."""
         return [cell for row in self.rows for cell in row.cells]
 
     @property
     def _verdicts(self) -> set[tuple[CellVerdict, str]]:
-        """The verdicts given, each with what makes it so."""
+        """The distinct (verdict, reason) of the cells that have one."""
         return {
             (cell.verdict, cell.why) for cell in self.cells if cell.verdict is not CellVerdict.NONE
         }
 
     def verdict(self) -> str:
-        """The verdict that all cells with one share, in words; empty when they differ."""
+        """The verdict that all compared cells share, in words; empty if they differ."""
         if len(self._verdicts) != 1:
             return ""
         [(verdict, why)] = self._verdicts
         return f"{verdict} ({why})" if why else str(verdict)
 
-    def judgement(self) -> str:
-        """What a reader has to know of the verdicts; empty where nothing was compared."""
+    def verdict_remark(self) -> str:
+        """The remark on the verdicts: the common one, or what the marks mean; empty if nothing was
+        compared.
+        """
         if not self._verdicts:
             return ""
         common = self.verdict()
@@ -132,26 +143,26 @@ class TableBlock:
 
 
 def blocks(built: BuiltTable) -> list[TableBlock]:
-    """All blocks that hold a cell, section by section."""
+    """All blocks that have a cell, section by section."""
     table = built.table
-    keyed = {(*cell.cell.keys.values(), cell.cell.metric.name): cell for cell in built.cells}
+    by_key = {(*cell.cell.keys.values(), cell.cell.metric.name): cell for cell in built.cells}
     shown = {name: _shown(values, built.cells, name) for name, values in table.facets.items()}
+    outer_facets = (*table.sections, *table.columns)
     found = []
-    for outer in product(*(shown[f] for f in (*table.sections, *table.columns))):
-        fixed = dict(zip((*table.sections, *table.columns), outer, strict=True))
+    for outer in product(*(shown[facet] for facet in outer_facets)):
+        fixed = dict(zip(outer_facets, outer, strict=True))
         rows = []
         for inner in product(*(shown[facet] for facet in table.rows)):
             values = {**fixed, **dict(zip(table.rows, inner, strict=True))}
             names = tuple(values[facet].name for facet in table.facets)
-            cells = [keyed.get((*names, metric.name)) for metric in table.metrics]
+            cells = [by_key.get((*names, metric.name)) for metric in table.metrics]
             if any(cells):
-                rows.append(
-                    _row(inner, [c or _blank(m) for c, m in zip(cells, table.metrics, strict=True)])
-                )
+                pairs = zip(cells, table.metrics, strict=True)
+                rows.append(_row(inner, [cell or _blank(metric) for cell, metric in pairs]))
         if not any(cell.cell.reported for row in rows for cell in row.cells):
             rows = [replace(row, reported=()) for row in rows]
         if rows:
-            found.append(_block(built, outer, _with_stand_ins(rows)))
+            found.append(_block(built, outer, _with_measured_on(rows)))
     return found
 
 
@@ -166,26 +177,28 @@ def _shown(
 def _row(values: Sequence[FacetValue], cells: Sequence[BuiltCell]) -> TableRow:
     heads = (*(v.label for v in values), *(text for v in values for text in v.shown.values()))
     key = tuple(value.name for value in values)
-    return TableRow(key, heads, shared_notes(cells), tuple(cells), reported=tuple(cells))
+    return TableRow(key, heads, common_notes(cells), tuple(cells), reported=tuple(cells))
 
 
 def _blank(metric: TableMetric) -> BuiltCell:
-    """Stands where a row has no such number."""
+    """The place of a number that a row does not have."""
     run = PlannedRun((), CellState.REPORTED_ONLY, NO_CELL, "the table has no such cell")
     return BuiltCell(PlannedCell(Cell({}, metric, (), None, ()), run), "", why=run.reason)
 
 
-def _with_stand_ins(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
-    """Rows of different models or benchmarks say which; the header cannot."""
-    common = here(run for row in rows for run in _asked(row))
-    own = [here(_asked(row)) for row in rows]
+def _with_measured_on(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
+    """The rows; if they were measured with different models or benchmarks, each has one more column
+    that says with which, because the header cannot.
+    """
+    common = measured_on(run for row in rows for run in _runs_of(row))
+    own = [measured_on(_runs_of(row)) for row in rows]
     if all(names == common for names in own if names):
         return tuple(rows)
     texts = [" on ".join(n for n in names if n not in common) or NO_CELL for names in own]
     return tuple(replace(row, heads=(*row.heads, t)) for row, t in zip(rows, texts, strict=True))
 
 
-def _asked(row: TableRow) -> list[PlannedRun]:
+def _runs_of(row: TableRow) -> list[PlannedRun]:
     return [cell.run for cell in row.cells]
 
 
@@ -194,49 +207,49 @@ def _block(
 ) -> TableBlock:
     table = built.table
     split = len(table.sections)
-    shown = [title for facet in table.rows for title in _titles(table.facets[facet])]
+    shown = [title for facet in table.rows for title in _shown_titles(table.facets[facet])]
     heads = (*(facet.replace("_", " ").capitalize() for facet in table.rows), *shown)
     return TableBlock(
         section=", ".join(value.label for value in outer[:split]),
         paper=", ".join(value.label for value in outer[split:]),
-        here=here(run for row in rows for run in _asked(row)),
+        here=measured_on(run for row in rows for run in _runs_of(row)),
         heads=(*heads, *("Measured with",) * (len(rows[0].heads) - len(heads))),
         metrics=tuple(metric.label for metric in table.metrics),
         rows=rows,
     )
 
 
-def _titles(values: Iterable[FacetValue]) -> Query:
-    """Titles of what is shown beside the values."""
+def _shown_titles(values: Iterable[FacetValue]) -> Query:
+    """Titles of the additional columns of a facet."""
     return next((tuple(value.shown) for value in values if value.shown), ())
 
 
-def here(runs: Iterable[PlannedRun]) -> Query:
-    """Model and benchmark that the runs have in common, empty when none of them can run."""
+def measured_on(runs: Iterable[PlannedRun]) -> Query:
+    """Model and benchmark that the runs have in common; empty if none of them can run."""
     chosen = [run.chosen for run in runs if run.query]
-    found = [{choice.get(key, "") for choice in chosen} for key in ("model", "benchmark")]
-    return tuple(name for names in found if len(names) == 1 for name in names if name)
+    names = [{choice.get(key, "") for choice in chosen} for key in ("model", "benchmark")]
+    return tuple(name for one in names if len(one) == 1 for name in one if name)
 
 
-def shared_notes(cells: Sequence[BuiltCell]) -> Query:
-    """Notes that all of the cells carry, in the first one's order."""
+def common_notes(cells: Sequence[BuiltCell]) -> Query:
+    """Notes that all of the cells have, in the order of the first cell."""
     return tuple(
         dict.fromkeys(n for n in cells[0].cell.notes if all(n in c.cell.notes for c in cells))
     )
 
 
 def own_notes(cell: BuiltCell, shown: Query) -> Query:
-    """Notes of the cell that its row does not show already."""
+    """Notes of the cell that are not shown for its whole row."""
     return tuple(dict.fromkeys(name for name in cell.cell.notes if name not in shown))
 
 
 def number(value: float, unit: str) -> str:
-    """A number in a measured unit; what is rounded to zero has no sign."""
+    """A number with the decimals of its unit; a number that is rounded to zero has no sign."""
     return f"{value:z.{MORE_DECIMALS.get(unit, DECIMALS)}f}"
 
 
 def measured_text(cell: BuiltCell) -> str:
-    """The measured number, or what stands in its place."""
+    """The measured number, or what an empty cell shows."""
     if cell.setting or cell.measured is None:
         return cell.setting or cell.run.short or "undefined"
     text = number(cell.measured, cell.unit)
@@ -245,12 +258,12 @@ def measured_text(cell: BuiltCell) -> str:
 
 
 def is_empty(cell: BuiltCell) -> bool:
-    """True where a reason stands instead of a number."""
+    """True for a cell that shows why it has no number."""
     return cell.measured is None and not cell.setting
 
 
 def interval_text(cell: BuiltCell) -> str:
-    """The interval in brackets, empty where there is none."""
+    """The interval in brackets; empty if there is none."""
     ends = ", ".join(number(end, cell.unit) for end in cell.interval or ())
     return f"[{ends}]" if ends else ""
 
@@ -263,25 +276,25 @@ def reported_text(cell: BuiltCell) -> str:
 
 
 def link(built: BuiltTable, run: PlannedRun) -> str:
-    """Relative address of the run's folder, seen from the rendered file."""
+    """Path of the run's folder, relative to the rendered file."""
     up = "../" * (built.table.name.count("/") + 1)
     return f"{up}runs/{run.folder}"
 
 
 def short_hash(run: PlannedRun) -> str:
-    """The run's hash as shown, empty where there is no run."""
+    """The first characters of the run's hash; empty if there is no run."""
     return run.spec.identity_hash[:SHOWN_HASH] if run.spec else ""
 
 
 def hashes(row: TableRow) -> str:
-    """The row's runs as shown."""
-    found = [short_hash(run) for run in row.runs if run.spec]
-    more = f" … ({len(found)} runs)" if len(found) > SHOWN_RUNS else ""
-    return " ".join(found[:SHOWN_RUNS]) + more or NO_CELL
+    """The hashes of the row's runs, as shown."""
+    shown = [short_hash(run) for run in row.runs if run.spec]
+    more = f" … ({len(shown)} runs)" if len(shown) > SHOWN_RUNS else ""
+    return " ".join(shown[:SHOWN_RUNS]) + more or NO_CELL
 
 
 def progress(built: BuiltTable) -> str:
-    """How many runs stand where."""
+    """How many runs are in which state."""
     states = built.states()
     if not states:
         return "nothing to run"
@@ -289,25 +302,29 @@ def progress(built: BuiltTable) -> str:
 
 
 def cost_lines(built: BuiltTable) -> list[str]:
-    """What the open runs cost, what has to be trained before, how far such estimates are off."""
+    """The cost of open and of unavailable runs, how far such estimates are off, and what has to be
+    trained before.
+    """
     lines = []
     if built.open:
         lines.append(
             f"{len(built.open)} runs to make, {cost_in_words([run.cost for run in built.open])}"
         )
-    if built.elsewhere:
-        where = f"{len(built.elsewhere)} runs are impossible here"
-        lines.append(f"{where}; where they are possible: {cost_in_words(built.elsewhere)}")
+    costs = built.unavailable_costs
+    if costs:
+        where = f"{len(costs)} runs are impossible here"
+        lines.append(f"{where}; where they are possible: {cost_in_words(costs)}")
     if lines and built.check:
-        check, off = built.check, "measured ÷ estimated seconds of"
-        tenths = f"{check.low:.1f} to {check.high:.1f} in 8 of 10"
-        lines.append(f"{off} {check.runs} sealed runs: {check.median:.2f} in the middle, {tenths}")
-    lines += [f"train first: {source} (`dllm-bench train`)" for source in built.trained_first]
+        check, ratio = built.check, "measured ÷ estimated seconds of"
+        spread = f"{check.low:.1f} to {check.high:.1f} in 8 of 10"
+        median = f"{check.median:.2f} in the middle"
+        lines.append(f"{ratio} {check.runs} sealed runs: {median}, {spread}")
+    lines += [f"train first: {source} (`dllm-bench train`)" for source in built.train_first]
     return lines
 
 
 def profile_text(built: BuiltTable) -> str:
-    """What the profile means for the columns."""
+    """What the profile means for the columns, in a sentence or two."""
     reported = bool(built.table.reported)
     if built.profile.embedded:
         apart = " and are not to be compared with the reported columns, which are the paper's"
@@ -324,7 +341,7 @@ def profile_text(built: BuiltTable) -> str:
 
 
 def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str]]]:
-    """The remarks below a table: (heading, lines), with the commands of open runs or without."""
+    """The remarks below a table: (heading, lines). `commands`: list the commands of open runs."""
     definitions = [
         f"{d.label} = `{d.name}`{f', {d.unit}' if d.unit else ''}: {d.text}"
         for d in built.definitions
@@ -346,14 +363,14 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
         ("Notes", [f"{note.name}: {note.text}" for note in built.table.notes]),
         ("Undefined", _undefined_lines(built)),
         ("Reported only", list(built.reported_only)),
-        ("Cannot run here", list(built.impossible)),
+        ("Cannot run here", list(built.unavailable)),
         ("Still to run", _open_lines(built)[: None if commands else 1]),
     ]
     return [(title, lines) for title, lines in parts if lines]
 
 
 def run_lines(built: BuiltTable) -> list[str]:
-    """The hashes of each block's runs in row order, for forms that have no column for them."""
+    """The hashes of each block's runs, row by row, for formats without a column for them."""
     return [
         f"{block.title}: " + ", ".join(f"{row.heads[0]} {hashes(row)}" for row in block.rows)
         for block in blocks(built)
@@ -361,22 +378,22 @@ def run_lines(built: BuiltTable) -> list[str]:
 
 
 def _reported_on(built: BuiltTable) -> list[str]:
-    found = dict.fromkeys(cell.cell.reported_on for cell in built.cells)
-    return [f"on {hardware}" for hardware in found if hardware]
+    names = dict.fromkeys(cell.cell.reported_on for cell in built.cells)
+    return [f"on {hardware}" for hardware in names if hardware]
 
 
 def _undefined_lines(built: BuiltTable) -> list[str]:
-    """Why sealed runs give no number, and at which cells."""
-    found: dict[str, list[str]] = {}
+    """Why sealed runs give no number, and for which cells."""
+    cells_by_reason: dict[str, list[str]] = {}
     for cell in built.cells:
-        if cell.standing == UNDEFINED:
+        if cell.status == UNDEFINED:
             where = ", ".join(value.label for value in cell.cell.values.values())
-            found.setdefault(cell.why, []).append(f"{where}, {cell.cell.metric.label}")
-    return [f"{'; '.join(cells)}: {why}" for why, cells in found.items()]
+            cells_by_reason.setdefault(cell.why, []).append(f"{where}, {cell.cell.metric.label}")
+    return [f"{'; '.join(cells)}: {why}" for why, cells in cells_by_reason.items()]
 
 
 def _open_lines(built: BuiltTable) -> list[str]:
-    """The whole cost, then a line per run to be made."""
+    """The whole cost, then a line per open run."""
     lines = [
         f"`{run.command}` ({run.state}: {run.reason}; {cost_in_words([run.cost])})"
         for run in built.open

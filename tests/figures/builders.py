@@ -125,7 +125,7 @@ def store_run(store: Store, spec: RunSpec, samples: Samples) -> None:
         (run.folder / SAMPLES).write_text("".join(f"{s.to_line()}\n" for s in samples), "utf-8")
         run.seal(record_of(spec, samples))
     if "draft" not in spec.decoder:
-        token_replay.write_replays(store.path(spec) / token_replay.FILE, evolutions_of(samples))
+        token_replay.write_replays(store.path(spec) / token_replay.FILE, replays_of(samples))
 
 
 def own_spec(config: Mapping[str, Any]) -> RunSpec:
@@ -172,8 +172,8 @@ def plain(point: Any) -> dict[str, Any]:
     return {key: value for key, value in asdict(point).items() if value not in (None, "", 0)}
 
 
-def evolutions_of(samples: Samples) -> list[TokenReplay]:
-    """Made-up evolutions: the surer the nearer to decoding, right from half of the way on."""
+def replays_of(samples: Samples) -> list[TokenReplay]:
+    """Made-up token replays: more probable towards the commit, right from half of the way on."""
     import numpy as np
 
     found = []

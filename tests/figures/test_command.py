@@ -10,7 +10,7 @@ import pytest
 from dllm_bench.cli.main import main
 from dllm_bench.run import token_replay
 
-NAME = "learn2pd/figure4"  # two runs, and the evolution of their tokens
+NAME = "learn2pd/figure4"  # two runs, and the replay of their tokens
 
 
 def rows(results: Path) -> list[dict[str, str]]:

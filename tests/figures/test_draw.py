@@ -10,15 +10,14 @@ import pytest
 from dllm_bench.cli.compose import compose as real_compose
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import drawing, images
-from dllm_bench.figures.panels import KINDS
+from dllm_bench.figures.panels import PANEL_KINDS
 from dllm_bench.figures.points import UNDEFINED, BuiltFigure, FigurePoint, build_figure
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.figures.write import write
 from dllm_bench.run import token_replay
 from dllm_bench.store.store import Store
-from dllm_bench.tables.load import load_profile
-from dllm_bench.tables.options import names
-from tests.figures.builders import built_full, evolutions_of
+from dllm_bench.tables.load import load_profile, names_of
+from tests.figures.builders import built_full, replays_of
 from tests.figures.test_points import built
 from tests.tiers import covering
 
@@ -67,7 +66,7 @@ def test_the_style_ends_with_the_drawing(tmp_path, monkeypatch) -> None:
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PANEL_KINDS)
 def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
     base = FigurePoint("quiz", "alpha", "tpf", x=1.0, y=1.0, source="tiny-alpha on miniquiz")
@@ -87,24 +86,24 @@ def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
     assert [0.25, 0.5, 1.0] in [heights, *lines] or meshes == [[0.5] * 3]
 
 
-@pytest.mark.parametrize("name", covering(5, names("figure")))
+@pytest.mark.parametrize("name", covering(5, names_of("figure")))
 def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
     """Every figure expands, composes, reads and draws on made-up runs of the embedded profile."""
     figure, profile = load_figure(name), load_profile("embedded")
     found = built_full(figure, profile, tmp_path, real_compose, monkeypatch)
-    reasons = {point.reason for point in found.without()}
+    reasons = {point.reason for point in found.without_number()}
     elsewhere = ("needs: ", "a served", "Ascend", UNDEFINED if name == CURVE else "needs: ")
     assert all(r.startswith(elsewhere) for r in reasons) or found.built.open, reasons
     assert found.drawn(measured=True) or all(r.startswith(elsewhere) for r in reasons)
     assert figure.table.title in " ".join(texts(found)).replace("\n", " ")
 
 
-def test_without_an_evolution_a_reading_says_so(tmp_path, monkeypatch) -> None:
+def test_without_a_token_replay_a_run_series_says_so(tmp_path, monkeypatch) -> None:
     figure, profile = load_figure("learn2pd/figure4"), load_profile("embedded")
     found = built_full(figure, profile, tmp_path, real_compose, monkeypatch)
-    assert {p.reason for p in found.without()} == set()
+    assert {p.reason for p in found.without_number()} == set()
     for path in tmp_path.rglob(token_replay.FILE):
         path.unlink()
     again = build_figure(figure, profile, found.built.planned(), Store(tmp_path))
-    assert {p.reason for p in again.without()} == {"missing: evolution of its tokens"}
-    assert evolutions_of([]) == []
+    assert {p.reason for p in again.without_number()} == {"missing: token replay"}
+    assert replays_of([]) == []

@@ -8,7 +8,7 @@ import pytest
 
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import drawing
-from dllm_bench.figures.panels import FRONT
+from dllm_bench.figures.panels import FRONT_LINE
 from dllm_bench.figures.points import BuiltFigure, FigurePoint, with_front
 from dllm_bench.figures.spec import ParetoFront, load_figure
 from dllm_bench.figures.write import as_csv
@@ -63,7 +63,9 @@ def test_the_front_is_drawn_and_written(tmp_path, monkeypatch) -> None:
     with style.applied():
         plain = drawing(with_points(found, None))
         marked = drawing(with_points(found, ParetoFront("high", without=["oracle"])))
-    pale = [line for line in marked.axes[0].lines if line.get_linewidth() == FRONT["linewidth"]]
+    pale = [
+        line for line in marked.axes[0].lines if line.get_linewidth() == FRONT_LINE["linewidth"]
+    ]
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in pale] == [
         ([3.0, 5.0, 6.0], [90.0, 85.0, 60.0])
     ]

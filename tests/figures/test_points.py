@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.figures.layout import grid, panels_of, series_of
+from dllm_bench.figures.draw import grid, panel_names, series_names
 from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import PaperFigure, XAxis, read_figure
 from dllm_bench.figures.write import as_csv, lines
@@ -56,7 +56,9 @@ def test_a_point_is_its_runs_number(tmp_path, monkeypatch) -> None:
 
 def test_what_has_no_number_says_why(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
-    why = {(p.panel, p.series, p.x, p.quantity): (p.state, p.reason) for p in found.without()}
+    why = {
+        (p.panel, p.series, p.x, p.quantity): (p.state, p.reason) for p in found.without_number()
+    }
     assert why["quiz", "beta", 4.0, "tpf"] == ("partial", "3 of 20 samples")
     assert why["code", "alpha", 0.5, "tpf"] == ("missing", "missing")
     assert why["code", "alpha", 0.5, "steps"] == ("missing", "missing")
@@ -69,7 +71,7 @@ def test_what_has_no_number_says_why(tmp_path, monkeypatch) -> None:
     assert "dllm-bench run decoder=lopa model=tiny-alpha" in said
 
 
-def test_a_reading_gives_the_points_of_a_run(tmp_path, monkeypatch) -> None:
+def test_a_run_series_gives_the_points_of_a_run(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
     steps = [p for p in found.drawn(measured=True) if p.quantity == "steps" and p.series == "alpha"]
     assert {p.panel for p in steps} == {"quiz"}
@@ -107,16 +109,16 @@ def test_x_may_be_a_setting_or_another_metric(tmp_path, monkeypatch) -> None:
 
 def test_panels_of_ours_and_the_papers_are_paired(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
-    assert (panels_of(found), series_of(found)) == (["quiz", "code"], ["alpha", "beta"])
+    assert (panel_names(found), series_names(found)) == (["quiz", "code"], ["alpha", "beta"])
     rows = grid(found)
-    shapes = [[place and (place.quantity, place.name, place.muted) for place in r] for r in rows]
+    shapes = [[place and (place.quantity, place.name, place.reported) for place in r] for r in rows]
     assert shapes == [
         [("tpf", "quiz", False), ("tpf", "code", False)],
         [("tpf", "quiz", True), None],
         [("steps", "quiz", False), ("steps", "code", False)],
     ]
     assert rows[0][1] is not None
-    assert rows[0][1].numbers == []
+    assert rows[0][1].drawable == []
 
 
 def test_one_panel_has_its_quantities_side_by_side(tmp_path, monkeypatch) -> None:

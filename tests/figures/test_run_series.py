@@ -1,4 +1,4 @@
-"""Readings of hand-built samples equal what is counted by hand."""
+"""Run series of hand-built samples equal what is counted by hand."""
 
 from __future__ import annotations
 
@@ -15,14 +15,8 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind
-from dllm_bench.figures import (
-    readings_draft,
-    readings_evolution,
-    readings_filter,
-    readings_load,
-    readings_trace,
-)
-from dllm_bench.figures.readings import SeriesPoint
+from dllm_bench.figures import run_series
+from dllm_bench.figures.run_series import SeriesPoint
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.run.token_replay import TokenReplay
@@ -35,10 +29,10 @@ EMPTY: dict[str, Any] = {}
 
 @dataclass(frozen=True, eq=False)
 class FakeRun:
-    """Samples and evolutions without a store."""
+    """Samples and token replays without a store."""
 
     samples: list[SampleRecord] = field(default_factory=list)
-    evolutions: list[tuple[SampleRecord, TokenReplay]] = field(default_factory=list)
+    replays: list[tuple[SampleRecord, TokenReplay]] = field(default_factory=list)
     record: Any = None
 
 
@@ -52,7 +46,7 @@ def xy(reads: Any) -> list[tuple[Any, Any]]:
 
 def test_tokens_per_step_are_means_over_those_still_decoding() -> None:
     run = FakeRun([masked([0, 0, 1, 2]), masked([0, 1, 1, 1])])
-    reads = list(readings_trace.parallel_tokens(run, EMPTY))
+    reads = list(run_series.tokens_per_step(run, EMPTY))
     assert xy(reads) == [(1, 1.5), (2, 2.0), (3, 1.0)]
     assert [read.n for read in reads] == [2, 2, 1]
     assert (reads[0].low, reads[0].high) == (1.25, 1.75)
@@ -60,19 +54,19 @@ def test_tokens_per_step_are_means_over_those_still_decoding() -> None:
 
 def test_progress_is_in_percent_of_the_length() -> None:
     run = FakeRun([masked([0, 0, 1, 2]), masked([3, 2, 1, 0])])
-    reads = readings_trace.progress(run, {"every": 25})
+    reads = run_series.progress(run, {"every": 25})
     assert xy(reads) == [(0, 0.0), (25, 37.5), (50, 62.5), (75, 87.5), (100, 100.0)]
 
 
 def test_positions_have_the_step_that_decoded_them() -> None:
     run = FakeRun([masked([0, 2, 1]), masked([0, 0, 3])])
-    assert xy(readings_trace.steps_of_positions(run, EMPTY)) == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert xy(run_series.step_of_position(run, EMPTY)) == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
 def test_a_block_counts_its_own_steps() -> None:
     spec = Namespace(decoder={"schedule": {"block": 2}})
     run = FakeRun([masked([0, 0, 1, 2]), masked([0, 1, 2, 3])], record=Namespace(spec=spec))
-    assert xy(readings_trace.steps_per_block(run, EMPTY)) == [(1, 1), (2, 3)]
+    assert xy(run_series.steps_per_block(run, EMPTY)) == [(1, 1), (2, 3)]
 
 
 def evolved(born: list[int], found: list[list[int]], chance: Any = None) -> FakeRun:
@@ -95,11 +89,11 @@ BORN = [0, 3, 2]
 
 def test_gaps_count_from_the_first_right_prediction() -> None:
     run = evolved(BORN, FOUND)
-    assert readings_evolution.first_found(run.evolutions[0]) == [(1, 1), (2, 4), (3, 3)]
-    assert xy(readings_evolution.gaps(run, EMPTY)) == [(0, 2), (1, 0), (2, 1)]
-    pairs = [(r.series, r.x, r.y) for r in readings_evolution.first_and_decoded(run, EMPTY)]
+    assert run_series.first_right_steps(run.replays[0]) == [(1, 1), (2, 4), (3, 3)]
+    assert xy(run_series.waiting_steps(run, EMPTY)) == [(0, 2), (1, 0), (2, 1)]
+    pairs = [(r.series, r.x, r.y) for r in run_series.first_right_and_committed(run, EMPTY)]
     assert pairs[2:4] == [("first", 2, 2), ("decoded", 2, 4)]
-    assert xy(readings_evolution.ideal_steps(run, EMPTY)) == [(1, 1), (2, 2), (3, 3)]
+    assert xy(run_series.first_right_step(run, EMPTY)) == [(1, 1), (2, 2), (3, 3)]
 
 
 CHANCE = [[0.9, 0.25, np.nan], [np.nan, 0.5, 0.75], [np.nan, 0.75, 1.0], [np.nan, 1.0, np.nan]]
@@ -107,18 +101,18 @@ CHANCE = [[0.9, 0.25, np.nan], [np.nan, 0.5, 0.75], [np.nan, 0.75, 1.0], [np.nan
 
 def test_a_tokens_way_ends_with_its_decoding() -> None:
     run = evolved(BORN, FOUND, CHANCE)
-    reads = list(readings_evolution.chance(run, {"at": [0.34], "sample": 0}))
+    reads = list(run_series.probability(run, {"at": [0.34], "sample": 0}))
     assert xy(reads) == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
     assert {read.panel for read in reads} == {"position 2"}
-    assert [r.y for r in readings_evolution.rank(run, {"at": [0.34]})] == [4, 1, 4, 1]
-    beside = readings_evolution.chance(run, {"at": [0.0, 0.34], "beside": True})
-    assert {read.series for read in beside} == {"token 1", "token 2"}
-    assert list(readings_evolution.chance(run, {"at": [0.34], "sample": 5})) == []
+    assert [r.y for r in run_series.rank(run, {"at": [0.34]})] == [4, 1, 4, 1]
+    together = run_series.probability(run, {"at": [0.0, 0.34], "one_panel": True})
+    assert {read.series for read in together} == {"token 1", "token 2"}
+    assert list(run_series.probability(run, {"at": [0.34], "sample": 5})) == []
 
 
 def test_consistency_counts_back_from_decoding() -> None:
     run = evolved(BORN, FOUND, CHANCE)
-    reads = list(readings_evolution.consistency(run, {"groups": [2, 4]}))
+    reads = list(run_series.probability_before_commit(run, {"groups": [2, 4]}))
     by_group = {g: xy(r for r in reads if r.series == g) for g in ("up to 2", "up to 4")}
     assert by_group["up to 2"] == [(0, pytest.approx(0.95)), (1, 0.75)]
     assert by_group["up to 4"] == [(0, 1.0), (1, 0.75), (2, 0.5), (3, 0.25)]
@@ -126,10 +120,10 @@ def test_consistency_counts_back_from_decoding() -> None:
 
 def test_maps_hold_a_value_per_position_and_step() -> None:
     run = evolved(BORN, FOUND, CHANCE)
-    ranks = list(readings_evolution.rank_map(run, EMPTY))
+    ranks = list(run_series.rank_map(run, EMPTY))
     assert SeriesPoint(2, 1, z=log2(4), n=1) in ranks
     assert [(r.x, r.y) for r in ranks if r.z is None] == [(1, 1), (2, 4), (3, 3)]
-    chances = {(r.x, r.y): r.z for r in readings_evolution.chance_map(run, EMPTY)}
+    chances = {(r.x, r.y): r.z for r in run_series.probability_map(run, EMPTY)}
     assert chances[2, 3] == 0.75
     assert (3, 1) not in chances
 
@@ -147,14 +141,14 @@ def test_reliability_is_of_the_second_half() -> None:
     ]
 
     record = Namespace(sample_stats=facts)
-    reads = list(readings_draft.reliability(FakeRun(record=record), {"positions": [2], "bins": 5}))
+    reads = list(run_series.reliability(FakeRun(record=record), {"positions": [2], "bins": 5}))
     before = [r for r in reads if r.series == "before"]
     bars = calibration.reliability_bins(calibration.outcomes_unscaled(facts, 2), 5)
     assert xy(before) == [(bar.predicted, bar.happened) for bar in bars]
     assert sum(read.n for read in before) == 20
     assert {read.panel for read in reads} == {"2"}
     record.sample_stats = [replace(facts[0], survival=None)]
-    assert list(readings_draft.reliability(FakeRun(record=record), {"positions": [1]})) == []
+    assert list(run_series.reliability(FakeRun(record=record), {"positions": [1]})) == []
 
 
 def test_a_load_is_simulated_from_stored_drafts() -> None:
@@ -164,19 +158,19 @@ def test_a_load_is_simulated_from_stored_drafts() -> None:
     run = FakeRun(samples, record=Namespace(spec=Namespace(model={"name": "tiny-qwen3"})))
     files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
     settings = {"profile": files, "requests": [1, 4]}
-    none = list(readings_load.budget(run, {**settings, "rule": "none"}))
+    none = list(run_series.verified_per_request(run, {**settings, "rule": "none"}))
     assert xy(none) == [(1, 1.0), (4, 1.0)]
-    whole = list(readings_load.budget(run, {**settings, "rule": "fixed"}))
+    whole = list(run_series.verified_per_request(run, {**settings, "rule": "fixed"}))
     assert [r.y for r in whole] == [8.0, 8.0]
-    speed = list(readings_load.device_speed(run, {**settings, "rule": "none"}))
-    front = list(readings_load.frontier_points(run, {**settings, "rule": "none"}))
+    speed = list(run_series.device_speed(run, {**settings, "rule": "none"}))
+    front = list(run_series.user_and_device_speed(run, {**settings, "rule": "none"}))
     assert [r.y for r in front] == [r.y for r in speed]
     assert [r.x for r in front] == pytest.approx([s.y / s.x for s in speed])
-    aware = list(readings_load.budget(run, {**settings, "rule": "hardware_aware"}))
+    aware = list(run_series.verified_per_request(run, {**settings, "rule": "hardware_aware"}))
     assert all(1 <= read.y <= 8 for read in aware)
     other = FakeRun(samples, record=Namespace(spec=Namespace(model={"name": "qwen3-4b"})))
     with pytest.raises(DllmBenchError, match="no step profile of qwen3-4b"):
-        list(readings_load.budget(other, {**settings, "rule": "none"}))
+        list(run_series.verified_per_request(other, {**settings, "rule": "none"}))
 
 
 def test_a_chain_asked_for_one_token_makes_one_call() -> None:
@@ -191,7 +185,7 @@ def test_a_chain_asked_for_one_token_makes_one_call() -> None:
         run = FakeRun(made, record=Namespace(spec=Namespace(model={"name": "tiny-qwen3"})))
         files = {"tiny-qwen3": "assets/profiles/tiny-qwen3-cpu.json"}
         settings = {"profile": files, "requests": [1], "rule": "fixed", **rule}
-        return next(iter(readings_load.device_speed(run, settings))).y
+        return next(iter(run_series.device_speed(run, settings))).y
 
     assert speed(7, tokens=1) > 1.1 * speed(1, tokens=1)
     assert speed(7) == pytest.approx(speed(1))
@@ -199,14 +193,14 @@ def test_a_chain_asked_for_one_token_makes_one_call() -> None:
 
 def test_a_learning_curve_belongs_to_its_weights(tmp_path: Path) -> None:
     weights = b"weights"
-    (tmp_path / readings_filter.WEIGHTS).write_bytes(weights)
+    (tmp_path / run_series.WEIGHTS_FILE).write_bytes(weights)
     rows = [{"epoch": e, "train": 0.5 / e, "validation": 0.6 / e} for e in (1, 2)]
-    (tmp_path / readings_filter.CURVE).write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / run_series.CURVE_FILE).write_text("\n".join(map(json.dumps, rows)))
     head = {"source": str(tmp_path), "sha256": sha256(weights).hexdigest()}
 
     spec = Namespace(decoder={"select": {"first": {"head": head}}})
     run = FakeRun(record=Namespace(spec=spec))
-    reads = list(readings_filter.filter_loss(run, EMPTY))
+    reads = list(run_series.filter_loss(run, EMPTY))
     assert [(r.series, r.x, r.y) for r in reads] == [
         ("train", 1, 0.5),
         ("validation", 1, 0.6),
@@ -214,4 +208,4 @@ def test_a_learning_curve_belongs_to_its_weights(tmp_path: Path) -> None:
         ("validation", 2, 0.3),
     ]
     head["sha256"] = "0" * 64
-    assert list(readings_filter.filter_loss(run, EMPTY)) == []
+    assert list(run_series.filter_loss(run, EMPTY)) == []

@@ -11,15 +11,14 @@ import pytest
 from dllm_bench.cli.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures import style
-from dllm_bench.figures.panels import KINDS
-from dllm_bench.figures.readings import reading
-from dllm_bench.figures.spec import REPORTED, PaperFigure, load_figure, read_figure
+from dllm_bench.figures.panels import PANEL_KINDS
+from dllm_bench.figures.run_series import run_series
+from dllm_bench.figures.spec import REPORTED_FIGURES, PaperFigure, load_figure, read_figure
 from dllm_bench.store.spec import slug
-from dllm_bench.tables.load import load_profile, read_yaml
-from dllm_bench.tables.options import names
+from dllm_bench.tables.load import load_profile, names_of, read_yaml
 
 SMALL = Path(__file__).parent / "small"
-FIGURES = names("figure")
+FIGURES = names_of("figure")
 
 
 def small() -> PaperFigure:
@@ -85,13 +84,13 @@ def test_an_unknown_figure_lists_the_known_ones() -> None:
     with pytest.raises(DllmBenchError, match="dspark/figure2"):
         load_figure("dspark/figure99")
     with pytest.raises(DllmBenchError, match="reliability"):
-        reading("tea leaves")
+        run_series("tea leaves")
     with pytest.raises(DllmBenchError, match="LOOKS"):
         style.look("nobody's method")
 
 
 def series_names(figure: PaperFigure) -> set[str]:
-    """Every series the figure can have, but those that readings name."""
+    """Every series the figure can have, but those that run series name."""
     draw, metrics = figure.draw, {m.name.partition("@")[0] for m in figure.table.metrics}
     measured = metrics if draw.series == "metric" else set(figure.facet_labels(draw.series))
     return (measured or {""}) | {point.series for point in figure.reported}
@@ -101,9 +100,9 @@ def series_names(figure: PaperFigure) -> set[str]:
 def test_committed_figures_hold(name: str) -> None:
     """What a figure names is there, and its series can be told apart without colour."""
     figure = load_figure(name)
-    kind = KINDS[figure.draw.kind]
+    kind = PANEL_KINDS[figure.draw.kind]
     for call in figure.calls.values():
-        reading(call.reading)
+        run_series(call.name)
     values = [v.name for values in figure.table.facets.values() for v in values]
     assert values == [slug(value) for value in values]
     panels, labelled = set(figure.facet_labels(figure.draw.panels)), set(figure.draw.labels)
@@ -129,15 +128,17 @@ def test_every_row_of_a_reported_csv_has_its_place(name: str) -> None:
         assert load_figure(name).reported
 
 
-@pytest.mark.parametrize("path", sorted(REPORTED.rglob("*.csv")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(REPORTED_FIGURES.rglob("*.csv")), ids=lambda p: p.name)
 def test_reported_points_are_the_transcribed_ones(path: Path) -> None:
-    original = paper_tables() / path.relative_to(REPORTED)
+    original = paper_tables() / path.relative_to(REPORTED_FIGURES)
     rows = [list(csv.reader(p.read_text().splitlines())) for p in (path, original)]
     assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_compose_at_the_papers_size(name: str) -> None:
-    queries = list(dict.fromkeys(c.run for c in load_figure(name).table.cells() if not c.only))
+    queries = list(
+        dict.fromkeys(c.run for c in load_figure(name).table.cells() if not c.reported_only)
+    )
     for query in {queries[0], queries[len(queries) // 2], queries[-1]}:
         compose(load_profile("paper").translate(query))

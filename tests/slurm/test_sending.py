@@ -22,7 +22,7 @@ from dllm_bench.paths import options
 from dllm_bench.run.progress import ManyRunsProgress
 from dllm_bench.run.runner import run
 from dllm_bench.store.store import RunState, Store
-from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, distinct_runs, followed
+from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, distinct_runs, with_job
 from dllm_bench.tables.submit import send, training
 from tests.resume import fakes
 from tests.tables.builders import TINY, planned_small
@@ -128,7 +128,7 @@ def test_waiting_ends_with_the_jobs_and_names_the_logs_of_those_that_failed(
     assert "[1/2]" in stream.getvalue() and "done" in stream.getvalue()
     (cluster.folder / "squeue").write_text("#!/bin/sh\nexit 1\n")
     asked = PlannedRun((), CellState.PARTIAL, "", "half", specs[1])
-    told = followed(asked, slurm.SlurmJobs.of(store))
+    told = with_job(asked, slurm.SlurmJobs.of(store))
     assert told.state is CellState.PARTIAL and "log of job 1_1" in told.reason, "SLURM is silent"
 
 

@@ -137,7 +137,7 @@ def run_cells(table: PaperTable) -> list[Cell]:
     def below(cell: Cell) -> list[Cell]:
         return [leaf for part in table.parts(cell) for leaf in below(part)] or [cell]
 
-    return [leaf for cell in table.cells() if not cell.only for leaf in below(cell)]
+    return [leaf for cell in table.cells() if not cell.reported_only for leaf in below(cell)]
 
 
 def planned_small(

@@ -15,7 +15,7 @@ from dllm_bench.metrics.tradeoff import aup
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, build
-from dllm_bench.tables.load import load_table, table_of
+from dllm_bench.tables.load import load_table, parse_table
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import as_json, markdown
 from dllm_bench.tables.spec import PaperTable
@@ -79,7 +79,7 @@ RUNS = {
 
 
 def table(**changes: Any) -> PaperTable:
-    return table_of("small/areas", {**deepcopy(PLAIN), **changes}, HERE / "small")
+    return parse_table("small/areas", {**deepcopy(PLAIN), **changes}, HERE / "small")
 
 
 def record(spec: Any, right: int, faster: int) -> RunRecord:
@@ -141,7 +141,7 @@ def test_a_curve_that_ends_in_a_loss_has_no_area_and_says_so(tmp_path, monkeypat
     found = built(tmp_path, monkeypatch)
     for benchmark in ("quiz", "average"):
         losing = cell(found, benchmark, "losing", "aup")
-        assert (losing.measured, losing.standing) == (None, "undefined")
+        assert (losing.measured, losing.status) == (None, "undefined")
         assert "scores 50.0 at 4.00 and the slowest 90.0 at 1.00" in losing.why
     assert "Losing" not in markdown(found)
     assert "quiz, losing, AUP" in markdown(found).partition("**Undefined**")[2]
@@ -161,7 +161,7 @@ def test_averages_and_gains_are_of_areas(tmp_path, monkeypatch) -> None:
 def test_every_run_of_the_table_has_to_be_there(tmp_path, monkeypatch) -> None:
     """The best score is not known before, of whichever row it is."""
     found = built(tmp_path, monkeypatch, without="losing")
-    assert {c.standing for c in found.cells} == {"missing"}
+    assert {c.status for c in found.cells} == {"missing"}
 
 
 def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
@@ -172,7 +172,7 @@ def test_an_area_needs_a_curve_and_a_curve_an_area() -> None:
     metrics = {"score": {"label": "Score", "definition": "score"}}
     with pytest.raises(DllmBenchError, match="score at .* is an area where"):
         run_cells(table(metrics=metrics))
-    with pytest.raises(DllmBenchError, match="'part' is none of whole, cut"):
+    with pytest.raises(DllmBenchError, match="There is no area 'part'; choose one of: whole, cut"):
         table(metrics={"aup": {**PLAIN["metrics"]["aup"], "area": "part"}})
 
 
@@ -193,7 +193,7 @@ def test_no_combination_of_the_matrix_is_silently_absent() -> None:
     """Score, selection, exploration, stop and cache: all there are, and the oracle once."""
     table = load_table("decoders/orthogonality")
     found = {tuple(cell.keys.values()) for cell in table.cells()}
-    assert not [cell for cell in table.cells() if cell.only]
+    assert not [cell for cell in table.cells() if cell.reported_only]
     oracle = {keys for keys in found if "oracle" in keys}
     assert len(oracle) == 1
     assert len(found - oracle) == len({frozenset(c.run) for c in table.cells()}) - 1 == 48

@@ -9,20 +9,24 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.paths import options
 from dllm_bench.tables.cost import (
     Cost,
     CostModel,
     MeasuredRuns,
-    _known,
+    _entry,
     cost_in_words,
     forward_ms,
     positions,
+    summary_of,
 )
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Cell, ReportedValue, TableMetric
 from tests.tables.builders import FULL, every_state, record_of, spec_of
 
+LOOKAHEAD = {"_target_": "explore.lookahead"}
+CACHED = {"cache": {"_target_": "cache.dual"}}
 SCORE = TableMetric("score", "Score", "score")
 TPF = TableMetric("tpf", "TPF", "tpf/committed")
 
@@ -33,8 +37,11 @@ def config(**changes: Any) -> dict[str, Any]:
         "model": {"name": "llada-instruct"},
         "decoder": {
             "name": "fast_dllm",
-            "cache": {"_target_": "x.NoCache"},
-            "schedule": {"block": 32},
+            "_target_": "decoder.masked",
+            "score": {"_target_": "score.confidence"},
+            "select": {"_target_": "select.threshold", "tau": 0.9},
+            "schedule": {"_target_": "schedule.blocks", "block": 32},
+            "cache": {"_target_": "cache.none"},
         },
         "benchmark": {"name": "gsm8k", "max_new_tokens": 64, "shots": 0},
         "hardware": {"name": "h200"},
@@ -43,6 +50,16 @@ def config(**changes: Any) -> dict[str, Any]:
     for group, change in changes.items():
         groups[group] = {**groups[group], **change} if isinstance(change, Mapping) else change
     return groups
+
+
+def ms_of(config: Mapping[str, Any]) -> float:
+    """Milliseconds of one forward."""
+    return forward_ms(config, summary_of(config["decoder"])) or 0.0
+
+
+def positions_of(config: Mapping[str, Any]) -> float:
+    """Positions that a forward feeds."""
+    return positions(config, summary_of(config["decoder"])) or 0.0
 
 
 def model_of(*runs: PlannedRun, tpf: str = "") -> CostModel:
@@ -72,11 +89,11 @@ def sealed(forwards: int, seconds: float, n: int = 20, **changes: Any) -> Planne
     return PlannedRun((str(changes),), CellState.SEALED, "", "", spec, record, "x", n, n, plain)
 
 
-def test_at_most_one_token_per_forward_where_nothing_is_known() -> None:
+def test_at_most_one_token_per_forward_where_nothing_is_entry() -> None:
     run = missing()
     found = model_of(run).estimate(run)
     assert found.forwards == 20 * 64
-    assert found.seconds == pytest.approx(20 * 64 * forward_ms(run.config) / 1000)
+    assert found.seconds == pytest.approx(20 * 64 * ms_of(run.config) / 1000)
 
 
 def test_the_reported_tpf_divides_the_forwards() -> None:
@@ -93,7 +110,7 @@ def test_sealed_runs_with_the_decoder_say_how_many_forwards() -> None:
 
 def test_without_a_sealed_run_of_the_decoder_the_others_speak_for_it() -> None:
     """But not for a decoder that commits one token per forward, and it not for them."""
-    single = {"select": {"_target_": "x.TopK"}}
+    single = {"select": {"_target_": "select.topk"}}
     quick = sealed(16, 1.0, decoder={"name": "credit"})
     slow = sealed(64, 1.0, decoder={"name": "vanilla", **single})
     model = model_of(quick, slow)
@@ -103,7 +120,7 @@ def test_without_a_sealed_run_of_the_decoder_the_others_speak_for_it() -> None:
 
 def test_seconds_are_scaled_by_what_was_measured() -> None:
     run = missing()
-    each = forward_ms(run.config) / 1000
+    each = ms_of(run.config) / 1000
     model = model_of(run, sealed(10, 3 * 10 * each, decoder={"name": "credit"}))
     found = model.estimate(run)
     assert found.seconds == pytest.approx(3 * found.forwards * each)
@@ -132,43 +149,56 @@ def test_nothing_is_guessed_of_an_unknown_model_or_task() -> None:
 
 @pytest.mark.parametrize("name", [n for n in options("model") if n != "served"])
 def test_every_model_has_its_parameters(name: str) -> None:
-    assert _known("parameters", name)
+    assert _entry("parameters", name)
 
 
 @pytest.mark.parametrize("name", [n for n in options("benchmark") if n != "acceptance"])
 def test_every_benchmark_has_its_items(name: str) -> None:
-    assert _known("items", name)
+    assert _entry("items", name)
 
 
 def test_branches_canvas_and_cache_make_the_positions() -> None:
-    whole = positions(config())
+    whole = positions_of(config())
     assert whole == 90 + 64
-    assert positions(config(decoder={"explore": {"k": 3}})) == 4 * whole
-    assert positions(config(decoder={"explore": {"k": 4, "counts_base": True}})) == 4 * whole
-    assert positions(config(benchmark={"shots": 4})) == whole + 4 * 150
-    assert positions(config(decoder={"cache": {"_target_": "x.BlockCache"}})) == 64
+    assert positions_of(config(decoder={"explore": {**LOOKAHEAD, "k": 3}})) == 4 * whole
+    assert (
+        positions_of(config(decoder={"explore": {**LOOKAHEAD, "k": 4, "counts_base": True}}))
+        == 4 * whole
+    )
+    assert positions_of(config(benchmark={"shots": 4})) == whole + 4 * 150
+    assert positions_of(config(decoder=CACHED)) == 64
 
 
 def test_a_small_forward_is_overhead_and_reading_weights_a_large_one_arithmetic() -> None:
-    small = forward_ms(config(decoder={"cache": {"_target_": "x.BlockCache"}}))
+    small = ms_of(config(decoder=CACHED))
     assert small == pytest.approx(15 + 1000 * 16e9 / 3400e9)
-    large = forward_ms(config(decoder={"explore": {"k": 31}}))
+    large = ms_of(config(decoder={"explore": {**LOOKAHEAD, "k": 31}}))
     assert large == pytest.approx(15 + 1000 * 2 * 8e9 * 32 * 154 / 690e12)
 
 
 def test_the_check_estimates_each_run_from_the_others() -> None:
-    each = forward_ms(config()) / 1000
+    each = ms_of(config()) / 1000
     speeds = enumerate((2.0, 2.0, 2.0, 4.0))
     runs = [sealed(10, 10 * each * s, decoder={"name": f"d{i}", "k": i}) for i, s in speeds]
     model = model_of(*runs)
-    check = model.kin.check
+    check = model.measured.check
     assert check.runs == 4
     assert (check.low, check.median) == pytest.approx((1.0, 1.0))  # all but one are alike
     assert 1 < check.high <= 2  # the last took twice as long as the others let expect
-    assert model_of(*runs[:2]).kin.check is None
+    assert model_of(*runs[:2]).measured.check is None
 
 
 def test_a_table_says_what_its_open_runs_cost(tmp_path: Path, monkeypatch) -> None:
     built = every_state(tmp_path, FULL, monkeypatch)
     assert [run.cost for run in built.open] == [None] * 3  # of a made-up model
-    assert built.elsewhere == ()  # made-up hardware cannot be had anywhere
+    assert built.unavailable_costs == ()  # made-up hardware cannot be had anywhere
+
+
+def test_a_decoder_that_cannot_be_made_here_is_estimated_by_its_settings() -> None:
+    """The run is unavailable here, but its cost elsewhere is shown."""
+    absent = {"_target_": "filter.learned", "source": "results/training/filters/absent"}
+    select = {"_target_": "select.filter", "head": absent}
+    plain = config(decoder={"select": select, "schedule": {"block": 16}})["decoder"]
+    assert summary_of(plain) == DecoderSummary(block=16)
+    assert summary_of({"draft": {}}) == DecoderSummary(drafts=True)
+    assert summary_of(config()["decoder"]).caches is False

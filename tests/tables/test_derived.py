@@ -16,8 +16,8 @@ from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.build import BuiltCell, BuiltTable, CellVerdict, build_cell
 from dllm_bench.tables.derive import bootstrap, combine, item_sums
-from dllm_bench.tables.load import read_csv, read_yaml, table_of
-from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, joined
+from dllm_bench.tables.load import parse_table, read_csv, read_yaml
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, combined_run
 from dllm_bench.tables.render import cell_plain
 from dllm_bench.tables.spec import Cell, TableMetric
 from tests.tables.builders import (
@@ -56,7 +56,7 @@ def planned_with(record: RunRecord, metric: TableMetric, name: str = "cell") -> 
 
 def with_parts(metric: TableMetric, *parts: PlannedCell) -> PlannedCell:
     """A derived cell of these parts."""
-    run = joined([part.run for part in parts])
+    run = combined_run([part.run for part in parts])
     return PlannedCell(Cell({}, metric, (), None, ()), run, parts)
 
 
@@ -142,7 +142,7 @@ def test_another_setting_of_an_embedded_run_is_not_compared(tmp_path, monkeypatc
 def test_a_cell_without_a_run_says_why(built) -> None:
     served = [c for c in built.cells if c.cell.keys["model"] == "served"]
     assert {c.why for c in served} == {"A served engine, not run here."}
-    assert {(c.run.state, c.standing, c.measured) for c in served} == {
+    assert {(c.run.state, c.status, c.measured) for c in served} == {
         (CellState.REPORTED_ONLY, "reported only", None)
     }
     assert {c.cell.keys["decoder"] for c in served} == {"quick", "quicker"}
@@ -151,15 +151,15 @@ def test_a_cell_without_a_run_says_why(built) -> None:
 
 def test_a_derived_cell_stands_where_its_worst_part_stands(built) -> None:
     found = cell(built, "lost", "average", "delta")
-    assert (found.measured, found.standing) == (None, "missing")
+    assert (found.measured, found.status) == (None, "missing")
     assert found.run.short == "missing"
     assert found.why == "decoder=lost decoder.k=9: benchmark=quiz: not run yet"
     assert {run.state for run in found.runs} == {CellState.SEALED, CellState.MISSING}
 
 
 def test_every_cell_stands_somewhere(built) -> None:
-    assert sum(built.standings().values()) == len(built.cells)
-    assert set(built.standings()) == {"measured", "setting", "reported only", "missing"}
+    assert sum(built.status_counts().values()) == len(built.cells)
+    assert set(built.status_counts()) == {"measured", "setting", "reported only", "missing"}
 
 
 def test_skipped_cells_are_none(built) -> None:
@@ -170,7 +170,7 @@ def test_skipped_cells_are_none(built) -> None:
 def test_a_part_that_is_no_cell_is_a_sentence() -> None:
     plain = read_yaml(HERE / "small" / "derived.yaml")
     plain["metrics"]["delta"]["minus"] = {"decoder": "slow"}
-    table = table_of("small/derived", plain, HERE / "small")
+    table = parse_table("small/derived", plain, HERE / "small")
     with pytest.raises(DllmBenchError, match="delta at .* the table has no such cell"):
         [table.parts(c) for c in table.cells()]
 
@@ -178,8 +178,8 @@ def test_a_part_that_is_no_cell_is_a_sentence() -> None:
 def test_an_unknown_key_of_a_value_is_a_sentence() -> None:
     plain = read_yaml(HERE / "small" / "derived.yaml")
     plain["rules"].append({"where": {}, "skipped": True})
-    with pytest.raises(DllmBenchError, match="skipped is none of"):
-        table_of("small/derived", plain, HERE / "small")
+    with pytest.raises(DllmBenchError, match="no key .skipped.; did you mean .skip."):
+        parse_table("small/derived", plain, HERE / "small")
 
 
 def test_every_reported_value_is_reached() -> None:
@@ -235,7 +235,7 @@ def test_a_number_against_itself_has_no_interval() -> None:
 def test_a_ratio_to_zero_is_undefined() -> None:
     parts = [planned_with(record("quiz", right), SCORE, str(right)) for right in (10, 0)]
     found = build_cell(with_parts(replace(SCORE, over={"decoder": "x"}), *parts), FULL)
-    assert (found.measured, found.standing) == (None, "undefined")
+    assert (found.measured, found.status) == (None, "undefined")
 
 
 def test_the_interval_of_an_average_covers_as_it_says() -> None:

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.run.dependencies import prepare_device
 from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables import plan as planning
-from dllm_bench.tables.load import load_profile, load_table, table_names
+from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.plan import (
     CellState,
     PlannedRun,
     distinct_runs,
-    open_runs,
+    missing_trained_files,
     plan,
-    trained_first,
 )
 from tests.tables.builders import (
     FULL,
@@ -65,7 +65,7 @@ def test_every_state_is_told_from_the_store(tmp_path, monkeypatch) -> None:
         ("S3", "code"): CellState.UNAVAILABLE,
     }
     planned = planned_small(store, FULL, monkeypatch)
-    assert [run.state for run in open_runs(planned)] == [
+    assert [run.state for run in distinct_runs(planned) if run.open] == [
         CellState.PARTIAL,
         CellState.FAILED,
         CellState.MISSING,
@@ -110,7 +110,14 @@ def test_a_run_that_cannot_be_specified_says_why(error, short, tmp_path, monkeyp
     assert run.reason.startswith(short) and run.reason.endswith(str(error))
 
 
-def test_an_absent_device_makes_a_cell_impossible(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(("present", "state"), [
+    (None, CellState.UNAVAILABLE),
+    ("NVIDIA Y90", CellState.UNAVAILABLE),
+    ("NVIDIA Z100 80GB", CellState.MISSING),
+    ("nvidia z100-sxm", CellState.MISSING),
+])  # fmt: skip
+def test_planning_and_running_agree_on_the_device(present, state, tmp_path, monkeypatch) -> None:
+    """A run is planned where it would start; upper and lower case make no difference."""
     import torch
 
     def on_cuda(query):
@@ -119,13 +126,17 @@ def test_an_absent_device_makes_a_cell_impossible(tmp_path, monkeypatch) -> None
         return config
 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Y90")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: present is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: present)
     run = plan(small_table(), FULL, on_cuda, Store(tmp_path))[0].run
-    assert (run.state, run.short) == (CellState.UNAVAILABLE, "needs: a GPU (Z100)")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Z100 80GB")
-    run = plan(small_table(), FULL, on_cuda, Store(tmp_path))[0].run
-    assert run.state is CellState.MISSING
+    assert run.state is state
+    spec = spec_of(on_cuda(run.query))
+    if state is CellState.UNAVAILABLE:
+        assert run.short == "needs: a GPU (Z100)"
+        with pytest.raises(DllmBenchError, match=f"Z100.*{present or 'no CUDA device'}"):
+            prepare_device(spec)
+    else:
+        prepare_device(spec)
 
 
 def test_a_sealed_run_needs_no_device(tmp_path, monkeypatch) -> None:
@@ -163,7 +174,7 @@ def test_a_plan_asks_no_server_for_items_unless_told_to(tmp_path, monkeypatch) -
 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(note))
     for asks in (False, True):
-        plan(small_table(), FULL, compose, Store(tmp_path), asks=asks)
+        plan(small_table(), FULL, compose, Store(tmp_path), download=asks)
         assert set(seen) == {asks}
         seen.clear()
     assert downloads_allowed(), "only while planning"
@@ -177,7 +188,7 @@ def test_what_has_to_be_trained_first_is_named(tmp_path, monkeypatch) -> None:
     runs = [
         PlannedRun((), CellState.MISSING, config={"decoder": d}) for d in (*heads, *heads, *others)
     ]
-    assert trained_first(runs) == ["results/training/filters/absent"]
+    assert missing_trained_files(runs) == ["results/training/filters/absent"]
 
 
 def test_a_value_without_counterpart_is_impossible_not_an_error(tmp_path, monkeypatch) -> None:
@@ -219,7 +230,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
 
 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
-@pytest.mark.parametrize("name", covering(5, table_names()))
+@pytest.mark.parametrize("name", covering(5, names_of("table")))
 def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> None:
     """In what they compose to, files that enter by content included; every one composes.
 
@@ -239,7 +250,7 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
             found[key] = query
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", names_of("table"))
 def test_names_of_values_can_be_names_of_files(name: str) -> None:
     values = [value.name for values in load_table(name).facets.values() for value in values]
     assert values == [slug(value) for value in values]

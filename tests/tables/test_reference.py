@@ -26,7 +26,7 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, Store, read_record
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.derive import has_curve
-from dllm_bench.tables.load import load_profile, load_table, table_names
+from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.plan import CellState, PlannedCell, distinct_runs, plan
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import TableMetric
@@ -35,7 +35,7 @@ from tests.tables.builders import TINY, every_state, planned_small, seal
 from tests.tiers import covering
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
-TABLES = [name for name in table_names() if (REFERENCE / "tables" / f"{name}.json").exists()]
+TABLES = [name for name in names_of("table") if (REFERENCE / "tables" / f"{name}.json").exists()]
 STORE = Store(REFERENCE / "runs")
 here = pytest.mark.skipif(not TABLES, reason=f"nothing is committed below {REFERENCE.name}")
 DIGITS = 4  # of the json form

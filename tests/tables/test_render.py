@@ -21,7 +21,7 @@ from dllm_bench.cli.table import overview_lines, table_lines
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.load import load_table
 from dllm_bench.tables.plan import distinct_runs
-from dllm_bench.tables.render import FORMS, render, write
+from dllm_bench.tables.render import RENDERERS, render, write
 from dllm_bench.tables.render_tex import escape
 from dllm_bench.tables.view import SHOWN_HASH, number
 from tests.tables.builders import FULL, GOLDEN, TINY, derived, every_state, nothing_reported
@@ -43,7 +43,7 @@ def without_hashes(text: str, built: BuiltTable) -> str:
     return text
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", RENDERERS)
 @pytest.mark.parametrize("name", BUILT)
 def test_the_bytes_are_the_stored_ones(tmp_path, monkeypatch, name, form) -> None:
     make, profile = BUILT[name]
@@ -58,7 +58,7 @@ def test_the_bytes_are_the_stored_ones(tmp_path, monkeypatch, name, form) -> Non
 def test_equal_records_give_equal_bytes(tmp_path, monkeypatch) -> None:
     one = write(every_state(tmp_path / "a" / "runs", TINY, monkeypatch), tmp_path / "a" / "tables")
     two = write(every_state(tmp_path / "b" / "runs", TINY, monkeypatch), tmp_path / "b" / "tables")
-    assert [path.name for path in one] == [f"table1.{form}" for form in FORMS]
+    assert [path.name for path in one] == [f"table1.{form}" for form in RENDERERS]
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
     assert not list(tmp_path.rglob("*.tmp"))
 

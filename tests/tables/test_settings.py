@@ -18,7 +18,7 @@ from dllm_bench.store.settings import SettingsCache, default_paths
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
 from dllm_bench.tables.cost import MeasuredRun, MeasuredRuns, measured_runs
-from dllm_bench.tables.load import load_profile, load_table, table_names
+from dllm_bench.tables.load import load_profile, load_table, names_of
 from tests.tables.builders import TINY, planned_small, record_of, run_cells, seal, spec_at
 
 QUERY = ("decoder=fast_dllm", "hardware=cpu", "limit=3")
@@ -49,7 +49,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def sampled(every: int) -> list[Sequence[str]]:
     """One query of `every` that all tables ask, as the embedded profile has it."""
     profile, found = load_profile("embedded"), {}
-    for name in table_names():
+    for name in names_of("table"):
         for cell in run_cells(load_table(name)):
             found[cell.run] = cell.run
     queries = []
@@ -226,15 +226,16 @@ def test_costs_are_judged_by_records_as_they_are_now(
     record = record_of(spec)
     seal(store, record)
 
-    def facts(kin: MeasuredRuns) -> list[tuple]:
-        return [(one.config, one.samples, one.seconds, one.forwards) for one in kin.runs]
+    def facts(measured: MeasuredRuns) -> list[tuple]:
+        return [as_tuple(one) for one in measured.runs]
+
+    def as_tuple(one: MeasuredRun) -> tuple:
+        return one.config, one.decoder, one.samples, one.seconds, one.forwards
 
     assert facts(measured_runs(store)) == facts(MeasuredRuns.of([record]))
     of: Callable[..., MeasuredRun] = MeasuredRun.of
     monkeypatch.setattr(MeasuredRun, "of", never)
-    assert facts(measured_runs(store)) == [
-        (one.config, one.samples, one.seconds, one.forwards) for one in [of(record)]
-    ]
+    assert facts(measured_runs(store)) == [as_tuple(of(record))]
     monkeypatch.undo()
     file = store.path(spec) / RECORD
     file.write_text("damaged")

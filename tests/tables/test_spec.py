@@ -12,7 +12,7 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.paths import conf_dir
-from dllm_bench.tables.load import REPORTED, load_profile, load_table, read_yaml, table_names
+from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of, read_yaml
 from dllm_bench.tables.spec import Profile
 from tests.tables.builders import TINY, own_table, run_cells, small_table
 
@@ -31,7 +31,7 @@ def test_table4_has_a_cell_for_every_printed_value() -> None:
 
 def reported_files() -> list[Path]:
     """All csv files of printed values; notes are this project's own."""
-    return sorted(p for p in REPORTED.rglob("*.csv") if not p.stem.endswith("_notes"))
+    return sorted(p for p in REPORTED_TABLES.rglob("*.csv") if not p.stem.endswith("_notes"))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is absent")
@@ -44,7 +44,7 @@ def test_every_reported_value_is_the_transcriptions(path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", names_of("table"))
 def test_every_reported_value_has_its_cell(name: str) -> None:
     table = load_table(name)
     shown = [cell.reported for cell in table.cells() if cell.reported]
@@ -52,12 +52,12 @@ def test_every_reported_value_has_its_cell(name: str) -> None:
     assert set(map(id, shown)) == set(map(id, table.reported.values()))
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", names_of("table"))
 def test_every_derived_number_has_its_parts(name: str) -> None:
     assert all(leaf.run for leaf in run_cells(load_table(name)))
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", names_of("table"))
 def test_a_metric_is_a_definition_or_a_setting(name: str) -> None:
     for metric in load_table(name).metrics:
         assert bool(metric.definition) != bool(metric.setting)
@@ -103,7 +103,7 @@ def test_errata_stand_at_their_cells_only() -> None:
     assert {key[1] for key in marked["L18"]} == {f"S{i}" for i in range(13, 19)}
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", names_of("table"))
 def test_every_note_holds_somewhere(name: str) -> None:
     table = load_table(name)
     cells = list(table.cells())
@@ -124,7 +124,7 @@ def test_an_unknown_profile_lists_the_profiles() -> None:
         load_profile("huge")
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", names_of("table"))
 def test_the_embedded_profile_runs_small_models_and_tasks_alone(name: str) -> None:
     profile = load_profile("embedded")
     for cell in run_cells(load_table(name)):
@@ -182,7 +182,7 @@ def test_a_value_without_counterpart_is_a_sentence() -> None:
 
 
 def test_tables_hold_no_embedded_special_case() -> None:
-    for name in table_names():
+    for name in names_of("table"):
         text = (conf_dir() / "table" / f"{name}.yaml").read_text()
         assert not re.search(r"=(tiny-|mini)|embedded", text)
 
@@ -211,7 +211,7 @@ def test_reported_values_keep_their_printed_digits() -> None:
     assert cells["alpha_7b", "S2", "code", "tps_max"] is None
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", names_of("table"))
 def test_layout_places_every_facet_once(name: str) -> None:
     plain = read_yaml(conf_dir() / "table" / f"{name}.yaml")
     placed = [facet for part in plain["layout"].values() for facet in part]

@@ -1,0 +1,427 @@
+"""Run series: named functions that turn one stored run into points of a figure.
+
+For what is no single metric of a run: curves over positions or steps, histograms, reliability
+diagrams, simulated serving load. A figure names one with `run_series` and gives its settings with
+`with`; `RUN_SERIES` at the end lists them all. Each is a pure function of what the run stored. A
+step is one forward of the decoding loop; steps and positions count from 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from math import isnan, log2
+from pathlib import Path
+from statistics import fmean, quantiles
+from typing import Any
+
+from dllm_bench.core.choices import unknown_name
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import Trace
+from dllm_bench.decoding.length.measurements import (
+    StepProfile,
+    Temperatures,
+    check_step_profile,
+    read_step_profile,
+)
+from dllm_bench.metrics import calibration
+from dllm_bench.metrics.calibration import fit_temperatures
+from dllm_bench.paths import place_of
+from dllm_bench.run.token_replay import TokenReplay, read_replays
+from dllm_bench.serving.load_simulation import (
+    FrontierPoint,
+    NewLengthRule,
+    ServingSystem,
+    asynchronous_rule,
+    fixed_rule,
+    frontier,
+    hardware_aware_rule,
+    threshold_rule,
+)
+from dllm_bench.serving.stored_drafts import StoredDrafts
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.store import read_samples
+
+Settings = Mapping[str, Any]
+MIN_SHARE = 0.05  # of the samples: a mean over fewer says little
+CURVE_FILE, WEIGHTS_FILE = "curve.jsonl", "filter.safetensors"  # of a trained filter
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRun:
+    """A sealed run: its record, and the files in its folder."""
+
+    record: RunRecord
+    """The sealed record."""
+    folder: Path
+    """The folder that the run is stored in."""
+
+    @cached_property
+    def samples(self) -> list[SampleRecord]:
+        """The samples, in the order of the record."""
+        stored = read_samples(self.folder)
+        return [stored[key] for key in self.record.columns["id"]]
+
+    @cached_property
+    def replays(self) -> list[tuple[SampleRecord, TokenReplay]]:
+        """Each sample that has a stored token replay, with that replay."""
+        stored = read_samples(self.folder)
+        return [(stored[replay.id], replay) for replay in read_replays(self.folder)]
+
+
+@dataclass(frozen=True)
+class SeriesPoint:
+    """One point of a run series."""
+
+    x: float | str
+    """Place on the x axis: a number or a category."""
+    y: float
+    """Place on the y axis."""
+    low: float | None = None
+    """Lower end of the band or interval, if there is one."""
+    high: float | None = None
+    """Upper end of the band or interval, if there is one."""
+    z: float | None = None
+    """Value of a heat map at (x, y)."""
+    n: int = 0
+    """How many samples (or tokens, drafts, requests) are behind the point."""
+    panel: str = ""
+    """The panel, where the function decides it instead of a facet of the figure."""
+    series: str = ""
+    """The series, where the function decides it instead of a facet of the figure."""
+
+
+RunSeries = Callable[[StoredRun, Settings], Iterable[SeriesPoint]]
+
+
+# Step by step, from the commit times that every run stores. Curves over samples are means over the
+# samples that are still decoding, with the middle half of these samples as their band.
+
+
+def mean_and_quartiles(x: float, values: Sequence[float]) -> SeriesPoint:
+    """The mean of `values` at `x`, with their quartiles as band."""
+    if len(values) < 2:
+        return SeriesPoint(x, values[0], values[0], values[0], n=1)
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return SeriesPoint(x, fmean(values), low, high, n=len(values))
+
+
+def committed_per_step(sample: SampleRecord) -> list[int]:
+    """Number of positions committed at each step."""
+    counts = Counter(sample.born)
+    return [counts[step] for step in range(max(sample.born) + 1)]
+
+
+def tokens_per_step(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Tokens committed at a step, by step (LoPA, figure 5)."""
+    counts = [committed_per_step(sample) for sample in run.samples]
+    for step in range(max(map(len, counts))):
+        values = [steps[step] for steps in counts if len(steps) > step]
+        if len(values) >= MIN_SHARE * len(counts):
+            yield mean_and_quartiles(step + 1, values)
+
+
+def progress(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Committed positions against steps, both in percent of the text's positions, mean over
+    samples (CreditDecoding, figure 9). One token per step is the diagonal. Setting `every`: the
+    distance of the points in percent.
+    """
+    counts = [(committed_per_step(sample), len(sample.born)) for sample in run.samples]
+    for percent in range(0, 101, settings["every"]):
+        shares = [sum(c[: round(percent * n / 100)]) / sum(c) for c, n in counts]
+        yield SeriesPoint(percent, 100 * fmean(shares), n=len(shares))
+
+
+def step_of_position(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Step at which a position was committed, mean over samples (CreditDecoding, figure 8)."""
+    for position in range(max(len(sample.born) for sample in run.samples)):
+        steps = [s.born[position] + 1 for s in run.samples if position < len(s.born)]
+        committed = [step for step in steps if step > 0]
+        if committed:
+            yield mean_and_quartiles(position + 1, committed)
+
+
+def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Number of blocks by how many steps committed something in them (Learn2PD, figure 5)."""
+    size = run.record.spec.decoder["schedule"]["block"]
+    steps_of_blocks = [
+        len({step for step in sample.born[start : start + size] if step >= 0})
+        for sample in run.samples
+        for start in range(0, len(sample.born), size)
+    ]
+    counts = Counter(steps for steps in steps_of_blocks if steps)
+    for steps in range(1, max(counts) + 1):
+        yield SeriesPoint(steps, counts[steps], n=len(steps_of_blocks))
+
+
+# Before a token was committed, from the token replays of the first samples (`run/token_replay`).
+# Probabilities and ranks are those of the distribution that decides (with credit, where the decoder
+# adds it) and exist for open blocks only. Whether a candidate equals the final token is also known
+# for blocks that are not open yet.
+
+ReplayedSample = tuple[SampleRecord, TokenReplay]
+
+
+def first_right_steps(replayed: ReplayedSample) -> list[tuple[int, int]]:
+    """(first step whose candidate was the final token, step of the commit) by position; (0, 0) for
+    a position that was never committed, or whose candidate was never right.
+    """
+    sample, replay = replayed
+    pairs = []
+    for position, step in enumerate(sample.born):
+        right = replay.found_SP[: step + 1, position] == 1
+        known = step >= 0 and right.any()
+        pairs.append((int(right.argmax()) + 1, step + 1) if known else (0, 0))
+    return pairs
+
+
+def one_sample(run: StoredRun, settings: Settings) -> list[ReplayedSample]:
+    """The sample that the setting `sample` chooses by its index; empty if it has no replay."""
+    index = settings.get("sample", 0)
+    return run.replays[index : index + 1]
+
+
+def chosen_positions(settings: Settings, length: int) -> list[int]:
+    """The positions that the setting `at` gives as shares of the text's length."""
+    return [min(round(share * length), length - 1) for share in settings["at"]]
+
+
+def first_right_and_committed(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """By position of one text: first step with the right candidate, and step of the commit."""
+    for replayed in one_sample(run, settings):
+        for position, (first, committed) in enumerate(first_right_steps(replayed)):
+            if committed:
+                yield SeriesPoint(position + 1, first, n=1, series="first")
+                yield SeriesPoint(position + 1, committed, n=1, series="decoded")
+
+
+def waiting_steps(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Number of tokens by steps between the first right candidate and the commit."""
+    pairs = [pair for replayed in run.replays for pair in first_right_steps(replayed) if pair[1]]
+    counts = Counter(committed - first for first, committed in pairs)
+    for waited in range(max(counts, default=-1) + 1):
+        yield SeriesPoint(waited, counts[waited], n=len(pairs))
+
+
+def first_right_step(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """First step whose candidate was the final token, by position, mean over samples."""
+    by_position: dict[int, list[float]] = defaultdict(list)
+    for replayed in run.replays:
+        for position, (first, committed) in enumerate(first_right_steps(replayed)):
+            if committed:
+                by_position[position].append(first)
+    for position in sorted(by_position):
+        yield replace(mean_and_quartiles(position + 1, by_position[position]), series="ideal")
+
+
+def probability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Probability of the final token at some positions of one text, by step up to its commit. A
+    panel per position, or a series per position with the setting `one_panel`.
+    """
+    for sample, replay in one_sample(run, settings):
+        for index, position in enumerate(chosen_positions(settings, len(sample.born)), start=1):
+            series, panel = f"token {index}", f"position {position + 1}"
+            series, panel = (series, "") if settings.get("one_panel") else ("", panel)
+            for step in range(sample.born[position] + 1):
+                value = float(replay.chance_SP[step, position])
+                if not isnan(value):
+                    yield SeriesPoint(step + 1, value, n=1, panel=panel, series=series)
+
+
+def rank(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Rank of the final token (1: it is the candidate) at some positions of one text, by step up to
+    its commit; a panel per position.
+    """
+    for sample, replay in one_sample(run, settings):
+        for position in chosen_positions(settings, len(sample.born)):
+            for step in range(sample.born[position] + 1):
+                value = int(replay.rank_SP[step, position])
+                if value > 0:
+                    yield SeriesPoint(step + 1, value, n=1, panel=f"position {position + 1}")
+
+
+def probability_before_commit(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Mean probability of the final token by steps left until its commit. Tokens are grouped by the
+    number of steps for which they have a probability; the setting `groups` lists the largest number
+    of each group, and each group is a series.
+    """
+    values: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for sample, replay in run.replays:
+        for position, step in enumerate(sample.born):
+            column = [float(v) for v in replay.chance_SP[: step + 1, position] if not isnan(v)]
+            group = next((g for g in settings["groups"] if len(column) <= g), 0)
+            for left, value in enumerate(reversed(column)):
+                values[group, left].append(value)
+    for group, left in sorted(values):
+        if group:
+            known = values[group, left]
+            yield SeriesPoint(left, fmean(known), n=len(known), series=f"up to {group}")
+
+
+def rank_map(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """By position and step of one text: log2 of the final token's rank; a point without value where
+    the position was committed.
+    """
+    for sample, replay in one_sample(run, settings):
+        for position, committed in enumerate(sample.born):
+            for step in range(committed + 1):
+                value = int(replay.rank_SP[step, position])
+                if value > 0:
+                    yield SeriesPoint(position + 1, step + 1, z=log2(value), n=1)
+            if committed >= 0:
+                yield SeriesPoint(position + 1, committed + 1, n=1)
+
+
+def probability_map(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """By position and step: probability of the final token, mean over the samples that have one."""
+    values: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for sample, replay in run.replays:
+        for position, committed in enumerate(sample.born):
+            for step in range(committed + 1):
+                value = float(replay.chance_SP[step, position])
+                if not isnan(value):
+                    values[position, step].append(value)
+    for position, step in sorted(values):
+        known = values[position, step]
+        yield SeriesPoint(position + 1, step + 1, z=fmean(known), n=len(known))
+
+
+# Training and calibration.
+
+
+def filter_loss(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Loss by epoch of the filter that the run used, on its training and its held-out rows
+    (Learn2PD, figure 8). Nothing if the weights on this disk are not the ones of the run.
+    """
+    head = run.record.spec.decoder["select"]["first"]["head"]
+    folder = place_of(str(head["source"]))
+    if not (folder / CURVE_FILE).exists():
+        return
+    if sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest() != head.get("sha256"):
+        return
+    for line in (folder / CURVE_FILE).read_text(encoding="utf-8").splitlines():
+        point = json.loads(line)
+        for series in ("train", "validation"):
+            yield SeriesPoint(point["epoch"], point[series], series=series)
+
+
+def reliability(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Observed against predicted survival of draft prefixes, by bin of the prediction: a panel per
+    position of the draft, a series before and one after temperature scaling.
+
+    The prediction for a prefix is the product of the drafter's confidences up to its position (see
+    `metrics/calibration`). Temperatures are fitted on the first half of the samples; both series
+    are of the second half. Settings: `positions`, `bins`.
+    """
+    stats = run.record.sample_stats
+    if any(sample.survival is None for sample in stats):
+        return
+    series = {"before": calibration.outcomes_unscaled, "after": calibration.outcomes_scaled}
+    for k in settings["positions"]:
+        for name, outcomes in series.items():
+            for bar in calibration.reliability_bins(outcomes(stats, k), settings["bins"]):
+                yield SeriesPoint(
+                    bar.predicted, bar.happened, n=bar.count, panel=str(k), series=name
+                )
+
+
+# Simulated serving load (`serving/`) on a measured step profile, from the drafts of a run that
+# verified nothing (`decoder/length=fixed decoder.length.tokens=0`), whose drafter proposed at every
+# position of greedy texts. The confidence head's temperatures are fitted on the first half of the
+# texts, and the second half is served. Settings: `rule` with its `tau` or `tokens`, `profile` (file
+# by model), `requests` (numbers of concurrent requests).
+
+LENGTH_RULES: Mapping[str, Callable[[StepProfile, Settings], NewLengthRule]] = {
+    "none": lambda profile, settings: fixed_rule(0),
+    "fixed": lambda profile, settings: fixed_rule(settings.get("tokens")),
+    "threshold": lambda profile, settings: threshold_rule(settings["tau"]),
+    "hardware_aware": lambda profile, settings: hardware_aware_rule(profile),
+    "asynchronous": lambda profile, settings: asynchronous_rule(profile),
+}
+
+
+def user_and_device_speed(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Tokens/s per device against tokens/s per user, a point per number of requests."""
+    for point in served(run, settings):
+        yield SeriesPoint(point.tokens_per_s_user, point.tokens_per_s_device, n=point.requests)
+
+
+def device_speed(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Tokens/s per device against the number of requests."""
+    for point in served(run, settings):
+        yield SeriesPoint(point.requests, point.tokens_per_s_device, n=point.requests)
+
+
+def verified_per_request(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:
+    """Tokens verified per request and step against the number of requests."""
+    for point in served(run, settings):
+        yield SeriesPoint(point.requests, point.verified_per_request, n=point.requests)
+
+
+def served(run: StoredRun, settings: Settings) -> list[FrontierPoint]:
+    """The run's system at every number of requests; simulated once for all series that use it."""
+    return _served(run, json.dumps(settings, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _served(run: StoredRun, settings_json: str) -> list[FrontierPoint]:
+    settings = json.loads(settings_json)
+    profile = _profile(run.record.spec.model["name"], settings["profile"])
+    to_fit, to_serve = _drafts(run).halves()
+    texts = to_serve.served(Temperatures(fit_temperatures(to_fit.observed())))
+    drafting = to_serve.drafting(profile, settings.get("tokens"))
+    draft_s = (lambda requests: 0.0) if settings["rule"] == "none" else drafting
+    system = ServingSystem("", texts, LENGTH_RULES[settings["rule"]](profile, settings), draft_s)
+    return frontier([system], profile, settings["requests"])
+
+
+def _profile(model: str, files: Mapping[str, str]) -> StepProfile:
+    """The step profile of a model; the step times of another model would say nothing about it."""
+    if model not in files:
+        raise DllmBenchError(
+            f"The figure names no step profile of {model}; measure one with `dllm-bench train sps "
+            f"{model}` and add its file to the profiles of {', '.join(files)}."
+        )
+    check_step_profile(files[model], model)
+    return read_step_profile(files[model])
+
+
+@lru_cache(maxsize=8)
+def _drafts(run: StoredRun) -> StoredDrafts:
+    samples = run.samples
+    return StoredDrafts.of((Trace.from_columns(s.trace), s.born, s.ids) for s in samples)
+
+
+RUN_SERIES: Mapping[str, RunSeries] = {
+    function.__name__: function
+    for function in (
+        tokens_per_step,
+        progress,
+        step_of_position,
+        steps_per_block,
+        first_right_and_committed,
+        waiting_steps,
+        first_right_step,
+        probability,
+        rank,
+        probability_before_commit,
+        rank_map,
+        probability_map,
+        filter_loss,
+        reliability,
+        user_and_device_speed,
+        device_speed,
+        verified_per_request,
+    )
+}
+
+
+def run_series(name: str) -> RunSeries:
+    """The run series called `name`; raises DllmBenchError with the known names if there is none."""
+    if name not in RUN_SERIES:
+        raise DllmBenchError(unknown_name("run series", name, list(RUN_SERIES)))
+    return RUN_SERIES[name]
