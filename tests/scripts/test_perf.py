@@ -1,6 +1,6 @@
-"""The speed scripts: the plain loop decodes what the package decodes, and counts add up.
+"""The scripts of `make perf`: the plain loop decodes what the package decodes, and counts add up.
 
-No time is asserted. Random models of a few weights stand in for large ones.
+No time is asserted. Small random models replace the large ones.
 """
 
 from __future__ import annotations

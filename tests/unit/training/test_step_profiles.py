@@ -1,6 +1,6 @@
-"""The profile of steps per second: what is fed, what is stored, and that it can be read again.
+"""Profiles of steps per second: what is fed, what is stored, and that it can be read back.
 
-No time is asserted: clocks are the machine's.
+No time is asserted, since times depend on the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SMALL = ProfileJob((1, 3, 8), context=16, repeats=2, warmup=1)
 
 
 class Watched:
-    """A model that notes the plans it is given and what its cache held."""
+    """A model that records its plans and how many positions its cache held."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.seen = model, []

@@ -1,7 +1,7 @@
 """Training of the embedded models: layouts as exported and read back, adaptation, block diffusion.
 
-The training network is compared with transformers' own classes, filled by the adapters from what
-`export` wrote; matrix products in float32, so that only the order of additions differs.
+The training network is compared with transformers' classes, which the package loads from what
+`export` wrote; matrix products are in float32, so that only the order of additions differs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dllm_bench.models import load as loading
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.training import progress
 from dllm_bench.training.prompts import task_pairs
+from scripts.embedded import __main__ as command
 from scripts.embedded import adapt, data, export, network, objectives
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded import train as training
@@ -232,3 +233,21 @@ def test_progress_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert countdown.line({"step": 200, "loss": 1.25, "left_minigsm": 1.0}) == (
         "step 200 of 2000: loss 1.25, left_minigsm 1, ETA 0:31"
     )
+
+
+def test_the_command_names_the_folder_it_writes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    calls: list[tuple[str, Path, int | None, int]] = []
+
+    def train(name: str, out_dir: Path, steps: int | None, threads: int) -> Path:
+        calls.append((name, out_dir, steps, threads))
+        return out_dir
+
+    monkeypatch.setattr(command, "train", train)
+    assert command.main(["tiny-llada", "--out", str(tmp_path), "--steps", "3"]) == 0
+    assert calls == [("tiny-llada", tmp_path, 3, 1)]
+    assert capsys.readouterr().out == f"written: {tmp_path}\n"
+    with pytest.raises(SystemExit):
+        command.main(["tiny-nothing"])
+    assert "tiny-llada" in capsys.readouterr().err
