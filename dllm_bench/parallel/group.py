@@ -1,10 +1,9 @@
-"""A team: the processes of one run, and how the first one has the others do the same.
+"""`RankGroup`: the processes of one run, and how all of them follow the first one.
 
-`join` makes the groups: processes lie on a mesh of branches × tensors, tensor neighbours beside
-each other. Process 0 announces each request, in numbers, on a channel of its own;
-`AnnouncingDecoder` is a decoder that does so, `follow` the life of the other processes. All of
-them take the same steps.
-Starting the processes, and noticing that one died, is the business of launch/run_one.py.
+`join` makes the process groups: the processes lie on a mesh of branches x tensors, with tensor
+neighbours next to each other. Process 0 announces each request as numbers on a channel of its own:
+`AnnouncingDecoder` is its decoder, and `follow` is the loop of the other processes. All take the
+same steps. launch/ starts the processes and notices when one dies.
 """
 
 from __future__ import annotations
@@ -29,37 +28,40 @@ from dllm_bench.parallel.tensor import shard
 
 BRANCH, TENSOR = "branch", "tensor"
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-IDLE = timedelta(days=7)  # between two requests a process waits as long as it takes
+IDLE = timedelta(
+    days=7
+)  # timeout of the channel: processes wait for the next request however long it takes
 OVER, PREPARE, GENERATE = range(3)
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How the processes of a run divide their work, and how long one waits for another."""
+    """How the processes of a run divide their work."""
 
-    branches: int = 1
-    tensors: int = 1
-    commits: bool = True
-    timeout_s: float = 120.0
+    branches: int = 1  # processes that share the branches of a round
+    tensors: int = 1  # processes that share each tensor
+    commits: bool = True  # whether the winner's K/V are sent, see `branch`
+    timeout_s: float = 120.0  # how long a process waits for another within a request
 
     @property
     def processes(self) -> int:
+        """Processes of the run."""
         return self.branches * self.tensors
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """One process among those of a run."""
+    """The processes of a run, from the view of one of them."""
 
     layout: ParallelLayout
-    mesh: DeviceMesh
-    channel: dist.ProcessGroup
-    workers: BranchWorkerGroup
+    mesh: DeviceMesh  # branches x tensors
+    channel: dist.ProcessGroup  # for announcements
+    workers: BranchWorkerGroup  # this process and those that share its branches
 
     @classmethod
     def join(cls, layout: ParallelLayout, rank: int, meeting: Path, device: str) -> RankGroup:
-        """Meet the others through the file `meeting`; every process of the run calls this."""
-        if os.path.isdir("/sys/class/net/lo"):  # one machine: its own loopback does
+        """Connect to the other processes through the file `meeting`; all of them call this."""
+        if os.path.isdir("/sys/class/net/lo"):  # all on one machine: the loopback is enough
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         kind = device.partition(":")[0]
         dist.init_process_group(
@@ -89,13 +91,13 @@ class RankGroup:
         return decoder.generate(model, request)
 
     def announce(self, what: int, which: int = 0, request: Request | None = None) -> None:
-        """Process 0 says what all do next, with which decoder: two broadcasts of numbers."""
+        """Process 0 tells the others what to do next and with which decoder, in two broadcasts."""
         numbers = [] if request is None else encoded(request)
         for message in ([what, which, len(numbers)], numbers):
             dist.broadcast(torch.tensor(message, dtype=torch.int64), src=0, group=self.channel)
 
     def receive(self) -> tuple[int, int, Request | None]:
-        """What process 0 announced."""
+        """What to do, with which decoder and request, as announced by process 0."""
         head = torch.zeros(3, dtype=torch.int64)
         dist.broadcast(head, src=0, group=self.channel)
         what, which, length = head.tolist()
@@ -104,7 +106,7 @@ class RankGroup:
         return what, which, decoded(numbers.tolist()) if length else None
 
     def follow(self, decoders: Sequence[Decoder], model: Denoiser) -> None:
-        """Do what process 0 announces until it says that all is done, and part."""
+        """Do what process 0 announces until it announces the end; then leave the group."""
         while True:
             what, which, request = self.receive()
             if request is None:
@@ -118,13 +120,13 @@ class RankGroup:
         dist.destroy_process_group()
 
     def leave(self) -> None:
-        """Process 0 says that all is done, and parts."""
+        """Process 0 announces the end and leaves the group."""
         self.announce(OVER)
         dist.destroy_process_group()
 
 
 def encoded(request: Request) -> list[int]:
-    """What decoding needs of a request, as numbers; its text is not part of it."""
+    """A request as numbers, without its id and text, which decoding does not need."""
     reference = request.reference
     known = -1 if reference is None else len(reference)
     head = [request.max_new_tokens, request.seed, known]
@@ -141,14 +143,11 @@ def decoded(numbers: list[int]) -> Request:
 
 @dataclass(frozen=True)
 class AnnouncingDecoder:
-    """The decoder of process 0: what it does is announced, so that all do it.
-
-    which: its index among the decoders of those who follow.
-    """
+    """The decoder of process 0: it announces every call, so that all processes make it."""
 
     decoder: Decoder
     ranks: RankGroup
-    which: int = 0
+    which: int = 0  # index of `decoder` among the decoders of the other processes
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         self.ranks.announce(PREPARE, self.which, request)

@@ -1,10 +1,10 @@
-"""Tensor parallelism: torch's own plans on the modules of transformers behind a denoiser.
+"""Tensor parallelism: torch's own plans, applied to the transformers module of a denoiser.
 
-Projections to heads and to the hidden layer are split by output, the ones back by input, so that a
-layer costs two sums over the processes; the head is split over the vocabulary and its logits are
-gathered, embedding and norms are whole everywhere. A process holds the K/V of its own heads.
-Left out: experts, quantised and compiled models, unmerged adapters, reading only a share of a
-checkpoint (each process reads all of it, then drops the rest).
+Projections to the heads and to the MLP's hidden layer are split by output, those back by input, so
+that a layer costs two sums over the processes. `lm_head` is split over the vocabulary and its
+logits are gathered; every process holds the whole embedding and all norms, and the K/V of its own
+heads. Left out: experts, quantised and compiled models, unmerged adapters, and reading only a share
+of a checkpoint (each process reads all of it, then drops the rest).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def shard(denoiser: TransformerDenoiser, mesh: DeviceMesh) -> None:
 
 
 def check(denoiser: TransformerDenoiser, parts: int) -> None:
-    """Refuse what cannot be split, naming it."""
+    """Raise DllmBenchError for a model that cannot be split."""
     module = denoiser.module
     if type(denoiser) is not TransformerDenoiser:
         raise DllmBenchError(
-            f"Tensor parallelism over {parts} processes does not go with compiled layers; set "
+            f"Tensor parallelism over {parts} processes cannot split compiled layers; set "
             "hardware.compile=none."
         )
     names = (*BY_OUTPUT, *BY_OUTPUT_MLP, *BY_INPUT)
@@ -54,7 +54,7 @@ def check(denoiser: TransformerDenoiser, parts: int) -> None:
             raise DllmBenchError(
                 f"Tensor parallelism splits plain linear layers, and this model "
                 f"({type(module).__name__}) has none called "
-                f"{', '.join(sorted(set(names) - linear))}; it needs a dense model, not quantised, "
+                f"{', '.join(sorted(set(names) - linear))}; use a dense model, not quantised, "
                 "with its adapter merged."
             )
     config = module.config

@@ -1,7 +1,7 @@
-"""Real processes for tests of `parallel`: a job done by every process of a team, on the CPU.
+"""Real processes for tests of `parallel`: a job done by every process of a run, on the CPU.
 
-`together` starts them, hands each its team, and gives what the job returned, by rank. A job and
-what it returns are sent between processes, so both are plain values of importable classes.
+`on_all_ranks` starts them, gives each its `RankGroup`, and returns the results of the job by rank.
+A job and its result are sent between processes, so both are plain values of importable classes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PATIENCE_S = 120.0  # for a machine with much other work
 Job = Callable[[RankGroup], Any]
 
 
-def together(layout: ParallelLayout, job: Job, folder: Path) -> list[Any]:
-    """What `job` returned in each process; an exception of one is raised here."""
+def on_all_ranks(layout: ParallelLayout, job: Job, folder: Path) -> list[Any]:
+    """The result of `job` in each process; the exception of one is raised here."""
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     started = []
@@ -48,10 +48,10 @@ def together(layout: ParallelLayout, job: Job, folder: Path) -> list[Any]:
 
 
 def _serve(layout: ParallelLayout, rank: int, folder: Path, job: Job, pipe: Connection) -> None:
-    """A process's life."""
+    """Do the job in a new process and send its result."""
     torch.set_num_threads(1)
     try:
-        answer: Any = job(RankGroup.join(layout, rank, folder / "team", "cpu"))
+        answer: Any = job(RankGroup.join(layout, rank, folder / "meeting", "cpu"))
     except Exception as error:
         answer = error
     with suppress(BrokenPipeError):

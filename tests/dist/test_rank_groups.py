@@ -1,4 +1,4 @@
-"""Processes that decode one request together decode what one process does, and send no more.
+"""Several processes decode a request to the tokens of one process, and send no more than needed.
 
 Token for token, forward for forward and winner for winner, whatever the pieces remember, with fewer
 and with more branches than processes; the bytes are those docs/parallel.md names.
@@ -29,7 +29,7 @@ from dllm_bench.decoding.score.sampled import Sampled
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.parallel.group import (ParallelLayout, RankGroup, decoded, encoded)
-from tests.dist.rank_groups import together
+from tests.dist.rank_groups import on_all_ranks
 from tests.helpers import tiny_denoiser
 
 pytestmark = [pytest.mark.xdist_group("dist"), pytest.mark.timeout(400)]
@@ -94,10 +94,10 @@ def alone(decoders: dict[str, MaskedDecoder], layout: str = "dream") -> dict[str
     ],
     ids=["two", "three", "two without commits"],
 )
-def test_branches_dealt_to_processes_decode_what_one_does(layout, decoders, tmp_path) -> None:
+def test_branches_on_several_processes_decode_what_one_does(layout, decoders, tmp_path) -> None:
     expected = alone(decoders)
     assert max(expected["lopa"]["branches"]) == 4 and max(expected["lopa"]["winner"]) > 0
-    for found in together(layout, Decode(decoders), tmp_path):
+    for found in on_all_ranks(layout, Decode(decoders), tmp_path):
         assert {name: facts(generation) for name, (generation, *_) in found.items()} == expected
 
 
@@ -106,7 +106,7 @@ def test_a_round_sends_a_number_a_branch_and_three_a_position(tmp_path: Path) ->
     decoder = replace(LOPA, schedule=Blocks(None), cache=NoCache())
     finishing = replace(LOPA, schedule=Blocks(8, sees_future=False))
     decoders = {"window": decoder, "credit": replace(decoder, score=Confidence()), "kv": finishing}
-    for found in together(ParallelLayout(branches=2), Decode(decoders), tmp_path):
+    for found in on_all_ranks(ParallelLayout(branches=2), Decode(decoders), tmp_path):
         for name, numbers in (("window", 3), ("credit", 2)):  # a probability that ranks goes once
             generation, exchanged, committed = found[name]
             branches = [forward.branches for forward in generation.trace.forwards]
@@ -122,14 +122,14 @@ def test_a_round_sends_a_number_a_branch_and_three_a_position(tmp_path: Path) ->
 
 def test_without_commits_approximate_keys_and_values_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DllmBenchError, match=r"hardware.commit=none .* has full attention"):
-        together(ParallelLayout(branches=2, commits=False), Decode({"lopa": LOPA}), tmp_path)
+        on_all_ranks(ParallelLayout(branches=2, commits=False), Decode({"lopa": LOPA}), tmp_path)
 
 
 @pytest.mark.parametrize("branches", [1, 2])
 def test_a_model_that_is_split_decodes_what_a_whole_one_does(branches, tmp_path) -> None:
     decoders = {name: CASES[name] for name in ("lopa", "greedy", "dual")}
     layout = ParallelLayout(branches=branches, tensors=2)
-    for found in together(layout, Decode(decoders, "llada"), tmp_path):
+    for found in on_all_ranks(layout, Decode(decoders, "llada"), tmp_path):
         here = {name: facts(generation) for name, (generation, *_) in found.items()}
         assert here == alone(decoders, "llada")
 

@@ -356,7 +356,7 @@ def test_the_global_maximum_changes_the_distribution_of_a_batch() -> None:
     assert farthest(anywhere) > 1e-3
 
 
-# --- the piece (in the loop: test_batch_laws) ---------------------------------------------------
+# --- the piece (in the loop: test_speculative_batch_laws) ----------------------------------------
 
 
 def test_the_piece_reads_logits_of_every_request() -> None:

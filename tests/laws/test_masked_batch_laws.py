@@ -1,7 +1,8 @@
-"""Laws of masked decoding in a batch: requests side by side are the requests alone.
+"""Laws of masked decoding in a batch: batched and unbatched decoding are the same.
 
-Tokens, the forwards at which they came and the facts of every forward, for every decoder that is
-configured and every layout of a model, whatever the batch; places that fall free are refilled.
+Compared are tokens, the forwards that committed them and the facts of every forward, for every
+configured decoder, every model layout and several batch sizes. The next request starts when one
+ends.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward
-from dllm_bench.decoding import batching as together
-from dllm_bench.decoding import masked
+from dllm_bench.decoding import batching, masked
 from dllm_bench.decoding.batching import RunForward, forward
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
@@ -54,15 +54,15 @@ def facts(found: Generation) -> tuple[tuple[int, ...], tuple[int, ...], list[For
 
 
 def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> None:
-    side_by_side = list(decoder.generate_stream(denoiser, REQUESTS, batch))
+    batched = list(decoder.generate_stream(denoiser, REQUESTS, batch))
     alone = {request.id: decoder.generate(denoiser, request) for request in REQUESTS}
-    assert sorted(found.request_id for found in side_by_side) == sorted(alone)
-    for found in side_by_side:
+    assert sorted(found.request_id for found in batched) == sorted(alone)
+    for found in batched:
         assert facts(found) == facts(alone[found.request_id]), found.request_id
 
 
 @pytest.mark.parametrize("name", decoders())
-def test_every_decoder_side_by_side(name: str) -> None:
+def test_every_decoder_batched(name: str) -> None:
     check(decoders()[name], model("dream"), batch=3)
 
 
@@ -85,8 +85,8 @@ def test_every_plan_on_every_layout(name: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 9])
-def test_places_are_taken_by_the_next(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No forward has a free place while requests wait, and none begins before it has one."""
+def test_the_next_request_starts_when_one_ends(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While requests wait, the batch is full, and no request starts early."""
     sizes: list[int] = []
     begun: list[str] = []
 
@@ -99,24 +99,24 @@ def test_places_are_taken_by_the_next(batch: int, monkeypatch: pytest.MonkeyPatc
             begun.append(request.id)
             yield request
 
-    monkeypatch.setattr(together, "forward", watched)
+    monkeypatch.setattr(batching, "forward", watched)
     finished = []
     for found in BLOCKS.generate_stream(model("llada"), waiting(), batch):
         assert len(begun) - len(finished) <= batch
         finished.append(found)
     assert [*begun] == [request.id for request in REQUESTS] and len(finished) == len(REQUESTS)
-    assert sizes == sorted(sizes, reverse=True), "it is full until nobody waits"
+    assert sizes == sorted(sizes, reverse=True), "the batch is full while requests wait"
     assert max(sizes) == min(batch, len(REQUESTS))
     assert sum(sizes) == sum(len(found.trace) for found in finished)
 
 
 @pytest.mark.parametrize("name", ["whole canvas", "block causal", "dual"])
-def test_rows_may_be_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_rows_may_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masked, "LARGE", 1)
     check(PLANS[name], model("dream"), batch=3)
 
 
-def test_a_request_that_cannot_be_decoded_says_so() -> None:
+def test_a_request_that_cannot_be_decoded_is_refused() -> None:
     wrong = replace(REQUESTS[1], prompt_ids=(model("llada").special.mask, 5))
     with pytest.raises(DllmBenchError, match="'long' begins with the padding token"):
         list(BLOCKS.generate_stream(model("llada"), [REQUESTS[0], wrong], 2))
