@@ -110,7 +110,7 @@ def test_the_rules_are_evalplus_s_own() -> None:
         rule: {n for n, r in MBPP_RULES.items() if r == rule} for rule in MBPP_RULES.values()
     }
     assert by_rule["same_set"] == set(theirs.MBPP_OUTPUT_SET_EQ_TASKS)
-    assert by_rule["found"] == set(theirs.MBPP_OUTPUT_NOT_NONE_TASKS)
+    assert by_rule["same_presence"] == set(theirs.MBPP_OUTPUT_NOT_NONE_TASKS)
 
 
 # Texts by which two readings of an answer differ; {n} is the right number.

@@ -206,10 +206,10 @@ def seccomp() -> None:
     )
     program = ctypes.create_string_buffer(raw)
 
-    class Filter(ctypes.Structure):
+    class SeccompProgram(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
-    filter_ = Filter(len(code + tail), ctypes.addressof(program))
+    filter_ = SeccompProgram(len(code + tail), ctypes.addressof(program))
     call(libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(filter_), 0, 0))
 
 
