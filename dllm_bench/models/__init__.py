@@ -1,1 +1,1 @@
-"""Checkpoints as functions from tokens to logits."""
+"""Language models as functions from tokens to logits: checkpoints, caches, drafters, filters."""

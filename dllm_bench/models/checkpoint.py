@@ -1,8 +1,8 @@
 """Read a checkpoint folder: config.json, safetensors files (one, or several with an index), hashes.
 
 Tensors are read one at a time, merged with an optional LoRA adapter, cast, moved to the device and
-put where the layout says. Pickled weights are refused. Missing, unexpected and mis-shaped tensors
-are listed by their published names before any tensor is read.
+put where the layout says. Pickled weights raise an error, and missing, unexpected and mis-shaped
+tensors are listed by their published names before any tensor is read.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Weights:
         return tuple(self._file_of[name].get_slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """Dtype of a tensor as the file spells it: F32, BF16, ..."""
+        """Dtype of a tensor as the file names it: F32, BF16, ..."""
         return str(self._file_of[name].get_slice(name).get_dtype())
 
     def read(self, name: str) -> Tensor:

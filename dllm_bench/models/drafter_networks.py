@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
@@ -341,3 +342,17 @@ class ChainDraftNetwork(DraftNetwork):
         last_11H = self.layers[0](embedded_1FH, hidden_1FH, rotation, kv)
         finish_draft(kv, plan, hidden_1FH)
         return last_11H, self.logits(self.norm(last_11H)[0], context.target)
+
+
+def build_network(settings: dict[str, Any], drafter_config: DrafterConfig) -> DraftNetwork:
+    """The network with its parameters on the meta device.
+
+    `settings` are the arguments of transformers' Qwen3Config.
+    """
+    arguments = {**settings, "attn_implementation": "sdpa"}
+    config = Qwen3Config(**arguments)
+    kind = ChainDraftNetwork if drafter_config.chain else BlockDraftNetwork
+    with torch.device("meta"):
+        network: DraftNetwork = kind(config, drafter_config)
+    network.rotary_emb = Qwen3RotaryEmbedding(config)  # computed buffers, on the CPU
+    return network

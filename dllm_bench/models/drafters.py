@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from safetensors.torch import save_file
@@ -217,23 +217,16 @@ def _network(drafter: TrainedDrafter, device: torch.device, dtype: torch.dtype) 
 def _model(
     drafter: SmallModelDrafter, device: torch.device, dtype: torch.dtype
 ) -> TransformerDenoiser:
-    from dllm_bench.models.transformer import TransformerDenoiser  # imports transformers
-
     name = str(dtype).removeprefix("torch.")
     spec = ModelSpec(
         "draft", drafter.source, revision=drafter.revision, dtype=name, device=str(device)
     )
-    denoiser = load_model(spec).denoiser
-    assert isinstance(denoiser, TransformerDenoiser)
-    return denoiser
+    return cast("TransformerDenoiser", load_model(spec).denoiser)
 
 
 def empty_network(published: PublishedConfig) -> DraftNetwork:
     """The network a drafter's config.json describes, its parameters on the meta device."""
-    from transformers import Qwen3Config  # slow to import, like the networks made of its parts
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
-    from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork
+    from dllm_bench.models.drafter_networks import build_network  # imports transformers
 
     layout, drafter_config = ADAPTERS["qwen3"], read_drafter_config(published)
     layout.check(published)
@@ -243,13 +236,7 @@ def empty_network(published: PublishedConfig) -> DraftNetwork:
             f"The drafter's config asks for layers of {sliding[0]}, which are not supported; use a "
             "drafter whose layers all have full attention."
         )
-    settings = {**layout.settings(published), "attn_implementation": "sdpa"}
-    config = Qwen3Config(**settings)
-    kind = ChainDraftNetwork if drafter_config.chain else BlockDraftNetwork
-    with torch.device("meta"):
-        network: DraftNetwork = kind(config, drafter_config)
-    network.rotary_emb = Qwen3RotaryEmbedding(config)
-    return network
+    return build_network(layout.settings(published), drafter_config)
 
 
 def new_network(published: PublishedConfig, target: TransformerDenoiser, seed: int) -> DraftNetwork:

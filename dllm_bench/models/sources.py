@@ -2,8 +2,8 @@
 
 `checkpoint_folder` finds one on this machine and `content_hash` hashes what is in it; neither
 downloads anything, and a run never does. `prefetch` downloads models for machines without network,
-with a manifest of every file's size and sha256. The manifest lies in the cache it describes and
-names files relative to it, so cache and manifest can be copied and verified together.
+with a manifest of every file's size and sha256. The manifest is stored in the cache and names files
+relative to it, so the two can be copied and verified on another machine.
 """
 
 from __future__ import annotations
