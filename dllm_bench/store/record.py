@@ -99,11 +99,9 @@ class SampleRecord:
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if not isinstance(plain, dict) or not needed <= set(plain) <= names:
             raise ValueError("not a sample record")
-        twin, served = plain.get("baseline"), plain.get("served")
-        span = plain.get("span")
-        parts: Plain = {"baseline": BaselineSample(**twin) if twin else None}
-        parts |= {"served": ServedSample(**served) if served else None}
-        return cls(**{**plain, **parts, "span": BatchSpan(**span) if span else None})
+        kinds = {"baseline": BaselineSample, "served": ServedSample, "span": BatchSpan}
+        parts = {name: kind(**plain[name]) for name, kind in kinds.items() if plain.get(name)}
+        return cls(**{**plain, **parts})
 
     def stats(self) -> SampleStats:
         """What the metrics are computed from."""
@@ -170,8 +168,8 @@ class RunRecord:
     @property
     def devices(self) -> str:
         """What the samples were computed on, in words."""
-        found = (str(one.get("device") or "unknown device") for one in self.environments)
-        return " and ".join(dict.fromkeys(found))
+        devices = (str(one.get("device") or "unknown device") for one in self.environments)
+        return " and ".join(dict.fromkeys(devices))
 
     @property
     def sample_stats(self) -> list[SampleStats]:
@@ -240,12 +238,12 @@ def _dump(plain: Plain) -> str:
     return text + "\n"
 
 
-def _check_schema(found: object, source: str) -> None:
-    if not isinstance(found, int) or found < 1:
-        raise ValueError(f"schema version {found!r}")
-    if found > SCHEMA:
+def _check_schema(version: object, source: str) -> None:
+    if not isinstance(version, int) or version < 1:
+        raise ValueError(f"schema version {version!r}")
+    if version > SCHEMA:
         raise DllmBenchError(
-            f"{source} has schema version {found}, this code knows versions up to {SCHEMA}; "
+            f"{source} has schema version {version}, this code knows versions up to {SCHEMA}; "
             "update dllm-bench."
         )
 
@@ -255,20 +253,20 @@ def _sha256(text: str) -> str:
 
 
 def _check_content(text: str, stated: str | None, schema: int, source: str) -> None:
-    """A sentence where the stored text is not the one that was hashed."""
-    found = _sha256(text.replace(f'\n "sha256": "{stated}",', "", 1))
-    if schema >= HASHED and found != stated:
+    """Raise DllmBenchError if the stored text is not the one that was hashed."""
+    actual = _sha256(text.replace(f'\n "sha256": "{stated}",', "", 1))
+    if schema >= HASHED and actual != stated:
         raise DllmBenchError(
             f"{source} was changed after it was sealed: it states sha256 {str(stated)[:SHOWN]} and "
-            f"has {found[:SHOWN]}; move the file away and run the cell again, which seals what is "
+            f"has {actual[:SHOWN]}; move the file away and run the cell again, which seals what is "
             "finished anew."
         )
 
 
 def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:
-    """Item -> the values of its repetitions; samples without a grade are left out."""
-    found: dict[str, list[float]] = {}
+    """Item -> the values of its repetitions, without samples that have no grade."""
+    values: dict[str, list[float]] = {}
     for key, value in zip(columns["id"], columns["value"], strict=True):
         if value is not None:
-            found.setdefault(item_id_of(key), []).append(value)
-    return found
+            values.setdefault(item_id_of(key), []).append(value)
+    return values

@@ -83,7 +83,7 @@ def made_by() -> list[str]:
     return [
         hashed.hexdigest(),
         *(f"{name}={os.environ.get(name)!r}" for name in sorted(variables)),
-        *(f"{name} {found}" for name, found in packages().items()),
+        *(f"{name} {installed}" for name, installed in packages().items()),
         f"omegaconf {version(OMEGACONF)}",
         platform.python_version(),
     ]
@@ -91,11 +91,11 @@ def made_by() -> list[str]:
 
 def _texts(root: Path) -> list[Path]:
     """All files below `root`, except for those in `SKIPPED` folders."""
-    found = []
+    paths = []
     for folder, names, files in os.walk(root):
         names[:] = [name for name in names if name not in SKIPPED]
-        found += [Path(folder, file) for file in files]
-    return sorted(found)
+        paths += [Path(folder, file) for file in files]
+    return sorted(paths)
 
 
 def default_paths() -> Plain | None:
@@ -109,11 +109,11 @@ def default_paths() -> Plain | None:
         return None
     file = conf_dir() / "paths" / f"{chosen[0]}.yaml"
     group = yaml.safe_load(file.read_text(encoding="utf-8"))
-    found: Plain = {}
+    paths: Plain = {}
     for name, text in group.items():
         variable = SIMPLE_PATH.fullmatch(str(text))
         if not variable:
             return None
         instead = None if variable[2] == "null" else variable[2]
-        found[name] = os.environ.get(variable[1], instead)
-    return found
+        paths[name] = os.environ.get(variable[1], instead)
+    return paths

@@ -118,13 +118,13 @@ class Store:
 
     def find(self, prefix: str) -> RunEntry:
         """The one run whose hash begins with `prefix`."""
-        found = [e for e in self.entries() if e.spec.identity_hash.startswith(prefix)]
-        if len(found) != 1 or not prefix:
+        entries = [e for e in self.entries() if e.spec.identity_hash.startswith(prefix)]
+        if len(entries) != 1 or not prefix:
             raise DllmBenchError(
-                f"{len(found)} runs below {self.root} have a hash that begins with {prefix!r}; "
+                f"{len(entries)} runs below {self.root} have a hash that begins with {prefix!r}; "
                 "give a hash (or more of it) that `dllm-bench status` lists."
             )
-        return found[0]
+        return entries[0]
 
     def open(self, spec: RunSpec, total: int | None = None) -> OpenRunFolder:
         """The run's folder, locked for explain_write_errors; closes with the `with` block."""
@@ -248,11 +248,11 @@ def _read_head(folder: Path) -> Plain | None:
         return None
 
 
-def _parse(found: list[bytes]) -> tuple[dict[str, SampleRecord], list[bytes]]:
+def _parse(stored: list[bytes]) -> tuple[dict[str, SampleRecord], list[bytes]]:
     """Samples by id, and the lines they were read from."""
     samples: dict[str, SampleRecord] = {}
     good: list[bytes] = []
-    for line in found:
+    for line in stored:
         try:
             sample = SampleRecord.from_line(line)
         except ValueError:
