@@ -1,8 +1,8 @@
-"""What a table misses, sent to SLURM: one array of exactly the runs that are open and not queued.
+"""Submit the missing runs of a table to SLURM: one array of the open runs that are not queued yet.
 
-A run whose filter, drafter or step profile nobody trained yet has no identity before that is there:
-the training is sent too, and the run follows as a command once it succeeded. Which training makes a
-file is read from its name, as `dllm-bench train` gives it.
+A run whose filter, drafter or step profile was not trained yet has no hash before that file
+exists. Then the training is submitted too, and the run follows as a command once it succeeded.
+Which training makes a file follows from the file's name, which `dllm-bench train` chooses.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.run.dependencies import REAL, Dependencies
 from dllm_bench.store import inputs
+from dllm_bench.store.hardware import resolve_hardware
 from dllm_bench.store.spec import digest
 from dllm_bench.store.store import Store
 from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, missing_trained_files
@@ -35,21 +36,24 @@ def send(
     changes: Sequence[str],
     deps: Dependencies = REAL,
 ) -> list[str]:
-    """Send what is missing; what was sent, one fact a line."""
-    going = SlurmJobs.of(store)
-    direct = {run.folder: run for run in runs if run.open and run.spec}
-    fresh = {
-        f: r for f, r in direct.items() if r.spec and not going.is_active(r.spec.identity_hash)
+    """Submit what is missing; returns a line for each array and job.
+
+    changes: settings of the launcher, "name=value".
+    """
+    active = SlurmJobs.of(store)
+    open_runs = {run.folder: run for run in runs if run.open and run.spec}
+    new_runs = {
+        f: r for f, r in open_runs.items() if r.spec and not active.is_active(r.spec.identity_hash)
     }
     lines = []
-    for group in _alike(fresh.values()):
+    for group in _by_resources(new_runs.values()):
         jobs: dict[str, Callable[[], None]] = {
             r.folder: slurm.SlurmRun(r.spec, store, deps) for r in group if r.spec
         }
         sent = slurm.submit(jobs, store=store, hardware=_hardware(group), changes=changes)
         lines.append(f"submitted {len(sent)} runs as one array, {_name(sent[0])}")
-    lines += _send_trained(_untrained(runs), store, changes, going)
-    left = len(direct) - len(fresh)
+    lines += _submit_with_training(_untrained(runs), store, changes, active)
+    left = len(open_runs) - len(new_runs)
     lines += [f"{left} runs are queued or running since before"] if left else []
     return [*lines, "`dllm-bench status` follows them"] if lines else ["nothing to submit"]
 
@@ -58,8 +62,8 @@ def _name(job: Any) -> str:
     return f"job {str(job.job_id).partition('_')[0]}"
 
 
-def _alike(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
-    """Runs that take the same cores and devices: those of a table are alike, as a rule."""
+def _by_resources(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
+    """The runs in groups that need the same cores and devices; often all runs of a table do."""
     groups: dict[str, list[PlannedRun]] = {}
     for run in runs:
         groups.setdefault(digest(slurm.resources(_hardware([run]))), []).append(run)
@@ -68,11 +72,11 @@ def _alike(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
 
 def _hardware(runs: Sequence[PlannedRun]) -> dict[str, Any]:
     spec, config = runs[0].spec, runs[0].config
-    return spec.hardware if spec else inputs.resolve_hardware(config["hardware"])
+    return spec.hardware if spec else resolve_hardware(config["hardware"])
 
 
 def _untrained(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """Runs that lack nothing but what `train` makes."""
+    """Runs that miss nothing but files that `dllm-bench train` makes."""
     return [
         run
         for run in runs
@@ -82,46 +86,46 @@ def _untrained(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 
 def _has_weights(run: PlannedRun) -> bool:
     try:
-        hardware = inputs.resolve_hardware(run.config["hardware"])
+        hardware = resolve_hardware(run.config["hardware"])
         inputs.model_hashes(inputs.resolve_model(run.config["model"], hardware))
     except DllmBenchError:
         return False
     return True
 
 
-def _send_trained(
-    runs: Sequence[PlannedRun], store: Store, changes: Sequence[str], going: SlurmJobs
+def _submit_with_training(
+    runs: Sequence[PlannedRun], store: Store, changes: Sequence[str], active: SlurmJobs
 ) -> list[str]:
-    """Training first, then the runs that read what it makes, as soon as it succeeded."""
+    """Submit the training first, then the runs that read its files, to start once it succeeded."""
     results = str(Path(store.root).parent)
-    made: dict[str, str] = {}  # what is trained -> the job that does
+    made: dict[str, str] = {}  # file -> job that trains it
     lines = []
     for run in runs:
         command = ("run", *run.query, f"paths.results={results}")
         trainings = {source: training(source, run) for source in missing_trained_files([run])}
-        if going.is_active(shlex.join(command)) or not all(trainings.values()):
+        if active.is_active(shlex.join(command)) or not all(trainings.values()):
             continue
         for source, arguments in trainings.items():
             words = shlex.join(arguments or ())
-            if going.is_active(words):
-                made[source] = going.tickets[words].job
+            if active.is_active(words):
+                made[source] = active.tickets[words].job
             elif source not in made and arguments:
-                made[source] = _send_one(arguments, run, store, changes, ())
+                made[source] = _submit_command(arguments, run, store, changes, ())
                 lines.append(f"submitted job {made[source]}: dllm-bench {words}")
         after = [made[source] for source in trainings]
-        job = _send_one(command, run, store, changes, after)
+        job = _submit_command(command, run, store, changes, after)
         lines.append(f"submitted job {job}, after {', '.join(after)}: {run.command}")
     return lines
 
 
-def _send_one(
+def _submit_command(
     arguments: tuple[str, ...],
     run: PlannedRun,
     store: Store,
     changes: Sequence[str],
     after: Sequence[str],
 ) -> str:
-    """Send one command on the run's hardware; its job."""
+    """Submit one command on the run's hardware, after some jobs; returns its job id."""
     jobs: dict[str, Callable[[], None]] = {shlex.join(arguments): slurm.SlurmCommand(arguments)}
     hardware = _hardware([run])
     sent = slurm.submit(jobs, store=store, hardware=hardware, changes=changes, after=after)
@@ -129,7 +133,9 @@ def _send_one(
 
 
 def training(source: str, run: PlannedRun) -> tuple[str, ...] | None:
-    """Arguments of `dllm-bench` that make `source` for the run's model; None for a strange name."""
+    """Arguments of `dllm-bench` that make the file `source` for the run's model; None if its name
+    is not one that `train` gives.
+    """
     model = str(run.config["model"]["name"])
     kind, _, name = source.removeprefix(TRAINED).partition("/")
     stem = name.removesuffix(".json")
