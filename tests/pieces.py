@@ -1,8 +1,8 @@
-"""Every decoder piece and decoder there is, found in `conf/decoder`, made small for tests.
+"""Every piece and decoder of `conf/decoder`, made small for tests.
 
-A new yaml is picked up by the laws, the product and the golden checks without touching a test.
-Blocks are 8 positions and step counts small; trained parts are replaced by random ones of that
-size. `Table` is a model of a few operations whose cache checks every plan it is given.
+The laws, the product and the golden checks pick up a new yaml without a change of a test. Blocks
+have 8 positions and step counts are small; trained parts are replaced by random ones of that size.
+`Table` is a model of a few operations whose cache checks every plan it is given.
 """
 
 from __future__ import annotations
