@@ -32,6 +32,7 @@ from dllm_bench.run.observers import Observer, RunningMetrics, SilentObserver
 from dllm_bench.run.runner import WARMUPS, RunSession, decode_share
 from dllm_bench.run.runner import run as run_here
 from dllm_bench.store import provenance
+from dllm_bench.store.hardware import uses_cuda
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
@@ -117,7 +118,7 @@ def check(spec: RunSpec, deps: Dependencies, layout: ParallelLayout, replicas: i
             f"{spec.label!r} has no branches; choose a decoder with lookahead (decoder=lopa), or "
             "hardware without branch_parallel."
         )
-    if str(spec.hardware["device"]).startswith("cuda"):
+    if uses_cuda(spec.hardware):
         present, wanted = torch.cuda.device_count(), layout.processes * replicas
         if present < wanted:
             raise DllmBenchError(
@@ -193,7 +194,7 @@ class RunProcess:
 
     def _on_device(self) -> RunSpec:
         """The run on this process's own device; the index is not part of its identity."""
-        if not str(self.spec.hardware["device"]).startswith("cuda"):
+        if not uses_cuda(self.spec.hardware):
             return self.spec
         torch.cuda.init()  # if the device is initialised, `init_device_mesh` does not change it
         torch.cuda.set_device(self.index)
