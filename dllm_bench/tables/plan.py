@@ -39,7 +39,7 @@ class CellState(StrEnum):
     PARTIAL = "partial"  # begun, not complete
     MISSING = "missing"  # not begun
     FAILED = "failed"  # ended with an error
-    UNAVAILABLE = "impossible"  # cannot be run here, for a reason that is given
+    UNAVAILABLE = "unavailable"  # cannot be run here, for a reason that is given
     SETTING = "setting"  # read from the run's configuration, so nothing has to run
     REPORTED_ONLY = "reported only"  # no run can give it
 
@@ -233,16 +233,16 @@ def _reported_only(reason: str) -> PlannedRun:
 
 
 def _unavailable(what: str, why: str, run: PlannedRun) -> PlannedRun:
-    short = f"needs: {what}"
-    return replace(run, state=CellState.UNAVAILABLE, short=short, reason=f"{short}. {why}")
+    short = f"unavailable: needs {what}"
+    return replace(run, state=CellState.UNAVAILABLE, short=short, reason=f"needs {what}. {why}")
 
 
 def _without_spec(error: DllmBenchError, run: PlannedRun) -> PlannedRun:
     """A run that cannot be specified: an input is missing, or its settings do not fit together."""
     if isinstance(error, MissingInputError):
         return _unavailable("weights or data", str(error), run)
-    state, reason = CellState.UNAVAILABLE, f"refused: {error}"
-    return replace(run, state=state, short="refused", reason=reason)
+    short = "unavailable: settings do not fit"
+    return replace(run, state=CellState.UNAVAILABLE, short=short, reason=str(error))
 
 
 def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:

@@ -1,6 +1,6 @@
 """A built table as one self-contained HTML page, light and dark, no script.
 
-A table per section, laid out as in the paper: all groups of columns side by side, the measured ones
+A table per section, laid out as in the paper: groups of columns next to each other, measured ones
 tinted, the interval below its number, a link from the number to its run. `body` is the page without
 `<head>` and `<body>`, for pages of the site, which have their own and link runs elsewhere.
 """

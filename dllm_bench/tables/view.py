@@ -312,8 +312,8 @@ def cost_lines(built: BuiltTable) -> list[str]:
         )
     costs = built.unavailable_costs
     if costs:
-        where = f"{len(costs)} runs are impossible here"
-        lines.append(f"{where}; where they are possible: {cost_in_words(costs)}")
+        where = f"{len(costs)} runs are unavailable here"
+        lines.append(f"{where}; elsewhere: {cost_in_words(costs)}")
     if lines and built.check:
         check, ratio = built.check, "measured ÷ estimated seconds of"
         spread = f"{check.low:.1f} to {check.high:.1f} in 8 of 10"
@@ -324,7 +324,7 @@ def cost_lines(built: BuiltTable) -> list[str]:
 
 
 def profile_text(built: BuiltTable) -> str:
-    """What the profile means for the columns, in a sentence or two."""
+    """What the profile means for the columns."""
     reported = bool(built.table.reported)
     if built.profile.embedded:
         apart = " and are not to be compared with the reported columns, which are the paper's"
@@ -336,7 +336,7 @@ def profile_text(built: BuiltTable) -> str:
     what = "Reported columns are the paper's; what" if reported else "What"
     return (
         f"Profile `{built.profile.name}`: the published checkpoints and sizes. {what} this machine "
-        "lacks shows `needs: …`."
+        "lacks shows `unavailable: needs …`."
     )
 
 

@@ -92,7 +92,12 @@ def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
     figure, profile = load_figure(name), load_profile("embedded")
     found = built_full(figure, profile, tmp_path, real_compose, monkeypatch)
     reasons = {point.reason for point in found.without_number()}
-    elsewhere = ("needs: ", "a served", "Ascend", UNDEFINED if name == CURVE else "needs: ")
+    elsewhere = (
+        "unavailable: needs ",
+        "a served",
+        "Ascend",
+        UNDEFINED if name == CURVE else "unavailable: needs ",
+    )
     assert all(r.startswith(elsewhere) for r in reasons) or found.built.open, reasons
     assert found.drawn(measured=True) or all(r.startswith(elsewhere) for r in reasons)
     assert figure.table.title in " ".join(texts(found)).replace("\n", " ")

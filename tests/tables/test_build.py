@@ -158,7 +158,7 @@ def test_an_empty_cell_carries_its_reason(tmp_path, monkeypatch) -> None:
         CellState.FAILED: 1,
         CellState.UNAVAILABLE: 2,
     }
-    assert built.unavailable == ("needs: NPU × 8. This machine cannot stand in for it.",)
+    assert built.unavailable == ("needs NPU × 8. This machine cannot stand in for it.",)
 
 
 @pytest.mark.parametrize("profile", [TINY, FULL], ids=lambda profile: profile.name)

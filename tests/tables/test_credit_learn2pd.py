@@ -226,7 +226,7 @@ def test_no_cell_is_silently_empty(name: str, profile: str, tmp_path) -> None:
         assert cell.setting or (cell.run.short and cell.why)
         assert cell.run.state in (CellState.MISSING, CellState.UNAVAILABLE, CellState.SETTING)
         if cell.run.state is CellState.UNAVAILABLE:
-            assert cell.run.short.startswith("needs: ")
+            assert cell.run.short.startswith("unavailable: needs ")
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if "learn2pd" in name])

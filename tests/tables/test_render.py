@@ -117,7 +117,7 @@ def test_markdown_columns_name_model_and_benchmark(built) -> None:
 
 def test_markdown_shows_why_a_cell_is_empty(tmp_path, monkeypatch) -> None:
     text = render(every_state(tmp_path, FULL, monkeypatch))["md"]
-    for reason in ("*needs: NPU × 8*", "*missing*", "*failed*", "*7 of 20 samples*"):
+    for reason in ("*unavailable: needs NPU × 8*", "*missing*", "*failed*", "*7 of 20 samples*"):
         assert reason in text
     assert "`dllm-bench run decoder=lopa model=alpha " in text
 
@@ -290,7 +290,7 @@ def test_the_listing_of_tables_counts_every_cell_and_says_why_some_are_empty(
         assert int(row[1]) == len(built.cells) == sum(map(int, row[2:]))
     text = "\n".join(lines)
     assert "small/derived: 28 cells reported only: A served engine, not run here." in text
-    assert "small/table1: 6 cells impossible: needs: NPU × 8. This machine" in text
+    assert "small/table1: 6 cells unavailable: needs NPU × 8. This machine" in text
     assert "small/derived: 2 runs to make, unknown" in text
 
 

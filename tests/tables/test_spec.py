@@ -114,7 +114,7 @@ def test_every_note_holds_somewhere(name: str) -> None:
 
 def test_an_unknown_table_lists_the_tables() -> None:
     with pytest.raises(
-        DllmBenchError, match=r"no table 'lopa/table9'; choose one of: .*lopa/table4"
+        DllmBenchError, match=r"no table 'lopa/table9'; did you mean .*one of: .*lopa/table4"
     ):
         load_table("lopa/table9")
 
