@@ -1,1 +1,1 @@
-"""What is asked and how it is graded."""
+"""Requests and how their answers are graded."""

@@ -92,7 +92,7 @@ class DllmBenchLM(LM):
         return text
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """A name for lm-eval's cache; the model's own template is used whatever is asked for."""
+        """A name for lm-eval's cache; the model always uses its own template."""
         return self._name
 
     @property

@@ -167,7 +167,7 @@ class SpeculativeDecoder(ComposedDecoder):
 def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan]) -> list[Tensor]:
     """One forward of the target for all requests; its K/V are stored. Logits (R, V) of each.
 
-    A single request is fed as it is; several are a batch of ragged lengths.
+    A single request is fed as it is; several form a batch of unequal lengths.
     """
     model = active[0].model
     canvases, caches = [one.canvas_1L for one in active], [one.kv for one in active]

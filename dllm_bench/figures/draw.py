@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MEASURED_ONLY, REPORTED_ONLY, BOTH = (True,), (False,), (True, False)
 """Values of `FigurePoint.measured` that a row of panels shows."""
-FEW_CATEGORIES = 4  # panels with at most so many have room side by side
+FEW_CATEGORIES = 4  # panels with at most this many categories share a row
 TITLE_CHARACTERS, LEGEND_CHARACTERS, FOOTER_CHARACTERS = 11, 17, 20  # per inch
 SWATCH_CHARACTERS = 7  # width of the piece of line beside a label
 LEGEND_LINE, FOOTER_LINE = 0.18, 0.11  # inches
@@ -80,7 +80,7 @@ def _part_of_sources(points: Sequence[FigurePoint], part: int) -> list[str]:
 
 def grid(built: BuiltFigure) -> list[list[PanelSlot | None]]:
     """The panels, row by row; None where the figure has no such panel. A figure of one panel has
-    its quantities side by side.
+    its quantities in one row.
     """
     quantities, panels = list(built.figure.quantities), panel_names(built)
     if len(panels) > 1 or len(quantities) == 1:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BAR_ROOM = 0.84  # share of a category's width that its bars take
 BAND_ALPHA = 0.18
 MANY_POINTS = 24  # markers on more points than this would hide the line
-MARKERS = 8  # so many are drawn then
+MARKERS = 8  # number of markers drawn instead
 DOT_COLOUR = "#e8452c"  # of points on a heat map
 FRONT_LINE: Mapping[str, Any] = {
     "color": style.FAINT,
@@ -142,7 +142,7 @@ def bars(ax: Axes, panel: Panel) -> None:
 
 
 def histogram(ax: Axes, panel: Panel) -> None:
-    """Bars side by side at numbers on the x axis, as wide as these numbers are apart."""
+    """Adjacent bars at numbers on the x axis, as wide as these numbers are apart."""
     places = sorted({panel.place(point) for point in panel.points})
     distance = min((b - a for a, b in pairwise(places)), default=1.0)
     shown = list(panel.by_series())
@@ -235,7 +235,7 @@ class PanelKind:
     """True if the legend numbers the series."""
 
     def width(self, categories: int) -> float:
-        """Width of a panel with so many categories, in units of `style.PANEL_INCHES`."""
+        """Width of a panel with `categories` categories, in units of `style.PANEL_INCHES`."""
         return max(self.wide, self.per_category * categories)
 
 

@@ -84,7 +84,7 @@ class LoadedModel:
         return self.text.special
 
     def attention_warning(self, attention: str, block: int) -> str | None:
-        """A sentence where a decoder uses other attention than the weights were trained with.
+        """A warning if a decoder uses other attention than the weights were trained with.
 
         None where it is the same, and for autoregressive models: their denoiser raises an error.
         """
@@ -315,7 +315,7 @@ class Inspection:
         return self.parameters * self.dtype.itemsize
 
     def cache_bytes(self, positions: int) -> int:
-        """Memory of the keys and values of so many positions, in bytes."""
+        """Memory of the keys and values of `positions` positions, in bytes."""
         return positions * self.cached_per_position * self.dtype.itemsize
 
     def named_ids(self) -> dict[str, str]:

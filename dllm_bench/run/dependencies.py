@@ -85,7 +85,7 @@ def real_benchmark(spec: RunSpec) -> Benchmark:
 
 
 def prepare_device(spec: RunSpec) -> None:
-    """Set torch's threads and check that the device exists and is the one that is asked for."""
+    """Set torch's threads and check that the device exists and is the configured one."""
     import torch
 
     torch.set_num_threads(int(spec.hardware.get("threads", 1)))

@@ -12,7 +12,7 @@ LISTED_METRICS = ("tpf/emitted", "tps/e2e")  # shown as TPF and TPS wherever run
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with so many decimals, or a dash."""
+    """A number with `digits` decimals, or a dash."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 

@@ -2,7 +2,7 @@
 
 Plain POSIX calls (rename, fsync, flock); this file knows nothing about runs. If a line does not fit
 on the disk it is removed again, so an error never leaves half a line. A killed process can still
-leave half a line; `whole_lines` skips it. Errors of the disk are reported in a sentence.
+leave half a line; `whole_lines` skips it. Errors of the disk become a `DllmBenchError`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class TargetRows:
     answer_BL: Tensor
     """Positions of the answer: only these are anchors or predicted."""
     features_BLC: Tensor
-    """Outputs of the feature layers side by side, float32."""
+    """Outputs of the feature layers, concatenated, float32."""
     last_BLH: Tensor
     """Normalised last hidden states, float32."""
 

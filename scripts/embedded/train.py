@@ -2,7 +2,7 @@
 
 One process with one or a few CPU threads. Its state is written every two minutes; a resumed
 training draws the same data and masks as one that was never interrupted, since both depend only on
-(seed, phase, step). While it goes it measures accuracy on content tokens given only the text to
+(seed, phase, step). During training it measures accuracy on content tokens given only the text to
 their left, on the test split; scores of decoding are left to the benchmarks.
 
 Shapes: B rows of a batch, L positions of a row, N scored positions, H hidden size, V vocabulary,

@@ -179,7 +179,7 @@ def test_a_warm_up_renews_nothing_and_as_released_may_renew_twice() -> None:
 def test_numbers_that_mean_nothing_are_refused(kind) -> None:
     with pytest.raises(DllmBenchError, match=f"{kind.__name__} every is 0"):
         kind(every=0)
-    with pytest.raises(DllmBenchError, match=f"{kind.__name__} clock is 'day'.*block, request"):
+    with pytest.raises(DllmBenchError, match=f"{kind.__name__} has clock 'day'.*block, request"):
         kind(clock="day")
     with pytest.raises(DllmBenchError, match="before -1"):
         VicinityCache(before=-1)

@@ -254,8 +254,11 @@ def test_what_was_drawn_is_what_is_committed(explore) -> None:
         (lambda: Sampled(top_p=0.0), "Sampled has top_p 0.0"),
         (lambda: Sampled(top_k=0), "and top_k 0"),
         (lambda: Gumbel(precision="bfloat16"), "choose among float32, float64"),
-        (lambda: Gumbel(Credit(Confidence())), "Gumbel draws for a plain score.*Credit"),
-        (lambda: Sampled(Gumbel()), "Sampled draws for a plain score.*Gumbel"),
+        (
+            lambda: Gumbel(Credit(Confidence())),
+            "Gumbel draws tokens for a score of the logits alone.*Credit",
+        ),
+        (lambda: Sampled(Gumbel()), "Sampled draws tokens for a score of the logits alone.*Gumbel"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(make, sentence) -> None:

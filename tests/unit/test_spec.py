@@ -167,7 +167,9 @@ def test_a_filter_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_step_times_of_another_model_are_refused() -> None:
     plain = compose(["decoder=dspark", "decoder/length=hardware_aware"])["decoder"]
     inputs.check_profiles(plain, "tiny-qwen3")
-    with pytest.raises(DllmBenchError, match=r"measured with tiny-qwen3, and qwen3-4b is asked"):
+    with pytest.raises(
+        DllmBenchError, match=r"measured with tiny-qwen3, but the model is qwen3-4b"
+    ):
         inputs.check_profiles(plain, "qwen3-4b")
 
 

@@ -4,7 +4,7 @@ To add a task, write a function that draws one `GeneratedProblem` from a random 
 `TASK = GeneratedTask("name", from_draw(draw))`, list it in `GENERATED` of `tasks/sources.py`, and
 add its task file (`tasks/NAME.yaml`) and its configuration (`conf/benchmark/NAME.yaml`).
 
-The split of a problem is decided by a hash of its content (what is asked, without the wording), so
+The split of a problem is decided by a hash of its content (the question, without its wording), so
 the train and test splits never share a problem, whatever the seed. Within a split no prompt occurs
 twice. The items of a split enter the dataset hash of a run: a generator that draws other problems
 from the same seed changes the identity of all its runs.
@@ -30,7 +30,7 @@ class GeneratedProblem:
     """One problem with its gold answer."""
 
     content: str
-    """What is asked, without its wording; the hash of this text decides the split."""
+    """The question without its wording; the hash of this text decides the split."""
     prompt: str
     """The whole plain prompt."""
     continuation: str

@@ -41,7 +41,9 @@ class Lookahead(Explore):
     k: int  # number of lookahead branches
     alpha: float = 0.0  # weight of the creation confidence
     fraction: float = 1.0  # mean over this share of the lowest confidences
-    sliding: int | None = None  # lowest mean of so many consecutive masked positions instead
+    sliding: int | None = (
+        None  # number of consecutive masked positions whose lowest mean counts instead
+    )
     counts_base: bool = False  # k counts the base too (LoPA-Dist)
     base_wins: bool = False  # evaluate branches but always go on with the base, to measure the gain
     # of picking (released as `verification_force_base_winner`)
