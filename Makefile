@@ -15,7 +15,7 @@ FILL := $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --slurm ,$(
 .DEFAULT_GOAL := help
 TABLES := $(subst /,-,$(patsubst conf/table/%.yaml,%,$(wildcard conf/table/*/*.yaml)))
 FIGURES := $(subst /,-,$(patsubst conf/figure/%.yaml,%,$(wildcard conf/figure/*/*.yaml)))
-.PHONY: help venv all table4 $(TABLES) tables $(FIGURES) figures dspark decoders report perf test test-all lint fmt clean
+.PHONY: help venv all table4 $(TABLES) tables $(FIGURES) figures dspark decoders claims report docs perf test test-all lint fmt clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ figures: $(STAMP) ## Draw every figure with the embedded models; one: make dspar
 $(FIGURES): $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure $(subst -,/,$@) $(FILL)
 
+claims: $(STAMP) ## Print what the stored runs say about every published claim; CLAIMS=--run runs what is missing
+	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench claims $(CLAIMS)
+
 all: $(STAMP) ## Every table and figure from nothing, and the site of them; goes on where it stopped
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all $(FILL)
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all $(FILL)
@@ -46,6 +49,10 @@ dspark: dspark-table1 decoders-speculative $(STAMP) ## All of DSpark: its table,
 
 report: $(STAMP) ## Make the static site of what is stored: results/site/index.html
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench report
+
+docs: ## Make the documentation's site with the Python interface: results/docs/index.html
+	@test -x .venv-docs/bin/mkdocs || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/pip install -q $(PIP_ARGS) -r scripts/docs_site/requirements.txt; }
+	@.venv-docs/bin/mkdocs build
 
 perf: $(STAMP) ## Measure the decoding loop (docs/perf.md); PERF="--quick --parts split" for less
 	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.perf $(PERF)

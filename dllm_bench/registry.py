@@ -6,8 +6,10 @@ class can be moved or renamed without changing the identity of any run. Yaml fil
 `_target_: dllm_bench.decoding.select.threshold.Threshold` (Hydra's convention, which editors can
 follow) or the registered name; both mean the same object.
 
-Only registered objects are ever called. Another package registers its own classes from a module
-that it names as an entry point of the group `dllm_bench.plugins`.
+Only registered objects are ever called, and only after all of the data was checked: each class must
+be of the kind its place needs, and every argument of the type that the class declares. Another
+package registers its own classes from a module that it names as an entry point of the group
+`dllm_bench.plugins`.
 """
 
 from __future__ import annotations
@@ -16,39 +18,42 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+from dllm_bench.core.declared import fits
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import PLUGINS
 
 TARGET = "_target_"
 PACKAGE = "dllm_bench."
-PLUGINS = "dllm_bench.plugins"
 
+DEFAULT_LEFT_OUT = {"default_left_out": True}
+"""Metadata of a dataclass field that was added after runs had been stored: `describe` leaves it out
+while it has its default, so that the hashes of those runs stay."""
+
+SLOTS = "score select explore schedule revise stop cache draft verify length".split()
 HOMES: dict[str, tuple[str, ...]] = {
-    **{
-        slot: (f"dllm_bench.decoding.{slot}",)
-        for slot in ("score", "select", "explore", "schedule", "stop", "cache")
-    },
-    **{slot: (f"dllm_bench.decoding.{slot}",) for slot in ("draft", "verify", "length")},
+    **{slot: (f"dllm_bench.decoding.{slot}",) for slot in SLOTS},
     "decoder": ("dllm_bench.decoding.masked", "dllm_bench.decoding.speculative"),
     "drafter": ("dllm_bench.models.drafters",),
     "filter": ("dllm_bench.models.filters",),
+    "counts": ("dllm_bench.decoding.score.calibrated",),
     "model": ("dllm_bench.serving.served_model",),
     "benchmark": (
         "dllm_bench.benchmarks.lm_eval",
         "dllm_bench.benchmarks.evalplus",
         "dllm_bench.benchmarks.prompts",
     ),
-    "logger": ("dllm_bench.run.loggers",),
+    "logger": ("dllm_bench.runs.loggers",),
 }
 """Kind, the first part of a registered name -> modules and packages whose import registers it."""
 
-PLAIN_KINDS = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+SHOWN_CHARS = 200  # of a value in an error message
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
@@ -108,6 +113,12 @@ def find(target: str) -> Callable[..., Any]:
 def _find_by_path(target: str) -> Callable[..., Any]:
     """The registered object at a dotted path inside this package."""
     module_name, _, name = target.rpartition(".")
+    homes = [home for kind in HOMES.values() for home in kind]
+    if not any(f"{module_name}.".startswith(f"{home}.") for home in homes):
+        raise DllmBenchError(
+            f"_target_ {target!r} lies in no module whose classes a configuration may build; name "
+            "a registered class (conf/ has all of them)."
+        )
     try:
         registered = getattr(importlib.import_module(module_name), name)
     except ModuleNotFoundError as error:
@@ -163,25 +174,46 @@ def with_registered_names(plain: Any) -> Any:
     return plain
 
 
-def instantiate(plain: Any) -> Any:
-    """The object plain data stands for: mappings with `_target_` are built, innermost first.
+def instantiate(plain: Any, kind: str | None) -> Any:
+    """The object that a mapping with `_target_` stands for, lists as tuples.
 
-    Values without `_target_` stay as they are, lists become tuples.
+    kind: first part of the registered name it must have; None for any. Everything is checked, at
+    every depth, before the first object is made: names, kinds, arguments and their declared types.
     """
+    if not isinstance(plain, Mapping) or TARGET not in plain:
+        raise DllmBenchError(
+            f"A configuration of a {kind or 'registered class'} was needed, and {_shown(plain)} "
+            f"was given; name a class with {TARGET}."
+        )
+    target = str(plain[TARGET])
+    found = name_of(find(target)).partition(".")[0]
+    if kind is not None and found != kind:
+        raise DllmBenchError(
+            f"_target_ {target!r} is a {found}, and a {kind} belongs here; name a class that is "
+            f"registered as {kind}.…"
+        )
+    _check_target(plain)
+    return _build(plain)
+
+
+def _build(plain: Any) -> Any:
+    """The object behind checked plain data, innermost first."""
     if isinstance(plain, Mapping):
-        parts = {key: instantiate(value) for key, value in plain.items() if key != TARGET}
-        return _call(str(plain[TARGET]), parts) if TARGET in plain else parts
+        parts = {key: _build(value) for key, value in plain.items() if key != TARGET}
+        return find(str(plain[TARGET]))(**parts) if TARGET in plain else parts
     if isinstance(plain, (list, tuple)):
-        return tuple(instantiate(value) for value in plain)
+        return tuple(_build(value) for value in plain)
     return plain
 
 
-def _call(target: str, arguments: dict[str, Any]) -> Any:
-    return construct(find(target), arguments, f"_target_ {target!r}")
-
-
 def construct(factory: Callable[..., Any], arguments: Mapping[str, Any], title: str) -> Any:
-    """`factory(**arguments)` after a check of names and plain types; `title` opens the errors."""
+    """`factory(**arguments)` after a check of names and types; `title` opens the errors."""
+    check_arguments(factory, arguments, title)
+    return factory(**arguments)
+
+
+def check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], title: str) -> None:
+    """Raise DllmBenchError for names or types that `factory` does not declare, at any depth."""
     signature = inspect.signature(factory)
     try:
         signature.bind(**arguments)
@@ -190,34 +222,79 @@ def construct(factory: Callable[..., Any], arguments: Mapping[str, Any], title: 
         raise DllmBenchError(
             f"{title} does not fit its arguments ({error}); it takes: {takes}."
         ) from error
+    declared = _declared_types(factory)
     for name, value in arguments.items():
-        declared = str(signature.parameters[name].annotation)
-        if not _fits(value, declared):
+        if not fits(value, declared.get(name, Any), _is_a):
+            annotation = signature.parameters[name].annotation
             raise DllmBenchError(
-                f"{title} takes {name} as {declared}, and {value!r} was given; give a value of "
-                "that kind."
+                f"{title} takes {name} as {annotation}, and {_shown(value)} was given; give a "
+                "value of that kind."
             )
-    return factory(**arguments)
 
 
-def _fits(value: Any, declared: str) -> bool:
-    """Whether a value is of the declared type; only int, float, bool, str and None are checked."""
-    kinds = set(declared.split(" | "))
-    if not kinds <= {*PLAIN_KINDS, "None"}:
+def _check_target(plain: Mapping[str, Any]) -> None:
+    target = str(plain[TARGET])
+    arguments = {str(key): value for key, value in plain.items() if key != TARGET}
+    check_arguments(find(target), arguments, f"_target_ {target!r}")
+
+
+@cache
+def _declared_types(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Argument -> type; "return" -> the class of what `factory` makes."""
+    is_class = inspect.isclass(factory)
+    holder = factory.__init__ if is_class and not is_dataclass(factory) else factory
+    try:
+        hints = get_type_hints(holder)
+    except NameError as error:
+        raise DllmBenchError(
+            f"{_path_of(factory)} declares a type that cannot be found ({error}); import that "
+            "type in its module, outside of TYPE_CHECKING."
+        ) from error
+    return {**hints, "return": factory if is_class else hints.get("return", object)}
+
+
+def _is_a(value: Any, wanted: type) -> bool:
+    """Whether a value, or what its `_target_` makes, is a `wanted`; where anything goes
+    (`object`), nothing is built.
+    """
+    if isinstance(value, Mapping) and TARGET in value and wanted is not object:
+        if not _provides(_declared_types(find(str(value[TARGET])))["return"], wanted):
+            return False
+        _check_target(value)
         return True
-    if value is None or isinstance(value, bool):
-        return ("None" if value is None else "bool") in kinds
-    return isinstance(value, tuple(kind for name in kinds for kind in PLAIN_KINDS.get(name, ())))
+    if wanted is not object:
+        return _provides(type(value), wanted)
+    if isinstance(value, Mapping):
+        return TARGET not in value and all(_is_a(part, object) for part in value.values())
+    return not isinstance(value, (list, tuple)) or all(_is_a(part, object) for part in value)
+
+
+def _provides(made: type, wanted: type) -> bool:
+    """Whether a class is a subclass of `wanted`, or has all members of that protocol."""
+    if not getattr(wanted, "_is_protocol", False):
+        return issubclass(made, wanted)
+    protocols = [base for base in wanted.__mro__ if getattr(base, "_is_protocol", False)]
+    names = {name for base in protocols for name in (*vars(base), *inspect.get_annotations(base))}
+    members = {name for name in names if not name.startswith("_")} | names & {"__call__"}
+    own = {name for base in made.__mro__ for name in inspect.get_annotations(base)}
+    return members <= {*dir(made), *own}
+
+
+def _shown(value: Any) -> str:
+    """A value for an error message, cut."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
 
 def describe(value: Any) -> Any:
     """Plain data of a value made of registered dataclasses; the inverse of `instantiate`.
 
     Defaults are written out, so that equal objects give equal data however they were configured,
-    and a changed default changes the data.
+    and a changed default changes the data; see `DEFAULT_LEFT_OUT` for the exception.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {f.name: describe(getattr(value, f.name)) for f in fields(value) if f.init}
+        kept = (f for f in fields(value) if f.init and not _left_out(f, getattr(value, f.name)))
+        parts = {f.name: describe(getattr(value, f.name)) for f in kept}
         return {TARGET: name_of(type(value)), **parts}
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
@@ -235,6 +312,14 @@ def describe(value: Any) -> Any:
         f"A {type(value).__name__} cannot be part of a configuration; use numbers, text, lists, "
         "mappings or dataclasses of them."
     )
+
+
+def _left_out(declared: Field[Any], value: Any) -> bool:
+    """Whether the value is the default of a field that leaves its default out."""
+    if not declared.metadata.get("default_left_out"):
+        return False
+    factory = declared.default_factory
+    return bool(value == (declared.default if factory is MISSING else factory()))
 
 
 def _path_of(registered: Callable[..., Any]) -> str:

@@ -1,12 +1,12 @@
 """Decode runs of results/reference again and compare every count of every sample.
 
-    .venv/bin/python -m scripts.check_reference [WORD ...] [--all] [--limit N]
+    .venv/bin/python -m scripts.check_reference [WORD ...] [--all] [--samples N]
 
 Checks one run of each pair of decoder and model (every run with --all) whose names contain one of
-the words. Compared are all columns except times: forwards, rows, tokens, forced positions, scores.
-Run it after a change of the loops, pieces or models that should not change any token. After a
-change that should, raise `DECODING_VERSION` and make the reference anew. The new runs are written
-to a temporary folder.
+the words; with --samples N, only the first N samples of each run. Compared are all columns except
+times: forwards, rows, tokens, forced positions, scores. Run it after a change of the loops, pieces
+or models that should not change any token. After a change that should, raise `DECODING_VERSION` and
+make the reference again. The new runs are written to a temporary folder.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dllm_bench.launch.run_one import needs_several, run
@@ -45,10 +46,15 @@ def chosen_records(words: Sequence[str], every: bool) -> Iterator[RunRecord]:
 
 
 def differences(old: RunRecord, new: RunRecord) -> dict[str, int]:
-    """Column -> number of samples that differ; columns without differences are left out."""
+    """Column -> number of samples of `new` that differ; equal columns are left out."""
+    row_of = {sample: row for row, sample in enumerate(old.columns["id"])}
+    rows = [row_of[sample] for sample in new.columns["id"]]
     counts = [name for name in old.columns if not name.endswith(TIME_SUFFIXES)]
-    pairs = {name: zip(old.columns[name], new.columns[name], strict=True) for name in counts}
-    differing = {name: sum(a != b for a, b in rows) for name, rows in pairs.items()}
+    stored = {name: [old.columns[name][row] for row in rows] for name in counts}
+    differing = {
+        name: sum(a != b for a, b in zip(stored[name], new.columns[name], strict=True))
+        for name in counts
+    }
     return {name: number for name, number in differing.items() if number}
 
 
@@ -57,21 +63,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Decode runs of results/reference again.")
     parser.add_argument("words", nargs="*", help="part of a decoder's or a model's name")
     parser.add_argument("--all", action="store_true", help="every run, not one of each pair")
-    parser.add_argument("--limit", type=int, metavar="N", help="stop after N runs")
+    parser.add_argument("--samples", type=int, metavar="N", help="first samples of a run to check")
     args = parser.parse_args()
     checked = different = 0
     with tempfile.TemporaryDirectory() as folder:
         for old in chosen_records(args.words, args.all):
             started = time.monotonic()
-            columns = differences(old, run(old.spec, store=Store(Path(folder))))
+            spec = replace(old.spec, limit=args.samples or old.spec.limit)
+            columns = differences(old, run(spec, store=Store(Path(folder))))
             different += bool(columns)
             result = ", ".join(f"{name} differs in {n} samples" for name, n in columns.items())
             seconds = time.monotonic() - started
             name = f"{old.spec.benchmark['name']} {old.spec.model['name']} {old.spec.label}"
             print(f"{name} {old.spec.short} ({seconds:.0f} s): {result or 'the same'}", flush=True)
             checked += 1
-            if checked == args.limit:
-                break
     if not checked:
         sys.exit(f"No run of {REFERENCE} matches; give other words, or none for all pairs.")
     sys.exit(f"{different} runs differ." if different else 0)

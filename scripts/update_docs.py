@@ -1,25 +1,44 @@
-"""Write stored results into the documents that quote them: README.md and the model cards.
+"""Write what is stored into the documents that quote it: README.md, docs, model cards.
 
     .venv/bin/python -m scripts.update_docs [RESULTS_OF_THE_CARDS]
 
-The README quotes one section of the committed Table 4 and where it was measured; a card quotes the
-sealed runs of its model found in the given results directory (cards are left alone without one).
+The README quotes one section of the committed Table 4 and where it was measured; docs/findings.md
+has the verdicts of the committed results and the prose of dllm_bench/claims; docs/decoders.md lists
+the decoders of conf/decoder; a card quotes the sealed runs of its model found in the given results
+directory (cards are left alone without one).
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from dllm_bench.paths import assets_dir
+from dllm_bench.api.compose import compose
+from dllm_bench.claims.findings import findings, markdown, tables_needed
+from dllm_bench.claims.verdict import Judgement, judge_stored
+from dllm_bench.paths import assets_dir, conf_dir, options
+from dllm_bench.registry import TARGET, find, name_of
+from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import RunState, Store, read_record
+from dllm_bench.tables.build import build
+from dllm_bench.tables.load import load_profile, load_table
+from dllm_bench.tables.plan import plan
+from dllm_bench.tables.spec import EMBEDDED
 from scripts.embedded.card import measured
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "results" / "reference" / "tables" / "lopa" / "table4.md"
+REFERENCE = ROOT / "results" / "reference"
+TABLE = REFERENCE / "tables" / "lopa" / "table4.md"
+FINDINGS = ROOT / "docs" / "findings.md"
 MODEL, SECTION = "## D2F-Dream-Instruct", "### GSM8K 4-shot"
 SYSTEM, COLUMNS = 1, (0, 2, 3, 4, 7, 8, 11)  # of the rendered section: BP, τ, mean TPS and score
 BEGIN, END = "<!-- table4:begin -->", "<!-- table4:end -->"
+LISTED, LIST_END = "<!-- library:begin -->", "<!-- library:end -->"
+USUAL = {"explore": "greedy", "revise": "none", "stop": "filled", "cache": "none"}  # not listed
+GOLDEN = Path(os.environ.get("DLLM_BENCH_GOLDEN", ROOT.parent / "shared" / "golden"))
 
 
 def excerpt(table: str) -> str:
@@ -36,8 +55,74 @@ def excerpt(table: str) -> str:
 
 def quote(readme: str, table: str) -> str:
     """The README with the excerpt between its markers."""
-    head, rest = readme.split(BEGIN)
-    return f"{head}{BEGIN}\n{excerpt(table)}\n{END}{rest.split(END)[1]}"
+    return between(readme, BEGIN, excerpt(table), END)
+
+
+def between(text: str, begin: str, body: str, end: str) -> str:
+    """The text with `body` between two markers."""
+    head, rest = text.split(begin)
+    return f"{head}{begin}\n{body}\n{end}{rest.split(end)[1]}"
+
+
+def library() -> str:
+    """A row for every decoder of conf/decoder: what its yaml says of it, and its pieces."""
+    header = [
+        "Decoder",
+        "Paper and rule",
+        "Pieces",
+        "Recorded cases",
+        "Differs from the released code",
+    ]
+    rows = [row(name) for name in options("decoder")]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, ["---"] * 5, *rows])
+
+
+def row(name: str) -> list[str]:
+    """The cells of one decoder."""
+    said = head_of((conf_dir() / "decoder" / f"{name}.yaml").read_text())
+    slots = compose([f"decoder={name}"])["decoder"]
+    pieces = {
+        slot: name_of(find(part[TARGET])).partition(".")[2]
+        for slot, part in slots.items()
+        if isinstance(part, dict) and TARGET in part
+    }
+    shown = [f"{slot} `{piece}`" for slot, piece in pieces.items() if USUAL.get(slot) != piece]
+    cases = recorded(said["golden"].split())
+    return [f"`{name}`", said["rule"], ", ".join(shown), cases, said["differs"]]
+
+
+def head_of(yaml: str) -> dict[str, str]:
+    """The comment that opens a decoder's yaml: its `rule`, what `differs`, its `golden` cases."""
+    said, key = {"rule": "", "differs": "", "golden": ""}, "rule"
+    for line in yaml.splitlines():
+        if not line.startswith("# "):
+            break
+        text = line[2:]
+        if text.startswith(("differs: ", "golden: ")):
+            key, _, text = text.partition(": ")
+        said[key] = f"{said[key]} {text}".strip()
+    return said
+
+
+def recorded(golden: Sequence[str]) -> str:
+    """How many recorded cases a decoder has: a file, and the methods that count if not all do."""
+    if not golden:
+        return ""
+    whole = json.loads((GOLDEN / golden[0]).read_text())
+    cases = whole["runs"] if isinstance(whole, dict) else whole
+    return str(sum(len(golden) == 1 or case["method"] in golden for case in cases))
+
+
+def findings_page(judgements: Sequence[Judgement] | None = None) -> str:
+    """docs/findings.md, from the committed records and what they say about the claims."""
+    profile, store = load_profile(EMBEDDED), Store(REFERENCE / "runs")
+    settings = SettingsCache(REFERENCE, compose)
+    given = (profile, settings.compose, store, False, settings.resolve)
+    needed = [load_table(name) for name in tables_needed()]
+    tables = {table.name: build(table, profile, plan(table, *given)) for table in needed}
+    judgements = judgements or judge_stored(profile, store, settings)
+    found = findings(judgements, tables, " --results results/reference")
+    return markdown(found, lambda table: f"../results/reference/tables/{table}.md")
 
 
 def update_cards(results: Path) -> None:
@@ -53,5 +138,8 @@ def update_cards(results: Path) -> None:
 if __name__ == "__main__":
     readme = ROOT / "README.md"
     readme.write_text(quote(readme.read_text(), TABLE.read_text()))
+    page = ROOT / "docs" / "decoders.md"
+    page.write_text(between(page.read_text(), LISTED, library(), LIST_END))
+    FINDINGS.write_text(findings_page())
     if len(sys.argv) > 1:
         update_cards(Path(sys.argv[1]))

@@ -56,7 +56,9 @@ def looked_up(item: Item) -> str:
     return f"Some words.\n```python\n{code}\n```"
 
 
-MINI = ("minigsm", "minimath", "miniread", "miniread_count", "minirule", "minirule_choice")
+MINI = (
+    "minigsm", "minimath", "miniread", "miniread_count", "minirule", "minirule_choice", "ministory",
+)  # fmt: skip
 GOLD: Mapping[str, Answer] = {
     **dict.fromkeys(MINI, lambda item: " " + item["answer"]),
     "gsm8k": lambda item: " " + item["answer"],

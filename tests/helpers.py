@@ -217,9 +217,11 @@ def tiny_tokenizer() -> Any:
     return tokenizer
 
 
-def tiny_denoiser(layout: str, seed: int, attention: str = "sdpa") -> TransformerDenoiser:
-    """A random float32 model of `layout` in memory."""
-    config = tiny_config(layout)
+def tiny_denoiser(
+    layout: str, seed: int, attention: str = "sdpa", **changes: Any
+) -> TransformerDenoiser:
+    """A random float32 model of `layout` in memory; `changes` go into its config."""
+    config = tiny_config(layout, **changes)
     module = ADAPTERS[layout].build(config, attention)
     module.load_state_dict(tiny_weights(layout, seed, config))
     adapter = ADAPTERS[layout]

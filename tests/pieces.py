@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.decoder import Piece
 from dllm_bench.core.request import SpecialTokens
+from dllm_bench.core.transfer import to_device
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.paths import options
@@ -25,7 +26,7 @@ from tests.helpers import ROLES, VOCAB
 
 BLOCK = 8
 SMALL = {"block": BLOCK, "steps": 4, "forwards": 5}
-SLOTS = ("score", "select", "explore", "schedule", "stop", "cache")
+SLOTS = ("score", "select", "explore", "schedule", "stop", "cache", "revise")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class RandomHead:
 
     def __call__(self, confidence_KNB: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(3)
-        return confidence_KNB @ torch.randn(self.block, self.block, generator=generator)
+        weight_BB = torch.randn(self.block, self.block, generator=generator)
+        return confidence_KNB @ to_device(weight_BB, confidence_KNB.device)
 
 
 def small(value: Any) -> Any:
@@ -55,25 +57,29 @@ def small(value: Any) -> Any:
     return replace(value, **changes)
 
 
+def composed(group: str) -> dict[str, Any]:
+    """Name -> settings of every yaml of a group; ten a composition, which takes a third as long."""
+    names, found = options(group), dict[str, Any]()
+    for first in range(0, len(names), 10):
+        asked = [f"+{group}@every.{name}={name}" for name in names[first : first + 10]]
+        found |= compose(asked)["every"]
+    return found
+
+
 @lru_cache
 def pieces(slot: str) -> dict[str, Piece]:
     """Name -> piece of every yaml of a slot."""
-    plain = {
-        n: compose([f"decoder/{slot}={n}"])["decoder"][slot] for n in options(f"decoder/{slot}")
-    }
-    return {name: small(instantiate(value)) for name, value in plain.items()}
+    plain = composed(f"decoder/{slot}")
+    return {name: small(instantiate(value, slot)) for name, value in plain.items()}
 
 
 @lru_cache
 def decoders() -> dict[str, MaskedDecoder]:
     """Name -> decoder of every yaml in `conf/decoder` that is a masked one."""
-    found = {}
-    for name in options("decoder"):
-        plain = compose([f"decoder={name}"])["decoder"]
-        if not plain["_target_"].endswith("MaskedDecoder"):
-            continue
-        found[name] = small(instantiate({k: v for k, v in plain.items() if k != "name"}))
-    return found
+    masked = {
+        n: x for n, x in composed("decoder").items() if x["_target_"].endswith("MaskedDecoder")
+    }
+    return {name: small(instantiate(plain, "decoder")) for name, plain in masked.items()}
 
 
 class Table:
@@ -100,9 +106,13 @@ class Table:
         assert 0 <= first <= kv.length and first < last <= tokens_KL.shape[1]
         assert first <= plan.rows[0] < plan.rows[1] <= last + (plan.block == 1)
         kv.begin(plan, tokens_KL.shape[1])
+        if plan.choose is not None:
+            nothing_1X1 = torch.zeros(1, last, 1)
+            kv.choices.append(plan.choose(nothing_1X1, nothing_1X1))
         kv.hold(plan, tokens_KL[:, first:last, None])
         seen_KV = self.token[tokens_KL[:, :last]].mean(1)
-        return self.place[plan.rows[0] : plan.rows[1]] + seen_KV[:, None]
+        rows = [torch.arange(*plan.rows), torch.arange(*plan.shadow)]
+        return self.place[torch.cat(rows)] + seen_KV[:, None]
 
     def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]

@@ -1,27 +1,33 @@
 """Two tiers of tests: `make test` runs a covering part, `make test-all` all of it.
 
 `covering` keeps a part of a long list of cases in the default tier and gives the marker
-`exhaustive` to the rest; `tuples_of_three` picks combinations so that any three choices of
-different slots meet in at least one of them.
+`exhaustive` to the rest; `covering_pairs` picks combinations so that any two choices of different
+slots meet in at least one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from allpairspy import AllPairs
 
 
-def covering(step: int, cases: Iterable[Any]) -> list[Any]:
-    """All cases, of which only every `step`-th is in the default tier."""
+def covering(step: int, cases: Iterable[Any], often: int = 1) -> list[Any]:
+    """All cases: every `step`-th in the default tier, of the others every `often`-th in the whole
+    suite, and what is left with `-m drill`.
+    """
     return [
-        case if index % step == 0 else pytest.param(case, marks=pytest.mark.exhaustive)
+        case if index % step == 0 else pytest.param(case, marks=_rest(index, often))
         for index, case in enumerate(cases)
     ]
 
 
-def tuples_of_three(*slots: Sequence[Any]) -> list[list[Any]]:
-    """Combinations of one value a slot that hold every triple of values at least once."""
-    return list(AllPairs([list(slot) for slot in slots], n=3))
+def _rest(index: int, often: int) -> pytest.MarkDecorator:
+    return pytest.mark.drill if index % often else pytest.mark.exhaustive
+
+
+def covering_pairs(*slots: Iterable[Any]) -> list[list[Any]]:
+    """Combinations of one value a slot that hold every pair of values at least once."""
+    return list(AllPairs([list(slot) for slot in slots]))

@@ -145,9 +145,52 @@ def is_reachable(host: str, timeout_s: float = 0.7) -> bool:
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one a line."""
-    with file.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+    """The JSON objects of a file, one a line; DllmBenchError names the line that holds none."""
+    with file.open("rb") as lines:
+        return [_json_object(file, i, line) for i, line in enumerate(lines, 1) if line.strip()]
+
+
+def _json_object(file: Path, number: int, line: bytes) -> dict[str, Any]:
+    """The JSON object of a line; the first may begin with a byte order mark."""
+    try:
+        row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DllmBenchError(
+            f"Line {number} of {file} is not JSON in UTF-8 ({error}); download the file again."
+        ) from None
+    if not isinstance(row, dict):
+        raise DllmBenchError(
+            f"Line {number} of {file} is a JSON {type(row).__name__}, but every line has to be an "
+            "object; download the file again."
+        )
+    return row
+
+
+@contextmanager
+def naming_file(file: Path) -> Iterator[None]:
+    """In the block, an error about the form of a file's rows becomes a DllmBenchError."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DllmBenchError(
+            f"{file} has a row of another form than the published file "
+            f"({type(error).__name__}: {error}); download it again."
+        ) from None
+
+
+def require_fields(file: Path, rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> None:
+    """Raise DllmBenchError, naming file and row, if a row lacks one of the fields.
+
+    Of "a or b" a row needs one of the two.
+    """
+    for number, row in enumerate(rows, 1):
+        missing = [
+            name for name in names if all(row.get(one) is None for one in name.split(" or "))
+        ]
+        if missing:
+            raise DllmBenchError(
+                f"Row {number} of {file} has no {', '.join(missing)}; download the file again."
+            )
 
 
 class LazyRequests(Sequence[Request]):

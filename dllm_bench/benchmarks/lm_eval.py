@@ -8,6 +8,7 @@ only when a request is built or a text is graded; names, data and hashes do not 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -30,7 +31,14 @@ from dllm_bench.benchmarks.items import (
 )
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.tasks import sources
-from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore, Turns
+from dllm_bench.core.benchmark import (
+    Benchmark,
+    Encode,
+    GradedAnswer,
+    SampleScore,
+    Turns,
+    judge_error,
+)
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -183,21 +191,37 @@ class LmEvalBenchmark(Benchmark):
         """Grade texts with the task's filters and metrics; needs no model."""
         if self.runs_code:
             sandbox.require_consent(self.allow_code_execution, self.name)
-        items = answered_items(texts, self.items, self.name)
-        if not items:
-            return {}
-        answers = [cut_at_stop(texts[item["id"]], self.stops) for item in items]
-        task, instances = self._lm_eval_task, _instances(self.task, items, answers)
-        task._instances = instances
-        task.apply_filters()
+        instances = self._filtered(texts)
 
         def grade(instance: Instance) -> SampleScore:
-            return _grade(task, instance, self.primary)
+            return _grade(self._lm_eval_task, instance, self.primary)
 
         graded = (
             sandbox.map_in_threads(grade, instances) if self.runs_code else map(grade, instances)
         )
-        return {item["id"]: score for item, score in zip(items, graded, strict=True)}
+        return {one.doc["id"]: score for one, score in zip(instances, graded, strict=True)}
+
+    def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
+        """The task's target, and what the primary metric's filter finds in the text."""
+        chosen = self.primary.rpartition(",")[2]
+        return {
+            instance.doc["id"]: GradedAnswer(
+                str(self._lm_eval_task.doc_to_target(instance.doc)).strip(),
+                str(instance.filtered_resps[chosen]),
+            )
+            for instance in self._filtered(texts)
+        }
+
+    def _filtered(self, texts: Mapping[str, str]) -> list[Instance]:
+        """lm-eval's records of the texts, after the task's filters."""
+        items = answered_items(texts, self.items, self.name)
+        if not items:
+            return []
+        answers = [cut_at_stop(texts[item["id"]], self.stops) for item in items]
+        task, instances = self._lm_eval_task, _instances(self.task, items, answers)
+        task._instances = instances
+        task.apply_filters()
+        return instances
 
 
 def _keep_turns(turns: Turns, add_generation_prompt: bool = True) -> Turns:
@@ -226,6 +250,8 @@ def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleSc
         kind = f"metric of task {task.config.task}:"
         raise DllmBenchError(unknown_name(kind, primary, list(metrics)))
     value, chosen = metrics[primary], primary.rpartition(",")[2]
+    if math.isnan(value):
+        return judge_error(f"the sandbox gave no verdict for {instance.doc['id']}")
     verdict = "wrong"
     if value:
         verdict = "correct"

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import lm_eval.models  # noqa: F401 (else lm-eval would not register its own models)
 from lm_eval._cli import HarnessCLI
@@ -29,9 +29,29 @@ MODEL = "dllm_bench"
 """Name of our models on lm-eval's command line."""
 MAX_NEW_TOKENS = 256
 """lm-eval's own budget where a task names none."""
+ANY_DEVICE = "auto"
+"""Stands for the device that `hardware` chooses; lm-eval itself would ask for cuda:0."""
 Generate = Callable[["str | Turns", int, tuple[str, ...]], str]
 """(prompt text or chat turns, new tokens, stop strings) -> text."""
-BuildGenerate = Callable[[Mapping[str, Any]], Generate]
+Metrics = Mapping[str, float | None]
+"""Name -> value; None where it cannot be measured."""
+
+
+class NamedGenerate(Protocol):
+    """A `Generate` whose name tells its model, decoder and settings from others."""
+
+    @property
+    def name(self) -> str:
+        """Fit to name a folder."""
+
+    def __call__(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> str:
+        """The text for a prompt."""
+
+    def metrics(self) -> Metrics:
+        """The metrics of all texts so far, by name."""
+
+
+BuildGenerate = Callable[[Mapping[str, Any]], NamedGenerate]
 """Settings of `--model_args` -> what generates."""
 
 
@@ -41,20 +61,30 @@ class DllmBenchLM(LM):
     build: ClassVar[BuildGenerate]
     """What `--model_args` are turned into a model with; set by `command_line`."""
 
-    def __init__(self, generate: Generate, name: str) -> None:
-        """`name` tells apart lm-eval's cached requests of different models."""
+    def __init__(
+        self, generate: Generate, name: str, metrics: Callable[[], Metrics] = dict
+    ) -> None:
+        """`name` tells apart lm-eval's cached requests of different models; `metrics` gives those
+        of all texts so far.
+        """
         super().__init__()
-        self._generate, self._name = generate, name
+        self._generate, self._name, self._metrics = generate, name, metrics
         self._turns: dict[str, Turns] = {}
 
     @classmethod
     def create_from_arg_obj(
-        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+        cls, arg_dict: dict[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> DllmBenchLM:
-        """The model for the settings of lm-eval's command line."""
-        device = (additional_config or {}).get("device")
-        settings = {**arg_dict, **({"+model.device": device} if device else {})}
-        return cls(cls.build(settings), json.dumps(settings, sort_keys=True))
+        """The model for the settings of lm-eval's command line.
+
+        lm-eval calls the folder of results by the entry "pretrained", so it is set to a name that
+        differs between decoders and settings of one model.
+        """
+        device = (additional_config or {}).get("device", ANY_DEVICE)
+        own = {} if device == ANY_DEVICE else {"+model.device": device}
+        generate = cls.build({**arg_dict, **own})
+        arg_dict["pretrained"] = generate.name
+        return cls(generate, generate.name, generate.metrics)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Texts, each cut at the stop strings of its request."""
@@ -95,6 +125,11 @@ class DllmBenchLM(LM):
         """A name for lm-eval's cache; the model always uses its own template."""
         return self._name
 
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval adds to the "config" of its results: TPF, TPS, forwards and all metrics."""
+        metrics = self._metrics().items()
+        return {MODEL: {name: value for name, value in metrics if value is not None}}
+
     @property
     def tokenizer_name(self) -> str:
         """Tells apart lm-eval's cached requests of different models."""
@@ -128,7 +163,10 @@ def command_line(arguments: Sequence[str], build: BuildGenerate) -> None:
     sys.argv = ["dllm-bench lm-eval", *arguments]
     try:
         cli = HarnessCLI()
-        cli.execute(cli.parse_args())
+        parsed = cli.parse_args()
+        if getattr(parsed, "model", None) == MODEL and not (parsed.device or parsed.config):
+            parsed.device = ANY_DEVICE
+        cli.execute(parsed)
     except ValueError as error:  # raised by lm-eval for a name in --tasks
         if not str(error).startswith("Tasks not found"):
             raise

@@ -20,6 +20,7 @@ from dllm_bench.benchmarks.items import (
     answered_items,
     content_hash,
     data_file,
+    naming_file,
     read_jsonl,
     repeat_items,
     require_known,
@@ -71,10 +72,11 @@ class PromptsBenchmark(Benchmark):
         """The chosen prompts in DeepSpec's order; an `id` ends in the line of the prompt."""
         self.check()
         file = data_file(str(self.data_dir), f"{FOLDER}/{self.dataset}.jsonl", self.name)
-        rows = [
-            {"id": f"prompts/{self.dataset}/{i}", "prompt": row["turns"][0]}
-            for i, row in enumerate(read_jsonl(file))
-        ]
+        with naming_file(file):
+            rows = [
+                {"id": f"prompts/{self.dataset}/{i}", "prompt": row["turns"][0]}
+                for i, row in enumerate(read_jsonl(file))
+            ]
         if len(rows) > CAPS[self.dataset]:
             random.Random(ORDER_SEED).shuffle(rows)
         return repeat_items(rows[: CAPS[self.dataset]][: self.limit], self.repeats)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.visible import visible
 from dllm_bench.store.files import check_results_directory
-from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import default_paths
-from dllm_bench.store.store import RunEntry, Store, read_record
+from dllm_bench.store.store import Store
 
 Plain = dict[str, Any]
 
@@ -23,6 +22,15 @@ Plain = dict[str, Any]
 def add_results_option(parser: ArgumentParser) -> None:
     """Add `--results`, which nearly all commands have."""
     parser.add_argument("--results", metavar="DIR", help="results directory (default: ./results)")
+
+
+def add_decoder_arguments(parser: ArgumentParser, *more: str) -> None:
+    """Add the positional DECODER, those named in `more`, and settings of the decoder."""
+    parser.add_argument("decoder", metavar="DECODER", help="a name of conf/decoder")
+    for name in more:
+        parser.add_argument(name, metavar=name.upper(), help="text, or - for standard input")
+    text = "of the decoder, as in `run`: decoder.select.tau=0.8, decoder/score=credit"
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
 
 
 def positive_int(text: str) -> int:
@@ -54,11 +62,16 @@ def positive_floats(text: str) -> tuple[float, ...]:
 
 
 def compose(overrides: Sequence[str]) -> Plain:
-    """The run configuration for `overrides`, see `cli.compose`."""
+    """The run configuration for `overrides`, see `api.compose`."""
     # Hydra takes a quarter of a second to import, and most commands find all settings in a cache.
-    from dllm_bench.cli.compose import compose as compose_with_hydra
+    from dllm_bench.api.compose import compose as compose_with_hydra
 
     return compose_with_hydra(overrides)
+
+
+def as_model(word: str) -> str:
+    """The override for a model that a command was given as NAME, model=NAME or model.path=DIR."""
+    return word if word.startswith(("model=", "model.")) else f"model={word}"
 
 
 def configured_paths(arguments: Namespace) -> Plain:
@@ -79,37 +92,18 @@ def open_store(arguments: Namespace) -> Store:
     return Store(Path(results) / "runs")
 
 
-def sealed_record(entry: RunEntry) -> RunRecord:
-    """The record of a run that must be complete."""
-    record = read_record(entry.path)
-    if record is None:
-        raise DllmBenchError(
-            f"Run {entry.spec.short} is {entry.state.value} ({entry.done} samples); complete it "
-            "with the command that started it, then compare."
-        )
-    return record
-
-
 # --- output --------------------------------------------------------------------------------------
 
 
 def print_lines(lines: Iterable[str]) -> int:
-    """Print lines to stdout; returns the exit code of success."""
+    """Print lines to stdout, control characters as escapes; returns the exit code of success."""
     for line in lines:
-        print(line)
+        print(visible(line))
     return 0
 
 
 def print_failures(sentences: Sequence[str]) -> int:
     """Print what failed to stderr; returns 1 if anything did, else 0."""
     for sentence in sentences:
-        print(f"dllm-bench: {sentence}", file=sys.stderr)
+        print(f"dllm-bench: {visible(sentence)}", file=sys.stderr)
     return 1 if sentences else 0
-
-
-def align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as lines of text with aligned columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()

@@ -1,6 +1,6 @@
 """The checks of `dllm-bench doctor` that need no model: Python, packages, devices, assets, paths.
 
-Nothing is downloaded. A check that fails gives one line; the other checks go on. A line is (mark,
+Nothing is downloaded. A check that fails gives one line and the others continue. A line is (mark,
 topic, text) with the mark "ok", "--" for something optional that is missing, or "no" for something
 required. Importing this module must not need torch, since it reports whether torch is installed.
 """
@@ -29,6 +29,7 @@ OPTIONAL = {  # distribution -> what does not work without it
     "evalplus": "code benchmarks; pip install 'dllm-bench[code]'",
     "wandb": "logger=wandb; pip install 'dllm-bench[wandb]'",
     "submitit": "table --submit; pip install 'dllm-bench[slurm]'",
+    "triton": "single pass over the logits on a CUDA device; pip install 'dllm-bench[kernels]'",
     "torchao": "hardware.quantization; pip install 'dllm-bench[quant]'",
     "hydra-submitit-launcher": "hydra/launcher=slurm; pip install 'dllm-bench[slurm]'",
 }

@@ -6,9 +6,9 @@ because later checks would fail for the same reason.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,21 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.load import Inspection, device_of, inspect_checkpoint, load_model
-from dllm_bench.models.sources import content_hash
+from dllm_bench.models.sources import (
+    checkpoint_folder,
+    checkpoint_sources,
+    content_hash,
+    hub_cache,
+    manifest_problems,
+    read_manifest,
+)
 from dllm_bench.models.spec import ModelSpec
+from dllm_bench.runs.runner import FiniteLogits
 from dllm_bench.serving.client import Client
+from dllm_bench.store.hardware import memory_bytes
 from dllm_bench.store.inputs import (
+    GIBIBYTE,
+    WEIGHTS_SHARE,
     engine_of,
     is_served,
     model_spec,
@@ -30,10 +41,8 @@ from dllm_bench.store.inputs import (
     resolve_model,
 )
 
-GIBIBYTE = 2**30
 POSITIONS = 2048  # the size of keys and values is given for a canvas of this many positions
 PROMPT = "The answer to 2 + 3 is"
-WEIGHTS_SHARE = 0.95  # of a device's memory; the rest is for activations
 
 
 def model_lines(config: Mapping[str, Any]) -> Iterator[Line]:
@@ -42,6 +51,10 @@ def model_lines(config: Mapping[str, Any]) -> Iterator[Line]:
     try:
         if is_served(config["model"]):
             yield OK, name, server_text(config["model"])
+            return
+        missing = list(missing_lines(model_spec(config["model"])))
+        if missing:
+            yield from missing
             return
         spec = model_spec(resolve_model(config["model"], resolve_hardware(config["hardware"])))
         checkpoint = inspect_checkpoint(spec)
@@ -53,9 +66,19 @@ def model_lines(config: Mapping[str, Any]) -> Iterator[Line]:
         yield REQUIRED_MISSING, name, str(error)
 
 
+def missing_lines(spec: ModelSpec) -> Iterator[Line]:
+    """A line for each of base model and LoRA adapter that is not on this machine."""
+    for source, revision, is_lora in checkpoint_sources([spec]):
+        try:
+            checkpoint_folder(source, revision)
+        except DllmBenchError as error:
+            yield REQUIRED_MISSING, f"{spec.name} lora" if is_lora else spec.name, str(error)
+
+
 def server_text(model: Mapping[str, Any]) -> str:
     """That the server answers, and the models it lists; raises if it does not answer."""
-    names = ", ".join(str(entry.get("id")) for entry in Client(engine_of(model)).list_models())
+    with closing(Client(engine_of(model))) as client:
+        names = ", ".join(client.model_names())
     return f"{model['url']} answers; it lists {names or 'no models'}: choose with model.name=NAME"
 
 
@@ -74,6 +97,22 @@ def file_lines(spec: ModelSpec, checkpoint: Inspection) -> Iterator[Line]:
             key = "model.revision" if source == spec.path else "model.lora_revision"
             yield OK, "revision", f"{source} at {commit}; pin it with {key}={commit}"
     yield OK, "content", f"sha256 {content_hash(spec)[:12]}"
+    for source in checkpoint.folders:
+        yield manifest_line(source)
+
+
+def manifest_line(source: str) -> Line:
+    """Whether the files are those of the manifest that `prefetch` wrote, if there is one."""
+    cache = hub_cache()
+    entry = read_manifest(cache).get(source)
+    if entry is None:
+        text = f"none lists {source}: whether its files are the published ones is not known"
+        return OK, "manifest", text
+    problems = manifest_problems(cache, entry)
+    if problems:
+        text = f"{source}: {'; '.join(problems)}; fetch it again with dllm-bench prefetch"
+        return REQUIRED_MISSING, "manifest", text
+    return OK, "manifest", f"{source}: {len(entry['files'])} files are as they were downloaded"
 
 
 def architecture_lines(checkpoint: Inspection) -> Iterator[Line]:
@@ -118,9 +157,8 @@ def memory_of(spec: ModelSpec) -> tuple[str, int]:
     """The model's device and its total memory in bytes."""
     device = device_of(spec)
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        return str(properties.name), int(properties.total_memory)
-    return "this machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return str(torch.cuda.get_device_name(device)), memory_bytes(str(device))
+    return "this machine", memory_bytes(str(device))
 
 
 def forward_text(spec: ModelSpec, form: str) -> str:
@@ -131,17 +169,12 @@ def forward_text(spec: ModelSpec, form: str) -> str:
     started = time.perf_counter()
     model = load_model(spec)
     loaded_s = time.perf_counter() - started
-    denoiser, tokenizer = model.denoiser, model.text.tokenizer
+    denoiser, tokenizer = FiniteLogits(model.denoiser, spec.name), model.text.tokenizer
     prompt = model.encode([{"role": "user", "content": PROMPT}] if spec.chat else PROMPT)
     tokens_1L = torch.tensor([[*prompt, denoiser.special.mask]], device=denoiser.device)
     length = len(prompt) + 1
     plan = first_plan(form, length)
     logits_V = denoiser.forward(tokens_1L, plan, denoiser.new_cache(length))[0, 0].float()
-    if not bool(logits_V.isfinite().all()):
-        raise DllmBenchError(
-            f"Model {spec.name!r} gives logits that are not finite numbers in {spec.dtype}; try "
-            f"hardware.dtype=float32, and fetch the checkpoint again if that does not help."
-        )
     best = int(logits_V.argmax())
     token = tokenizer.convert_ids_to_tokens(best) if tokenizer else best
     return (

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dllm_bench.cli.common import print_lines
 from dllm_bench.launch import slurm
 from dllm_bench.launch.run_many import run_all
-from dllm_bench.run.progress import ManyRunsProgress
+from dllm_bench.runs.progress import ManyRunsProgress
 from dllm_bench.store.store import Store
 from dllm_bench.tables.plan import PlannedRun
 from dllm_bench.tables.submit import send
 
 
 def run_here(runs: Sequence[PlannedRun], store: Store, jobs: int) -> list[str]:
-    """Make the open runs on this machine, `jobs` at a time; a sentence per run that failed."""
+    """Make the open runs on this machine, `jobs` at a time; gives the errors of failed runs."""
     specs = [run.spec for run in runs if run.open and run.spec]
     outcomes = run_all(specs, store=store, jobs=jobs)
     return [f"{outcome.spec.folder}: {outcome.error}" for outcome in outcomes if outcome.error]
@@ -23,7 +23,7 @@ def run_here(runs: Sequence[PlannedRun], store: Store, jobs: int) -> list[str]:
 def submit(
     runs: Sequence[PlannedRun], store: Store, settings: Sequence[str], wait: bool
 ) -> list[str]:
-    """Submit the open runs to SLURM; with `wait`, a sentence per job that failed."""
+    """Submit the open runs to SLURM; with `wait`, an error message for each job that failed."""
     print_lines(send(runs, store, settings))
     hashes = {run.spec.identity_hash for run in runs if run.open and run.spec}
     return slurm.wait_for_jobs(store, ManyRunsProgress(0), hashes) if wait else []

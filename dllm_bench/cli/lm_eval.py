@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.lm_eval_model import command_line
-from dllm_bench.cli.compose import compose
-from dllm_bench.run.lm_eval_generator import generator
+from dllm_bench.runs.prompts import PromptGenerator, generator
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -16,6 +16,6 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def build_generator(settings: Mapping[str, Any]) -> Callable[..., str]:
+def build_generator(settings: Mapping[str, Any]) -> PromptGenerator:
     """The text generator that lm-eval calls for `--model_args NAME=VALUE,…`."""
     return generator(compose([f"{name}={value}" for name, value in settings.items()]))

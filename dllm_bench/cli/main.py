@@ -4,9 +4,11 @@ This module knows names and one-line helps only. The module of the chosen comman
 the command is known, so `dllm-bench --help` is immediate. A mistake of the user is printed as one
 sentence, with exit code 2.
 
-Each command, and each kind of `train`, is a module of this package with `add_arguments(parser)` and
-`run(arguments)`, which returns the exit code. The arguments of the commands in `UNPARSED` are read
-by the library behind them: their `run` takes the words of the command line.
+Each command, and each command of a group (`train drafter`), is a module of this package with
+`add_arguments(parser)` and `run(arguments)`, which returns the exit code. The arguments of the
+commands in `UNPARSED` are read by the library behind them: their `run` takes the words of the
+command line. `--config-dir DIR` goes with every command: it names a folder of further configuration
+files.
 """
 
 from __future__ import annotations
@@ -16,33 +18,48 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from dllm_bench import __version__
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.visible import visible
+from dllm_bench.paths import CONFIG_DIR
 
-DESCRIPTION = "Decoding methods for diffusion language models, measured alike."
+DESCRIPTION = "Decoding methods for diffusion language models, measured in one way."
 COMMANDS = {  # in the order of `--help`
     "run": "run a decoder on a benchmark (overrides, -m for several)",
+    "generate": "the text for one prompt, with --watch as it is filled",
+    "prompt": "the prompt of a benchmark's item, as the model gets it",
     "table": "a paper's table: measured, reported, missing",
     "figure": "a paper's figure, drawn from runs: measured, reported, missing",
+    "claims": "published claims: verdict, effect with interval, items; or what is missing",
     "report": "a static site of tables, figures and runs, with a trace viewer; needs no server",
     "status": "list of runs, tables and figures",
     "show": "a run's numbers, or the order in which one sample was decoded",
     "compare": "paired difference of two runs",
     "rescore": "grade the stored texts of a run again",
     "lm-eval": "lm-eval's own command line with --model dllm_bench",
+    "export": "runs for pandas, datasets, lm-eval, the hub; a decoder for transformers",
     "simulate": "many requests on one device, simulated from runs: tokens/s per user and device",
     "doctor": "what this machine can run, what is missing",
     "prefetch": "download models, with a list of hashes",
+    "completion": "the line that makes your shell complete commands and choices",
     "train": "train a drafter or a filter; measure step times, fit temperatures",
+    "runs": "check the files of all runs, remove runs, free the folder of a process that is gone",
 }
-TRAINING = {  # kinds of `train`
+TRAINING = {
     "filter": "a filter for Learn2PD decoding",
     "sps": "steps per second by tokens in the step, for the verification scheduler",
     "temperatures": "temperatures of a confidence head, fitted on the samples of sealed runs",
     "drafter": "a drafter for a target model: DFlash, DSpark, EAGLE-3 (a second call continues)",
 }
+STORED_RUNS = {
+    "verify": "read every file of every run and name what is damaged",
+    "rm": "remove runs for good: their samples, record and folder",
+    "unlock": "free the folder of a run whose process is gone",
+}
+GROUPS = {"train": ("KIND", TRAINING), "runs": ("ACTION", STORED_RUNS)}
 UNPARSED = ("run", "lm-eval")  # Hydra and lm-eval read these arguments
 
 
@@ -50,12 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        arguments = without_config_dir(arguments)
         if arguments and arguments[0] in UNPARSED:
             return int(module_of(arguments[0]).run(arguments[1:]))
         parsed = parse(arguments)
         return int(module_of(parsed.command).run(parsed))
     except DllmBenchError as error:
-        print(f"dllm-bench: {error}", file=sys.stderr)
+        print(f"dllm-bench: {visible(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\ndllm-bench: stopped; run the same command again to continue.", file=sys.stderr)
@@ -65,29 +83,53 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def without_config_dir(arguments: Sequence[str]) -> list[str]:
+    """The arguments without `--config-dir DIR`, which holds for this process and its children."""
+    rest, words = [], iter(arguments)
+    for word in words:
+        flag, given, folder = word.partition("=")
+        if flag != "--config-dir":
+            rest.append(word)
+            continue
+        folder = folder if given else next(words, "")
+        if not Path(folder or os.devnull).is_dir():
+            raise DllmBenchError(
+                f"--config-dir {folder} is not a folder; name one that holds yaml files as conf/ "
+                "does, for example DIR/decoder/mine.yaml."
+            )
+        os.environ[CONFIG_DIR] = os.path.abspath(folder)
+    return rest
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed arguments, with the command's name as `command`; exits on --help and mistakes."""
     command = command_of(arguments)
-    kind = command.removeprefix("train ")
-    text = TRAINING[kind] if kind != command else COMMANDS[command]
+    group, _, kind = command.partition(" ")
+    text = GROUPS[group][1][kind] if kind else COMMANDS[command]
     parser = argparse.ArgumentParser(prog=f"dllm-bench {command}", description=text)
     module_of(command).add_arguments(parser)
     rest = arguments[len(command.split()) :]
-    return parser.parse_args(rest, argparse.Namespace(command=command))
+    return parser.parse_intermixed_args(rest, argparse.Namespace(command=command))
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """The command, for training with its kind; exits on --help and on unknown names."""
+    """The command, with its group if it has one; exits on --help and on unknown names."""
     if not arguments or arguments[0] not in COMMANDS:
         top = parser_of_names("dllm-bench", DESCRIPTION, COMMANDS, "COMMAND")
+        top.add_argument(
+            "--config-dir", metavar="DIR", help="folder of further yaml files, as conf/"
+        )
         top.add_argument("--version", action="version", version=f"dllm-bench {__version__}")
         top.parse_args(arguments)
-    if arguments[0] != "train":
-        return arguments[0]
-    if len(arguments) < 2 or arguments[1] not in TRAINING:
-        train = parser_of_names("dllm-bench train", COMMANDS["train"], TRAINING, "KIND")
-        train.parse_args(arguments[1:])
-    return f"train {arguments[1]}"
+    group = arguments[0]
+    if group not in GROUPS:
+        return group
+    metavar, names = GROUPS[group]
+    if len(arguments) < 2 or arguments[1] not in names:
+        parser_of_names(f"dllm-bench {group}", COMMANDS[group], names, metavar).parse_args(
+            arguments[1:]
+        )
+    return f"{group} {arguments[1]}"
 
 
 def parser_of_names(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from dllm_bench.cli.common import add_results_option, compose, print_lines
+from dllm_bench.cli.common import add_results_option, as_model, compose, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.sources import MANIFEST, prefetch, verify_manifest
 from dllm_bench.store.inputs import model_spec
@@ -34,7 +34,7 @@ def run(arguments: Namespace) -> int:
         return 1 if any(problems for _, problems in results) else 0
     if not arguments.models:
         raise DllmBenchError("prefetch needs the names of models, as in model=NAME, or --verify.")
-    specs = [model_spec(compose([f"model={name}"])["model"]) for name in arguments.models]
+    specs = [model_spec(compose([as_model(name)])["model"]) for name in arguments.models]
     for source, folder in prefetch(specs, cache):
         print(f"{source}: {folder or 'not on the hub, nothing to fetch'}")
     manifest = cache / MANIFEST

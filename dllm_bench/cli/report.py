@@ -10,7 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
+from dllm_bench.cli.common import (
+    add_results_option,
+    compose,
+    configured_paths,
+    open_store,
+    print_lines,
+)
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.build import SiteBuilder
 from dllm_bench.tables.spec import EMBEDDED
@@ -20,7 +26,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `report`."""
     add_results_option(parser)
     parser.add_argument("--profile", default=EMBEDDED, help="embedded (default) or paper")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/site")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="default: RESULTS/site; ./results/site of an archive",
+    )
     parser.add_argument(
         "--runs", nargs="+", metavar="HASH", default=(), help="pages for these runs only"
     )
@@ -31,7 +42,12 @@ def run(arguments: Namespace) -> int:
     store = open_store(arguments)
     for prefix in arguments.runs:
         store.find(prefix)  # raises if the hash names no run, or several
-    out = arguments.out or store.root.parent / "site"
+    results = (
+        store.root.parent
+        if store.root.is_dir()
+        else configured_paths(Namespace(results=None))["results"]
+    )
+    out = arguments.out or Path(results) / "site"  # an archive of runs is not written beside
     if out.exists() and not out.is_dir():
         raise DllmBenchError(
             f"The report was to be written to {out}, which is a file; name a directory."

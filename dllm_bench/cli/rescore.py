@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from dllm_bench.cli.common import add_results_option, open_store, print_lines
-from dllm_bench.run import rescore
+from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
+from dllm_bench.runs import rescore
 from dllm_bench.store.files import explain_write_errors
 
 
@@ -23,10 +23,19 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Print the new scores, or write the texts in EvalPlus's format."""
     entry = open_store(arguments).find(arguments.run)
-    settings = rescore.settings(entry, rescore.changes(arguments.settings))
+    settings = rescore.settings(entry, rescore.changes(arguments.settings), compose)
     if arguments.evalplus:
         content = "".join(rescore.evalplus_lines(entry, settings))
         with explain_write_errors(arguments.evalplus):
             arguments.evalplus.write_text(content, encoding="utf-8")
-        return print_lines([f"written: {arguments.evalplus}"])
+        limit = entry.spec.limit
+        print_lines([f"written: {arguments.evalplus}"])
+        if limit is None:
+            return 0
+        return print_lines(
+            [
+                f"The run has the first {limit} items (limit={limit}), and evalplus.evaluate wants "
+                "a line for every problem; decode all of them with limit=null."
+            ]
+        )
     return print_lines(rescore.report(rescore.rescore(entry, settings)))

@@ -8,19 +8,23 @@ from collections.abc import Iterator, Mapping
 from dllm_bench.cli import show_sample
 from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.run import progress
+from dllm_bench.runs import progress
 from dllm_bench.site.decoding_order import decoding_order
-from dllm_bench.site.format import commit
-from dllm_bench.site.texts import token_decoder
+from dllm_bench.site.format import align, commit
+from dllm_bench.site.texts import TextSource
+from dllm_bench.store.differences import flat_settings
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import RunEntry, read_record, read_samples
+from dllm_bench.tables.build import is_loaded
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `show`."""
     add_results_option(parser)
     parser.add_argument("run", help="hash of a run, or its beginning (see status)")
-    parser.add_argument("--sample", metavar="ID", help="show how this sample was decoded")
+    parser.add_argument(
+        "--sample", metavar="ID", help="show how this sample was decoded; 0: the first, and so on"
+    )
     parser.add_argument("--canvas", action="store_true", help="also the canvas after every forward")
     parser.add_argument(
         "--json", action="store_true", help="the sample's forwards and tokens as JSON"
@@ -38,14 +42,38 @@ def run(arguments: Namespace) -> int:
         record = read_record(entry.path)
         return print_lines(summary_lines(record) if record else unfinished_lines(entry))
     sample = named_sample(read_samples(entry.path), arguments.sample, arguments.run)
-    if sample.served and not arguments.json:  # a server does not report its decoding order
-        return print_lines([sample.text])
-    model = {} if sample.served else compose([f"model={entry.spec.model['name']}"])["model"]
-    decode = str if sample.served else token_decoder(model)
+    texts = TextSource(compose)
+    decode = str if sample.served else texts.decode(entry.spec)
     order = decoding_order(sample, decode, entry.spec.decoder)
     if arguments.json:
         return print_lines([order.to_json()])
-    return print_lines(show_sample.lines(order, show_sample.terminal(), arguments.canvas))
+    print_lines(grading_lines(entry, sample, texts))
+    if sample.served:  # a server does not report its decoding order
+        return print_lines(["", sample.text])
+    for line in show_sample.lines(order, show_sample.terminal(), arguments.canvas):
+        print(line)  # its colours are escape sequences; the texts in it are escaped already
+    return 0
+
+
+def grading_lines(entry: RunEntry, sample: SampleRecord, texts: TextSource) -> Iterator[str]:
+    """Prompt, right answer, what was read of the text, and verdict of a sample."""
+    one, record = {sample.id: sample}, read_record(entry.path)
+    prompt = texts.prompts(entry.spec, one).get(sample.id)
+    unknown = "not known: benchmark or tokenizer is missing on this machine, or has changed"
+    yield from ("prompt:", *(prompt or unknown).split("\n"), "")
+    if answer := texts.answers(entry.spec, one).get(sample.id):
+        yield from named_text("right answer", answer.gold)
+        yield from named_text("read from the text", answer.extracted)
+    if record:
+        at = record.columns["id"].index(sample.id)
+        yield f"verdict: {record.columns['verdict'][at]} ({record.columns['value'][at]})"
+    yield ""
+
+
+def named_text(name: str, text: str) -> Iterator[str]:
+    """A text behind its name; below it if it has several lines."""
+    first, *rest = text.split("\n")
+    yield from (f"{name}:", first, *rest) if rest else (f"{name}: {first}",)
 
 
 def summary_lines(record: RunRecord) -> Iterator[str]:
@@ -53,8 +81,14 @@ def summary_lines(record: RunRecord) -> Iterator[str]:
     environment = record.environment
     yield from progress.summary(record)
     yield f"machine: {record.devices}, {environment.get('threads')} threads"
+    for number, one in enumerate(record.environments, 1):
+        load = f"{one.get('load')} on {one.get('cores')} cores"
+        remark = ", which disturbs times" if is_loaded(one) else ""
+        yield f"load when session {number} began: {load}{remark}"
     yield f"commit: {commit(environment)}"
     yield f"run: {record.identity_hash}"
+    yield "settings:"
+    yield from align([("", *setting) for setting in flat_settings(record.spec).items()])
 
 
 def unfinished_lines(entry: RunEntry) -> Iterator[str]:
@@ -67,10 +101,13 @@ def unfinished_lines(entry: RunEntry) -> Iterator[str]:
 
 
 def named_sample(samples: Mapping[str, SampleRecord], name: str, run: str) -> SampleRecord:
-    """The sample called `name`; the error gives examples of names."""
-    if name not in samples:
-        known = ", ".join(list(samples)[:3]) or "none"
-        raise DllmBenchError(
-            f"Run {run} has no stored sample {name!r} among {len(samples)}; the first are: {known}."
-        )
-    return samples[name]
+    """The sample called `name`, or at that place; the error gives examples of names."""
+    if name in samples:
+        return samples[name]
+    if name.isdecimal() and int(name) < len(samples):
+        return list(samples.values())[int(name)]
+    known = ", ".join(list(samples)[:3]) or "none"
+    raise DllmBenchError(
+        f"Run {run} has no stored sample {name!r} among {len(samples)}; the first are: {known}. A "
+        "number counts samples from 0."
+    )

@@ -23,6 +23,7 @@ from dllm_bench.site.format import printable
 
 MASK, BORDER, SPACE, FORCED, DIM = "░", "│", "␣", "!", "dim"
 SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+OVERWRITTEN, REMASKED = "↻", "⌫"
 LOOKAHEAD, BASE = ("○", "●"), ("□", "■")  # dropped, continued with
 LONG_RUN = 4  # this many equal neighbours or more are written once, with their number
 SWATCHES = 16  # colours in the legend, at most
@@ -159,7 +160,9 @@ class DecodingOrderPainter:
             drawn.append(FORCED + " " if all_forced else " ")
         if step.forced and not all_forced:
             drawn.append(f"({step.forced}{FORCED})")
-        return drawn if step.committed else Text("none", DIM)
+        for mark, places in ((OVERWRITTEN, step.overwritten), (REMASKED, step.remasked)):
+            drawn.append(mark + ",".join(map(str, places)) + " " if places else "")
+        return drawn if drawn else Text("none", DIM)
 
     def legend(self) -> Text:
         """What colours and marks mean; marks that do not occur in this sample are left out."""
@@ -176,6 +179,8 @@ class DecodingOrderPainter:
             f"{FORCED} committed by the stall rule, (n{FORCED}): n of them": any(
                 step.forced for step in order.steps
             ),
+            f"{OVERWRITTEN} positions overwritten": any(step.overwritten for step in order.steps),
+            f"{REMASKED} positions masked again": any(step.remasked for step in order.steps),
             f"{LOOKAHEAD[0]} lookahead, {BASE[0]} base; filled: the one continued with": several,
             f"{LOOKAHEAD[1]} one of its tokens was tried before the forward": any(
                 step.lookahead_won for step in order.steps

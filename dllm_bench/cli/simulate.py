@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from dllm_bench.api.comparison import sealed_record
 from dllm_bench.cli.common import (
     add_results_option,
-    align,
     open_store,
     positive_floats,
     positive_ints,
     print_lines,
-    sealed_record,
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
@@ -46,6 +45,7 @@ from dllm_bench.serving.load_simulation import (
     under_arrivals,
 )
 from dllm_bench.serving.stored_drafts import StoredDrafts
+from dllm_bench.site.format import align
 from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.store import RunEntry, read_samples
 

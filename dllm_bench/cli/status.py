@@ -9,58 +9,117 @@ import csv
 import json
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dllm_bench.cli.common import add_results_option, align, open_store, print_lines
-from dllm_bench.cli.status_cache import cached_rows
+from dllm_bench.cli.common import add_results_option, open_store, print_lines
+from dllm_bench.cli.status_cache import StatusRow, cached_rows
+from dllm_bench.core.choices import unknown_name
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
-from dllm_bench.site.format import LISTED_METRICS, number, percent
+from dllm_bench.site.format import LISTED_METRICS, align, number, percent_of
+from dllm_bench.store.differences import differing, flat_settings
 from dllm_bench.store.store import RunEntry, RunState, Store, read_record
 
-COLUMNS = ("run", "state", "done", "benchmark", "model", "decoder", "score", "tpf", "tps")
+WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # where --where looks
+NUMBERS = ("score", "tpf", "tps")
+COLUMNS = ("run", "state", "done", "benchmark", "model", "decoder", *NUMBERS, "settings")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `status`."""
     add_results_option(parser)
+    parser.add_argument(
+        "--where",
+        nargs="+",
+        default=(),
+        metavar="WORD",
+        help="only runs with each of these words in hash, state, names or settings",
+    )
+    parser.add_argument("--sort", metavar="COLUMN", help="by a column, numbers from high to low")
+    parser.add_argument("--json", action="store_true", help="the runs alone, as JSON")
 
 
 def run(arguments: Namespace) -> int:
     """Print the status of everything below the results directory."""
     store = open_store(arguments)
+    if arguments.json:
+        rows, _ = status_rows(store, arguments.where, arguments.sort)
+        return print_lines([json.dumps(rows, indent=1)])
     results = store.root.parent
-    print_lines(run_lines(store))
+    print_lines(run_lines(store, arguments.where, arguments.sort))
+    if arguments.where:
+        return 0
     print_lines(table_lines(results / "tables"))
     print_lines(slurm.job_lines(store))
     return print_lines(figure_lines(results / "figures"))
 
 
-def run_lines(store: Store) -> Iterator[str]:
-    """All runs of the store as an aligned list."""
-    rows = cached_rows(store, COLUMNS, status_row)
+def status_rows(
+    store: Store, words: Sequence[str] = (), column: str | None = None
+) -> tuple[list[StatusRow], list[str]]:
+    """(rows with all words, by path or sorted by a column; a sentence for each damaged run).
+
+    The settings of a row are those in which it differs from others of its name.
+    """
+    if column and column not in COLUMNS:
+        raise DllmBenchError(unknown_name("column", column, COLUMNS))
+    rows, damages = cached_rows(store, status_row)
+    apart = differing(
+        (row["run"], (row["decoder"], row["model"], row["benchmark"]), row.pop("all", {}))
+        for row in rows
+    )
+    rows = [{**row, "settings": apart[row["run"]]} for row in rows]
+    rows = [row for row in rows if all(any(w in row[name] for name in WORDS) for w in words)]
+    if column in NUMBERS:
+        rows = sorted(rows, key=lambda row: -(row.get(column) or 0))
+    elif column:
+        rows = sorted(rows, key=lambda row: row.get(column, ""))
+    return rows, damages
+
+
+def run_lines(store: Store, words: Sequence[str] = (), column: str | None = None) -> Iterator[str]:
+    """The runs as an aligned list, see `status_rows`."""
+    rows, damages = status_rows(store, words, column)
     if rows:
-        yield from align([COLUMNS, *rows])
+        yield from align([COLUMNS, *map(row_texts, rows)])
         yield f"tpf = {LISTED_METRICS[0]}, tps = {LISTED_METRICS[1]}, score in percent"
+        yield "settings: those in which runs of one decoder, model and benchmark differ"
+        yield from damages
     else:
-        yield f"No runs below {store.root} yet; start one with `dllm-bench run`."
+        wanted = f" with {' '.join(words)}" if words else ""
+        yield f"No runs{wanted} below {store.root} yet; start one with `dllm-bench run`."
 
 
-def status_row(entry: RunEntry) -> tuple[str, ...]:
+def row_texts(row: StatusRow) -> tuple[str, ...]:
+    """The row as text, in the order of `COLUMNS`."""
+    speeds = {name: number(row.get(name)) for name in NUMBERS[1:]}
+    score = row.get("score")
+    shown = "–" if score is None else percent_of(score, *row["interval"])
+    texts = {**row, **speeds, "score": shown}
+    return tuple(texts.get(column, "–") for column in COLUMNS)
+
+
+def status_row(entry: RunEntry) -> StatusRow:
     """The row of one run; a run that is not sealed has no numbers."""
     record = read_record(entry.path) if entry.state is RunState.SEALED else None
     summary = record.summary if record else {}
+    score = record.score if record else None
     spec = entry.spec
-    return (
-        spec.short,
-        entry.state.value,
-        f"{entry.done}/{entry.total if entry.total is not None else '?'}",
-        str(spec.benchmark["name"]),
-        str(spec.model["name"]),
-        spec.label,
-        percent(record.score if record else None),
-        *(number(summary.get(name)) for name in LISTED_METRICS),
-    )
+    tpf, tps = (summary.get(name) for name in LISTED_METRICS)
+    return {
+        "run": spec.short,
+        "state": entry.state.value,
+        "done": f"{entry.done}/{entry.total if entry.total is not None else '?'}",
+        "benchmark": str(spec.benchmark["name"]),
+        "model": str(spec.model["name"]),
+        "decoder": spec.label,
+        "score": score and score.mean,
+        "interval": score and [score.low, score.high],
+        "tpf": tpf,
+        "tps": tps,
+        "all": flat_settings(spec),
+    }
 
 
 def table_lines(tables: Path) -> Iterator[str]:

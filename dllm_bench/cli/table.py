@@ -14,7 +14,6 @@ from pathlib import Path
 
 from dllm_bench.cli.common import (
     add_results_option,
-    align,
     compose,
     open_store,
     positive_int,
@@ -22,6 +21,7 @@ from dllm_bench.cli.common import (
     print_lines,
 )
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.site.format import align
 from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
@@ -34,7 +34,7 @@ from dllm_bench.tables.render import write
 from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
 PlannedTable = tuple[PaperTable, Profile, list[PlannedCell]]
-EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2"}
+EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2", "claim": "lopa/tpf_gsm8k"}
 SINGLE_COMMANDS = 3  # printed for missing runs; the rendered table lists all
 
 
@@ -64,16 +64,17 @@ def run(arguments: Namespace) -> int:
     return print_failures(failed)
 
 
-# --- shared with `figure` ------------------------------------------------------------------------
+# --- shared with `figure` and `claims` -----------------------------------------------------------
 
 
 def add_options(parser: ArgumentParser, kind: str) -> None:
-    """Add the options of `table` or `figure`."""
+    """Add the options of `table`, `figure` or `claims`; all claims unless some are named."""
     add_results_option(parser)
     example = EXAMPLES[kind]
     paper = example.partition("/")[0]
     text = f"for example {example}; {paper}: every {kind} of the paper; all: every {kind}"
-    parser.add_argument(kind, metavar=f"PAPER/{kind.upper()}", help=text)
+    count, metavar = "?" if kind == "claim" else None, f"PAPER/{kind.upper()}"
+    parser.add_argument(kind, metavar=metavar, nargs=count, default="all", help=text)
     parser.add_argument("--profile", default=EMBEDDED, help="embedded (default) or paper")
     parser.add_argument("--run", action="store_true", help="run what is missing, here")
     parser.add_argument("--submit", action="store_true", help="submit what is missing to SLURM")
@@ -106,7 +107,7 @@ def plan_and_fill(
     arguments: Namespace, papers: Sequence[PaperTable], store: Store
 ) -> tuple[list[PlannedTable], list[str]]:
     """Each table with its profile and plan, after missing runs were made or submitted if asked;
-    then a sentence per run that failed.
+    then an error message for each run that failed.
     """
     check_options(arguments)
     profile = load_profile(arguments.profile)
@@ -130,7 +131,7 @@ def plan_and_fill(
 
 
 def fill(arguments: Namespace, runs: Sequence[PlannedRun], store: Store) -> list[str]:
-    """Make or submit the missing runs, as asked; a sentence per run that failed."""
+    """Make or submit the missing runs, as asked; an error message for each run that failed."""
     if not (arguments.run or arguments.submit):
         return []
     # torch takes seconds to import, and rendering stored runs needs none of it

@@ -14,6 +14,7 @@ from dllm_bench.cli.common import (
     print_lines,
     training_folder,
 )
+from dllm_bench.models.filters import FilterMetadata, convert_filter
 from dllm_bench.store import inputs
 from dllm_bench.training import filters
 
@@ -56,6 +57,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--all-blocks", action="store_true", help="also keep the blocks after the end of the text"
     )
+    text = "convert these released weights (torch's state dict) in place of training"
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE.pth", help=text)
     parser.add_argument(
         "--collect-only",
         action="store_true",
@@ -74,5 +77,11 @@ def run(arguments: Namespace) -> int:
     if arguments.collect_only:
         return print_lines([f"written: {filters.collect(job, model, folder / 'traces')}"])
     out = arguments.out or folder / "filters" / job.name(arguments.model)
-    filters.train(job, model, out, folder / "traces")
+    if arguments.source:
+        hashes = inputs.model_hashes(model)
+        weights, tokenizer = hashes["weights"], hashes.get("tokenizer", "")
+        facts = FilterMetadata(model=str(model["name"]), weights=weights, tokenizer=tokenizer)
+        convert_filter(arguments.source, out, facts)
+    else:
+        filters.train(job, model, out, folder / "traces")
     return print_lines([f"written: {out}", f"use it: decoder=learn2pd {filters.SOURCE}={out}"])

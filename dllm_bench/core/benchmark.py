@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ Turns = Sequence[Mapping[str, str]]
 """Chat turns: [{"role": "user", "content": "..."}, ...]."""
 Encode = Callable[[str | Turns], list[int]]
 """Plain text or chat turns -> prompt ids."""
+JUDGE_ERROR = "judge_error"
+"""Verdict of a sample that has no grade, because grading it failed."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,23 @@ class SampleScore:
     """What happened in a word: "correct", "wrong", "timeout", …"""
     metrics: Mapping[str, float]
     """All metrics of the sample by name."""
+    detail: str = ""
+    """Why there is no grade, for `JUDGE_ERROR`."""
+
+
+@dataclass(frozen=True)
+class GradedAnswer:
+    """What grading a text looked at."""
+
+    gold: str
+    """What is right: the reference answer, or the reference solution of a program."""
+    extracted: str
+    """What was read of the text."""
+
+
+def judge_error(detail: str) -> SampleScore:
+    """The score of a sample whose grading failed: none, so that it is not taken for a wrong one."""
+    return SampleScore(math.nan, JUDGE_ERROR, {}, detail)
 
 
 class Benchmark(ABC):
@@ -61,3 +81,7 @@ class Benchmark(ABC):
     @abstractmethod
     def score(self, texts: Mapping[str, str]) -> Mapping[str, SampleScore]:
         """Grade texts by request id; any part of the requests may be given."""
+
+    def answers(self, texts: Mapping[str, str]) -> Mapping[str, GradedAnswer]:
+        """What `score` looks at, by request id; empty for a benchmark that does not tell."""
+        return {}

@@ -3,7 +3,8 @@
 Blocks are counted from an origin: the end of the prompt (LLaDA, D2F) or the beginning of the canvas
 (block diffusion, dInfer), where the first block that is decoded may overlap the prompt. After every
 round the host learns how many positions are masked in the blocks of the window. The rest follows:
-blocks before the window are finished, blocks behind it are all masked.
+blocks before the window are finished, blocks behind it are all masked. A reviser may hold a block
+open that has no mask, or leave one that has.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+HELD, LEFT = 1, -1  # a block that stays open without masks; one that is left with masks
+
 
 @dataclass(frozen=True)
 class BlockGrid:
@@ -24,15 +27,21 @@ class BlockGrid:
     block: int  # P, positions of a block
     prompt_len: int
     length: int  # L
+    ends: tuple[int, ...] = ()  # where the first blocks end, if a schedule chose; those behind them
+    # have `block` positions
 
     @property
     def blocks(self) -> int:
         """N."""
-        return -(-(self.length - self.origin) // self.block)
+        ends = [end for end in self.ends if end < self.length]
+        rest = self.length - (ends[-1] if ends else self.origin)
+        return len(ends) - (-rest // self.block)
 
     def start(self, n: int) -> int:
         """Canvas position at which block `n` begins and block n - 1 ends."""
-        return min(self.origin + n * self.block, self.length)
+        known = min(n, len(self.ends))
+        base = self.ends[known - 1] if known else self.origin
+        return min(base + (n - known) * self.block, self.length)
 
     def new_positions(self, n: int) -> int:
         """Positions of block `n` that are not prompt."""
@@ -48,6 +57,7 @@ class BlockProgress:
     masks: Sequence[int] = ()  # masks left in that window's blocks
     opened: int = 0  # how many blocks were open in the last round, from block 0 on
     closed: bool = False  # whether the branch may open no further block
+    stays: int = 0  # what a reviser says of the last open block: `HELD`, `LEFT`, or 0
 
     def masks_left(self, n: int) -> int:
         """Masks of block `n`."""
@@ -62,12 +72,21 @@ class BlockProgress:
 
     @cached_property
     def finished(self) -> int:
-        """How many blocks from block 0 on have no mask."""
+        """How many blocks from block 0 on are finished: without masks, unless a reviser decides."""
         blocks = self.grid.blocks
         n = min(self.first, blocks)
-        while n < blocks and self.masks_left(n) == 0:
+        while n < blocks and self._is_finished(n):
             n += 1
         return n
+
+    def _is_finished(self, n: int) -> bool:
+        if self.stays and n == self.opened - 1:
+            return self.stays == LEFT
+        return self.masks_left(n) == 0
+
+    def all_finished(self, opened: int) -> bool:
+        """Whether the first `opened` blocks are finished."""
+        return self.finished >= min(opened, self.grid.blocks)
 
     def open_masks(self, opened: int) -> int:
         """Masks in the first `opened` blocks."""
@@ -92,6 +111,7 @@ class Window:
     visible_K: Tensor | None = None  # branch k sees [0, visible_K[k]); None: all see the same
     masks: int | None = None  # eligible positions of all branches; None: unknown to the host
     rows_M: Tensor | None = None  # indices into flattened (K, W) of the rows scored; None: all
+    end: Tensor | None = None  # where the open block ends, 0-d int64, if this round decided it
 
     def take(self, index: Tensor) -> Window:
         """The window of the branches `index` (int64), in that order."""
@@ -107,6 +127,11 @@ class Window:
     def pick(self, j: Tensor) -> Window:
         """The window of branch `j` alone."""
         return replace(self, visible_K=None).take(j.reshape(1))
+
+    def until(self, end: Tensor) -> Window:
+        """The window whose open block ends at `end` (0-d int64)."""
+        position_W = torch.arange(self.start, self.stop, device=self.eligible_KW.device)
+        return replace(self, eligible_KW=self.eligible_KW & (position_W < end), end=end)
 
     @property
     def width(self) -> int:

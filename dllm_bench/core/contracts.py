@@ -1,15 +1,16 @@
-"""Contracts of the six pieces of a masked decoder, and the values that pass between them.
+"""Contracts of the seven pieces of a masked decoder, and the values that pass between them.
 
 In one round of the loop `Explore` makes K branches, `Schedule` opens blocks, `Cache` plans the
-forward, `Score` reads its logits, `Explore` picks a branch, `Select` chooses what is committed, and
-`Stop` says whether the text is finished.
+forward, `Score` reads its logits, `Explore` picks a branch, `Select` chooses what is committed,
+`Revise` changes what was committed, and `Stop` says whether the text is finished.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,16 +31,24 @@ class Scores:
     probability_KW: Tensor  # of the candidate; thresholds compare it
     confidence_KW: Tensor  # the larger, the earlier committed: probability, margin, -entropy ...
     raw_KW: Tensor | None = None  # confidence before evidence of earlier steps was added, if kept
+    neg_entropy_KW: Tensor | None = None  # sum of p ln p in nats, if the score gives it
+    answer_gap_K: Tensor | None = None  # mean difference of the two largest logits in the answer
+    standing_KW: Tensor | None = None  # what a reviser reads of the token at each position
+    divergence_KWH: Tensor | None = None  # KL from the forward before in nats, of the last H
+    # forwards, newest last, if the score gives it
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are present, by the name of their field."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Scores:
+        """Scores of `function` of every tensor that is present."""
+        return replace(self, **{name: function(value) for name, value in self.tensors().items()})
 
     def pick(self, j: Tensor) -> Scores:
         """The scores of branch `j` (0-d or 1-element int64 tensor) alone."""
-        index = j.reshape(1)
-        return Scores(
-            self.ids_KW.index_select(0, index),
-            self.probability_KW.index_select(0, index),
-            self.confidence_KW.index_select(0, index),
-            None if self.raw_KW is None else self.raw_KW.index_select(0, index),
-        )
+        return self.map(lambda values: values.index_select(0, j.reshape(1)))
 
 
 class FilterHead(Protocol):
@@ -55,6 +64,7 @@ class Score(Piece, ABC):
     """Logits to candidate tokens and confidences."""
 
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.RAW_CONFIDENCE})
+    reads_ahead: ClassVar[bool] = False  # gets the rows of all that was fed behind the window too
     row_by_row: ClassVar[bool] = False  # a row's scores depend on its own logits and position only
     costly: ClassVar[bool] = False  # unused rows are worth leaving out even of a small vocabulary
 
@@ -94,11 +104,60 @@ class Select(Piece, ABC):
         """
         return None
 
+    def visible(self, branches: DecodeState) -> Tensor | None:
+        """Ends of what the branches see in the next forward, int64 (K,); None: all that is fed."""
+        return None
+
+
+class Revision(NamedTuple):
+    """What a reviser does to the committed positions of the window, in the winning branch (K = 1).
+
+    The prompt is never revised, whatever is true there. The tensors may reach beyond the window.
+    """
+
+    remask_KW: Tensor  # bool: masked again
+    write_KW: Tensor  # bool: overwritten
+    ids_KW: Tensor  # int64: with this token
+    show_KW: Tensor | None = None  # bool: masked positions that hold this token from now on and
+    # still count as masked, but are committed where `write` is true as well
+
+
+class Revise(Piece, ABC):
+    """Which committed positions are masked again, and which are overwritten with what."""
+
+    revises: ClassVar[bool] = True
+    reads_committed: ClassVar[bool] = True
+    shadow: ClassVar[bool] = False  # reads a shadow row of every window position instead of its own
+    whole: ClassVar[bool] = False  # revises finished blocks too: the window begins with the first
+    forwards_per_position: ClassVar[int] = 64  # a request that needs more on average is cycling
+
+    def read(
+        self, scores: Scores, logits_KWV: Tensor, branches: DecodeState, window: Window
+    ) -> Scores:
+        """The scores with what this reviser reads of the logits, `Scores.standing_KW`.
+
+        logits_KWV: of the window's rows or, with `shadow`, of their shadow rows.
+        """
+        return scores
+
+    @abstractmethod
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Revision | None:
+        """What changes, after the commit of the same forward; None: nothing ever.
+
+        Positions that this forward has committed are those with `born_KL` = `state.forwards`.
+        """
+
+    def stays(self, branches: DecodeState) -> Tensor | None:
+        """int64 (K,): `HELD` if the open block stays open without masks, `LEFT` if it is left with
+        masks, 0 if it is open while it has masks. None: always 0.
+        """
+        return None
+
 
 class Explore(Piece, ABC):
-    """Which candidate states share a forward, and which of them goes on."""
+    """Which candidate states share a forward, and which of them continues."""
 
-    explores: ClassVar[bool] = False  # whether a branch other than the base can go on
+    explores: ClassVar[bool] = False  # whether a branch other than the base can continue
 
     @property
     def most_branches(self) -> int:
@@ -121,7 +180,7 @@ class Explore(Piece, ABC):
         """Rating of each branch (K,); a branch's rating does not depend on the others."""
 
     def pick(self, rating_K: Tensor) -> Tensor:
-        """Index (0-d int64) of the branch that goes on: the first of the best rated."""
+        """Index (0-d int64) of the branch that continues: the first of the best rated."""
         return rating_K.argmax()
 
 
@@ -130,6 +189,8 @@ class Schedule(Piece, ABC):
 
     block: int | None  # positions of a block; None: the whole generation is one block
     sees_future = True  # whether the model sees the masks behind the open blocks
+    sees_rest = True  # whether it sees positions that only round the canvas up to whole blocks; if
+    # not, each of them still sees itself
 
     def length(self, prompt_len: int, new: int) -> int:
         """Canvas length for `new` tokens; raises DllmBenchError if blocks do not fit it."""
@@ -142,6 +203,13 @@ class Schedule(Piece, ABC):
     @abstractmethod
     def opened(self, branch: BlockProgress) -> int:
         """How many blocks are open in this round; a closed branch begins no new one."""
+
+    def end(self, scores: Scores, window: Window, state: DecodeState) -> Tensor | None:
+        """Canvas position at which a new block ends, 0-d int64, by the scores of its first forward.
+
+        At most `window.stop`. None: blocks end where the grid says.
+        """
+        return None
 
     def must_progress(self, branch: BlockProgress, n: int) -> bool:
         """Whether the open block `n` has to commit something in every forward."""

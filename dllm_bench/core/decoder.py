@@ -25,9 +25,19 @@ class Condition(StrEnum):
 
     ONE_OPEN_BLOCK = "one open block at a time"
     BLOCKS_IN_ORDER = "blocks that finish in order"
+    EQUAL_BLOCKS = "blocks of equal length"
     ABSOLUTE_BLOCKS = "absolute blocks"  # at multiples of the block length, whatever the prompt is
     WHOLE_CANVAS = "the whole canvas in every forward"
     RAW_CONFIDENCE = "raw confidence"  # `Scores.raw_KW`, or a confidence without added evidence
+    ENTROPY = "the entropy of every position"  # `Scores.neg_entropy_KW`
+    HELD_BLOCKS = "one open block at a time, which a reviser can hold open"
+    FED_WINDOW = "the window in every forward"  # no K/V of its positions are read from the cache
+    FULL_ATTENTION = "full attention"
+    ONE_BRANCH = "one branch"
+    ANSWER_GAP = "the gap of the answer's logits"  # `Scores.answer_gap_K`
+    WHOLE_GENERATION = "the whole generation as one block"
+    DIVERGENCES = "divergences from earlier forwards"  # `Scores.divergence_KWH`
+    END_OF_TEXT = "an end as soon as everything before the end of text is committed"
     SURVIVAL_ESTIMATES = "survival estimates"  # `Proposal.survival_N` of a drafter
 
 
@@ -77,6 +87,9 @@ class Decoder(Protocol):
 
     def generate(self, model: Denoiser, request: Request) -> Generation:
         """Decode one request; equal inputs give equal outputs."""
+
+    def summary(self) -> DecoderSummary:
+        """Facts of the decoder that are known without decoding."""
 
 
 class BatchedDecoder(Decoder, Protocol):

@@ -13,6 +13,7 @@ class DecoderSummary:
     block: int | None = None  # positions of a block; None: the whole generation, or no blocks
     one_token_per_forward: bool = False  # by construction, whatever the text is
     caches: bool = True  # whether a forward can read keys and values of earlier ones
-    explores: bool = False  # whether a branch other than the base can go on
+    explores: bool = False  # whether a branch other than the base can continue
     stops_on_end_token: bool = False  # whether a committed end token closes or finishes branches
+    attention: str | None = None  # "full" or "block_causal"; None: not the masked loop
     drafts: bool = False  # whether a drafter proposes tokens and the model verifies them

@@ -7,7 +7,7 @@ A decoder says in a plan which positions a forward feeds, sees and keeps. How th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -17,6 +17,32 @@ from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.trace import ForwardKind
 
 Attention = Literal["full", "block_causal"]
+
+
+@dataclass(frozen=True)
+class PositionSets:
+    """The positions of a forward that are no spans, each int64 and ascending.
+
+    Positions that are neither fed nor read do not exist for this forward.
+    """
+
+    feed_F: Tensor
+    """What is fed."""
+    read_C: Tensor
+    """What is read from the cache: (C,), or (N, C) where each of N layers reads positions of its
+    own, as many as the others."""
+    store_S: Tensor
+    """Fed positions whose K/V are kept."""
+
+
+class KeyChoice(Protocol):
+    """A rule by which every layer chooses positions in a forward that feeds [0, X)."""
+
+    def __call__(self, query_AXE: Tensor, key_GXE: Tensor) -> Tensor:
+        """Chosen positions (C,), ascending, as many in every layer.
+
+        Of the rotated queries of A heads and keys of G heads, each E wide.
+        """
 
 
 @dataclass(frozen=True)
@@ -39,12 +65,52 @@ class ForwardPlan:
     forward: int = 0  # index of this forward in its request
     clock: int = 0  # round of a cache that counts rounds itself (`PrefixCache`)
     feature_layers: tuple[int, ...] = ()  # layers whose outputs a drafter reads; -1: embedding
+    shadow: tuple[int, int] = (0, 0)  # span that is fed once more, all masks, behind `feed`: row j
+    # sees what is fed but its own position, and the other shadow rows; no other row sees them.
+    # Their logits follow those of `rows`
+    alone: int | None = None  # fed positions from here on are seen by themselves only; None: none
     only_M: Tensor | None = None  # indices into flattened (K, R) of the rows to compute, for a
     # model that `picks_rows`: its logits are (1, M, V) then; None: all rows, (K, R, V)
+    sets: PositionSets | None = None  # positions in place of the spans `feed` and `store`, for one
+    # branch with full attention; rows that no fed position predicts have logits of 0
+    choose: KeyChoice | None = None  # makes `KVCache.chosen`; only with sets that feed [0, X)
+
+    @property
+    def fed(self) -> int:
+        """Positions that every branch feeds, shadow rows included."""
+        if self.sets is not None:
+            return self.sets.feed_F.shape[0]
+        return self.feed[1] - self.feed[0] + self.shadow[1] - self.shadow[0]
+
+    def limited_to(self, end_K: Tensor) -> ForwardPlan:
+        """The plan whose branch k sees no fed position at or beyond `end_K[k]` either."""
+        known_K = self.visible_K
+        return replace(self, visible_K=end_K if known_K is None else torch.minimum(known_K, end_K))
+
+    @property
+    def stores(self) -> bool:
+        """Whether any K/V are stored."""
+        return self.store[0] < self.store[1]
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Canvas position of every row that a branch feeds, int64 (fed,)."""
+        if self.sets is not None:
+            return self.sets.feed_F
+        return fed_positions(self.feed, self.shadow, device)
 
     def cached(self, held: int) -> int:
         """Positions read from a cache that holds [0, held): those that are not fed."""
+        if self.sets is not None:
+            return self.sets.read_C.shape[-1]
         return min(self.feed[0], held) + max(0, held - self.feed[1])
+
+
+def fed_positions(feed: tuple[int, int], shadow: tuple[int, int], device: torch.device) -> Tensor:
+    """The positions of both spans, one after the other, int64."""
+    feed_X = torch.arange(*feed, device=device)
+    if shadow[0] == shadow[1]:
+        return feed_X
+    return torch.cat([feed_X, torch.arange(*shadow, device=device)])
 
 
 class KVCache(Protocol):
@@ -52,7 +118,7 @@ class KVCache(Protocol):
 
     @property
     def kept(self) -> ForwardPlan | None:
-        """The plan whose K/V were stored last; None if none were."""
+        """The plan of the last forward that stored K/V, or that was a prefill or a renewal."""
 
     @property
     def length(self) -> int:
@@ -60,6 +126,13 @@ class KVCache(Protocol):
 
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
         """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`."""
+
+    @property
+    def chosen(self) -> Tensor | None:
+        """What the layers chose in the last forward with `plan.choose`, (N, C); N layers."""
+
+    def predicting(self, where_KL: Tensor) -> Tensor:
+        """The rows that predict the positions `where`, bool (K, L)."""
 
     def crop(self, length: int) -> None:
         """Forget the keys and values of positions at and beyond `length`."""
@@ -79,6 +152,8 @@ class Denoiser(Protocol):
     vocab_size: int  # V
     picks_rows: bool = False  # whether `forward` computes only the rows `ForwardPlan.only_M` where
     # a plan names some; a model that keeps the default is never given such a plan
+
+    position_bytes: int = 0  # bytes that a forward holds at least for every position it feeds
 
     def new_cache(self, length: int) -> KVCache:
         """An empty cache for a canvas of `length` positions."""

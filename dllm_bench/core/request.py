@@ -49,6 +49,7 @@ class Request:
     prompt: str = ""  # text the ids were encoded from
     seed: int = 0  # of the request's random numbers
     reference: tuple[int, ...] | None = None  # new tokens that are known beforehand (oracle)
+    pinned: tuple[tuple[int, int], ...] = ()  # (new position, token id) that stand from the start
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

@@ -109,6 +109,8 @@ class Context:
     head_begins: Callable[[], None] = lambda: None
     """To be called where a sequential head takes over from the drafter's network, so that the two
     are timed separately."""
+    host_L: Tensor | None = None
+    """`tokens_L` on the host; None where it is there already."""
 
     @property
     def anchor(self) -> int:
@@ -253,6 +255,10 @@ class Draft(Piece, ABC):
     @abstractmethod
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         """Draft after the committed tokens; afterwards the cache holds nothing beyond them."""
+
+    def cut(self, proposals: Sequence[Proposal], target: Target) -> Sequence[Proposal]:
+        """The proposals of a round without tokens that need not be verified."""
+        return proposals
 
 
 class Verify(Piece, ABC):

@@ -1,8 +1,10 @@
 """`DecodeState`: how far one request is decoded, for K candidate branches at once.
 
-Masked positions hold the mask id. The canvas may be cut shorter and never grows. `commit` is the
-only writer of tokens. `fork` and `pick` copy tokens and `memo` alike, so what a method remembers
-(credits, step counts) follows its branch and ends with its request.
+Masked positions hold the mask id, or a token that a reviser shows there. The canvas may be cut
+shorter and never grows. Tokens are written by `commit`, at masked positions, and by `revise`, at
+committed ones; nothing else writes them.
+`fork` and `pick` copy tokens and `memo` alike, so what a method remembers (credits, step counts)
+follows its branch and ends with its request.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 
 MASKED = -1  # value of `born` at a position that is still masked
-PROMPT = -2  # value of `born` at a prompt position
+PROMPT = -2  # value of `born` at a position that stands from the start: prompt, pinned tokens
 CUT = -3  # value of `born` at a position beyond the end of a canvas that was cut
 
 Remembered = TypeVar("Remembered", Tensor, int)
@@ -87,6 +89,10 @@ class DecodeState:
     forwards: int = 0  # forwards made so far
     memo: Memo = field(default_factory=Memo)
     seed: int = 0  # seed of the request's random numbers
+    wanted: int = 0  # positions without those that round the canvas up to whole blocks
+    changes_KL: Tensor | None = None  # how often a committed position was revised, int32; None if
+    # the decoder does not revise
+    remasked_K: Tensor | None = None  # positions that the last revision masked again, int64
     reference_KL: Tensor | None = None  # `Request.reference` on the canvas, mask ids beyond its end
 
     @classmethod
@@ -103,12 +109,16 @@ class DecodeState:
         """
         check_prompt(request, special)
         prompt = torch.tensor(request.prompt_ids, dtype=torch.long, device=device)
-        length = length or len(prompt) + request.max_new_tokens
+        wanted = len(prompt) + request.max_new_tokens
+        length = length or wanted
         tokens_KL = torch.full((1, length), special.mask, dtype=torch.long, device=device)
         born_KL = torch.full((1, length), MASKED, dtype=torch.int32, device=device)
         tokens_KL[0, : len(prompt)] = prompt
         born_KL[0, : len(prompt)] = PROMPT
-        state = cls(tokens_KL, born_KL, len(prompt), special, seed=request.seed)
+        for place, token in request.pinned:
+            check_pinned(request, place)
+            tokens_KL[0, len(prompt) + place], born_KL[0, len(prompt) + place] = token, PROMPT
+        state = cls(tokens_KL, born_KL, len(prompt), special, seed=request.seed, wanted=wanted)
         if request.reference is not None:
             state.reference_KL = tokens_KL.clone()
             reference = torch.tensor(request.reference, device=device)[: length - len(prompt)]
@@ -143,6 +153,36 @@ class DecodeState:
         torch.where(where_KW, ids_KW, tokens_KW, out=tokens_KW)
         born_KW.masked_fill_(where_KW, self.forwards)
 
+    def revise(
+        self,
+        remask_KW: Tensor,
+        write_KW: Tensor,
+        ids_KW: Tensor,
+        show_KW: Tensor | None = None,
+        start: int = 0,
+    ) -> None:
+        """Mask committed positions again, and write `ids` over committed ones.
+
+        The tensors cover the W positions from `start` on. Prompt and masked positions stay as they
+        are, but for those in `show` (see `Revision`). Writing the mask id masks a position again.
+        Taking back what the current forward has committed is no change and is not counted.
+        """
+        assert self.changes_KL is not None
+        span = slice(start, start + remask_KW.shape[1])
+        tokens_KW, born_KW = self.tokens_KL[:, span], self.born_KL[:, span]
+        remask_KW = remask_KW | (write_KW & (ids_KW == self.special.mask))
+        ids_KW = ids_KW.masked_fill(remask_KW, self.special.mask)
+        where_KW = (remask_KW | write_KW) & (born_KW >= 0)
+        self.remasked_K = (where_KW & remask_KW).sum(1)
+        self.changes_KL[:, span] += where_KW & (born_KW < self.forwards)
+        torch.where(where_KW, ids_KW, tokens_KW, out=tokens_KW)
+        born_KW.masked_fill_(where_KW, self.forwards)
+        born_KW.masked_fill_(where_KW & remask_KW, MASKED)
+        if show_KW is not None:
+            show_KW = show_KW & (born_KW == MASKED)
+            torch.where(show_KW, ids_KW, tokens_KW, out=tokens_KW)
+            born_KW.masked_fill_(show_KW & write_KW, self.forwards)
+
     def cut(self, length: Tensor) -> None:
         """Give up all positions from `length` (0-d int64) on, without a copy to the host.
 
@@ -157,15 +197,20 @@ class DecodeState:
             return
         self.tokens_KL = self.tokens_KL[:, :length]
         self.born_KL = self.born_KL[:, :length]
+        if self.changes_KL is not None:
+            self.changes_KL = self.changes_KL[:, :length]
 
     def take(self, index: Tensor) -> DecodeState:
         """The branches `index` (int64), in that order, memo included."""
+        changes_KL, remasked_K = self.changes_KL, self.remasked_K
         reference_KL = self.reference_KL
         return replace(
             self,
             tokens_KL=self.tokens_KL.index_select(0, index),
             born_KL=self.born_KL.index_select(0, index),
             memo=self.memo.take(index),
+            changes_KL=None if changes_KL is None else changes_KL.index_select(0, index),
+            remasked_K=None if remasked_K is None else remasked_K.index_select(0, index),
             reference_KL=None if reference_KL is None else reference_KL.index_select(0, index),
         )
 
@@ -187,4 +232,13 @@ def check_prompt(request: Request, special: SpecialTokens) -> None:
         raise DllmBenchError(
             f"Request {request.id!r} begins with the padding token {request.prompt_ids[0]}, but "
             "nothing is padded here; give the prompt without padding."
+        )
+
+
+def check_pinned(request: Request, place: int) -> None:
+    """Refuse a pinned token outside of the generation."""
+    if not 0 <= place < request.max_new_tokens:
+        raise DllmBenchError(
+            f"Request {request.id!r} pins a token at new position {place} and has "
+            f"{request.max_new_tokens} new tokens; pin one of these."
         )

@@ -1,15 +1,36 @@
 """What each forward did: `Trace`, a list of `Forward` rows.
 
 Only facts are stored. Every TPF, TPS and latency is computed from them in
-`metrics/definitions.py`, and counts of committed tokens follow from `Generation.born`.
+`metrics/definitions.py`. Counts of committed tokens follow from `Generation.born` and, where a
+decoder revises them, from the `Change` entries of the forwards (`Trace.writes`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
+
+AGAIN_MASKED = -1  # `Change.after` of a position that was masked again
+
+
+class Change(NamedTuple):
+    """A committed token that was revised."""
+
+    position: int  # behind the prompt
+    before: int  # the token that was given up
+    born: int  # the forward that had written it
+    after: int  # the token that took its place, or `AGAIN_MASKED`
+
+
+class Writes(NamedTuple):
+    """How many positions a forward wrote."""
+
+    committed: int  # masked before
+    overwritten: int  # committed before, with another token
+    remasked: int  # committed before, masked again
 
 
 class ForwardKind(StrEnum):
@@ -32,7 +53,7 @@ class Forward:
     fed: int  # positions fed per branch
     cached: int  # positions read from the cache
     ms: float = 0.0  # wall time of the whole step, in milliseconds
-    winner: int = 0  # index of the branch that went on, in the order of creation; the base is last
+    winner: int = 0  # branch that continued, in the order of creation; the base is last
     forced: int = 0  # positions committed by the stall rule
     masks: int = 0  # masks of the open blocks before this call
     calls: int = 1  # network calls: several for a drafter's chain, one a token for a head
@@ -40,6 +61,7 @@ class Forward:
     accepted: int = 0  # draft tokens that were kept; further committed tokens are the target's own
     drafted: tuple[int, ...] = ()  # the whole proposal, before it was cut to `proposed`
     survival: tuple[float, ...] = ()  # logits of a confidence head, one per drafted token
+    changes: tuple[Change, ...] = ()  # what was revised after this forward
 
 
 @dataclass
@@ -50,6 +72,17 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.forwards)
+
+    def writes(self, born: Sequence[int]) -> list[Writes]:
+        """What each forward wrote; `born`: the forward that wrote each final token."""
+        written = Counter(born)
+        written.update(change.born for forward in self.forwards for change in forward.changes)
+        rows = []
+        for index, forward in enumerate(self.forwards):
+            remasked = sum(change.after == AGAIN_MASKED for change in forward.changes)
+            overwritten = len(forward.changes) - remasked
+            rows.append(Writes(written[index] - overwritten, overwritten, remasked))
+        return rows
 
     def columns(self) -> dict[str, list]:
         """Columns for storage: {"kind": [...], "branches": [...], ...}.
@@ -82,4 +115,6 @@ def _stored(value: Any) -> Any:
 def _forward(row: dict[str, Any]) -> Forward:
     """Inverse of `_stored` for a row."""
     lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+    if "changes" in lists:
+        lists["changes"] = tuple(Change(*change) for change in lists["changes"])
     return Forward(**{**row, **lists, "kind": ForwardKind(row["kind"])})

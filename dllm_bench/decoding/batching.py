@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.request import Generation
+from dllm_bench.core.transfer import to_host
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,4 @@ def forward(model: Denoiser, steps: Sequence[RunForward]) -> list[Tensor]:
 
 def on_host(steps: Sequence[HostValues]) -> list[list[int]]:
     """The values of each tensor, in one copy for all."""
-    if len(steps) == 1:
-        return [steps[0].values_X.tolist()]
-    values = iter(torch.cat([step.values_X for step in steps]).tolist())
-    return [list(islice(values, step.values_X.shape[0])) for step in steps]
+    return to_host([step.values_X for step in steps])

@@ -1,10 +1,10 @@
 """The only denoising loop: a request becomes a generation by masked diffusion decoding.
 
-One round: make branches, open blocks, plan, forward, score, pick a branch, select, commit. Each of
-these words is a call of the piece of that name, and a paper's method is a choice of six pieces. The
-loop makes sure of progress (a block that must progress and would commit nothing commits what the
-selector's stall rule says) and copies to the host once per round. It is a coroutine, so that
-several requests can share copies and forwards (`batching`). Text is left to the runner.
+One round: make branches, open blocks, plan, forward, score, pick a branch, select, commit, revise.
+Each of these words is a call of the piece of that name, and a paper's method is a choice of seven
+pieces. The loop makes sure of progress (a block that must progress and would commit nothing commits
+what the selector's stall rule says) and copies to the host once per round. It is a coroutine, so
+that several requests can share copies and forwards (`batching`). Text is left to the runner.
 """
 
 from __future__ import annotations
@@ -13,28 +13,39 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice, pairwise, zip_longest
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockProgress, Window
 from dllm_bench.core.choices import check_choice
-from dllm_bench.core.contracts import Cache, Explore, Schedule, Score, Scores, Select, Stop
+from dllm_bench.core.contracts import (
+    Cache,
+    Explore,
+    Revise,
+    Schedule,
+    Score,
+    Scores,
+    Select,
+    Stop,
+)
 from dllm_bench.core.decoder import ComposedDecoder
 from dllm_bench.core.decoder_summary import DecoderSummary
-from dllm_bench.core.denoiser import Denoiser, ForwardPlan
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens, Generation, Request, cut_reasons
-from dllm_bench.core.state import CUT, DecodeState
-from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.core.state import CUT, MASKED, DecodeState
+from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
+from dllm_bench.core.transfer import to_device
 from dllm_bench.core.workers import ONE_WORKER, WorkerGroup
 from dllm_bench.decoding.batching import Answer, DecodeSteps, Step, host_values, run_batched
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.guidance import check_guidance, guided_forward
-from dllm_bench.decoding.numerics import top1
+from dllm_bench.decoding.numerics import forbid, top1
+from dllm_bench.decoding.revise.none import NoRevision
 from dllm_bench.decoding.stop.filled import Filled
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 LARGE = 8192  # a vocabulary from which leaving rows out of head and softmax saves time
 
@@ -42,7 +53,7 @@ LARGE = 8192  # a vocabulary from which leaving rows out of head and softmax sav
 @register("decoder.masked")
 @dataclass(frozen=True)
 class MaskedDecoder(ComposedDecoder):
-    """Six pieces and three switches; equal decoders produce equal tokens."""
+    """Seven pieces and three switches; equal decoders produce equal tokens."""
 
     score: Score
     select: Select
@@ -50,6 +61,7 @@ class MaskedDecoder(ComposedDecoder):
     cache: Cache
     explore: Explore = field(default_factory=Greedy)
     stop: Stop = field(default_factory=Filled)
+    revise: Revise = field(default_factory=NoRevision, metadata=DEFAULT_LEFT_OUT)
     forbid_mask: bool = True  # takes the mask token out of the model's distribution, so that no
     # position is "decoded" to a mask; published samplers leave it in
     guidance: float = 0.0  # scale of classifier-free guidance, 0 for none
@@ -66,6 +78,7 @@ class MaskedDecoder(ComposedDecoder):
             branches=self.explore.most_branches,
             block=self.schedule.block,
             one_token_per_forward=self.select.one_per_forward,
+            attention=self.cache.attention,
             caches=self.cache.caches,
             explores=self.explore.explores,
             stops_on_end_token=self.stop.stops_on_end_token,
@@ -98,11 +111,13 @@ class MaskedDecoder(ComposedDecoder):
         request = self.prepare(model, request)
         length = self.schedule.length(len(request.prompt_ids), request.max_new_tokens)
         state = DecodeState.start(request, model.special, model.device, length)
+        if self.revise.revises:
+            state.changes_KL = torch.zeros_like(state.born_KL)
         kv = model.new_cache(state.length)
         if self.cache.reuse != "none":
             grid = self.cache.grid(self.schedule.block or 1)
             model.reuse_prefix(kv, request.prompt_ids, grid, by=self)
-        tracker = WindowTracker(self.schedule, state.prompt_len)
+        tracker = WindowTracker(self.schedule, state.prompt_len, whole=self.revise.whole)
         log = _RoundLog(new_positions=state.length - state.prompt_len)
         only = torch.zeros((), dtype=torch.long, device=model.device)  # index of a single branch
         last: tuple[Scores, Window] | None = None
@@ -111,19 +126,19 @@ class MaskedDecoder(ComposedDecoder):
             branches, window = yield from self._open_blocks(branches, tracker, log)
             if window is None:
                 return log.generation(request, branches)
-            plan = self.cache.plan(branches, window, kv)
+            plan = self._plan(branches, window, kv)
             held = min(kv.length, branches.length)
             log.begin(plan, branches.branches * (2 if self.guidance else 1), plan.cached(held))
-            if self.stop.reads_ahead:
-                plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
             own, own_window, plan = workers.divide(branches, window, plan)
             plan = self._choose_rows(model, plan, own_window)
             logits_KRV = yield from guided_forward(own, plan, kv, self.guidance)
             if self.forbid_mask:
-                logits_KRV.select(-1, model.special.mask).fill_(-torch.inf)
+                forbid(logits_KRV, [model.special.mask])
             if self.forbid:
-                logits_KRV[..., model.special.named(self.forbid)] = -torch.inf
+                forbid(logits_KRV, model.special.named(self.forbid))
+            logits_KRV, read_KWV = without_shadow(logits_KRV, plan, own_window)
             scores = self._score(logits_KRV, own, own_window, plan.only_M)
+            scores = self.revise.read(scores, read_KWV, own, own_window)
             ahead = self._score_ahead(logits_KRV, window)
             winner, several = only, branches.branches > 1
             if several:
@@ -134,10 +149,16 @@ class MaskedDecoder(ComposedDecoder):
                 winner, branches, own, (scores, *ahead)
             )
             window = window.pick(winner) if several else window
+            window = tracker.size_block(scores, window, state)
             forced = self._commit(state, scores, window)
+            revision = self.revise(scores, window, state)
+            if revision is not None:
+                state.revise(*revision, start=window.start)
+                log.canvases.append((state.tokens_KL[-1].clone(), state.born_KL[-1].clone()))
+            state.forwards += 1
             log.outcome = winner if several else None, forced
             log.cut = self._shorten(state, window, scores, *ahead)
-            log.check_progress(request)
+            log.check_progress(request, self.revise)
             last = (scores, window)
 
     def _open_blocks(
@@ -151,17 +172,18 @@ class MaskedDecoder(ComposedDecoder):
         host = yield from self._copy_to_host(branches, masked_KL, tracker.window, log)
         length = host.length[0] if host.length else branches.length
         branches.truncate(length)
+        tracker.ends += tuple(host.end)
         closed = host.closed or [False] * branches.branches
-        progress = tracker.progress(length, log.winner, host.masks, closed)
+        progress = tracker.progress(length, log.winner, host.masks, closed, host.stays)
         opened = list(map(self.schedule.opened, progress))
         masks = progress[-1].open_masks(opened[-1])
         log.tick(masks, progress[-1].grid.start(opened[-1]))
-        if masks == 0 or (host.finished and host.finished[-1]):
+        if progress[-1].all_finished(opened[-1]) or (host.finished and host.finished[-1]):
             return branches, None
         base = branches.branches - 1
         if host.valid and host.valid[0] < base:
             kept = [*range(host.valid[0]), base]
-            index = torch.tensor(kept, device=masked_KL.device)
+            index = to_device(kept, masked_KL.device)
             branches, masked_KL = branches.take(index), masked_KL.index_select(0, index)
             progress, opened = [progress[k] for k in kept], [opened[k] for k in kept]
         return branches, tracker.move(progress, opened, masked_KL)
@@ -175,6 +197,8 @@ class MaskedDecoder(ComposedDecoder):
             "masks": masks_per_block(masked_KL, window),
             "closed": flags.closed_K,
             "finished": flags.finished_K,
+            "end": window.end if window else None,
+            "stays": self.revise.stays(branches),
             "valid": self.explore.valid(branches),
             "length": (branches.born_KL[-1] != CUT).sum() if log.cut else None,
             "winner": winner,
@@ -185,6 +209,20 @@ class MaskedDecoder(ComposedDecoder):
         host = _HostValues(**{k: list(islice(values, part.shape[0])) for k, part in parts.items()})
         log.learn(host)
         return host
+
+    def _plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+        """The cache's plan, with what the other pieces see and read."""
+        plan = self.cache.plan(branches, window, kv)
+        visible_K = self.select.visible(branches)
+        if visible_K is not None:
+            plan = plan.limited_to(visible_K)
+        if not self.schedule.sees_rest:
+            plan = replace(plan, alone=branches.wanted)
+        if plan.sets is None and (self.stop.reads_ahead or self.score.reads_ahead):
+            plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
+        if self.revise.shadow:
+            plan = replace(plan, shadow=(window.start, window.stop))
+        return plan
 
     def _commit(self, state: DecodeState, scores: Scores, window: Window) -> Tensor | None:
         """Write what the selector chose.
@@ -200,7 +238,6 @@ class MaskedDecoder(ComposedDecoder):
                 ids_KW = torch.where(forced_KW, fallback_ids_KW, ids_KW)
             where_KW, forced = where_KW | forced_KW, forced_KW.sum()
         state.commit(where_KW, ids_KW, window.start)
-        state.forwards += 1
         return forced
 
     def _choose_rows(self, model: Denoiser, plan: ForwardPlan, window: Window) -> ForwardPlan:
@@ -228,14 +265,14 @@ class MaskedDecoder(ComposedDecoder):
     ) -> Scores:
         """Scores of the window; 0 at positions whose logits were not computed."""
         if only_M is None:
-            if logits_KRV.shape[1] > window.width:
+            if logits_KRV.shape[1] > window.width and not self.score.reads_ahead:
                 logits_KRV = logits_KRV[:, : window.width]
             return self.score(logits_KRV, branches, window)
         scores = self.score(logits_KRV, branches, replace(window, rows_M=only_M))
         shape = window.eligible_KW.shape
-        three = (scores.ids_KW, scores.probability_KW, scores.confidence_KW)
-        spread = (v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]) for v in three)
-        return Scores(*(values.view(shape) for values in spread))
+        return scores.map(
+            lambda v: v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]).view(shape)
+        )
 
     def _score_ahead(self, logits_KRV: Tensor, window: Window) -> list[Scores]:
         """Scores of what was fed behind the window, if the stop rule reads them."""
@@ -260,11 +297,25 @@ class MaskedDecoder(ComposedDecoder):
         return length is not None
 
 
+def without_shadow(logits_KXV: Tensor, plan: ForwardPlan, window: Window) -> tuple[Tensor, Tensor]:
+    """Logits of the plan's rows (K, R, V), and those a reviser reads (K, W, V): of the window's
+    shadow rows, or of its own rows if there are none.
+    """
+    shadow = plan.shadow[1] - plan.shadow[0]
+    if shadow:
+        return logits_KXV[:, :-shadow], logits_KXV[:, -shadow:]
+    wider = plan.only_M is None and logits_KXV.shape[1] > window.width
+    return logits_KXV, logits_KXV[:, : window.width] if wider else logits_KXV
+
+
 def masks_per_block(masked_KL: Tensor, window: Window | None) -> Tensor:
     """Masks left in the blocks of a window, int64 (K, N); empty without a window."""
     if window is None:
         return masked_KL.new_empty(0, dtype=torch.long)
-    return window.blocks(window.of(masked_KL)).sum(-1)
+    masked_KW = window.of(masked_KL)
+    if window.end is not None:
+        masked_KW = masked_KW & window.eligible_KW
+    return window.blocks(masked_KW).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -274,9 +325,11 @@ class _HostValues:
     masks: Sequence[int] = ()  # `masks_per_block` of the last window, flattened
     closed: Sequence[int] = ()  # per branch: opens no further block
     finished: Sequence[int] = ()  # per branch: is finished
+    end: Sequence[int] = ()  # one number: where the block ends that the last round sized
+    stays: Sequence[int] = ()  # per branch: `Revise.stays`
     valid: Sequence[int] = ()  # one number: branches before the base that are worth a forward
     length: Sequence[int] = ()  # one number: length of a canvas that was cut
-    winner: Sequence[int] = ()  # one number: branch that went on from the last round
+    winner: Sequence[int] = ()  # one number: branch that continued from the last round
     forced: Sequence[int] = ()  # one number: positions committed by the stall rule
 
 
@@ -286,19 +339,30 @@ class WindowTracker:
 
     schedule: Schedule
     prompt_len: int
+    whole: bool = False  # whether windows begin with the first block
     window: Window | None = None  # of the last round
     opened: Sequence[int] = (0,)  # how many blocks each branch of the last round had open
+    first: int = 0  # block with which that window begins
+    ends: tuple[int, ...] = ()  # where blocks end that the schedule sized by their scores
 
     def progress(
-        self, length: int, winner: int, masks: Sequence[int], closed: Sequence[int]
+        self,
+        length: int,
+        winner: int,
+        masks: Sequence[int],
+        closed: Sequence[int],
+        stays: Sequence[int] = (),
     ) -> list[BlockProgress]:
         """Every branch at the beginning of a round; for `masks` see `_HostValues`."""
         grid = self.schedule.grid(self.prompt_len, length)
-        first = 0 if self.window is None else (self.window.start - grid.origin) // grid.block
+        if self.ends:
+            grid = replace(grid, ends=self.ends)
         blocks, opened = len(masks) // len(closed), self.opened[winner]
         return [
-            BlockProgress(grid, first, masks[k * blocks : (k + 1) * blocks], opened, bool(flag))
-            for k, flag in enumerate(closed)
+            BlockProgress(
+                grid, self.first, masks[k * blocks : (k + 1) * blocks], opened, bool(flag), stay
+            )
+            for k, (flag, stay) in enumerate(zip_longest(closed, stays, fillvalue=0))
         ]
 
     def move(
@@ -309,13 +373,14 @@ class WindowTracker:
         """
         grid = branches[-1].grid
         ends = [grid.start(n) for n in opened]
-        start, stop = grid.start(branches[-1].finished), max(ends)
+        first = BlockProgress(grid).finished if self.whole else branches[-1].finished
+        start, stop = grid.start(first), max(ends)
         eligible_KW, end_K = masked_KL[:, start:stop], None
         if min(ends) < stop:
-            end_K = torch.tensor(ends, device=masked_KL.device)
+            end_K = to_device(ends, masked_KL.device)
             position_W = torch.arange(start, stop, device=masked_KL.device)
             eligible_KW = eligible_KW & (position_W < end_K[:, None])
-        self.opened = opened
+        self.opened, self.first = opened, first
         self.window = Window(
             start=start,
             stop=stop,
@@ -324,19 +389,26 @@ class WindowTracker:
             block=grid.block,
             origin=grid.origin,
             eligible_KW=eligible_KW,
-            must_KN=self._must(branches, max(opened), masked_KL.device),
+            must_KN=self._must(branches, range(first, max(opened)), masked_KL.device),
             visible_K=None if self.schedule.sees_future else end_K,
             masks=sum(map(BlockProgress.open_masks, branches, opened)),
         )
         return self.window
 
+    def size_block(self, scores: Scores, window: Window, state: DecodeState) -> Window:
+        """The window, which ends where the schedule says if this was a block's first forward."""
+        end = None if self.first < len(self.ends) else self.schedule.end(scores, window, state)
+        if end is None:
+            return window
+        self.window = window.until(end)
+        return self.window
+
     def _must(
-        self, branches: Sequence[BlockProgress], opened: int, device: torch.device
+        self, branches: Sequence[BlockProgress], blocks: range, device: torch.device
     ) -> Tensor | None:
         """Blocks of the window that must progress, (K, N); None: all."""
-        blocks = range(branches[-1].finished, opened)
         rows = [[self.schedule.must_progress(branch, n) for n in blocks] for branch in branches]
-        return None if all(map(all, rows)) else torch.tensor(rows, device=device)
+        return None if all(map(all, rows)) else to_device(rows, device)
 
 
 @dataclass
@@ -354,10 +426,12 @@ class _RoundLog:
     outcome: tuple[Tensor | None, Tensor | None] | None = None  # last winner and forced; None: 0
     cut: bool = False  # whether the last round cut the canvas
     open_end: int = 0  # canvas position at which the open blocks end
+    canvases: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Tokens and `born` (L,) after each round of a decoder that revises."""
 
     @property
     def winner(self) -> int:
-        """The branch that went on from the last round."""
+        """The branch that continued from the last round."""
         return self.winners[-1] if self.winners else 0
 
     def learn(self, host: _HostValues) -> None:
@@ -373,25 +447,53 @@ class _RoundLog:
 
     def begin(self, plan: ForwardPlan, branches: int, cached: int) -> None:
         """Record a forward: its plan, branches, and positions read from the cache."""
-        self.forwards.append((plan.kind, branches, plan.feed[1] - plan.feed[0], cached))
+        self.forwards.append((plan.kind, branches, plan.fed, cached))
 
-    def check_progress(self, request: Request) -> None:
-        """Refuse to go on forever: a round commits nothing if all candidates are the mask token."""
-        if len(self.forwards) > 2 * self.new_positions:
-            raise DllmBenchError(
-                f"Request {request.id!r} is not decoded after {len(self.forwards)} forwards: the "
-                "model predicts the mask token at all masks; set decoder.forbid_mask=true."
+    def check_progress(self, request: Request, revise: Revise) -> None:
+        """Refuse to loop forever: a round commits nothing if all candidates are the mask token, and
+        a reviser may take back what the selector commits.
+        """
+        if len(self.forwards) <= revise.forwards_per_position * self.new_positions:
+            return
+        reason = "the model predicts the mask token at all masks; set decoder.forbid_mask=true."
+        if revise.revises:
+            reason = (
+                f"{type(revise).__name__} keeps changing its tokens; set "
+                "decoder.revise.per_position, the changes of a position, or "
+                "decoder.forbid_mask=true."
             )
+        raise DllmBenchError(
+            f"Request {request.id!r} is not decoded after {len(self.forwards)} forwards: {reason}"
+        )
 
-    def trace(self) -> Trace:
+    def trace(self, span: slice) -> Trace:
         """One row per forward; a round lasts from its copy to the host to the next one."""
         rows = zip(self.forwards, pairwise(self.ticks), self.winners, self.forced, strict=True)
-        return Trace(
-            [
-                Forward(*forward, 1000 * (after - before), winner, forced, masks)
-                for forward, ((before, masks), (after, _)), winner, forced in rows
-            ]
+        forwards = [
+            Forward(*forward, 1000 * (after - before), winner, forced, masks)
+            for forward, ((before, masks), (after, _)), winner, forced in rows
+        ]
+        for index, changes in enumerate(self._changes(span)):
+            forwards[index] = replace(forwards[index], changes=changes)
+        return Trace(forwards)
+
+    def _changes(self, span: slice) -> Iterator[tuple[Change, ...]]:
+        """What each round of a decoder that revises changed on the canvas positions `span`."""
+        if not self.canvases:
+            return
+        tokens, born = zip(*self.canvases, strict=True)
+        tokens_XG, born_XG = (
+            torch.stack([canvas_L[span] for canvas_L in part]).cpu() for part in (tokens, born)
         )
+        yield ()
+        differs_XG = (born_XG[:-1] >= 0) & (born_XG[:-1] != born_XG[1:]) & (born_XG[1:] != CUT)
+        for index, differs_G in enumerate(differs_XG):
+            at_X = differs_G.nonzero()[:, 0]
+            after_X = tokens_XG[index + 1, at_X].masked_fill(
+                born_XG[index + 1, at_X] == MASKED, AGAIN_MASKED
+            )
+            columns = at_X, tokens_XG[index, at_X], born_XG[index, at_X], after_X
+            yield tuple(Change(*row) for row in torch.stack(columns, 1).tolist())
 
     def generation(self, request: Request, state: DecodeState) -> Generation:
         """All tokens of opened blocks, those after the first end token included."""
@@ -399,4 +501,4 @@ class _RoundLog:
         ids = tuple(state.tokens_KL[-1, span].tolist())
         born = tuple(state.born_KL[-1, span].tolist())
         cut = cut_reasons(ids, request.max_new_tokens, state.special)
-        return Generation(request.id, ids, born, cut, self.trace())
+        return Generation(request.id, ids, born, cut, self.trace(span))

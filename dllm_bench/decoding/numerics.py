@@ -9,6 +9,7 @@ compared in it. Only float64 makes a float64 copy of the logits.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,15 @@ def dtype_of(logits: Tensor, precision: Precision) -> torch.dtype:
 def rounded(logits_KWV: Tensor, precision: Precision) -> Tensor:
     """The logits in the dtype `precision` names."""
     return logits_KWV.to(dtype_of(logits_KWV, precision))
+
+
+def forbid(logits: Tensor, ids: Iterable[int]) -> None:
+    """Take tokens out of the distribution, in place.
+
+    One token at a time: indexing by a list would copy it to the device, for which the host waits.
+    """
+    for token in ids:
+        logits.select(-1, token).fill_(-torch.inf)
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -140,11 +150,16 @@ def neg_entropy(logits_KWV: Tensor, precision: Precision = "float32", eps: float
 
     As published, with probabilities rounded to the precision; `read_logits` is faster.
     """
-    logits_KWV = rounded(logits_KWV, precision)
-    probability_KWV = at_least_float32(logits_KWV).softmax(dim=-1).to(logits_KWV.dtype)
+    probability_KWV = probabilities(logits_KWV, precision)
     if eps == 0:
         return -torch.special.entr(probability_KWV).sum(dim=-1)
     return (probability_KWV * (probability_KWV + eps).log()).sum(dim=-1)
+
+
+def probabilities(logits_KWV: Tensor, precision: Precision = "float32") -> Tensor:
+    """softmax(logits), (K, W, V), rounded to the precision."""
+    logits_KWV = rounded(logits_KWV, precision)
+    return at_least_float32(logits_KWV).softmax(dim=-1).to(logits_KWV.dtype)
 
 
 def margin(logits_KWV: Tensor, precision: Precision = "float32") -> Tensor:
@@ -164,14 +179,15 @@ def stable_top(values_KW: Tensor, n: int) -> Tensor:
     return values_KW.sort(dim=-1, descending=True, stable=True).indices[:, :n]
 
 
-def generator(state: DecodeState, use: str = "") -> torch.Generator:
+def generator(state: DecodeState, use: str = "", device: str = "") -> torch.Generator:
     """The generator of one forward's random numbers, seeded by the request's seed and the forward.
 
-    use: names a stream other than the one of the tokens.
+    use: names a stream other than the one of the tokens. device: where it draws, by default the
+    state's.
     """
     text = f"{state.seed}/{state.forwards}{use}".encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
-    return torch.Generator(state.tokens_KL.device).manual_seed(seed)
+    return torch.Generator(device or state.tokens_KL.device).manual_seed(seed)
 
 
 def draw(

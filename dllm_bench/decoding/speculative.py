@@ -37,9 +37,10 @@ from dllm_bench.core.speculative import (
 )
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.core.transfer import to_device, to_host
 from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.decoding.verify.rejection import Rejection
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 @register("decoder.speculative")
@@ -55,6 +56,9 @@ class SpeculativeDecoder(ComposedDecoder):
     """Decides how many proposed tokens of each request are verified."""
     temperature: float = 0.0
     """Of the target and of the drafter; 0 takes the most probable token."""
+    checks_first: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
+    """Whether no round is made where the token after the prompt ends the text, as in DeepSpec;
+    z-lab/dflash 44947fb makes one. The text is the same, the number of rounds is not."""
 
     def __post_init__(self) -> None:
         self.check_pieces_fit()
@@ -120,12 +124,13 @@ class SpeculativeDecoder(ComposedDecoder):
         plan = one.plan(ForwardKind.PREFILL, nothing, self.draft.feature_layers)
         (logits_1V,) = target_forward([one], [plan])
         one.commit(sampler.sample(logits_1V)[0].tolist())
+        one.round_due = not self.checks_first
         one.features_1FC = one.kv.features
         return one
 
     def _round(self, active: Sequence[_ActiveRequest], rule: LengthRule) -> None:
         """Draft for every request, verify all drafts in one forward, commit what is accepted."""
-        drafts = [self._propose(one) for one in active]
+        drafts = self.draft.cut([self._propose(one) for one in active], active[0].model)
         proposals = [draft.first(n) for draft, n in zip(drafts, rule(drafts), strict=True)]
         layers = self.draft.feature_layers
         plans = [
@@ -138,27 +143,35 @@ class SpeculativeDecoder(ComposedDecoder):
                 active, proposals, target_forward(active, plans), strict=True
             )
         ]
-        for one, draft, result in zip(active, drafts, results, strict=True):
-            self._commit(one, draft, result)
+        for one, verified in zip(active, _copy_to_host(results, drafts), strict=True):
+            self._commit(one, verified)
 
     def _propose(self, one: _ActiveRequest) -> Proposal:
         """The draft after the committed tokens, before it is cut."""
         sampler = one.sampler
         if not self.verify.reads_probabilities:
             sampler = replace(sampler, temperature=0.0)
-        context = Context(one.tokens_L, one.features_1FC, one.model, one.draft_kv, one.clock.mark)
+        context = Context(
+            one.tokens_L,
+            one.features_1FC,
+            one.model,
+            one.draft_kv,
+            one.clock.mark,
+            one.host_1L[0, : one.committed],
+        )
         proposal = self.draft.propose(context, sampler)
         one.record_draft(proposal)
         return proposal
 
-    def _commit(self, one: _ActiveRequest, draft: Proposal, result: VerifyResult) -> None:
+    def _commit(self, one: _ActiveRequest, verified: _Verified) -> None:
         """Keep the accepted tokens up to an end token, and the target's own token after them."""
-        count, bonus, drafted, survival = _copy_to_host(result, draft)
+        count, bonus, drafted, survival = verified
         end = first_end(drafted[:count], one.model.special)
         kept = drafted[: count if end is None else end + 1]
         new = [*kept] if end is not None else [*kept, bonus]
         one.record_verification(accepted=len(kept), drafted=drafted, survival=survival)
         one.commit(new)
+        one.round_due = False
         one.kv.crop(one.committed - 1)
         features_1FC = one.kv.features
         one.features_1FC = None if features_1FC is None else features_1FC[:, : len(new)]
@@ -199,19 +212,20 @@ class _HostClock:
 class _CudaClock:
     """The same by events of a CUDA device, for which the host does not have to wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.marks: list[torch.cuda.Event] = []
         self.mark()
 
     def mark(self) -> None:
         """End one span and begin the next."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         self.marks.append(event)
 
     def spans_ms(self) -> list[float]:
         """One span per pair of neighbouring marks."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device)
         return [before.elapsed_time(after) for before, after in pairwise(self.marks)]
 
 
@@ -223,6 +237,7 @@ class _ActiveRequest:
     request: Request
     sampler: Sampler
     canvas_1L: Tensor
+    host_1L: Tensor  # the committed tokens on the host; the canvas itself if that is its device
     committed: int  # positions decided, the prompt included
     kv: KVCache  # the target's
     draft_kv: KVCache | None  # the drafter's
@@ -231,6 +246,7 @@ class _ActiveRequest:
     forwards: list[Forward] = field(default_factory=list)
     born: list[int] = field(default_factory=list)  # forward that committed each new token
     ended: bool = False  # whether an end token was committed
+    round_due: bool = False  # whether a round is made even if an end token was committed
 
     @classmethod
     def start(
@@ -239,11 +255,12 @@ class _ActiveRequest:
         """The prompt on a canvas with room for all that the last round may add."""
         prompt = len(request.prompt_ids)
         room = prompt + request.max_new_tokens + draft.longest + 1
-        canvas_1L = torch.full((1, room), model.special.mask, device=model.device)
-        canvas_1L[0, :prompt] = torch.tensor(request.prompt_ids, device=model.device)
+        host_1L = torch.full((1, room), model.special.mask)
+        host_1L[0, :prompt] = torch.tensor(request.prompt_ids)
+        canvas_1L = to_device(host_1L, model.device)
         kv, draft_kv = model.new_cache(room), draft.new_cache(model, room)
-        clock = _CudaClock() if model.device.type == "cuda" else _HostClock()
-        return cls(model, request, sampler, canvas_1L, prompt, kv, draft_kv, clock)
+        clock = _CudaClock(model.device) if model.device.type == "cuda" else _HostClock()
+        return cls(model, request, sampler, canvas_1L, host_1L, prompt, kv, draft_kv, clock)
 
     @property
     def tokens_L(self) -> Tensor:
@@ -253,7 +270,9 @@ class _ActiveRequest:
     @property
     def finished(self) -> bool:
         """Whether an end token was committed or the limit is reached."""
-        return self.ended or len(self.born) >= self.request.max_new_tokens
+        if len(self.born) >= self.request.max_new_tokens:
+            return True
+        return self.ended and not self.round_due
 
     def record_draft(self, proposal: Proposal) -> None:
         """Add the drafter's forward of a round to the trace.
@@ -289,11 +308,13 @@ class _ActiveRequest:
     def commit(self, tokens: Sequence[int]) -> None:
         """Append the tokens that the last forward decided."""
         self.clock.mark()
-        stop = self.committed + len(tokens)
-        self.canvas_1L[0, self.committed : stop] = torch.tensor(tokens, device=self.model.device)
+        new_D, stop = torch.tensor(tokens), self.committed + len(tokens)
+        self.host_1L[0, self.committed : stop] = new_D
+        if self.canvas_1L is not self.host_1L:
+            self.canvas_1L[0, self.committed : stop] = to_device(new_D, self.model.device)
         self.committed = stop
         self.born += [len(self.forwards) - 1] * len(tokens)
-        self.ended = first_end(tokens, self.model.special) is not None
+        self.ended = self.ended or first_end(tokens, self.model.special) is not None
 
     def generation(self) -> Generation:
         """All committed tokens; those beyond the limit are cut by the reason "length"."""
@@ -304,16 +325,22 @@ class _ActiveRequest:
         return Generation(self.request.id, ids, tuple(self.born), cut, trace)
 
 
+_Verified = tuple[int, int, tuple[int, ...], tuple[float, ...]]
+"""Count, next token, draft tokens and their survival logits (4 digits) of one request."""
+
+
 def _copy_to_host(
-    result: VerifyResult, draft: Proposal
-) -> tuple[int, int, tuple[int, ...], tuple[float, ...]]:
-    """Count, next token, draft tokens and their survival logits (4 digits), in one device copy."""
-    nothing = draft.tokens_D[:0]
-    survival_D = nothing if draft.survival_D is None else draft.survival_D
-    parts = torch.stack([result.count, result.bonus]), draft.tokens_D, survival_D
-    count, bonus, *rest = torch.cat([part.double() for part in parts]).tolist()
-    drafted, survival = rest[: len(draft)], rest[len(draft) :]
-    return int(count), int(bonus), tuple(map(int, drafted)), tuple(round(z, 4) for z in survival)
+    results: Sequence[VerifyResult], drafts: Sequence[Proposal]
+) -> Iterator[_Verified]:
+    """What was verified for each request, in one copy for all."""
+    joined = []
+    for result, draft in zip(results, drafts, strict=True):
+        survival_D = draft.tokens_D[:0] if draft.survival_D is None else draft.survival_D
+        parts = torch.stack([result.count, result.bonus]), draft.tokens_D, survival_D
+        joined.append(torch.cat([part.double() for part in parts]))
+    for (count, bonus, *rest), draft in zip(to_host(joined), drafts, strict=True):
+        drafted, survival = rest[: len(draft)], rest[len(draft) :]
+        yield int(count), int(bonus), (*map(int, drafted),), (*(round(z, 4) for z in survival),)
 
 
 def check_target(model: Target) -> None:

@@ -16,7 +16,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.run_series import StoredRun, run_series
 from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall
 from dllm_bench.metrics.tradeoff import pareto_front
-from dllm_bench.run import token_replay
+from dllm_bench.runs import token_replay
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
@@ -144,7 +144,7 @@ def missing_replays(
 
 
 def make_replays(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[str]:
-    """Record the token replays of these runs, one run after the other; a sentence per failure."""
+    """Record the token replays of these runs, one after the other; gives the errors."""
     failures = []
     for index, (spec, samples) in enumerate(missing, start=1):
         print(f"[{index}/{len(missing)}] token replay of {spec.folder}", file=sys.stderr)

@@ -31,7 +31,7 @@ from dllm_bench.decoding.length.measurements import (
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.calibration import fit_temperatures
 from dllm_bench.paths import place_of
-from dllm_bench.run.token_replay import TokenReplay, read_replays
+from dllm_bench.runs.token_replay import TokenReplay, read_replays
 from dllm_bench.serving.load_simulation import (
     FrontierPoint,
     NewLengthRule,
@@ -158,7 +158,7 @@ def steps_per_block(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]
         yield SeriesPoint(steps, counts[steps], n=len(steps_of_blocks))
 
 
-# Before a token was committed, from the token replays of the first samples (`run/token_replay`).
+# Before a token was committed, from the token replays of the first samples (`runs/token_replay`).
 # Probabilities and ranks are those of the distribution that decides (with credit, where the decoder
 # adds it) and exist for open blocks only. Whether a candidate equals the final token is also known
 # for blocks that are not open yet.

@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import PACKAGE, conf_dir
+from dllm_bench.paths import PACKAGE
 from dllm_bench.tables.load import (
     REPORTED_TABLES,
+    file_and_data,
     names_of,
     parse_table,
     read_csv,
@@ -92,7 +93,7 @@ class SeriesCall:
     by_value: Mapping[str, Mapping[str, Any]]
     """Facet value -> settings of its cells, which add to the others or replace them."""
     replay_samples: int = 0
-    """From how many samples it needs the token replay (`run/token_replay`)."""
+    """From how many samples it needs the token replay (`runs/token_replay`)."""
 
     def settings_for(self, values: Sequence[str]) -> dict[str, Any]:
         """The settings of a cell with these facet values."""
@@ -165,7 +166,7 @@ def load_figure(name: str) -> PaperFigure:
     known = names_of("figure")
     if name not in known:
         raise DllmBenchError(unknown_name("figure", name, known))
-    return read_figure(name, conf_dir() / "figure" / f"{name}.yaml", REPORTED_FIGURES)
+    return read_figure(name, *file_and_data("figure", name, REPORTED_FIGURES))
 
 
 def read_figure(name: str, path: Path, data: Path) -> PaperFigure:

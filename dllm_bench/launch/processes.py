@@ -22,15 +22,16 @@ from typing import Any
 
 import torch
 
+from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.launch.workers import GRACE_S, Ended, Failed, Worker, Workers
 from dllm_bench.parallel.group import AnnouncingDecoder, ParallelLayout, RankGroup
-from dllm_bench.run.dependencies import Dependencies, Loaded
-from dllm_bench.run.observers import Observer, RunningMetrics, SilentObserver
-from dllm_bench.run.runner import WARMUPS, RunSession, decode_share
-from dllm_bench.run.runner import run as run_here
+from dllm_bench.runs.dependencies import Dependencies, Loaded
+from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
+from dllm_bench.runs.runner import WARMUPS, RunSession, decode_share
+from dllm_bench.runs.runner import run as run_here
 from dllm_bench.store import provenance
 from dllm_bench.store.hardware import uses_cuda
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
@@ -97,10 +98,8 @@ def layout_of(hardware: Mapping[str, Any]) -> ParallelLayout:
     """How the processes of a group divide a request's work."""
     commit = str(hardware.get("commit", "winner"))
     if commit not in COMMITS:
-        raise DllmBenchError(
-            f"hardware.commit is {commit!r}; choose one of {', '.join(COMMITS)} (whether the "
-            "winner's K/V are sent to every process)."
-        )
+        more = " (whether the winner's K/V are sent to every process)"
+        raise DllmBenchError(unknown_name("hardware.commit", commit, list(COMMITS), more))
     return ParallelLayout(
         branches=int(hardware.get("branch_parallel", 1)),
         tensors=int(hardware.get("tensor_parallel", 1)),
@@ -270,7 +269,7 @@ def _make(processes: Sequence[RunProcess], progress: _SharedProgress) -> None:
         with first.store.open(first.spec) as opened:  # nobody else may write during the shares
             if opened.record is not None:
                 return
-            environment = provenance.environment(str(first.spec.hardware["device"]))
+            environment = provenance.environment_of(first.spec)
             session = opened.begin(Session(first.deps.now(), WARMUPS, environment))
             opened.note(f"session {session}: {replicas} processes share the requests")
             zero_s = first.deps.clock()
@@ -337,5 +336,5 @@ class _Watch:
         return DllmBenchError(
             f"Process {process.index} of {len(self.processes)} (hardware="
             f"{process.spec.hardware['name']}) {what}, and the others were ended; finished "
-            "samples are kept, give the same command again to go on."
+            "samples are kept, give the same command again to continue."
         )

@@ -2,7 +2,7 @@
 
 A worker takes the next run of the model and benchmark it already holds, if there is one. Workers
 report to the parent, which alone writes to the terminal. If a run fails or its worker is killed,
-the others go on; starting again resumes from the store. Jobs of a cluster are in `slurm`.
+the others continue; starting again resumes from the store. Jobs of a cluster are in `slurm`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TextIO
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.run_one import make_logger, run
 from dllm_bench.launch.workers import Ended, Failed, Worker, Workers
-from dllm_bench.run.dependencies import REAL, Dependencies
-from dllm_bench.run.observers import Observer, RunningMetrics, SilentObserver
-from dllm_bench.run.progress import ManyRunsProgress, headline, progress_text
+from dllm_bench.runs.dependencies import REAL, Dependencies
+from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
+from dllm_bench.runs.progress import ManyRunsProgress, headline, progress_text
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec, digest
 from dllm_bench.store.store import Store

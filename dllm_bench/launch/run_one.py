@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dllm_bench.registry import instantiate
-from dllm_bench.run import batched, served
-from dllm_bench.run.dependencies import PROCESSES, REAL, Dependencies
-from dllm_bench.run.observers import Observer, ObserverGroup
-from dllm_bench.run.runner import RunSession
-from dllm_bench.run.runner import run as run_here
+from dllm_bench.runs import batched, served
+from dllm_bench.runs.dependencies import PROCESSES, REAL, Dependencies
+from dllm_bench.runs.observers import Observer, ObserverGroup
+from dllm_bench.runs.runner import RunSession
+from dllm_bench.runs.runner import run as run_here
 from dllm_bench.store.inputs import is_served
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
@@ -51,5 +51,5 @@ def needs_several(hardware: Mapping[str, Any]) -> bool:
 def make_logger(spec: RunSpec) -> Observer | None:
     """The logger of the run's configuration."""
     plain = spec.runtime.get("logger")
-    logger: Observer | None = instantiate(plain) if plain else None
+    logger: Observer | None = instantiate(plain, "logger") if plain else None
     return logger

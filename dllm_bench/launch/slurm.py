@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -21,10 +22,12 @@ from typing import Any
 
 import yaml
 
+from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
-from dllm_bench.run.dependencies import PROCESSES, REAL, Dependencies
-from dllm_bench.run.progress import ManyRunsProgress, RunProgress
+from dllm_bench.runs.dependencies import PROCESSES, REAL, Dependencies
+from dllm_bench.runs.progress import ManyRunsProgress, RunProgress
+from dllm_bench.store.checked import parse
 from dllm_bench.store.files import Appender, whole_lines
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_entry, record_fingerprint
@@ -190,6 +193,13 @@ def folder_of(store: Store) -> Path:
     return Path(store.root).parent / ".launch"
 
 
+def read_tickets(path: Path) -> Iterator[JobTicket]:
+    """The tickets in a file; a damaged line is left out, its job then runs on unwatched."""
+    for line in whole_lines(path):
+        with suppress(ValueError):
+            yield made_from(JobTicket, parse(line))
+
+
 def record_tickets(store: Store, tickets: Sequence[JobTicket]) -> None:
     """Store the tickets of jobs that were sent."""
     folder_of(store).mkdir(parents=True, exist_ok=True)
@@ -224,7 +234,7 @@ class SlurmJobs:
     @classmethod
     def of(cls, store: Store) -> SlurmJobs:
         """The jobs of a store; squeue is called only if there are any."""
-        sent = [JobTicket(**json.loads(line)) for line in whole_lines(folder_of(store) / TICKETS)]
+        sent = list(read_tickets(folder_of(store) / TICKETS))
         return cls({t.run or t.what: t for t in sent}, job_states() if sent else {})
 
     def is_active(self, key: str) -> bool:

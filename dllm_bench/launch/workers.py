@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
@@ -20,6 +21,8 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 
 GRACE_S = 2.0  # a worker that was told to end is killed after this time
+START_TRIES = 3  # if the process that workers are forked from was killed, the next starts it anew
+START_PAUSE_S = 0.5  # until the system knows that it has ended
 PRELOAD = ["dllm_bench.launch.run_one", "dllm_bench.parallel.group", "transformers.modeling_utils"]
 """Imported once, by the process that all workers are forked from."""
 
@@ -78,15 +81,32 @@ class Workers:
         return [worker for worker in self.started if not worker.pipe.closed]
 
     def start(self, work: Callable[[Connection], None]) -> Worker:
-        """Start a process that calls `work` (which must be picklable) with its end of the pipe."""
+        """Start a process that calls `work` (which must be picklable) with its end of the pipe.
+
+        DllmBenchError if no process can be started.
+        """
         context = get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(work, theirs))
-        process.start()
-        theirs.close()
-        self.started.append(Worker(process, ours))
-        return self.started[-1]
+        failure: Exception | None = None
+        for _ in range(START_TRIES):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(work, theirs))
+            try:
+                process.start()
+            except (EOFError, OSError) as error:
+                ours.close()
+                failure = error
+                time.sleep(START_PAUSE_S)
+            else:
+                self.started.append(Worker(process, ours))
+                return self.started[-1]
+            finally:
+                theirs.close()
+        raise DllmBenchError(
+            f"A worker process was to be started, and the process that forks workers ended or did "
+            f"not answer in {START_TRIES} tries ({failure}); look for what ends processes here "
+            "(often too little memory), or use fewer workers."
+        )
 
     def messages(self, timeout_s: float | None = None) -> Iterator[tuple[Worker, Any]]:
         """One message of each worker that sent any within the time; `Ended` if it has ended.

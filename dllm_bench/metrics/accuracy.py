@@ -1,9 +1,10 @@
 """Scores with their uncertainty: a mean with an interval, and paired comparison of two runs.
 
 Right/wrong values get the Wilson interval, fractional ones a seeded percentile bootstrap. Two runs
-are compared on the samples that both have: exact McNemar test for right/wrong values, paired
-bootstrap otherwise. An item answered several times counts once, with its mean (avg@k); pass@k is
-the unbiased estimator. The statistics are SciPy's, imported on first use because that is slow.
+are compared on the samples that both have: exact McNemar test for right/wrong values, with an
+interval that agrees with it, paired bootstrap otherwise. An item answered several times counts
+once, with its mean (avg@k); pass@k is the unbiased estimator. The statistics are SciPy's, imported
+on first use because that is slow.
 """
 
 from __future__ import annotations
@@ -176,6 +177,38 @@ def mcnemar(only_ours: int, only_theirs: int) -> float:
     return float(binomtest(only_ours, discordant, 0.5).pvalue) if discordant else 1.0
 
 
+def paired_interval(only_ours: int, only_theirs: int, n: int) -> tuple[float, float]:
+    """Interval of the difference of two shares over n pairs; it leaves out 0 exactly if `mcnemar`
+    is below 1 - LEVEL.
+
+    The difference is q (2p - 1), with q the share of discordant pairs and p that of them which are
+    ours. Both have Clopper-Pearson intervals; each end takes the q that puts it further out. So it
+    is conservative, and wide where no pair is discordant.
+    """
+    discordant = only_ours + only_theirs
+    shares = _clopper_pearson(discordant, n)
+    ends = [2 * p - 1 for p in (_clopper_pearson(only_ours, discordant) if discordant else (0, 1))]
+    low, high = (min(q * ends[0] for q in shares), max(q * ends[1] for q in shares))
+    return low, high
+
+
+def _clopper_pearson(successes: int, n: int) -> tuple[float, float]:
+    """Exact interval of successes / n."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(successes, n).proportion_ci(LEVEL, method="exact")
+    return float(interval.low), float(interval.high)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for testing a family (Holm 1979); in the given order."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
+
+
 def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int = 0) -> Comparison:
     """Paired comparison of scores by sample id; DllmBenchError if the runs share no id."""
     shared = sorted(ours.keys() & theirs.keys())
@@ -185,9 +218,10 @@ def compare(ours: Mapping[str, float], theirs: Mapping[str, float], *, seed: int
             "compare runs of the same benchmark and limit."
         )
     differences = [ours[key] - theirs[key] for key in shared]
-    low, high = bootstrap(differences, seed)
     mean = fmean(differences)
     if is_binary([*(ours[key] for key in shared), *(theirs[key] for key in shared)]):
-        p_value = mcnemar(differences.count(1), differences.count(-1))
-        return Comparison(mean, low, high, len(shared), p_value, "mcnemar exact")
+        gained, lost = differences.count(1), differences.count(-1)
+        low, high = paired_interval(gained, lost, len(shared))
+        return Comparison(mean, low, high, len(shared), mcnemar(gained, lost), "mcnemar exact")
+    low, high = bootstrap(differences, seed)
     return Comparison(mean, low, high, len(shared), None, "paired bootstrap")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import acceptance, calibration, served, speed
 from dllm_bench.metrics.metric import MetricDefinition, MetricFamily
@@ -32,8 +33,8 @@ def definition(name: str) -> MetricDefinition:
         return FAMILIES[family].at(int(position))
     if name in DEFINITIONS:
         return DEFINITIONS[name]
-    known = ", ".join([*DEFINITIONS, *(f"{name}@1" for name in FAMILIES)])
-    raise DllmBenchError(f"No metric is called {name!r}; choose one of: {known}.")
+    known = [*DEFINITIONS, *(f"{name}@1" for name in FAMILIES)]
+    raise DllmBenchError(unknown_name("metric", name, known))
 
 
 def measure(name: str, samples: Sequence[SampleStats]) -> float | None:

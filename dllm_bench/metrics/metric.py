@@ -49,6 +49,23 @@ class TotalRatio:
 
 
 @dataclass(frozen=True)
+class EachRatio:
+    """Mean of the `n` largest of `top` / `bottom` of each sample; None: of all."""
+
+    top: PerSample
+    bottom: PerSample
+    n: int | None = None
+
+    def __call__(self, samples: Sequence[SampleStats]) -> float | None:
+        ratios = sorted((self.top(s) / self.bottom(s) for s in self.used(samples)), reverse=True)
+        return fmean(ratios[: self.n]) if ratios else None
+
+    def used(self, samples: Sequence[SampleStats]) -> list[SampleStats]:
+        """The samples that have a ratio: those whose `bottom` is positive."""
+        return [sample for sample in samples if self.bottom(sample) > 0]
+
+
+@dataclass(frozen=True)
 class MetricDefinition:
     """A metric; calling it gives its value over samples, None where they do not define it."""
 
@@ -77,6 +94,11 @@ class MetricDefinition:
         if self.bounds:
             return self.bounds(samples)
         return self.function.interval(samples) if isinstance(self.function, TotalRatio) else None
+
+    def count(self, samples: Sequence[SampleStats]) -> int:
+        """How many of the samples the value is made of."""
+        each = self.function if isinstance(self.function, EachRatio) else None
+        return len(each.used(samples) if each else samples)
 
     def _missing(self, samples: Sequence[SampleStats]) -> str | None:
         """A required column that a sample has no value in."""
@@ -121,24 +143,14 @@ def total_ratio(top: PerSample, bottom: PerSample) -> TotalRatio:
     return TotalRatio(top, bottom)
 
 
-def each_ratio(top: PerSample, bottom: PerSample, samples: Sequence[SampleStats]) -> list[float]:
-    """`top` / `bottom` of every sample whose `bottom` is positive."""
-    return [top(sample) / bottom(sample) for sample in samples if bottom(sample) > 0]
-
-
-def mean_ratio(top: PerSample, bottom: PerSample) -> MetricFunction:
+def mean_ratio(top: PerSample, bottom: PerSample) -> EachRatio:
     """Mean over samples of `top` / `bottom`."""
-    return best_ratio(top, bottom, None)
+    return EachRatio(top, bottom)
 
 
-def best_ratio(top: PerSample, bottom: PerSample, n: int | None) -> MetricFunction:
-    """Mean of the `n` largest per-sample ratios; None: of all."""
-
-    def compute(samples: Sequence[SampleStats]) -> float | None:
-        ratios = sorted(each_ratio(top, bottom, samples), reverse=True)[:n]
-        return fmean(ratios) if ratios else None
-
-    return compute
+def best_ratio(top: PerSample, bottom: PerSample, n: int) -> EachRatio:
+    """Mean of the `n` largest per-sample ratios."""
+    return EachRatio(top, bottom, n)
 
 
 def mean_of(amount: PerSample) -> MetricFunction:

@@ -61,6 +61,8 @@ class SampleStats:
     ended_s: float | None = None  # and the end of the answer
     session: int | None = None  # the session that these two belong to
     tries: int | None = None  # served model: tries until the server answered
+    first_tokens: int | None = None  # decoded by the first step
+    remasked: int | None = None  # committed positions that were masked again, each time counted
     retokenised: bool | None = None  # served model: tokens were counted here, not by the server
 
     @classmethod
@@ -111,10 +113,15 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, in
         "allocated": len(generation.ids),
         "committed": len(decoded),
         "content": sum(token not in blank for token in decoded),
+        "first_tokens": sum(
+            token != special.mask and born == 0
+            for token, born in zip(generation.ids, generation.born, strict=True)
+        ),
         "emitted": sum(token != special.mask for token in generation.ids[:end]),
         "forwards": len(forwards),
         "rows": sum(forward.branches * forward.fed for forward in forwards),
         "forced": sum(forward.forced for forward in forwards),
+        "remasked": sum(made.remasked for made in generation.trace.writes(generation.born)),
         "idle": idle_forwards(generation),
         "idle_dinfer": idle_forwards(generation, unroll=4, tokens_per_forward=8),
     }

@@ -27,6 +27,11 @@ def _committed(sample: SampleStats) -> float:
     return sample.committed or 0
 
 
+def _commits(sample: SampleStats) -> float:
+    """Commits, of positions that a reviser masked again each time that they were committed."""
+    return _committed(sample) + (sample.remasked or 0)
+
+
 def _content(sample: SampleStats) -> float:
     return sample.content or 0
 
@@ -68,6 +73,11 @@ def _later_s(sample: SampleStats) -> float:
     return 0.0 if sample.forwards in (0, 1) else _seconds(sample) - (sample.first_step_s or 0.0)
 
 
+def _later(sample: SampleStats) -> float:
+    """Tokens decoded after the first step."""
+    return _committed(sample) - (sample.first_tokens or 0)
+
+
 def _rows(sample: SampleStats) -> float:
     return sample.rows or 0
 
@@ -85,12 +95,21 @@ def _equal(sample: SampleStats) -> float:
 
 
 _TAIL = "decoded tokens of all opened blocks (what follows the end included)"
-_LATER = f"{_TAIL} ÷ (generation time − first step)"
+_LATER = f"{_TAIL}, the first step's too, ÷ (generation time − first step)"
+_LEFT_OUT = "samples of a single step have no such time: they are left out, also of n."
 ALL = (
     MetricDefinition(
         "tpf/committed",
         "tokens/forward",
         f"{_TAIL} ÷ forwards; ratio of sums over samples.",
+        total_ratio(_commits, _forwards),
+        requires="forwards",
+    ),
+    MetricDefinition(
+        "tpf/net",
+        "tokens/forward",
+        f"{_TAIL} that stand at the end ÷ forwards; ratio of sums over samples. Where a decoder "
+        "masks tokens again, tpf/committed counts a position each time that it is decoded.",
         total_ratio(_committed, _forwards),
         requires="forwards",
     ),
@@ -153,9 +172,20 @@ ALL = (
     MetricDefinition(
         "tps/no_first_step",
         "tokens/s",
-        f"LoPA-Dist's average TPS: {_LATER}; mean over samples of the ratio.",
+        f"LoPA-Dist's average TPS: {_LATER}, more than any speed where steps are few (twice it for "
+        "two equal ones; tps/after_first_step is consistent); mean over samples of the ratio; "
+        f"{_LEFT_OUT}",
         mean_ratio(_committed, _later_s),
         requires="committed",
+        timed=True,
+    ),
+    MetricDefinition(
+        "tps/after_first_step",
+        "tokens/s",
+        f"{_TAIL}, by later steps than the first ÷ (generation time − first step); mean over "
+        f"samples of the ratio; {_LEFT_OUT}",
+        mean_ratio(_later, _later_s),
+        requires="first_tokens",
         timed=True,
     ),
     MetricDefinition(

@@ -57,6 +57,11 @@ class CompiledDenoiser(TransformerDenoiser):
                 "The drafter reads outputs of the target's layers, which a compiled model does not "
                 "give; set hardware.compile=none."
             )
+        if plan.sets is not None:
+            raise DllmBenchError(
+                "The cache feeds single positions, and compiled layers are made for spans; set "
+                "hardware.compile=none, or choose another decoder.cache."
+            )
         (branches, fed), start = tokens_KF.shape, plan.feed[0]
         tokens_KF = torch.nn.functional.pad(
             tokens_KF, (0, -fed % self._bucket), value=self.special.mask
@@ -82,8 +87,7 @@ class CompiledDenoiser(TransformerDenoiser):
         if not self._graphs:
             return plan
         end_K = torch.full((branches,), plan.feed[1], device=self.device)
-        visible_K = end_K if plan.visible_K is None else torch.minimum(plan.visible_K, end_K)
-        return replace(plan, feed=(plan.feed[0], plan.feed[0] + width), visible_K=visible_K)
+        return replace(plan.limited_to(end_K), feed=(plan.feed[0], plan.feed[0] + width))
 
     def _mask(
         self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache

@@ -48,6 +48,7 @@ class LladaLayout(CheckpointLayout):
 
     model_type = "llada"
     family = "Llama"
+    counts: ClassVar = {"n_layers": "blocks"}
     required: ClassVar = {
         "block_type": ("llama",),
         "activation_type": ("silu",),

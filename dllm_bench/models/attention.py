@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.denoiser import ForwardPlan, fed_positions
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.kv import PositionCache, Span
 
 CACHED_MASKS = 16  # one request rarely alternates between more shapes
@@ -51,6 +52,10 @@ class MaskShape:
     """Block length of block-causal attention; 0: full attention."""
     window: int = 0
     """Positions that a sliding window sees back; 0: no window."""
+    shadow: Span = (0, 0)
+    """Positions fed once more behind the others; see `ForwardPlan.shadow`."""
+    alone: int | None = None
+    """Position from which each is seen by itself only; None: no such positions."""
 
     @classmethod
     def of(
@@ -58,18 +63,22 @@ class MaskShape:
     ) -> MaskShape:
         """The mask shape of a plan."""
         if plan.attention == "full":
-            return cls(branches, plan.feed, cached, window=window)
+            return cls(
+                branches, plan.feed, cached, window=window, shadow=plan.shadow, alone=plan.alone
+            )
         if plan.block < 1:
             raise ValueError(f"Block-causal attention needs a block length, found {plan.block}.")
-        return cls(branches, plan.feed, cached, plan.origin, plan.block, window)
+        return cls(
+            branches, plan.feed, cached, plan.origin, plan.block, window, plan.shadow, plan.alone
+        )
 
     @property
     def sees_all(self) -> bool:
         """Whether there is one branch and each of its queries sees every key."""
-        if self.branches > 1:
+        if self.branches > 1 or self.shadow[0] < self.shadow[1]:
             return False
         last = max(stop for _, stop in (self.feed, *self.cached)) - 1
-        if 0 < self.window <= last:
+        if 0 < self.window <= last or (self.alone is not None and self.alone <= last):
             return False
         return self.block == 0 or self.block_index(self.feed[0]) >= self.block_index(last)
 
@@ -93,12 +102,39 @@ def attention_mask(
     return base.masked_fill(hidden, -torch.inf)
 
 
+def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor | None:
+    """Additive mask (1, 1, F, C + F) of one branch that feeds any positions under full attention.
+
+    window: positions that a sliding window sees back; 0: no window.
+    """
+    assert plan.sets is not None
+    if plan.sets.read_C.dim() > 1 and (window or plan.visible_K is not None):
+        raise DllmBenchError(
+            "The cache keeps other positions in every layer, and a sliding window or a selector "
+            "hides some of them; choose another decoder.cache."
+        )
+    if window == 0 and plan.visible_K is None and plan.alone is None:
+        return None
+    query_F1, key_X = plan.sets.feed_F[:, None], torch.cat([plan.sets.read_C, plan.sets.feed_F])
+    hidden_FX = (query_F1 - key_X >= window) if window else torch.zeros_like(query_F1 > key_X)
+    if plan.visible_K is not None:
+        hidden_FX |= key_X >= plan.visible_K
+    if plan.alone is not None:
+        hidden_FX |= (key_X >= plan.alone) & (query_F1 != key_X)
+    mask_FX = torch.zeros(hidden_FX.shape, dtype=dtype, device=key_X.device)
+    return mask_FX.masked_fill(hidden_FX, -torch.inf)[None, None]
+
+
 @lru_cache(maxsize=CACHED_MASKS)
 def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The mask of branches, blocks and sliding window: (1, 1, K * F, C + K * F)."""
-    fed_F = torch.arange(*shape.feed, device=device)
+    fed_F = fed_positions(shape.feed, shape.shadow, device)
     cached_C = _cached(shape, device)
     fresh_FF, old_FC = _sees(shape, fed_F, fed_F), _sees(shape, fed_F, cached_C)
+    canvas = shape.feed[1] - shape.feed[0]
+    if canvas < len(fed_F):
+        fresh_FF[:canvas, canvas:] = False  # no row of the canvas sees a shadow row
+        fresh_FF[canvas:, :canvas] &= fed_F[canvas:, None] != fed_F[:canvas]
     same_branch_KK = torch.eye(shape.branches, dtype=torch.bool, device=device)
     fresh_KFKF = same_branch_KK[:, None, :, None] & fresh_FF[None, :, None, :]
     rows = len(fed_F) * shape.branches
@@ -115,10 +151,14 @@ def _cached(shape: MaskShape, device: torch.device) -> Tensor:
 
 
 def _sees(shape: MaskShape, query_Q: Tensor, key_C: Tensor) -> Tensor:
-    """bool (Q, C): the key's block is not after the query's, and the key is in the window."""
+    """bool (Q, C): the key's block is not after the query's, and the key is in the window and not
+    hidden from the query.
+    """
     near_QC = torch.ones(len(query_Q), len(key_C), dtype=torch.bool, device=query_Q.device)
     if shape.window:
         near_QC = query_Q[:, None] - key_C[None, :] < shape.window
+    if shape.alone is not None:
+        near_QC &= (key_C < shape.alone) | (query_Q[:, None] == key_C)
     if shape.block == 0:
         return near_QC
     query_Q, key_C = (
@@ -130,7 +170,7 @@ def _sees(shape: MaskShape, query_Q: Tensor, key_C: Tensor) -> Tensor:
 
 def _hidden(shape: MaskShape, visible_K: Tensor) -> Tensor:
     """bool (1, 1, 1, C + K * F): fresh keys at or beyond their branch's visible end."""
-    fed_F = torch.arange(*shape.feed, device=visible_K.device)
+    fed_F = fed_positions(shape.feed, shape.shadow, visible_K.device)
     hidden_KF = fed_F >= visible_K[:, None]
     cached = sum(stop - start for start, stop in shape.cached)
     return torch.nn.functional.pad(hidden_KF.flatten(), (cached, 0))[None, None, None]
@@ -217,6 +257,9 @@ def attend_per_request(
     eager = sys.modules[type(module).__module__].eager_attention_forward
     one: AttentionFunction = ALL_ATTENTION_FUNCTIONS.get_interface(mask.attention, eager)
     queries = split_requests(query_1ANE, mask.requests)
+    for request, query, key in zip(mask.requests, queries, keys, strict=True):
+        if request.plan.choose is not None:
+            request.kv.choices.append(request.plan.choose(query[0], key[0]))
     attended = [
         one(module, *each, dropout=dropout, scaling=scaling)[0].flatten(0, 1)
         for each in zip(queries, keys, values, mask.masks, strict=True)

@@ -8,7 +8,6 @@ tensors are listed by their published names before any tensor is read.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,29 +19,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.folder import pickled_weights, read_json
 from dllm_bench.models.layouts import CheckpointLayout, PublishedTensor, Shapes
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SHOWN = 6  # names listed per kind of problem
+SHOWN_CHARACTERS = 80  # of a wrong value
 MATCHES_NOTHING = r"$^"
 FLOATING = re.compile(r"B?F\d")  # BF16, F32, F8_E4M3
 DERIVED = re.compile(r"rotary_emb\.inv_freq$")  # computed from the config, sometimes stored
 BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names large files by their sha256
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; DllmBenchError where it is missing or is no JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DllmBenchError(
-            f"{path.parent} holds no {path.name}; point the model's path at a checkpoint folder."
-        ) from None
-    except ValueError as error:
-        raise DllmBenchError(f"{path} is not valid JSON ({error}); fetch it again.") from None
-    if not isinstance(content, dict):
-        raise DllmBenchError(f"{path} is not a JSON object; fetch it again.")
-    return content
 
 
 def weight_files(folder: Path, stem: str = "model") -> list[Path]:
@@ -55,10 +40,10 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     missing = [file.name for file in files if not file.is_file()]
     if not missing:
         return files
-    pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    pickled = pickled_weights(folder)
     if pickled:
         raise DllmBenchError(
-            f"{folder} holds pickled weights only ({', '.join(pickled[:SHOWN])}), which can run "
+            f"{folder} holds pickled weights only ({pickled}), which can run "
             f"code when read; convert them to safetensors."
         )
     raise DllmBenchError(
@@ -70,7 +55,18 @@ def _files_in_index(index: Path) -> list[str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise DllmBenchError(f"{index} has no weight_map of tensors to files; fetch it again.")
+    wrong = [file for file in weight_map.values() if not is_shard_name(file)]
+    if wrong:
+        raise DllmBenchError(
+            f"{index} names {str(wrong[0])[:SHOWN_CHARACTERS]!r}, which is no safetensors file of "
+            "its folder; fetch it again."
+        )
     return sorted(set(weight_map.values()))
+
+
+def is_shard_name(file: object) -> bool:
+    """Whether an index entry is the plain name of a safetensors file, without a folder."""
+    return isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors")
 
 
 def first_names(names: Iterable[str]) -> str:
@@ -107,6 +103,12 @@ class Weights:
         """The tensor, on the CPU."""
         tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
+
+    def count(self, part: str) -> int:
+        """How many numbered parts the names have: one more than the highest N of `part.N.`."""
+        numbered = re.compile(rf"\b{re.escape(part)}\.(\d{{1,9}})\.")
+        found = (numbered.search(name) for name in self.names)
+        return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
 def _open(file: Path) -> Any:
@@ -207,10 +209,10 @@ class _Reader:
 
     def tensor(self, part: PublishedTensor) -> Tensor:
         """One published tensor, or the rows of it that are wanted."""
-        tensor = self.merge(part.name, self.weights.read(part.name))
+        tensor = self.merge(part.name, self.weights.read(part.name).to(self.device))
         if part.rows is not None:
             tensor = tensor[slice(*part.rows)].clone()
-        return tensor.to(device=self.device, dtype=self.dtype)
+        return require_finite(part.name, tensor.to(device=self.device, dtype=self.dtype))
 
     def parameter(self, parts: list[PublishedTensor], shape: tuple[int, ...]) -> Tensor:
         """A parameter of the module."""
@@ -220,6 +222,17 @@ class _Reader:
         for part in parts:
             whole[part.place] = self.tensor(part)
         return whole
+
+
+def require_finite(name: str, tensor: Tensor) -> Tensor:
+    """The tensor; DllmBenchError if one of its numbers is NaN or infinite."""
+    if not bool(tensor.isfinite().all()):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise DllmBenchError(
+            f"Tensor {name} holds numbers that are NaN or infinite in {dtype}; fetch the weights "
+            "again, or set hardware.dtype=float32 if they are finite there."
+        )
+    return tensor
 
 
 def _compute_buffers(module: Any, device: torch.device) -> None:

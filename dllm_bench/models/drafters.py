@@ -24,6 +24,7 @@ from dllm_bench.core.speculative import Target
 from dllm_bench.models import checkpoint
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.drafter_config import DrafterConfig, architecture, read_drafter_config
+from dllm_bench.models.folder import CONFIG, read_json
 from dllm_bench.models.layouts import PublishedConfig, value
 from dllm_bench.models.load import load_model
 from dllm_bench.models.sources import checkpoint_folder, content_hash
@@ -193,7 +194,7 @@ class SmallModelDrafter(StoredDrafter):
 
 @lru_cache(maxsize=32)
 def _published(source: str, revision: str | None, sha256: str) -> PublishedConfig:
-    return checkpoint.read_json(checkpoint_folder(source, revision) / "config.json")
+    return read_json(checkpoint_folder(source, revision) / CONFIG)
 
 
 @lru_cache(maxsize=32)
@@ -208,7 +209,10 @@ def _network(drafter: TrainedDrafter, device: torch.device, dtype: torch.dtype) 
     folder = checkpoint_folder(drafter.source, drafter.revision)
     weights = checkpoint.Weights(checkpoint.weight_files(folder))
     checkpoint.check_tensors(weights, checkpoint.shapes_of(network), set(), drafter.source)
-    state = {name: weights.read(name).to(device, dtype) for name in weights.names}
+    state = {
+        name: checkpoint.require_finite(name, weights.read(name).to(device, dtype))
+        for name in weights.names
+    }
     network.load_state_dict(state, assign=True)
     return network.to(device).eval().requires_grad_(False)
 

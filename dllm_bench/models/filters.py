@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
@@ -23,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.checkpoint import require_finite
 from dllm_bench.paths import ASSETS, place_of
 from dllm_bench.registry import register
 
@@ -143,13 +145,49 @@ def save_filter(
     return LearnedFilter(str(folder))
 
 
+def convert_filter(file: Path, folder: Path, metadata: FilterMetadata) -> LearnedFilter:
+    """Write a filter that torch saved (`.pth`: a state dict of linear layers) into a folder.
+
+    The file is read as tensors alone (weights_only), so that nothing in it is run. Layers are taken
+    in the file's order, whatever they are called.
+    """
+    try:
+        stored = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise DllmBenchError(
+            f"{file} was to be read as a filter, and is no file of tensors alone ({reason}); save "
+            "it with torch.save(network.state_dict(), FILE)."
+        ) from None
+    tensors = stored.get("state_dict", stored) if isinstance(stored, dict) else {}
+    parts: dict[str, list[Tensor]] = {
+        part: [tensor for name, tensor in tensors.items() if name.rpartition(".")[2] == part]
+        for part in ("weight", "bias")
+    }
+    if len(tensors) != sum(map(len, parts.values())):
+        raise DllmBenchError(
+            f"{file} holds {', '.join(map(str, tensors)) or type(stored).__name__}; give the state "
+            "dict of a stack of linear layers, with a weight and a bias each."
+        )
+    named = {
+        f"{2 * number}.{part}": tensor
+        for part, layers in parts.items()
+        for number, tensor in enumerate(layers)
+    }
+    _layers(file, named, torch.device("cpu"))  # raises if widths do not fit
+    return save_filter(folder, named, metadata)
+
+
 @lru_cache(maxsize=32)
 def _read(file: Path, sha256: str, device: torch.device) -> tuple[Layers, FilterMetadata]:
     """The layers on a device; `sha256` tells a changed file from the one read before."""
     try:
         with safe_open(file, framework="pt") as handle:
             header = (handle.metadata() or {}).get(HEADER, "{}")
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+            tensors = {
+                name: require_finite(name, handle.get_tensor(name))
+                for name in handle.keys()  # noqa: SIM118
+            }
     except SafetensorError as error:
         raise DllmBenchError(
             f"{file} is no safetensors file ({error}); convert the filter's weights."

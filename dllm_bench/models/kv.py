@@ -8,8 +8,10 @@ chosen branch valid. Cached keys are rotated. For models with shifted logits the
 the hidden state that predicts the position after a kept span, because the row before the next
 window is not fed again.
 
-Shapes: K branches, G heads of keys and values, F fed positions, S stored positions, E head size, H
-hidden size.
+A plan with `sets` reads, feeds and stores any positions: these K/V are gathered and scattered.
+
+Shapes: K branches, G heads of keys and values, F fed positions, C cached positions that are read, S
+stored positions, E head size, H hidden size, L canvas positions.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind
 
 Span = tuple[int, int]
 
@@ -37,6 +40,7 @@ class LayerCache(CacheLayerMixin):
         self.appends = False  # whether fresh K/V are written after the cached ones
         self.in_place = False  # whether they were
         self.fresh: tuple[Tensor, Tensor] | None = None
+        self.read_C: Tensor | None = None  # in place of `spans`, for a plan with sets
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the buffers: every position of the canvas, for one branch."""
@@ -51,6 +55,8 @@ class LayerCache(CacheLayerMixin):
             return self._append(key_states, value_states)
         if self.keeps_fresh:
             self.fresh = (key_states, value_states)
+        if self.read_C is not None:
+            return self._gather(self.keys, key_states), self._gather(self.values, value_states)
         if not self.spans:
             return key_states, value_states
         return self._join(self.keys, key_states), self._join(self.values, value_states)
@@ -59,6 +65,12 @@ class LayerCache(CacheLayerMixin):
         assert stored is not None  # spans are non-empty only after a first `store`
         cached = [stored[:, :, start:stop] for start, stop in self.spans]
         return torch.cat([*cached, fresh], dim=2)
+
+    def _gather(self, stored: Tensor | None, fresh: Tensor) -> Tensor:
+        """The K/V that are read, then the fresh ones."""
+        if stored is None or self.read_C is None:  # nothing was stored yet
+            return fresh
+        return torch.cat([stored.index_select(2, self.read_C), fresh], dim=2)
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Cached and fresh K/V as views of the buffers, branches one after another."""
@@ -87,6 +99,9 @@ class LayerCache(CacheLayerMixin):
         assert self.fresh is not None
         if not self.is_initialized:
             self.lazy_initialization(*self.fresh)
+        if plan.sets is not None:
+            self._scatter(plan.sets)
+            return
         (first, last), offset = plan.store, plan.feed[0]
         for stored, fresh in zip((self.keys, self.values), self.fresh, strict=True):
             assert stored is not None
@@ -96,6 +111,14 @@ class LayerCache(CacheLayerMixin):
                 branches_KGFE = fresh[0].unflatten(1, (branches, -1)).transpose(0, 1)
             kept_KGSE = branches_KGFE[:, :, first - offset : last - offset]
             stored[0, :, first:last] = pick(kept_KGSE, 0, branch)
+
+    def _scatter(self, sets: PositionSets) -> None:
+        """Copy the fresh K/V of `sets.store_S` into the buffers."""
+        assert self.fresh is not None
+        row_S = torch.searchsorted(sets.feed_F, sets.store_S)
+        for stored, fresh in zip((self.keys, self.values), self.fresh, strict=True):
+            assert stored is not None
+            stored.index_copy_(2, sets.store_S, fresh.index_select(2, row_S))
 
     def copy_prefix(self, other: LayerCache, length: int) -> None:
         """Copy K/V of positions [0, length) from another cache."""
@@ -135,14 +158,31 @@ class PositionCache(Cache):
         self.features: Tensor | None = None
         self._held: tuple[ForwardPlan, Tensor] | None = None
         self._boundary: dict[int, Tensor] = {}
+        self.choices: list[Tensor] = []  # of each layer, by the last plan with `choose`
 
     @property
     def length(self) -> int:
         """Positions [0, length) hold valid keys and values."""
         return self._length
 
+    @property
+    def chosen(self) -> Tensor | None:
+        """What the layers chose in the last forward with `plan.choose`, (N, C)."""
+        return torch.stack(self.choices) if self.choices else None
+
     def begin(self, plan: ForwardPlan, canvas: int) -> None:
         """Prepare for the forward of `plan`: it sees cached positions outside of the fed span."""
+        self._held = self.features = None
+        if plan.choose is not None:
+            self.choices = []
+        if plan.sets is not None:
+            self.spans = ()
+            for index, layer in enumerate(self.positions):
+                layer.spans, layer.fresh, layer.in_place = (), None, False
+                layer.appends, layer.keeps_fresh = False, plan.stores
+                read_C = plan.sets.read_C
+                layer.read_C = read_C if read_C.dim() == 1 else read_C[index]
+            return
         start, stop = plan.feed
         if start > self._length:
             raise ValueError(
@@ -150,11 +190,10 @@ class PositionCache(Cache):
             )
         around = ((0, start), (stop, min(self._length, canvas)))
         self.spans = tuple(span for span in around if span[0] < span[1])
-        self._held = self.features = None
         appends = self.spans == ((0, start),) and self._length <= start
         for layer in self.positions:
             layer.spans, layer.fresh, layer.in_place = self.spans, None, False
-            layer.appends, layer.keeps_fresh = appends, plan.store[0] < plan.store[1]
+            layer.appends, layer.keeps_fresh, layer.read_C = appends, plan.stores, None
 
     def update(
         self,
@@ -168,17 +207,23 @@ class PositionCache(Cache):
 
     def hold(self, plan: ForwardPlan, hidden_KFH: Tensor) -> None:
         """Hold the last forward's hidden states until `keep` or the next forward."""
-        if plan.store[0] < plan.store[1]:
+        if plan.stores:
             self._held = (plan, hidden_KFH)
 
     def keep(self, plan: ForwardPlan, branch: Tensor) -> None:
-        """Store the last forward's K/V of `branch` (0-d int64) for the positions `plan.store`."""
+        """Store the last forward's K/V of `branch` (0-d int64) for the positions `plan.store`.
+
+        A prefill or renewal counts as one even if no position lies before its block.
+        """
         first, last = plan.store
-        if first >= last:
+        if not plan.stores:
+            if plan.kind in (ForwardKind.PREFILL, ForwardKind.REFRESH):
+                self.kept = plan
             return
         if self._held is None or self._held[0] is not plan:
             raise ValueError("keep() needs the plan of the last forward, once.")
-        if not plan.feed[0] <= first <= self._length or last > plan.feed[1]:
+        fits = plan.feed[0] <= first <= self._length and last <= plan.feed[1]
+        if plan.sets is None and not fits:
             raise ValueError(f"Cannot store {plan.store} of {plan.feed}, {self._length} cached.")
         hidden_KFH = self._held[1]
         for layer in self.positions:
@@ -188,6 +233,12 @@ class PositionCache(Cache):
             self._keep_boundary(plan, pick(hidden_KFH, 0, branch))
         self._length = max(self._length, last)
         self.kept, self._held = plan, None
+
+    def predicting(self, where_KL: Tensor) -> Tensor:
+        """The rows that predict the positions `where`, bool (K, L)."""
+        if not self.shifted:
+            return where_KL
+        return torch.nn.functional.pad(where_KL[:, 1:], (0, 1))
 
     def crop(self, length: int) -> None:
         """Forget the keys and values of positions at and beyond `length`."""
@@ -220,11 +271,23 @@ class PositionCache(Cache):
 
     def _keep_boundary(self, plan: ForwardPlan, hidden_FH: Tensor) -> None:
         """Keep the hidden states that predict the positions a later window may begin at."""
+        if plan.sets is not None:
+            before = self.boundary_of_sets(plan, hidden_FH)
+            feed_F, row = plan.sets.feed_F, plan.rows[0] - 1
+            at = torch.searchsorted(feed_F, row).clamp(max=len(feed_F) - 1)
+            is_fed = pick(feed_F, 0, at) == row
+            self._boundary = {plan.rows[0]: torch.where(is_fed, pick(hidden_FH, 0, at), before)}
+            return
         start, stop = plan.feed
         starts = {plan.store[1], plan.rows[0]}
         kept = {p: hidden for p, hidden in self._boundary.items() if p in starts}
         new = {p: hidden_FH[p - 1 - start].clone() for p in starts if start < p <= stop}
         self._boundary = kept | new
+
+    def boundary_of_sets(self, plan: ForwardPlan, hidden_FH: Tensor) -> Tensor:
+        """The kept hidden state (H,) that predicts the plan's first row, 0 if there is none."""
+        kept = self._boundary.get(plan.rows[0])
+        return hidden_FH.new_zeros(hidden_FH.shape[1:]) if kept is None else kept
 
     def boundary(self, position: int) -> Tensor:
         """The kept hidden state (H,) that predicts `position`."""

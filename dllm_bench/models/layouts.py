@@ -45,6 +45,11 @@ class CheckpointLayout(ABC):
     """Config key -> supported values; a key that is absent is fine."""
     ropes: ClassVar[tuple[str, ...]] = ("default",)
     """Supported variants of the rotary embedding."""
+    counts: ClassVar[Mapping[str, str]] = {
+        "num_hidden_layers": "layers",
+        "num_experts": "experts",
+    }
+    """Config key -> how the names of that many published parts begin, before their number."""
     ignored: ClassVar[str | None] = None
     """Regular expression of published tensors that are not read."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint, lora
 from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
+from dllm_bench.models.folder import CONFIG, read_json
 from dllm_bench.models.layouts import CheckpointLayout, PublishedConfig
 from dllm_bench.models.sources import checkpoint_folder, content_hash, snapshot_commit
 from dllm_bench.models.spec import AUTO, NONE, ModelSpec
@@ -47,8 +48,8 @@ class ModelMetadata:
     """Commit of the checkpoint on the hub, where known."""
     lora_revision: str | None
     """Commit of the LoRA adapter on the hub, where known."""
-    weights_sha256: str
-    """`content_hash` of the spec."""
+    weights_sha256: str | None
+    """`content_hash` of the spec; None for a model that was made elsewhere."""
     tokenizer_sha256: str | None
     """Hash of the files that decide how text becomes ids."""
     template_sha256: str | None
@@ -67,9 +68,9 @@ class ModelMetadata:
 class LoadedModel:
     """A model ready to decode."""
 
-    denoiser: Denoiser
+    denoiser: Denoiser = field(repr=False)
     """Tokens to logits."""
-    text: TextCodec
+    text: TextCodec = field(repr=False)
     """Text to tokens and back."""
     metadata: ModelMetadata
     """What was loaded."""
@@ -136,6 +137,7 @@ class OpenedCheckpoint:
 
     def empty_module(self) -> Any:
         """The module on the meta device; DllmBenchError where config.json describes none."""
+        self._check_counts()
         try:
             with torch.device("meta"):
                 return self.layout.build(self.published, self.spec.attention)
@@ -148,9 +150,28 @@ class OpenedCheckpoint:
                 "published config."
             ) from error
 
+    def _check_counts(self) -> None:
+        """Compare numbers of layers and experts with the tensors' names.
+
+        A module of a wrong number of layers may take hours to build, so this comes first.
+        """
+        stored = self.headers()
+        text = self.layout.text_config(self.published)
+        for key, part in self.layout.counts.items():
+            said, found = text.get(key), stored.count(part)
+            if isinstance(said, int) and said != found and (said > 0 or found > 0):
+                raise DllmBenchError(
+                    f"{self.folder / 'config.json'} says {key}={said}, and the weights beside it "
+                    f"have {found} {part}; use the files of one checkpoint."
+                )
+
+    def headers(self) -> checkpoint.Weights:
+        """The checkpoint's tensors, unchecked."""
+        return checkpoint.Weights(checkpoint.weight_files(self.folder), self.layout.ignored)
+
     def weights(self, module: Any) -> checkpoint.Weights:
         """The checkpoint's tensors, checked against the module's names and shapes."""
-        weights = checkpoint.Weights(checkpoint.weight_files(self.folder), self.layout.ignored)
+        weights = self.headers()
         head = self.layout.to_published("lm_head.weight")
         tied = {head} if module.config.tie_word_embeddings else set()
         checkpoint.check_tensors(weights, self.expected_shapes(module), tied, self.spec.path)
@@ -168,7 +189,7 @@ class OpenedCheckpoint:
     def special(self, tokenizer: Any, vocab_size: int) -> SpecialTokens:
         """Ids of the special tokens, checked against each other and the vocabulary."""
         file = self.folder / "generation_config.json"
-        generation = checkpoint.read_json(file) if file.is_file() else {}
+        generation = read_json(file) if file.is_file() else {}
         ids = {**self.layout.text_config(self.published), **self.published}
         sources = SpecialTokenSources(ids, tokenizer, generation)
         causal = self.attention_form == "causal"
@@ -178,7 +199,7 @@ class OpenedCheckpoint:
 def open_checkpoint(spec: ModelSpec) -> OpenedCheckpoint:
     """Find the checkpoint of `spec`, choose its adapter and check its config."""
     folder = checkpoint_folder(spec.path, spec.revision)
-    published = checkpoint.read_json(folder / "config.json")
+    published = read_json(folder / CONFIG)
     adapter = choose_adapter(spec, published)
     ADAPTERS[adapter].check(published)
     return OpenedCheckpoint(spec, folder, published, adapter, ADAPTERS[adapter])

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.checkpoint import Weights, first_names, read_json, shapes_of, weight_files
+from dllm_bench.models.checkpoint import (
+    Weights,
+    first_names,
+    require_finite,
+    shapes_of,
+    weight_files,
+)
+from dllm_bench.models.folder import read_json
 from dllm_bench.models.layouts import CheckpointLayout, Shapes, value
 
 STEM = "adapter_model"
@@ -48,11 +55,11 @@ class LoraAdapter:
     """Ends of the names of all weights that have a pair, if the adapter lists them."""
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
-        """The adapted weight in float32; `weight` itself if it has no pair."""
+        """The adapted weight in float32, on its device; `weight` itself if it has no pair."""
         if name not in self.pairs:
             return weight
-        down_RI, up_OR = (side.to(torch.float32) for side in self.pairs[name])
-        return weight.to(torch.float32) + self.scale * (up_OR @ down_RI)
+        down_RI, up_OR = (side.to(weight.device, torch.float32) for side in self.pairs[name])
+        return (up_OR @ down_RI).mul_(self.scale).add_(weight)  # in place: one float32 copy
 
 
 NO_LORA = LoraAdapter(0.0, {})
@@ -104,7 +111,9 @@ def _read_pairs(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
         if match is None:
             unpaired.add(key)
             continue
-        sides.setdefault(f"{match['module']}.weight", {})[match["side"]] = weights.read(key)
+        sides.setdefault(f"{match['module']}.weight", {})[match["side"]] = require_finite(
+            key, weights.read(key)
+        )
     unpaired |= {name for name, pair in sides.items() if len(pair) != 2}
     if unpaired:
         raise DllmBenchError(

@@ -18,10 +18,10 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import checkpoint, lora
+from dllm_bench.models.folder import HUB_ID, read_json
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, assets_dir, place_of
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SHIPPED_MODELS = (
     "tiny-d2f-diffucoder",
     "tiny-d2f-dream-base",
@@ -30,6 +30,7 @@ SHIPPED_MODELS = (
     "tiny-dream-base",
     "tiny-dream-instruct",
     "tiny-llada",
+    "tiny-llada-long",
     "tiny-llada-moe",
     "tiny-llada2",
     "tiny-qwen3",
@@ -193,10 +194,35 @@ def manifest_entry(folder: Path, cache: Path) -> Manifest:
     }
 
 
+def hub_cache() -> Path:
+    """The folder in which the hub's client keeps what it downloaded."""
+    from huggingface_hub import constants  # slow to import
+
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
 def read_manifest(cache: Path) -> Manifest:
     """The manifest of a cache; {} if it has none."""
     file = cache / MANIFEST
-    return checkpoint.read_json(file) if file.is_file() else {}
+    manifest = read_json(file) if file.is_file() else {}
+    if not all(is_manifest_entry(entry) for entry in manifest.values()):
+        raise DllmBenchError(f"{file} is no list of files with hashes; run dllm-bench prefetch.")
+    return manifest
+
+
+def is_manifest_entry(entry: object) -> bool:
+    """Whether an entry has the form of `manifest_entry`."""
+    files = entry.get("files") if isinstance(entry, dict) else None
+    return isinstance(files, dict) and all(
+        isinstance(recorded, dict) and {"size", "sha256"} <= recorded.keys()
+        for recorded in files.values()
+    )
+
+
+def manifest_problems(cache: Path, entry: Manifest) -> list[str]:
+    """How the files of a source differ from its entry in the manifest of a cache."""
+    problems = (file_problem(cache / name, recorded) for name, recorded in entry["files"].items())
+    return [problem for problem in problems if problem]
 
 
 def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
@@ -207,9 +233,7 @@ def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
             f"{cache} holds no {MANIFEST}; name the folder that dllm-bench prefetch filled."
         )
     for source, entry in sorted(manifest.items()):
-        files = entry["files"].items()
-        problems = (file_problem(cache / name, recorded) for name, recorded in files)
-        yield source, [problem for problem in problems if problem]
+        yield source, manifest_problems(cache, entry)
 
 
 def file_problem(file: Path, recorded: Manifest) -> str | None:

@@ -229,6 +229,11 @@ class TextCodec:
         )
         return text
 
+    def decode_visibly(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included."""
+        text: str = self._tokenizer().decode(list(ids), clean_up_tokenization_spaces=False)
+        return text
+
     def _plain(self, text: str) -> list[int]:
         return list(self._tokenizer().encode(text, add_special_tokens=False))
 

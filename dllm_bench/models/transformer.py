@@ -8,8 +8,8 @@ mask and rotary embedding; `lm_head` is computed only for rows whose logits are 
 0. Several requests may share a forward (`forward_batch`). Training is not supported.
 
 Shapes: K branches, L canvas positions, F fed positions, R rows whose logits are computed, M of
-them picked, H hidden size, V vocabulary, N fed rows of a whole batch, P sequences, C = H x (number
-of feature layers).
+them picked, S shadow rows, H hidden size, V vocabulary, N fed rows of a whole batch, P sequences,
+C = H x (number of feature layers).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
@@ -30,6 +31,7 @@ from dllm_bench.models.attention import (
     BatchMask,
     MaskShape,
     attention_mask,
+    mask_of_sets,
     per_request_attention,
 )
 from dllm_bench.models.kv import PositionCache, Span
@@ -58,7 +60,7 @@ class TransformerDenoiser(Denoiser):
         attention_form: str = "full",
         block: int | None = None,
     ) -> None:
-        self.module = module.eval()
+        self.module = ready_to_decode(module)
         self.special = special
         self.shifted = shifted
         self.attention_form = attention_form
@@ -68,10 +70,8 @@ class TransformerDenoiser(Denoiser):
         self.dtype: torch.dtype = module.lm_head.weight.dtype
         config = module.config
         self.num_layers: int = config.num_hidden_layers
+        self.position_bytes: int = 4 * config.hidden_size * self.dtype.itemsize
         self.hidden_size: int = config.hidden_size
-        config.is_causal = False
-        for layer in module.model.layers:
-            layer.self_attn.is_causal = False  # so that no mask means that everything is seen
         self._last_request: tuple[object, tuple[int, ...], PositionCache] | None = None
         self._kinds = getattr(config, "layer_types", None) or [FULL_ATTENTION] * self.num_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
@@ -103,7 +103,11 @@ class TransformerDenoiser(Denoiser):
         """
         kv = as_position_cache(kv)
         fed_KF = self._begin(tokens_KL, plan, kv)
-        return self._logits(self._wanted_rows(self._layers(fed_KF, plan, kv), plan, kv))
+        if plan.choose is not None:  # only attention per request sees the queries
+            (hidden_KFH,) = self._layers_of_batch([fed_KF], [plan], [kv])
+        else:
+            hidden_KFH = self._layers(fed_KF, plan, kv)
+        return self._logits(self._wanted_rows(hidden_KFH, plan, kv))
 
     @torch.inference_mode()
     def forward_batch(
@@ -127,7 +131,11 @@ class TransformerDenoiser(Denoiser):
         """Check the plan and prepare the cache for it; the fed tokens (K, F)."""
         self._check(plan, tokens_KL.shape[1])
         kv.begin(plan, tokens_KL.shape[1])
-        return tokens_KL[:, slice(*plan.feed)]
+        if plan.sets is not None:
+            return tokens_KL.index_select(1, plan.sets.feed_F)
+        fed_KF = tokens_KL[:, slice(*plan.feed)]
+        shadow = plan.shadow[1] - plan.shadow[0]
+        return pad(fed_KF, (0, shadow), value=self.special.mask) if shadow else fed_KF
 
     def _wanted_rows(self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """The hidden states whose logits are wanted: (K, R, H), or (1, M, H) of picked rows."""
@@ -165,6 +173,12 @@ class TransformerDenoiser(Denoiser):
                 "The decoder asks for the token after those it feeds, and this model predicts each "
                 "position at its own row; use a model with shifted logits, or another decoder."
             )
+        if plan.shadow[0] < plan.shadow[1] and self.shifted:
+            raise DllmBenchError(
+                "The decoder verifies tokens with rows that do not see them, and this model "
+                "predicts a position at the row before it; use a model whose logits are not "
+                "shifted, or another decoder.revise."
+            )
         if not start <= first < last <= stop + ahead or stop > length:
             raise ValueError(f"Rows {plan.rows} of {plan.feed} fed, canvas {length}.")
         if self.attention_form == "causal" and not is_causal(plan):
@@ -177,7 +191,7 @@ class TransformerDenoiser(Denoiser):
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """Hidden states (K, F, H) before the last norm."""
         branches = len(tokens_KF)
-        position_1F = torch.arange(*plan.feed, device=self.device)[None]
+        position_1F = plan.positions(self.device)[None]
         groups = independent_sequences(branches, plan, kv)
         if groups == 1:
             position_1F = position_1F.repeat(1, branches)
@@ -202,7 +216,7 @@ class TransformerDenoiser(Denoiser):
             )
             for fed_KF, plan, kv in zip(fed, plans, kvs, strict=True)
         ]
-        spans = [torch.arange(*plan.feed, device=self.device) for plan in plans]
+        spans = [plan.positions(self.device) for plan in plans]
         repeated = [span_F.repeat(r.branches) for span_F, r in zip(spans, requests, strict=True)]
         position_1N = torch.cat(repeated)[None]
         masks = {kind: self._batch_mask(kind, requests) for kind in set(self._kinds)}
@@ -255,6 +269,8 @@ class TransformerDenoiser(Denoiser):
         self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
     ) -> Tensor | None:
         """The mask of the layers of one kind."""
+        if plan.sets is not None:
+            return mask_of_sets(plan, self._window(kind), self.dtype)
         return self._mask_over(kv.spans, kind, plan, branches)
 
     def _mask_over(
@@ -276,14 +292,39 @@ class TransformerDenoiser(Denoiser):
 
     def _rows(self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """The hidden state (K, R, H) that predicts each wanted position."""
+        if plan.sets is not None:
+            return self._rows_of_sets(hidden_KFH, plan, kv, plan.sets.feed_F)
         offset = plan.feed[0] + int(self.shifted)
         first, last = plan.rows[0] - offset, plan.rows[1] - offset
+        if plan.shadow[0] < plan.shadow[1]:
+            shadow_KSH = hidden_KFH[:, plan.feed[1] - plan.feed[0] :]
+            return torch.cat([hidden_KFH[:, first:last], shadow_KSH], dim=1)
         if first >= 0:
             return hidden_KFH[:, first:last]
         before_K1H = hidden_KFH[:, :1]
         if plan.feed[0] > 0:
             before_K1H = kv.boundary(plan.feed[0]).expand_as(before_K1H)
         return torch.cat([before_K1H, hidden_KFH[:, :last]], dim=1)
+
+    def _rows_of_sets(
+        self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache, feed_F: Tensor
+    ) -> Tensor:
+        """`_rows` of any positions; 0 where no fed position predicts a row."""
+        first, last = plan.rows
+        behind = last - first + 1  # this place and place 0 take what is not wanted
+        place_F = (feed_F + int(self.shifted) - first + 1).clamp(0, behind)
+        rows_KXH = hidden_KFH.new_zeros(len(hidden_KFH), behind + 1, hidden_KFH.shape[2])
+        if self.shifted:
+            rows_KXH[:, 1] = kv.boundary_of_sets(plan, hidden_KFH[0])
+        return rows_KXH.index_copy_(1, place_F, hidden_KFH)[:, 1:-1]
+
+
+def ready_to_decode(module: Any) -> Any:
+    """The module in evaluation mode, where attention without a mask sees everything."""
+    module.config.is_causal = False
+    for layer in module.model.layers:
+        layer.self_attn.is_causal = False
+    return module.eval()
 
 
 def independent_sequences(branches: int, plan: ForwardPlan, kv: PositionCache) -> int:

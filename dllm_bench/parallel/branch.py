@@ -11,7 +11,7 @@ kept are the same in all branches. Left out: overlap of an exchange with the nex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -81,7 +81,7 @@ class BranchWorkerGroup(WorkerGroup):
 
     def keep(self, kv: KVCache, plan: ForwardPlan, winner: Tensor) -> None:
         kv.keep(plan, winner // self.size)  # this worker's branch with the winner's index
-        if not self.commits or self._branches == 1 or plan.store[0] >= plan.store[1]:
+        if not self.commits or self._branches == 1 or not plan.stores:
             return
         assert isinstance(kv, PositionCache)  # of the denoisers of this package
         with record_function(COMMIT):
@@ -103,9 +103,9 @@ class BranchWorkerGroup(WorkerGroup):
             return own, scores
         memo = own.memo.tensors()
         learned = {key: v for key, v in memo.items() if self._before.get(key) is not v}
-        values = [value for one in scores for value in present(one).values()]
+        values = [value for one in scores for value in one.tensors().values()]
         rows = iter(self._of_winner(winner, [*values, *learned.values()]))
-        scores = tuple(replace(s, **{name: next(rows) for name in present(s)}) for s in scores)
+        scores = tuple(one.map(lambda _: next(rows)) for one in scores)
         state = branches.pick(winner)
         for key, row in zip(learned, rows, strict=True):
             state.memo[key] = row
@@ -138,12 +138,6 @@ class BranchWorkerGroup(WorkerGroup):
         return values
 
 
-def present(scores: Scores) -> dict[str, Tensor]:
-    """The tensors of scores by the name of their field."""
-    values = {part.name: getattr(scores, part.name) for part in fields(scores)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def shrunk(values: Tensor) -> Tensor:
     """int64 as int32: token ids, positions and counters fit."""
     return values.int() if values.dtype == torch.int64 else values
@@ -151,7 +145,7 @@ def shrunk(values: Tensor) -> Tensor:
 
 def check_final(plan: ForwardPlan, window: Window) -> None:
     """Refuse to keep K/V that may differ by branch if the winner's are not sent."""
-    kept = plan.store[0] < plan.store[1]
+    kept = plan.stores
     if kept and (plan.attention != "block_causal" or plan.store[1] > window.retired):
         raise DllmBenchError(
             "hardware.commit=none keeps K/V that every branch computes alike, which needs "

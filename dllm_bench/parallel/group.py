@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dllm_bench.core.decoder import Decoder
+from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -148,6 +149,9 @@ class AnnouncingDecoder:
     decoder: Decoder
     ranks: RankGroup
     which: int = 0  # index of `decoder` among the decoders of the other processes
+
+    def summary(self) -> DecoderSummary:
+        return self.decoder.summary()
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         self.ranks.announce(PREPARE, self.which, request)

@@ -3,24 +3,31 @@
 Refused connections, cut or broken streams, time-outs, 429 and 5xx are tried again, after the wait
 that the server requests (Retry-After) or else a growing one; other errors end the request at once
 with a DllmBenchError. Times are those of the try that succeeded. The key goes into the request
-header and nowhere else: it is removed from whatever a server returns before that is shown.
+header and nowhere else: it is removed from whatever a server returns before that is stored or
+shown.
+
+One thread reads all connections (asyncio), because only there a time limit holds for a whole try:
+the limits of a blocking client are for each read, and a server may send a byte now and then.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.serving.served_model import ServedModel, encode
-from dllm_bench.serving.stream import Answer, AnswerStream, TryError, error_message
+from dllm_bench.serving.stream import Answer, AnswerStream, TryError, error_message, parse_json
 
 if TYPE_CHECKING:
     import httpx2
@@ -32,7 +39,13 @@ CONNECT_S = 10.0
 LONGEST_WAIT_S = 300.0
 RETRIED_STATUS = (408, 425, 429)  # and 5xx
 SHOWN = 200  # characters of a server's message
+ERROR_BYTES = 2**16  # read of a server's message
+LIST_BYTES = 2**23  # of a server's list of models
+STRUCK = "***"
+SECRET_LENGTH = 8  # shorter keys ("EMPTY") are no secrets, and could be words of an answer
 STABLE_FIELDS = ("id", "root", "owned_by", "max_model_len")  # of a server's entry for a model
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,23 +65,43 @@ class Client:
     model: ServedModel
     clock: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
-    http: httpx2.Client = field(init=False, repr=False)
+    http: httpx2.AsyncClient = field(init=False, repr=False)
     key: str | None = field(init=False, repr=False)  # secret, or None
+    loop: asyncio.AbstractEventLoop = field(init=False, repr=False)
+    thread: threading.Thread = field(init=False, repr=False)  # runs the loop
 
     def __post_init__(self) -> None:
         import httpx2
 
         self.key = self.model.key
         seats = self.model.concurrency
-        self.http = httpx2.Client(
-            headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
-            timeout=httpx2.Timeout(self.model.timeout_s, connect=CONNECT_S),
+        self.http = httpx2.AsyncClient(
+            headers={
+                "Accept-Encoding": "identity",  # so that sizes are limited as they are received
+                **({"Authorization": f"Bearer {self.key}"} if self.key else {}),
+            },
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),  # of a try: see `_within`
             limits=httpx2.Limits(max_connections=seats, max_keepalive_connections=seats),
         )
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
 
     def close(self) -> None:
         """Close the connections."""
-        self.http.close()
+        asyncio.run_coroutine_threadsafe(self.http.aclose(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+    def _within(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of one exchange with the server; TimeoutError after `model.timeout_s`."""
+
+        async def limited() -> T:
+            async with asyncio.timeout(self.model.timeout_s):
+                return await work
+
+        return asyncio.run_coroutine_threadsafe(limited(), self.loop).result()
 
     def complete(self, request: Request) -> AnsweredRequest:
         """Send `request` and return its answer; DllmBenchError if every try fails."""
@@ -89,49 +122,90 @@ class Client:
         import httpx2
 
         started = self.clock()
-        stream = AnswerStream(lambda: self.clock() - started, self.model.timeout_s)
+        stream = AnswerStream(lambda: self.clock() - started)
         try:
-            with self.http.stream("POST", self._address(path), json=body) as response:
-                if response.status_code != 200:
-                    raise self._status_error(response)
-                return stream.read(response.iter_bytes())
-        except httpx2.TimeoutException:
-            raise TryError(f"nothing arrived for {stream.elapsed():.3g} s") from None
+            return self._cleaned(self._within(self._stream(path, body, stream)))
+        except TimeoutError:
+            raise TryError(
+                f"it took longer than model.timeout_s={self.model.timeout_s:g}, after "
+                f"{stream.received} bytes"
+            ) from None
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise TryError(f"{type(error).__name__}: {error}") from None
+
+    async def _stream(self, path: str, body: dict[str, Any], stream: AnswerStream) -> Answer:
+        sent = json.dumps(body).encode()  # ASCII: a prompt may hold what UTF-8 cannot
+        headers = {"Content-Type": "application/json"}
+        address = self._address(path)
+        async with self.http.stream("POST", address, content=sent, headers=headers) as response:
+            if response.status_code != 200:
+                raise self._status_error(response, await read_start(response, ERROR_BYTES))
+            async for chunk in response.aiter_raw():
+                stream.feed(chunk)
+        return stream.close()
+
+    def _cleaned(self, answer: Answer) -> Answer:
+        """The answer without the key, and with halves of surrogate pairs joined or replaced."""
+        whole = answer.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text, problems = self._without_key(whole), list(answer.problems)
+        if whole.count("\ufffd") > answer.text.count("\ufffd"):
+            problems.append("lone surrogates in the text are replaced by U+FFFD")
+        if text != whole:
+            problems.append(f"the key in the text is replaced by {STRUCK}")
+        finish = self._printable(answer.finish)
+        return replace(answer, text=text, finish=finish, problems=tuple(problems))
 
     def list_models(self) -> list[dict[str, Any]]:
         """The server's entries for its models; empty if it lists none.
 
-        DllmBenchError if no server answers, or if it refuses access.
+        DllmBenchError if no server answers, if it refuses access, or if it sends too much.
         """
         import httpx2
 
         try:
-            response = self.http.get(self._address("models"))
-        except httpx2.HTTPError as error:
+            response, text = self._within(self._get("models"))
+        except (httpx2.HTTPError, httpx2.StreamError, TimeoutError) as error:
+            found = self._printable(str(error)) or f"none in {self.model.timeout_s:g} s"
             raise DllmBenchError(
-                f"No server answers at {self.model.url} ({self._printable(str(error))}); start it, "
-                "or name its address with model.url=http://HOST:PORT/v1."
+                f"No server answers at {self.model.url} ({found}); start it, or name its address "
+                "with model.url=http://HOST:PORT/v1."
             ) from None
         if response.status_code in (401, 403):
-            raise self._status_error(response)
+            raise self._status_error(response, text)
+        if len(text) > LIST_BYTES:
+            raise DllmBenchError(
+                f"The server at {self.model.url} sent more than {LIST_BYTES >> 20} MiB as its list "
+                "of models; name the address of an OpenAI-compatible server with model.url."
+            )
         try:
-            entries = json.loads(self._without_key(response.text))["data"]
+            entries = parse_json(text)["data"]
             return [entry for entry in entries if isinstance(entry, dict)]
         except (ValueError, KeyError, TypeError):
             return []
+
+    async def _get(self, path: str) -> tuple[httpx2.Response, bytes]:
+        """The response, and what is read of its content."""
+        async with self.http.stream("GET", self._address(path)) as response:
+            return response, await read_start(response, LIST_BYTES)
+
+    def model_names(self) -> list[str]:
+        """The names of the server's models, as they may be shown."""
+        return [self._printable(str(entry.get("id"))) for entry in self.list_models()]
 
     def describe(self) -> dict[str, Any]:
         """The server's entry for the model: the fields that stay the same after a restart."""
         entries = (one for one in self.list_models() if one.get("id") == self.model.name)
         entry = next(entries, {})
-        return {name: entry[name] for name in STABLE_FIELDS if entry.get(name) is not None}
+        return {
+            name: value if isinstance(value, int) else self._printable(str(value))
+            for name in STABLE_FIELDS
+            if (value := entry.get(name)) is not None
+        }
 
-    def _status_error(self, response: httpx2.Response) -> Exception:
+    def _status_error(self, response: httpx2.Response, content: bytes) -> Exception:
         """The error for a status other than 200: TryError if another try may succeed."""
         status = response.status_code
-        reason = self._reason(response)
+        reason = self._reason(content)
         if status in RETRIED_STATUS or status >= 500:
             return TryError(f"it answered {status} ({reason})", retry_after(response))
         model, start = self.model, f"The server at {self.model.url} answered {status} ({reason})"
@@ -143,11 +217,11 @@ class Client:
             "ends in /v1), model.chat or what the message names."
         )
 
-    def _reason(self, response: httpx2.Response) -> str:
+    def _reason(self, content: bytes) -> str:
         """The server's message with an error status."""
-        text = response.read().decode(errors="replace")
+        text = content[:ERROR_BYTES].decode(errors="replace")
         try:
-            text = error_message(json.loads(text))
+            text = error_message(parse_json(text))
         except ValueError:
             text = " ".join(text.split())
         return self._printable(text) or "no message"
@@ -160,11 +234,14 @@ class Client:
         )
 
     def _printable(self, text: str) -> str:
-        """A server's message as it may be shown: without the key, and cut."""
-        return self._without_key(text)[:SHOWN]
+        """A server's message as it may be shown: without key and control characters, and cut."""
+        shown = self._without_key(text)[:SHOWN]
+        return "".join(one if one.isprintable() else "\ufffd" for one in shown)
 
     def _without_key(self, text: str) -> str:
-        return text.replace(self.key, "***") if self.key else text
+        if self.key is None or len(self.key) < SECRET_LENGTH:
+            return text
+        return text.replace(self.key, STRUCK)
 
     def _address(self, path: str) -> str:
         return f"{self.model.url.rstrip('/')}/{path}"
@@ -207,6 +284,16 @@ class Client:
         return None
 
 
+async def read_start(response: httpx2.Response, limit: int) -> bytes:
+    """The content of a response, or somewhat more than the first `limit` bytes of a longer one."""
+    read = bytearray()
+    async for chunk in response.aiter_raw():
+        read += chunk
+        if len(read) > limit:
+            break
+    return bytes(read)
+
+
 def retry_after(response: httpx2.Response) -> float | None:
     """Seconds to wait by the header Retry-After, a number or a date; None without one."""
     text = response.headers.get("Retry-After", "")
@@ -215,6 +302,6 @@ def retry_after(response: httpx2.Response) -> float | None:
     except ValueError:
         try:
             seconds = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return None
-    return min(max(seconds, 0.0), LONGEST_WAIT_S)
+    return None if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT_S)

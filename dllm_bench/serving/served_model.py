@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dllm_bench.core.benchmark import Turns
 
 ADDRESS = re.compile(r"https?://[\w.\-\[\]:]*[\w\]](/\S*)?")
+MOST_IN_FLIGHT = 4096  # each is a thread
+YEAR_S = 365 * 86400
 RESERVED = ("model", "messages", "prompt", "max_tokens", "temperature", "seed", "stop", "stream")
 
 
@@ -58,21 +60,33 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self._check_url()
-        for name, value, least in (
-            ("concurrency", self.concurrency, 1),
-            ("retries", self.retries, 0),
-            ("timeout_s", self.timeout_s, 0.001),
+        for name, value, least, most in (
+            ("concurrency", self.concurrency, 1, MOST_IN_FLIGHT),
+            ("retries", self.retries, 0, 100),
+            ("timeout_s", self.timeout_s, 0.001, YEAR_S),
+            ("backoff_s", self.backoff_s, 0, YEAR_S),
+            ("temperature", self.temperature, 0, 100),
         ):
-            if value < least:
+            if not least <= value <= most:  # not-a-number included
                 raise DllmBenchError(
-                    f"Model {self.name!r} has model.{name}={value}; give {least} or more."
+                    f"Model {self.name!r} has model.{name}={value}; give {least} to {most}."
                 )
+        self._check_body()
+
+    def _check_body(self) -> None:
         reserved = [name for name in self.body if name in RESERVED]
         if reserved:
             raise DllmBenchError(
                 f"Model {self.name!r} has model.body.{reserved[0]}, which other settings decide; "
                 "set those instead (model.name, model.temperature, seed, benchmark.…)."
             )
+        try:
+            json.dumps(dict(self.body), allow_nan=False)
+        except (ValueError, TypeError) as error:
+            raise DllmBenchError(
+                f"Model {self.name!r} has a model.body that JSON cannot hold ({error}); give "
+                "finite numbers."
+            ) from None
 
     def _check_url(self) -> None:
         """Refuse a url with a secret, without showing it: the url is stored with a run."""
@@ -82,7 +96,7 @@ class ServedModel:
                 f"model.url of {self.name!r} holds a user name, a password or a query; give the "
                 "plain address, and the key in an environment variable named by model.key_env."
             )
-        if not ADDRESS.fullmatch(self.url):
+        if not ADDRESS.fullmatch(self.url) or not valid_port(parts):
             raise DllmBenchError(
                 f"Model {self.name!r} has model.url={self.url!r}, which is no address of a server; "
                 "write it like http://127.0.0.1:8000/v1."
@@ -98,6 +112,12 @@ class ServedModel:
             raise DllmBenchError(
                 f"Model {self.name!r} takes its key from the environment variable {self.key_env}, "
                 "which is not set; export it, or set model.key_env=null for a server without keys."
+            )
+        if not (key.isascii() and key.isprintable() and key.strip() == key):
+            raise DllmBenchError(
+                f"The key in the environment variable {self.key_env} has characters that an HTTP "
+                "header cannot hold (a space or line end around it, or other than ASCII); export "
+                "it again."
             )
         return key
 
@@ -118,6 +138,14 @@ class ServedModel:
         }
         body = {name: value for name, value in entries.items() if value is not None}
         return ("completions" if is_text else "chat/completions"), body
+
+
+def valid_port(parts: SplitResult) -> bool:
+    """Whether an address has a port that exists, or none."""
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def encode(prompt: str | Turns) -> list[int]:

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.claims.findings import findings
+from dllm_bench.claims.verdict import judge_stored
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
 from dllm_bench.site.compare_page import comparable_runs, comparison_page
+from dllm_bench.site.findings_page import FINDINGS_PAGE, findings_page
 from dllm_bench.site.index_page import AddressedPage, SiteContents, index_page
 from dllm_bench.site.pages import FIRST_PAGE, TEMPLATES, RunPages, run_address
 from dllm_bench.site.run_page import run_page, sample_page
@@ -32,7 +38,8 @@ from dllm_bench.site.table_pages import (
     table_stem,
 )
 from dllm_bench.site.texts import TextSource
-from dllm_bench.store.record import RunRecord
+from dllm_bench.store.files import explain_write_errors
+from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import (
     RunEntry,
@@ -77,21 +84,35 @@ class SiteBuilder:
     compose: Compose
     track: Track
     only: Sequence[str] = ()
-    texts: TextSource = field(default_factory=TextSource)
+    settings: SettingsCache = field(init=False)
+    texts: TextSource = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.settings = SettingsCache(self.store.root.parent, self.compose)
+        self.texts = TextSource(self.settings.compose)
 
     def build(self) -> Iterator[str]:
         """Build what is new or changed; yields sentences about what was built."""
         everything = self._prepare_folder()
-        entries = list(self.store.entries())
+        left_out = list[str]()
+        entries = list(self.store.entries(left_out))
         sealed = [entry for entry in entries if entry.state is RunState.SEALED]
         # `read_record` gives None for a record that is damaged
         records = {e.spec.short: record for e in sealed if (record := read_record(e.path))}
         chosen = [e for e in entries if e.spec.short in records and self._gets_page(e)]
         stale = [entry for entry in chosen if everything or not self._is_up_to_date(entry)]
+        made = 0
         for entry in self.track(stale, "runs"):
-            self._build_run(entry, records[entry.spec.short])
+            try:
+                samples = read_samples(entry.path)
+            except DllmBenchError as error:
+                left_out.append(str(error))
+            else:
+                self._build_run(entry, records[entry.spec.short], samples)
+                made += 1
         run_pages = RunPages(frozenset(short for short in records if self._page(short).is_file()))
         tables = list(self._build_tables(run_pages))
+        self._write(FINDINGS_PAGE, self._findings([built for _, built in tables]))
         groups = comparable_runs(records.values())
         for group in groups:
             self._write(group.address, comparison_page(group, run_pages))
@@ -99,14 +120,15 @@ class SiteBuilder:
             profile=self.profile,
             tables=tables,
             figures=list(self._build_figures(run_pages)),
-            comparisons=[(group.address, group.title) for group in groups],
+            comparisons=[(one.address, f"{one.title}: {one.decoders}") for one in groups],
             entries=entries,
             records=records,
             run_pages=run_pages,
         )
         self._write(FIRST_PAGE, index_page(contents))
-        kept = len(run_pages.shorts) - len(stale)
-        yield f"{len(stale)} pages of runs made, {kept} were up to date"
+        yield from (f"left out: {sentence}" for sentence in left_out)
+        kept = len(run_pages.shorts) - made
+        yield f"{made} pages of runs made, {kept} were up to date"
         yield f"{len(tables)} tables, {len(contents.figures)} figures, {len(groups)} comparisons"
         yield f"written: {self.out / FIRST_PAGE}"
 
@@ -116,8 +138,10 @@ class SiteBuilder:
         Raises if the folder holds files that are not of a report.
         """
         path, stamp = self.out / STAMP, {"dllm_bench_report": code_version()}
-        previous = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if previous is None and self.out.is_dir() and any(self.out.iterdir()):
+        previous = None
+        with suppress(OSError, ValueError):
+            previous = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(previous, dict) and self.out.is_dir() and any(self.out.iterdir()):
             raise DllmBenchError(
                 f"The report was to be written to {self.out}, which holds other files; name an "
                 "empty or new directory with --out."
@@ -126,7 +150,7 @@ class SiteBuilder:
         own_style = (STATIC / "site.css").read_text(encoding="utf-8")
         self._write("static/site.css", STYLE + own_style)
         for name in ("site.js", "icon.svg"):
-            shutil.copyfile(STATIC / name, self.out / "static" / name)
+            self._copy(STATIC / name, f"static/{name}")
         return bool(previous != stamp)
 
     def _gets_page(self, entry: RunEntry) -> bool:
@@ -140,12 +164,14 @@ class SiteBuilder:
         page, changed = self._page(entry.spec.short), record_fingerprint(entry.path)
         return page.is_file() and page.stat().st_mtime_ns >= changed[0]
 
-    def _build_run(self, entry: RunEntry, record: RunRecord) -> None:
+    def _build_run(
+        self, entry: RunEntry, record: RunRecord, samples: Mapping[str, SampleRecord]
+    ) -> None:
         """Write the pages of a run; its main page last, since it marks the others as complete."""
         folder, spec = f"runs/{entry.spec.short}", entry.spec
-        samples = read_samples(entry.path)
         prompts, decode = self.texts.prompts(spec, samples), self.texts.decode(spec)
-        for number, text in enumerate(scripts(record, samples, prompts, decode)):
+        answers = self.texts.answers(spec, samples)
+        for number, text in enumerate(scripts(record, samples, prompts, decode, answers)):
             self._write(f"{folder}/samples-{number}.js", text)
         self._write(f"{folder}/sample.html", sample_page(record))
         texts = {name: sample.text for name, sample in samples.items()}
@@ -154,11 +180,10 @@ class SiteBuilder:
     def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
         """Write each table in all its forms; yields (address, table)."""
         profile, runs = load_profile(self.profile), SharedRuns()
-        settings = SettingsCache(self.store.root.parent, self.compose)
         similar = measured_runs(self.store)
         for name in self.track(names_of("table"), "tables"):
             table = load_table(name)
-            given = (settings.compose, self.store, False, settings.resolve, runs)
+            given = (self.settings.compose, self.store, False, self.settings.resolve, runs)
             built = build_table(table, profile, plan(table, profile, *given), similar)
             stem = table_stem(built)
             for form, text in render(built).items():
@@ -166,24 +191,43 @@ class SiteBuilder:
                     self._write(f"{stem}.{form}", text)
             self._write(f"{stem}.html", table_page(built, run_pages))
             yield f"{stem}.html", built
+        self.settings.save()
+
+    def _findings(self, tables: Sequence[BuiltTable]) -> str:
+        """The page of the claims, judged by the stored runs."""
+        settings = SettingsCache(self.store.root.parent, self.compose)
+        judgements = judge_stored(load_profile(self.profile), self.store, settings)
         settings.save()
+        return findings_page(findings(judgements, {built.table.name: built for built in tables}))
 
     def _build_figures(self, run_pages: RunPages) -> Iterator[AddressedPage]:
         """Write a page for each drawn figure and copy its files; yields (address, title)."""
         results = self.store.root.parent
-        for drawn in sorted((results / "figures" / self.profile).glob("*/*.svg")):
+        for drawn in sorted((results / "figures" / self.profile).glob("*/*.svg"), key=in_order):
+            name = f"{drawn.parent.name}/{drawn.stem}"
+            title = load_figure(name).table.title if name in names_of("figure") else name
             stem = drawn.relative_to(results).with_suffix("").as_posix()
             forms = [form for form in FIGURE_FORMS if drawn.with_suffix(f".{form}").is_file()]
             points = read_points(drawn.with_suffix(".csv"))
-            self._write(f"{stem}.html", figure_page(stem, points, forms, run_pages))
+            self._write(f"{stem}.html", figure_page(stem, title, points, forms, run_pages))
             for form in forms:
-                shutil.copyfile(drawn.with_suffix(f".{form}"), self.out / f"{stem}.{form}")
-            yield f"{stem}.html", f"{drawn.parent.name}/{drawn.stem}"
+                self._copy(drawn.with_suffix(f".{form}"), f"{stem}.{form}")
+            yield f"{stem}.html", title
 
     def _write(self, address: str, text: str) -> None:
         path = self.out / address
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
+        with explain_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+
+    def _copy(self, file: Path, address: str) -> None:
+        with explain_write_errors(self.out / address):
+            shutil.copyfile(file, self.out / address)
+
+
+def in_order(path: Path) -> list[str | int]:
+    """A key that sorts paths with their numbers by value: figure 9 before figure 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
 @cache

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from dllm_bench.metrics import accuracy
 from dllm_bench.site.format import LISTED_METRICS, significant
-from dllm_bench.site.index_page import differing_settings
 from dllm_bench.site.pages import Page, RunLink, RunPages
+from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import SHOWN, digest, slug
 
@@ -35,6 +35,13 @@ class ComparedRuns:
         spec = self.records[0].spec
         n = len(self.records[0].columns["id"])
         return f"{spec.model['name']} on {spec.benchmark['name']}, {n} samples"
+
+    @property
+    def decoders(self) -> str:
+        """The names of the decoders, the first three and how many more."""
+        names = list(dict.fromkeys(record.spec.label for record in self.records))
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return ", ".join(names[:3]) + more
 
     @property
     def address(self) -> str:

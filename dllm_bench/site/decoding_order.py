@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dllm_bench.core.trace import Trace
+from dllm_bench.core.trace import AGAIN_MASKED, Trace
 from dllm_bench.site.texts import DecodeTokens
 from dllm_bench.store.record import SampleRecord
 
@@ -44,8 +44,10 @@ class ForwardStep:
     fed: positions fed to the model.
     cached: positions read from the K/V cache.
     ms: device time in milliseconds; 0 if it was not measured.
-    committed: positions committed by this forward, with the one that a winning lookahead branch
-        had tried before the forward.
+    committed: positions whose final token this forward wrote, with the one that a winning lookahead
+        branch had tried before the forward.
+    overwritten: committed positions to which a reviser gave another token after this forward.
+    remasked: committed positions that it masked again.
     forced: how many of these the stall rule added; which ones is not recorded.
     filled: share of the canvas that is committed after this forward.
     proposed: draft tokens that this forward verified.
@@ -63,6 +65,8 @@ class ForwardStep:
     cached: int
     ms: float
     committed: list[int]
+    overwritten: list[int]
+    remasked: list[int]
     forced: int
     filled: float
     proposed: int
@@ -122,14 +126,17 @@ def decoding_order(
 
 def forward_steps(sample: SampleRecord, texts: Mapping[int, str], passes: int) -> list[ForwardStep]:
     """The forwards in order; `passes` is 2 with guidance, which feeds every branch twice."""
-    forwards, total = Trace.from_columns(sample.trace).forwards, len(sample.ids)
+    trace, total = Trace.from_columns(sample.trace), len(sample.ids)
+    forwards = trace.forwards
     committed: list[list[int]] = [[] for _ in forwards]
     for position, index in enumerate(sample.born):
         if index >= 0:
             committed[index].append(position)
     steps, filled = [], 0
-    for forward, positions in zip(forwards, committed, strict=True):
-        filled += len(positions)
+    writes = trace.writes(sample.born)
+    for forward, positions, made in zip(forwards, committed, writes, strict=True):
+        filled += made.committed - made.remasked
+        again = {change.position: change.after == AGAIN_MASKED for change in forward.changes}
         branches = forward.branches // passes
         step = ForwardStep(
             kind=str(forward.kind),
@@ -140,6 +147,8 @@ def forward_steps(sample: SampleRecord, texts: Mapping[int, str], passes: int) -
             cached=forward.cached,
             ms=forward.ms,
             committed=positions,
+            overwritten=[position for position, masked in again.items() if not masked],
+            remasked=[position for position, masked in again.items() if masked],
             forced=forward.forced,
             filled=filled / total if total else 1.0,
             proposed=forward.proposed,
@@ -153,6 +162,9 @@ def forward_steps(sample: SampleRecord, texts: Mapping[int, str], passes: int) -
 
 def block_borders(total: int, decoder: Mapping[str, Any]) -> list[int]:
     """Positions at which blocks meet; none if blocks are not counted from the end of the prompt."""
-    schedule = decoder.get("schedule") or {}
+    stored = decoder.get("schedule")
+    schedule = stored if isinstance(stored, Mapping) else {}
     block = schedule.get("block")
-    return list(range(block, total, block)) if block and not schedule.get("absolute") else []
+    if not isinstance(block, int) or block < 1 or schedule.get("absolute"):
+        return []
+    return list(range(block, total, block))

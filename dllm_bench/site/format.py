@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dllm_bench.metrics.accuracy import MeanScore
@@ -23,9 +23,12 @@ def significant(value: float | None) -> str:
 
 def percent(score: MeanScore | None) -> str:
     """A score in percent with its interval, or a dash."""
-    if score is None:
-        return "–"
-    return f"{100 * score.mean:.1f} [{100 * score.low:.1f}, {100 * score.high:.1f}]"
+    return "–" if score is None else percent_of(score.mean, score.low, score.high)
+
+
+def percent_of(mean: float, low: float, high: float) -> str:
+    """A share in percent with the ends of its interval, which are shares too."""
+    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def commit(environment: Mapping[str, Any]) -> str:
@@ -39,3 +42,11 @@ def commit(environment: Mapping[str, Any]) -> str:
 def printable(text: str) -> str:
     """The text with control, format and other invisible characters written as in Python source."""
     return "".join(repr(character)[1:-1] for character in text)
+
+
+def align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as lines of text with aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()

@@ -7,18 +7,15 @@ are distinguished by the settings in which they differ.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
-from typing import Any
 
-from dllm_bench.registry import TARGET
 from dllm_bench.site.format import LISTED_METRICS, significant
 from dllm_bench.site.pages import FIRST_PAGE, Page, RunLink, RunPages, state_class
-from dllm_bench.site.run_page import shorten
+from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
-from dllm_bench.store.spec import RunSpec, leaves
 from dllm_bench.store.store import RunEntry
 from dllm_bench.tables.build import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.plan import CellState
@@ -230,28 +227,3 @@ def run_list_entry(
         tpf=tpf,
         tps=tps,
     )
-
-
-def differing_settings(specs: Iterable[RunSpec]) -> dict[str, str]:
-    """Short hash -> the settings in which a run differs from others of its name."""
-    groups: dict[tuple[str, ...], list[RunSpec]] = {}
-    for spec in specs:
-        key = (spec.label, str(spec.model["name"]), str(spec.benchmark["name"]))
-        groups.setdefault(key, []).append(spec)
-    return dict(pair for group in groups.values() for pair in group_differences(group))
-
-
-def group_differences(specs: Sequence[RunSpec]) -> Iterator[tuple[str, str]]:
-    """(short hash, settings whose value not all of the runs share)."""
-    flat = [dict(leaves(spec.identity())) for spec in specs]
-    every_key = dict.fromkeys(key for settings in flat for key in settings)
-    keys = [key for key in every_key if len({str(settings.get(key)) for settings in flat}) > 1]
-    for spec, settings in zip(specs, flat, strict=True):
-        texts = (setting_text(key, settings[key]) for key in keys if key in settings)
-        yield spec.short, ", ".join(texts)
-
-
-def setting_text(key: str, value: Any) -> str:
-    """A setting with its value; a piece by its name without the kind."""
-    name = key.removeprefix("decoder.").removesuffix(f".{TARGET}")
-    return f"{name} {value.rpartition('.')[2] if key.endswith(TARGET) else shorten(value)}"

@@ -21,6 +21,7 @@ from dllm_bench.site import colours
 from dllm_bench.site.format import commit, number, printable, significant
 from dllm_bench.site.pages import Page, run_address, script_json
 from dllm_bench.site.sample_data import SAMPLES_PER_SCRIPT
+from dllm_bench.store.differences import setting_value
 from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec, leaves
 
@@ -311,16 +312,8 @@ def piece_settings(plain: Mapping[str, Any]) -> PieceSettings:
     """A part of a configuration with all settings below it."""
     values = []
     for key, value in leaves({k: v for k, v in plain.items() if k != TARGET}):
-        text = str(value).rpartition(".")[2] if key.endswith(TARGET) else shorten(value)
-        values.append((key.removesuffix(TARGET).rstrip("."), text))
+        values.append((key.removesuffix(TARGET).rstrip("."), setting_value(key, value)))
     return PieceSettings(str(plain.get(TARGET, "")).rpartition(".")[2], values)
-
-
-def shorten(value: Any) -> str:
-    """A setting's value; of a SHA-256 hash the first 12 digits."""
-    text = "none" if value is None else str(value)
-    is_hash = len(text) == 64 and set(text) <= set("0123456789abcdef")
-    return text[:12] + "…" if is_hash else text
 
 
 def run_start(session: Session) -> RunStart:
@@ -330,7 +323,7 @@ def run_start(session: Session) -> RunStart:
     facts = [
         ("started", f"{datetime.fromtimestamp(session.started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"),
         ("samples", f"{session.samples}, after {session.warmups} warm-up requests"),
-        *((name.replace("_", " "), shorten(value)) for name, value in machine.items()),
+        *((name.replace("_", " "), setting_value(name, value)) for name, value in machine.items()),
         ("packages", ", ".join(f"{k} {v}" for k, v in packages.items() if v)),
     ]
     return RunStart(facts, session.environment.get("diff") or "")

@@ -8,9 +8,10 @@ The texts of tokens are written once per script; samples refer to them by number
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.site.decoding_order import DecodingOrder, decoding_order
 from dllm_bench.site.format import printable
 from dllm_bench.site.pages import script_json
@@ -48,13 +49,17 @@ def scripts(
     samples: Mapping[str, SampleRecord],
     prompts: Mapping[str, str],
     decode: DecodeTokens,
+    answers: Mapping[str, GradedAnswer],
 ) -> Iterator[str]:
     """The scripts in order; sample i of the record is in script i // SAMPLES_PER_SCRIPT."""
     ids = record.columns["id"]
     for number, start in enumerate(range(0, len(ids), SAMPLES_PER_SCRIPT)):
         texts = TextNumbers()
         packed = [
-            pack_sample(record, index, samples.get(ids[index]), prompts, decode, texts)
+            {
+                **pack_sample(record, index, samples.get(ids[index]), prompts, decode, texts),
+                **(asdict(answers[ids[index]]) if ids[index] in answers else {}),
+            }
             for index in range(start, min(start + SAMPLES_PER_SCRIPT, len(ids)))
         ]
         data = {"samples": packed, "words": list(texts.numbers)}
@@ -98,6 +103,9 @@ def pack_decoding_order(order: DecodingOrder, texts: TextNumbers) -> Plain:
     steps: Plain = {name: [getattr(step, name) for step in order.steps] for name in STEP_COLUMNS}
     if any(step.drafted for step in order.steps):
         steps["drafted"] = [[*map(texts, step.drafted)] for step in order.steps]
+    for name in ("overwritten", "remasked"):
+        if any(getattr(step, name) for step in order.steps):
+            steps[name] = [getattr(step, name) for step in order.steps]
     if any(step.survival for step in order.steps):
         steps["survival"] = [step.survival for step in order.steps]
     return {

@@ -56,6 +56,7 @@ class FigureView:
     """
 
     name: str
+    title: str
     image: str
     files: list[tuple[str, str]]
     columns: list[tuple[str, str]]
@@ -88,7 +89,7 @@ def file_links(name: str, forms: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def figure_page(
-    stem: str, points: list[dict[str, str]], forms: Sequence[str], run_pages: RunPages
+    stem: str, title: str, points: list[dict[str, str]], forms: Sequence[str], run_pages: RunPages
 ) -> str:
     """The page of a figure. `stem`: `figures/<profile>/<paper>/<figure>`; `points`: of its csv."""
     name = "/".join(stem.split("/")[-2:])
@@ -102,6 +103,7 @@ def figure_page(
     ]
     view = FigureView(
         name=name,
+        title=title,
         image=f"{Path(stem).name}.svg",
         files=file_links(Path(stem).name, forms),
         columns=list(css.items()),

@@ -1,6 +1,6 @@
-"""The texts behind stored ids: tokens by the model's tokenizer, prompts by the benchmark.
+"""Texts of stored ids: tokens by the model's tokenizer, prompts and answers by the benchmark.
 
-Runs store neither. A prompt is given only if its ids have the hash that the sample was decoded
+Runs store none of them. A prompt is given only if its ids have the hash that the sample was decoded
 with, so that what is shown is what the model was given. Without a tokenizer or the data there is no
 prompt, and tokens are shown as numbers. Tokenizers and prompts that runs share are read once.
 """
@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.store import inputs
 from dllm_bench.store.record import SampleRecord
+from dllm_bench.store.settings import Compose, on_this_machine
 from dllm_bench.store.spec import RunSpec, digest
 
 DecodeTokens = Callable[[Sequence[int]], str]  # token ids to text
@@ -27,10 +29,13 @@ DecodeTokens = Callable[[Sequence[int]], str]  # token ids to text
 class TextSource:
     """Token texts and prompts of runs, cached.
 
+    compose: overrides to the run configuration. It says where tokenizers and data lie: the paths
+    that a record names are not opened.
     decoders: by digest of the model's configuration.
     requests: by digest of model, benchmark and limit.
     """
 
+    compose: Compose
     decoders: dict[str, DecodeTokens] = field(default_factory=dict)
     requests: dict[str, list[Request]] = field(default_factory=dict)
 
@@ -39,7 +44,9 @@ class TextSource:
         key = digest(spec.model)
         if key not in self.decoders:
             try:
-                self.decoders[key] = token_decoder(spec.model)
+                self.decoders[key] = token_decoder(
+                    on_this_machine("model", spec.model, self.compose)
+                )
             except DllmBenchError:
                 self.decoders[key] = ids_as_text
         return self.decoders[key]
@@ -52,15 +59,35 @@ class TextSource:
             if request.id in samples and prompt_sha256(request) == samples[request.id].prompt_sha256
         }
 
+    def answers(
+        self, spec: RunSpec, samples: Mapping[str, SampleRecord]
+    ) -> Mapping[str, GradedAnswer]:
+        """Sample id -> what grading looked at; empty if the items are not those of the run."""
+        try:
+            benchmark = inputs.benchmark_of(self._here(spec).benchmark)
+            if benchmark.dataset_hash() != spec.inputs.get("dataset"):
+                return {}
+            return benchmark.answers({key: one.raw or one.text for key, one in samples.items()})
+        except DllmBenchError:
+            return {}
+
     def _requests(self, spec: RunSpec) -> list[Request]:
         """The requests the run would have today; none if they cannot be made on this machine."""
         key = digest([spec.model, spec.benchmark, spec.limit])
         if key not in self.requests:
             try:
-                self.requests[key] = requests_of(spec)
+                self.requests[key] = requests_of(self._here(spec))
             except DllmBenchError:
                 self.requests[key] = []
         return self.requests[key]
+
+    def _here(self, spec: RunSpec) -> RunSpec:
+        """The run with its model and benchmark as this machine's configuration has them."""
+        model, benchmark = (
+            on_this_machine(group, getattr(spec, group), self.compose)
+            for group in ("model", "benchmark")
+        )
+        return replace(spec, model=model, benchmark=benchmark)
 
 
 def token_decoder(model: Mapping[str, Any]) -> DecodeTokens:

@@ -1,15 +1,21 @@
-"""A cache of derived values in one JSON file: a value is valid while its fingerprint is the same.
+"""A cache of derived values in one file: a value is valid while its fingerprint is the same.
 
-A fingerprint tells one state of files from another (path, time of change, size, inode). Everything
-else that the values depend on is in `made_by`; a file with another `made_by` is ignored. The file
-may be deleted at any time. If it is damaged or cannot be written, values are computed anew.
+The file is signed with a key of this user: one that came with somebody else's results folder, or
+was changed, is ignored. A fingerprint tells one state of files from another (path, time of change,
+size, inode). Everything else that the values depend on is in `made_by`; a file with another
+`made_by` is ignored. The file may be deleted at any time. If it is damaged or cannot be written,
+values are computed again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +23,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import explain_write_errors, write_atomic
 
 Fingerprint = list[Any]
-MADE_BY, ENTRIES, MARK, VALUE = "made_by", "known", "mark", "value"  # keys of the JSON file
+MADE_BY, ENTRIES, MARK, VALUE = "made_by", "known", "mark", "value"  # keys of the JSON
+KEY_BYTES = 32
+PACKED = "runs.tar.xz"  # beside the runs folder: sealed records in one archive
 
 
 class DerivedCache:
@@ -27,13 +35,16 @@ class DerivedCache:
     """
 
     def __init__(self, path: Path, made_by: Sequence[str]) -> None:
-        self.path, self.made_by = path, list(made_by)
+        self.path, self.made_by = writable(path), list(made_by)
         self._stored = self._read()
         self._used: dict[str, dict[str, Any]] = {}
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
-            plain = json.loads(self.path.read_text(encoding="utf-8"))
+            signature, _, body = self.path.read_text(encoding="utf-8").partition("\n")
+            if not hmac.compare_digest(signature.encode(), _signature(body).encode()):
+                return {}
+            plain = json.loads(body)
             return dict(plain[ENTRIES]) if plain[MADE_BY] == self.made_by else {}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
@@ -60,9 +71,48 @@ class DerivedCache:
         entries = self._used if used_only else {**self._stored, **self._used}
         if entries == self._stored:
             return
+        body = json.dumps({MADE_BY: self.made_by, ENTRIES: entries}) + "\n"
         with suppress(DllmBenchError), explain_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.path, json.dumps({MADE_BY: self.made_by, ENTRIES: entries}) + "\n")
+            write_atomic(self.path, f"{_signature(body)}\n{body}")
+
+
+def writable(path: Path) -> Path:
+    """The path of a cache; beside runs that are an archive alone (reference results) it would be
+    in a folder that nothing is written to, so that cache is in this user's folder of caches.
+    """
+    packed = (one for one in path.parents[:2] if (one / PACKED).is_file())
+    results = next(packed, None)
+    if results is None or (results / "runs").is_dir():
+        return path
+    place = hashlib.sha256(str(results.resolve()).encode()).hexdigest()[:16]
+    return user_folder() / place / path.name.lstrip(".")
+
+
+def user_folder() -> Path:
+    """Where this user's caches and key are."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dllm-bench"
+
+
+def _signature(body: str) -> str:
+    return hmac.new(_key(), body.encode(errors="surrogatepass"), "sha256").hexdigest()
+
+
+@cache
+def _key() -> bytes:
+    """This user's key, made on first use; one of this process alone if it cannot be stored."""
+    fresh = os.urandom(KEY_BYTES)
+    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
+        folder = user_folder()
+        path = folder / "key"
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(fresh)
+        stored = path.read_bytes()
+        return stored if len(stored) == KEY_BYTES else fresh
+    return fresh
 
 
 def fingerprint(file: Path) -> Fingerprint:

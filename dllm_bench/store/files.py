@@ -44,9 +44,21 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def stored_bytes(path: Path) -> bytes | None:
+    """The content of a file, None if there is none; DllmBenchError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DllmBenchError(
+            f"{path} cannot be read ({error.strerror}); make it readable, or move it away."
+        ) from error
+
+
 def whole_lines(path: Path) -> list[bytes]:
     """The lines of a file that end in a newline; none if there is no file."""
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return (stored_bytes(path) or b"").split(b"\n")[:-1]
 
 
 @contextmanager
@@ -103,6 +115,11 @@ class Appender:
 
     def append(self, line: str) -> None:
         """Write one line; it is on disk within `SYNC_EVERY_S` of the next line, or at `close`."""
+        if not is_at(self._descriptor, self.path):
+            raise DllmBenchError(
+                f"{self.path} was deleted or replaced while a run was writing it, and what it held "
+                "is gone; give the same command again, which decodes it again."
+            )
         length = os.fstat(self._descriptor).st_size
         rest = memoryview((line + "\n").encode())
         with explain_write_errors(self.path):
@@ -132,6 +149,14 @@ class Appender:
                 os.close(self._descriptor)
 
 
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that `path` names now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
 @dataclass
 class Lock:
     """One writer per folder: an exclusive lock on a file that contains its owner's pid and host.
@@ -139,7 +164,8 @@ class Lock:
     The kernel releases the lock of a process that died on this machine. A process on another
     machine cannot be checked, but touches its lock every `BEAT_S` seconds: if nobody does for
     `GONE_S` seconds of this machine's monotonic clock, the lock is taken over. An owner that
-    continues after that (a suspended job) finds the lock `lost` and stops writing.
+    continues after that (a suspended job), or whose lock file was deleted, finds the lock `lost`
+    and stops writing.
 
     path: the lock file; descriptor: of the open file, -1 while the lock is not held.
     """
@@ -150,13 +176,17 @@ class Lock:
 
     def acquire(self) -> None:
         """Take the lock; raises DllmBenchError if another process has it."""
-        with explain_write_errors(self.path):
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            self._claim(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        while True:
+            with explain_write_errors(self.path):
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                self._claim(descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if is_at(descriptor, self.path):
+                break
+            os.close(descriptor)  # the file was deleted before it was locked
         self.descriptor = descriptor
         self._released.clear()
         threading.Thread(target=self._beat, args=(self._released,), daemon=True).start()
@@ -169,7 +199,8 @@ class Lock:
         if not free or (owner.get("host", host) != host and self._touched_meanwhile()):
             raise DllmBenchError(
                 f"{self.path.parent} is being written by process {owner.get('pid', '?')} on "
-                f"{owner.get('host', '?')}; wait for it, or delete {self.path} if it is gone."
+                f"{owner.get('host', '?')}; wait for it, or, if it is gone, free the folder with "
+                f"`dllm-bench runs unlock {self.path.parent.name.rpartition('-')[2]}`."
             )
         with explain_write_errors(self.path):
             os.ftruncate(descriptor, 0)
@@ -196,8 +227,10 @@ class Lock:
 
     @property
     def lost(self) -> bool:
-        """Whether another process took over the lock this one held."""
-        return self.descriptor >= 0 and os.pread(self.descriptor, 4096, 0) != _mine()
+        """Whether another process took over the lock this one held, or its file is gone."""
+        return self.descriptor >= 0 and not (
+            is_at(self.descriptor, self.path) and os.pread(self.descriptor, 4096, 0) == _mine()
+        )
 
     def release(self) -> None:
         """Release the lock; does nothing if it is not held."""
@@ -207,6 +240,36 @@ class Lock:
                 os.ftruncate(self.descriptor, 0)
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def unlock(path: Path) -> str:
+    """Free a lock whose owner is gone; returns who that was, in words.
+
+    Raises if the owner lives on this machine. An owner on another machine, if it lives after all,
+    stops before the next line it would write.
+    """
+    owner = _owner(stored_bytes(path) or b"")
+    if not owner:
+        raise DllmBenchError(f"{path.parent} is locked by nobody; there is nothing to free.")
+    who = f"process {owner.get('pid')} on {owner.get('host')}"
+    if owner.get("host") == socket.gethostname() and _is_alive(owner.get("pid")):
+        raise DllmBenchError(
+            f"{path.parent} is being written by {who}, which is alive; wait for it, or end it with "
+            f"`kill {owner['pid']}`."
+        )
+    with explain_write_errors(path):
+        path.unlink()
+    return who
+
+
+def _is_alive(pid: Any) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError, TypeError):
+        return False
+    return True
 
 
 def _flock(descriptor: int) -> bool:

@@ -7,6 +7,7 @@ planning on a CPU does not need it and its import takes seconds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,16 +35,36 @@ def cuda_class(device_name: str) -> dict[str, Any]:
     return {"name": name, "device": "cuda", "dtype": "bfloat16", "threads": 8}
 
 
-def cuda_device() -> str | None:
-    """Name of the current CUDA device; None if there is none."""
+def cuda_device(device: str = "cuda") -> str | None:
+    """Name of a CUDA device, by default the current one; None if this machine does not have it."""
     import torch
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    index = torch.device(device).index
+    if not torch.cuda.is_available() or (index and index >= torch.cuda.device_count()):
+        return None
+    return torch.cuda.get_device_name(index)
+
+
+def memory_bytes(device: str) -> int:
+    """Total memory of a CUDA device, or of this machine, in bytes."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def uses_cuda(hardware: Mapping[str, Any]) -> bool:
     """True for a hardware group whose device is a CUDA device."""
     return str(hardware.get("device", "")).startswith("cuda")
+
+
+def wait_for(device: object) -> None:
+    """Wait until a device (its name, or torch's) has finished all its work; a CPU has."""
+    if str(device).startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(str(device))
 
 
 def missing_device(hardware: Mapping[str, Any]) -> str:
@@ -52,9 +73,10 @@ def missing_device(hardware: Mapping[str, Any]) -> str:
     """
     if not uses_cuda(hardware):
         return ""
-    name, match = cuda_device(), str(hardware.get("match") or "")
+    device = str(hardware["device"])
+    name, match = cuda_device(device), str(hardware.get("match") or "")
     is_here = name is not None and match.lower() in name.lower()
-    return "" if is_here else f"a GPU ({match or 'CUDA'})"
+    return "" if is_here else f"a GPU ({match or device.upper()})"
 
 
 def require_device(hardware: Mapping[str, Any]) -> None:

@@ -8,10 +8,12 @@ the settings listed here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.registry import TARGET
+from dllm_bench.registry import TARGET, find
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -48,20 +50,31 @@ def _of_end(benchmark: Mapping[str, Any]) -> dict[str, HasNoEffect]:
 
 
 def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, HasNoEffect]:
-    """Branches that never win, a cache that is never read, an end token that never occurs."""
+    """Branches that never win, a cache that is never read, an end token that never occurs, a
+    reviser that changes nothing.
+    """
     checks: dict[str, HasNoEffect] = {}
-    if _registered_name(decoder, "explore") not in ("", "explore.greedy"):
+    slots = ("explore", "cache", "stop", "revise")
+    explore, cache, stop, revise = (_class_of(decoder, slot) for slot in slots)
+    if explore is not None and explore.explores:
         checks["decoder.explore"] = _base_always_wins
-    if _registered_name(decoder, "cache") not in ("", "cache.none"):
+    if cache is not None and cache.caches:
         checks["decoder.cache"] = lambda sample: not any(sample.trace["cached"])
-    if _registered_name(decoder, "stop") == "stop.eos":
+    if stop is not None and stop.stops_on_end_token is True:  # rules that combine others vary
         checks["decoder.stop"] = lambda sample: "eos" not in sample.cut
+    if revise is not None and revise.revises:
+        checks["decoder.revise"] = lambda sample: not any(sample.trace.get("changes", ()))
     return checks
 
 
-def _registered_name(decoder: Mapping[str, Any], slot: str) -> str:
+def _class_of(decoder: Mapping[str, Any], slot: str) -> Any:
+    """The class of the piece in a slot; None without one, or if its plug-in is not installed."""
     piece = decoder.get(slot)
-    return str(piece.get(TARGET, "")) if isinstance(piece, Mapping) else ""
+    if not isinstance(piece, Mapping):
+        return None
+    with suppress(DllmBenchError):
+        return find(str(piece[TARGET]))
+    return None
 
 
 def _base_always_wins(sample: SampleRecord) -> bool:

@@ -9,6 +9,7 @@ imported on use, since `status` and cached tables do without it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -30,12 +31,16 @@ from dllm_bench.registry import (
     with_registered_names,
 )
 from dllm_bench.serving.served_model import ServedModel
-from dllm_bench.store.hardware import AUTO, resolve_hardware
+from dllm_bench.store.hardware import AUTO, memory_bytes, resolve_hardware
 
 Plain = dict[str, Any]
 DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with
 SERVED = "served"  # name of decoder and hardware if a served engine decodes
 DEFAULT_DECODER = "vanilla"  # of conf/run.yaml
+GIBIBYTE = 2**30
+WEIGHTS_SHARE = 0.95  # of a device's memory; the rest is for activations
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SMALL_DTYPE = "bfloat16"
 HARDWARE_SETTINGS_OF_MODELS = ("dtype", "attention", "device", "quantization", "compile")
 
 
@@ -54,6 +59,7 @@ def as_missing_input() -> Iterator[None]:
 
 def resolve(config: Plain) -> Plain:
     """The configuration with hardware and decoders written out, and the hashes under "inputs"."""
+    require_numbers(config)
     if is_served(config["model"]):
         return resolve_served(config)
     hardware = resolve_hardware(config["hardware"])
@@ -69,6 +75,18 @@ def resolve(config: Plain) -> Plain:
         **{name: resolve_decoder(d, str(model["name"]), hashes) for name, d in decoders.items()},
         "inputs": {"dataset": dataset, **hashes},
     }
+
+
+def require_numbers(plain: object, name: str = "") -> None:
+    """Raise DllmBenchError if a setting, at any depth, is NaN: every comparison with it fails."""
+    if isinstance(plain, Mapping):
+        for key, value in plain.items():
+            require_numbers(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(plain, (list, tuple)):
+        for value in plain:
+            require_numbers(value, name)
+    elif isinstance(plain, float) and math.isnan(plain):
+        raise DllmBenchError(f"{name} is nan, which is no number; give one.")
 
 
 def files_of(config: Plain) -> list[Path] | None:
@@ -151,12 +169,12 @@ def resolve_served(config: Plain) -> Plain:
 def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, str]) -> Plain:
     """A decoder written out with its defaults; its name, if it has one, is kept."""
     try:
-        decoder = instantiate({key: value for key, value in plain.items() if key != "name"})
+        decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
     except DllmBenchError:
         with as_missing_input():
             for part in sourced(plain):
-                if not is_here(part):
-                    instantiate(part)
+                if TARGET in part and not is_here(part):
+                    instantiate(part, None)
         raise
     check_filters(decoder, model, hashes["weights"])
     check_profiles(plain, model)
@@ -203,7 +221,7 @@ def dataset_hash(plain: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=8)
 def _benchmark(text: str) -> Benchmark:
-    benchmark: Benchmark = instantiate(json.loads(text))
+    benchmark: Benchmark = instantiate(json.loads(text), "benchmark")
     return benchmark
 
 
@@ -216,7 +234,7 @@ def resolve_model(plain: Mapping[str, Any], hardware: Mapping[str, Any]) -> Plai
 
 def engine_of(plain: Mapping[str, Any]) -> ServedModel:
     """The served engine a configuration group describes."""
-    engine: ServedModel = instantiate(plain)
+    engine: ServedModel = instantiate(plain, "model")
     return engine
 
 
@@ -229,6 +247,30 @@ def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
         )
     model: ModelSpec = construct(ModelSpec, plain, f"Model {plain.get('name')!r}")
     return model
+
+
+def require_memory(plain: Mapping[str, Any]) -> None:
+    """Raise DllmBenchError if a resolved model's weights do not fit into its device's memory.
+
+    Reads the headers of the checkpoint alone.
+    """
+    from dllm_bench.models.load import open_checkpoint
+
+    model = model_spec(plain)
+    weights = open_checkpoint(model).headers()
+    numbers = sum(math.prod(weights.shape(name)) for name in weights.names)
+    needed, small = numbers * ITEM_BYTES[model.dtype], numbers * ITEM_BYTES[SMALL_DTYPE]
+    available = memory_bytes(model.device)
+    if needed <= WEIGHTS_SHARE * available:
+        return
+    remedy = "choose a smaller model, or hardware with more memory"
+    if small <= WEIGHTS_SHARE * available:
+        remedy = f"set hardware.dtype={SMALL_DTYPE}, which takes {small / GIBIBYTE:,.1f} GiB"
+    raise DllmBenchError(
+        f"Model {model.name!r} is to be loaded in {model.dtype}, its weights take "
+        f"{needed / GIBIBYTE:,.1f} GiB, and {model.device} has {available / GIBIBYTE:,.1f} GiB of "
+        f"memory; {remedy}."
+    )
 
 
 def weights_hash(plain: Mapping[str, Any]) -> str:

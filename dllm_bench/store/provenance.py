@@ -1,6 +1,8 @@
 """The environment of a run: commit and local changes, package versions, machine, threads.
 
-Cheap (three git calls, no imports beyond torch) and never fatal: what cannot be determined is None.
+Cheap (a few git calls, no imports beyond torch) and never fatal: what cannot be determined is None.
+Of local changes the hash and the names of the files are stored, since their text may hold a secret;
+with `provenance.diff=text` the text too, without what looks like one.
 Nothing here is part of a run's identity; the hardware class and the inputs' hashes are, see `spec`.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from typing import Any
 
 from dllm_bench import DECODING_VERSION, __version__
 from dllm_bench.paths import PACKAGE
+from dllm_bench.store.spec import RunSpec
 
 PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "peft", "lm-eval", "evalplus",
@@ -25,15 +29,37 @@ PACKAGES = (
 )  # fmt: skip
 CODE = ("dllm_bench", "conf", "pyproject.toml", "constraints.txt")
 DIFF_CHARS = 4000
+HASH, TEXT = "hash", "text"  # choices of provenance.diff
+STRUCK = "[struck out]"
+SECRETS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+        r"\b(sk|pk|rk)[-_][\w-]{16,}|\bhf_\w{16,}|\bgh[pousr]_\w{16,}|\bgithub_pat_\w{16,}",
+        r"\b(AKIA|ASIA)[A-Z0-9]{12,}|\bAIza[\w-]{20,}|\bxox[a-z]-[\w-]{8,}",
+        r"\beyJ[\w-]{8,}\.[\w-]{8,}(\.[\w-]*)?",
+        r"(?P<name>\w://[^\s/:@]+:)[^\s@]+(?=@)",
+        r"(?i)(?P<name>\b(bearer|basic)\s+)[\w.~+/=-]{8,}",
+        r"(?i)(?P<name>\w*(api_?-?key|secret|token|passw(or)?d|passphrase|credential|private_?key)"
+        r"\w*[\"']?\s*[:=]\s*)([\"'][^\"'\n]{4,}[\"']|[^\s\"']{8,})",
+    )
+)
+"""Usual forms of secrets; what the group `name` matches is kept."""
 GIT_TIMEOUT_S = 5.0
 
 
-def environment(device: str = "cpu") -> dict[str, Any]:
-    """Code, packages and machine, as plain data."""
+def environment_of(spec: RunSpec) -> dict[str, Any]:
+    """The environment of a run on its device."""
+    diff = spec.runtime.get("provenance", {}).get("diff")
+    return environment(str(spec.hardware["device"]), with_text=diff == TEXT)
+
+
+def environment(device: str = "cpu", with_text: bool = False) -> dict[str, Any]:
+    """Code, packages and machine, as plain data; `with_text`: also the text of local changes."""
     return {
         "dllm_bench": __version__,
         "decoding_version": DECODING_VERSION,
-        **code(PACKAGE.parent),
+        **code(PACKAGE.parent, with_text),
         "packages": packages(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -54,9 +80,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def code(root: Path) -> dict[str, Any]:
+def code(root: Path, with_text: bool = False) -> dict[str, Any]:
     """Commit of the checkout at `root` and the changes to it; None outside of a checkout."""
-    unknown = {"commit": None, "dirty": None, "diff_sha256": None, "diff": None}
+    unknown = dict.fromkeys(("commit", "dirty", "diff_sha256", "changed", "diff"))
     top = _git(root, "rev-parse", "--show-toplevel", "HEAD")
     if top is None:
         return unknown
@@ -68,21 +94,37 @@ def code(root: Path) -> dict[str, Any]:
         "commit": commit,
         "dirty": bool(diff),
         "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
-        "diff": diff[:DIFF_CHARS] or None,
+        "changed": _changed(root),
+        "diff": without_secrets(diff)[:DIFF_CHARS] or None if with_text else None,
     }
+
+
+def _changed(root: Path) -> list[str]:
+    """Names of the code files that differ from the commit."""
+    names = _git(root, "diff", "--name-only", "HEAD", "--", *CODE) or ""
+    return sorted([*filter(None, names.split("\n")), *_untracked_names(root)])
+
+
+def without_secrets(text: str) -> str:
+    """The text with what looks like a key, a password or a token struck out."""
+    for pattern in SECRETS:
+        text = pattern.sub(lambda found: (found.groupdict().get("name") or "") + STRUCK, text)
+    return text
 
 
 def _untracked(root: Path) -> str:
     """Names and content hashes of code files that git does not track."""
-    names = (_git(root, "ls-files", "--others", "--exclude-standard", "--", *CODE) or "").split(
-        "\n"
-    )
     lines = []
-    for name in sorted(filter(None, names)):
+    for name in _untracked_names(root):
         path = root / name
         content = path.read_bytes() if path.is_file() else b""
         lines.append(f"untracked {name} {hashlib.sha256(content).hexdigest()[:16]}\n")
     return "".join(lines)
+
+
+def _untracked_names(root: Path) -> list[str]:
+    names = _git(root, "ls-files", "--others", "--exclude-standard", "--", *CODE) or ""
+    return sorted(filter(None, names.split("\n")))
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -11,23 +11,34 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from dllm_bench.benchmarks.items import item_id_of
+from dllm_bench.core.declared import fits, made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.acceptance import speculative_columns
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.sample_stats import SampleStats, from_columns
+from dllm_bench.store.checked import checked_line, parse, read_checked
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 
 SCORE = "score/"  # begins the column of a further score
 SCHEMA = 4  # raised with every change of the stored form
 HASHED = 3  # records from this version on carry a hash of their text
 NAMED = 4  # records from this version on hold registered names instead of module paths
+ENVIRONMENT: dict[str, Any] = {
+    "load": float | None,
+    "cores": int | None,
+    "commit": str | None,
+    "diff": str | None,
+    "packages": dict[str, str | None] | None,
+}
+"""Entries of `Session.environment` that are read as more than text, if they are there."""
 BEFORE = '\n "spec": {'  # where the hash stands, since keys are sorted
 
 
@@ -58,6 +69,8 @@ class ServedSample:
     prompt_tokens: int | None  # as the server counts them
     retokenised: bool  # whether the new tokens were counted here, with a tokenizer
     finish: str  # the server's reason to end
+    problems: list[str] = field(default_factory=list)
+    """What was wrong with the answer, and is left out or replaced."""
 
     def stats(self) -> Plain:
         """The fields that `SampleStats` has too."""
@@ -87,21 +100,24 @@ class SampleRecord:
     served: ServedSample | None = None  # of served runs, whose `ids` and `trace` are empty
     span: BatchSpan | None = None  # of runs in batches, whose samples have no seconds of their own
 
-    def to_line(self) -> str:
-        """One line of JSON, without the newline."""
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+    def to_line(self, run: str = "") -> str:
+        """One line of JSON with a checksum, without the newline.
+
+        run: short hash of the run that the sample belongs to.
+        """
+        return checked_line({"run": run, **asdict(self)})
 
     @classmethod
-    def from_line(cls, line: str | bytes) -> SampleRecord:
-        """Inverse of `to_line`; raises ValueError for anything else."""
-        plain = json.loads(line)
-        names = {field.name for field in fields(cls)}
-        needed = {field.name for field in fields(cls) if field.default is MISSING}
-        if not isinstance(plain, dict) or not needed <= set(plain) <= names:
-            raise ValueError("not a sample record")
-        kinds = {"baseline": BaselineSample, "served": ServedSample, "span": BatchSpan}
-        parts = {name: kind(**plain[name]) for name, kind in kinds.items() if plain.get(name)}
-        return cls(**{**plain, **parts})
+    def from_line(cls, line: str | bytes, runs: Collection[str] = ()) -> SampleRecord:
+        """Inverse of `to_line`; raises ValueError for anything else.
+
+        runs: if given, the line must belong to one of these runs.
+        """
+        plain = read_checked(line)
+        run = plain.pop("run", "")
+        if runs and run not in runs:
+            raise ValueError(f"a sample of run {run or 'unknown'}")
+        return made_from(cls, plain)
 
     def stats(self) -> SampleStats:
         """What the metrics are computed from."""
@@ -200,16 +216,20 @@ class RunRecord:
     def from_json(cls, text: str, source: str = "record.json") -> Self:
         """Inverse of `to_json`; `source` names the file in an error."""
         try:
-            plain = json.loads(text)
+            plain = parse(text)
             _check_schema(plain.get("schema"), source)
             _check_content(text, plain.pop("sha256", None), plain["schema"], source)
             plain["spec"] = RunSpec.from_plain(plain["spec"])
             if plain["schema"] < NAMED:  # its hash was over module paths
                 plain["identity_hash"] = plain["spec"].identity_hash
-            plain["score"] = MeanScore(**plain["score"]) if plain["score"] else None
-            plain["sessions"] = [Session(**session) for session in plain["sessions"]]
-            return cls(**plain)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            record = made_from(cls, plain)
+            if not record.spec.has_hash(record.identity_hash):
+                raise ValueError("its hash is that of another run")
+            _check_columns(record.columns)
+            for session in record.sessions:
+                _check_types(session.environment, ENVIRONMENT)
+            return record
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DllmBenchError(
                 f"{source} is no run record ({type(error).__name__}: {error}); move it away and "
                 "run the cell again."
@@ -255,12 +275,40 @@ def _sha256(text: str) -> str:
 def _check_content(text: str, stated: str | None, schema: int, source: str) -> None:
     """Raise DllmBenchError if the stored text is not the one that was hashed."""
     actual = _sha256(text.replace(f'\n "sha256": "{stated}",', "", 1))
-    if schema >= HASHED and actual != stated:
+    if (schema >= HASHED or stated is not None) and actual != stated:
         raise DllmBenchError(
             f"{source} was changed after it was sealed: it states sha256 {str(stated)[:SHOWN]} and "
-            f"has {actual[:SHOWN]}; move the file away and run the cell again, which seals what is "
-            "finished anew."
+            f"has {actual[:SHOWN]}; move the file away and run the cell again, which seals the "
+            "finished samples."
         )
+
+
+def _check_columns(columns: Mapping[str, list]) -> None:
+    """Raise ValueError for columns that no run has: of unequal length, or without ids."""
+    lengths = {len(columns[name]) for name in ("id", "value", "verdict")}
+    lengths |= {len(column) for column in columns.values()}
+    if len(lengths) != 1 or not all(isinstance(key, str) for key in columns["id"]):
+        raise ValueError("columns of unequal length, or ids that are no text")
+    grades = {name: float | None for name in columns if name.startswith(SCORE)}
+    declared = {**_column_types(), **grades, "value": float | None, "verdict": str}
+    for name, column in columns.items():
+        # one value of each type decides for numbers and text, which are thousands
+        values = column if list in set(map(type, column)) else {type(v): v for v in column}.values()
+        for value in values:
+            _check_types({name: value}, declared)
+
+
+@cache
+def _column_types() -> dict[str, Any]:
+    """The types of `SampleStats`."""
+    return get_type_hints(SampleStats)
+
+
+def _check_types(plain: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
+    """Raise ValueError for an entry that is not of the type declared for it."""
+    for name, value in plain.items():
+        if name in declared and not fits(value, declared[name]):
+            raise ValueError(f"{name} is no {declared[name]}")
 
 
 def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:

@@ -22,10 +22,11 @@ from typing import Any
 
 import yaml
 
-from dllm_bench.paths import PACKAGE, conf_dir
+from dllm_bench.paths import PACKAGE, conf_dir, further_conf_dirs, options, plugin_folders
 from dllm_bench.store import inputs
 from dllm_bench.store.cache import DerivedCache, fingerprints
 from dllm_bench.store.provenance import packages
+from dllm_bench.store.spec import Role, split
 
 FILE = ".settings.json"
 OMEGACONF = "omegaconf"  # records do not store its version
@@ -71,10 +72,24 @@ class SettingsCache:
         return {**config, **changed}
 
 
+def on_this_machine(group: str, stored: Mapping[str, Any], compose: Compose) -> Plain:
+    """Settings of a stored run that are safe to use here, whoever wrote them.
+
+    What decides the output is as stored. Where files lie, which server is called and what was
+    consented to comes from this machine's own configuration of that name, if it has one.
+    """
+    name = str(stored.get("name"))
+    own = compose([f"{group}={name}"])[group] if name in options(group) else {}
+    identity = split({group: stored})[Role.IDENTITY].get(group, {})
+    return {**identity, **split({group: own})[Role.RUNTIME].get(group, {})}
+
+
 def made_by() -> list[str]:
-    """A hash of conf and the package, the environment variables conf reads, library versions."""
+    """A hash of conf, the package and plug-ins, the environment variables conf reads, library
+    versions.
+    """
     hashed, variables = hashlib.sha256(), set[str]()
-    for root in (conf_dir(), PACKAGE):
+    for root in (conf_dir(), PACKAGE, *further_conf_dirs(), *plugin_folders()):
         for path in _texts(root):
             content = path.read_bytes()
             hashed.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)

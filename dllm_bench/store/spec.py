@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from dllm_bench import DECODING_VERSION
+from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET
 from dllm_bench.store.inputs import resolve as resolve_here
@@ -120,8 +121,11 @@ FIELDS: dict[str, Role] = {
     "paths.**": _R,
     "profile": _R,
     "launcher": _R,
+    "provenance.diff": _R,
     "progress": _R,
     "jobs": _R,
+    "max_judge_errors": _R,  # a sample that could not be graded has no score, whatever the limit
+    "retry_errors": _R,
     "notes": _R,
 }
 """Dotted key -> role; `**` matches any part of a key. The longest match counts."""
@@ -231,7 +235,10 @@ class RunSpec:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> RunSpec:
-        """Inverse of `to_plain`; also reads what was stored before registered names."""
+        """Inverse of `to_plain`; also reads what was stored before registered names.
+
+        Raises ValueError for values of other types.
+        """
         plain = upgraded(plain)
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(plain) - known)
@@ -240,7 +247,14 @@ class RunSpec:
                 f"The stored run has unknown fields {', '.join(unknown)}; it was written by a "
                 "newer version, update dllm-bench."
             )
-        return cls(**plain)
+        run = made_from(cls, plain)
+        if not all(isinstance(group.get("name"), str) for group in (run.model, run.benchmark)):
+            raise ValueError("a run whose model or benchmark has no name")
+        try:
+            _ = run.identity_hash
+        except DllmBenchError as error:
+            raise ValueError(str(error)) from error
+        return run
 
     def identity(self) -> Plain:
         """Everything that can change the output, in canonical form."""
@@ -259,10 +273,14 @@ class RunSpec:
         """sha256 over `identity`."""
         return digest(self.identity())
 
-    @property
-    def former_hash(self) -> str:
-        """The hash the run had before registered names; runs stored then are found by it."""
-        return digest(former(self.identity()))
+    @cached_property
+    def former_short(self) -> str:
+        """The hash in folder names of runs stored before registered names."""
+        return digest(former(self.identity()))[:SHOWN]
+
+    def has_hash(self, stored: str) -> bool:
+        """Whether a stored hash is this run's, today's or the former one."""
+        return stored.startswith((self.short, self.former_short))
 
     @property
     def of_baseline(self) -> RunSpec:

@@ -3,8 +3,12 @@
 spec.json says what the run is. samples.jsonl grows by a line per finished request, sessions.jsonl
 by a line per start. record.json is written at once when everything is done: if it exists, the run
 is complete. One run at a time writes a folder: one process, or several that share the requests,
-each with a samples file of its own, which the next start merges. What a killed process left is used
-as it is, except for a half-written last line. Folders are found by hash, so a label may change.
+each with a samples file of its own, which the next start merges. Folders are found by hash, so a
+label may change.
+
+Every line, and spec.json and record.json as a whole, carries a checksum (`checked`). A line that
+was damaged, or half-written by a killed process, is set aside by the next start (`*.damaged`) and
+its sample is decoded again; readers refuse it.
 
 Sealed records may also be packed into one archive beside the runs folder (`runs.tar.xz`, with the
 tree of `runs/`), as the committed reference results are. Archived runs are read like any other and
@@ -17,22 +21,32 @@ import json
 import lzma
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
 
+from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.cache import fingerprint
-from dllm_bench.store.files import Appender, Lock, explain_write_errors, whole_lines, write_atomic
+from dllm_bench.store.checked import CHECK, checked_line, checksum, read_checked
+from dllm_bench.store.files import (
+    Appender,
+    Lock,
+    explain_write_errors,
+    stored_bytes,
+    whole_lines,
+    write_atomic,
+)
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
-from dllm_bench.store.spec import SHOWN, Plain, RunSpec
+from dllm_bench.store.spec import SHOWN, RunSpec
 
 SPEC, SAMPLES, SESSIONS, RECORD = "spec.json", "samples.jsonl", "sessions.jsonl", "record.json"
 ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
+ASIDE = ".damaged"  # ends the name of a file with what could not be used of another
 ARCHIVE = ".tar.xz"  # sealed records, packed beside the runs folder
 SHARED = "samples-{}.jsonl"  # samples of one of several processes that share a run's requests
 
@@ -44,6 +58,7 @@ class RunState(StrEnum):
     PARTIAL = "partial"  # begun, and not complete
     FAILED = "failed"  # partial, and the last attempt ended with an error
     SEALED = "sealed"  # complete
+    DAMAGED = "damaged"  # a file of it is not as it was written
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,11 @@ class RunEntry:
     spec: RunSpec
     done: int  # finished samples
     total: int | None  # samples of the whole run; None before the first start counted them
-    error: str = ""  # why the last attempt failed
+    error: str = ""  # why the last attempt failed, or what is damaged
+
+
+class DamagedRunError(DllmBenchError):
+    """A run folder whose specification cannot be read, so that nothing is known of the run."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +86,14 @@ class Store:
     def path(self, spec: RunSpec) -> Path:
         """The run's folder: the one that has its hash, else the one it would get."""
         folder = Path(self.root) / spec.folder
-        for short in (spec.short, spec.former_hash[:SHOWN]):
-            named = [f for f in self._siblings(folder) if f.name.endswith(f"-{short}")]
-            if named:
-                return named[0]
-        return folder
+        known = self._with_hash(folder.parent, spec.short)
+        return known or self._with_hash(folder.parent, spec.former_short) or folder
 
-    def _siblings(self, folder: Path) -> list[Path]:
-        """Run folders beside `folder`, those of the archive included, sorted."""
-        on_disk = folder.parent.iterdir() if folder.parent.is_dir() else ()
-        archived = (f for f in _archived_folders(Path(self.root)) if f.parent == folder.parent)
-        return sorted({*on_disk, *archived})
+    def _with_hash(self, parent: Path, short: str) -> Path | None:
+        """The run folder in `parent` whose name ends with a hash, on disk or in the archive."""
+        on_disk = sorted(parent.glob(f"*-{short}")) if parent.is_dir() else []
+        archived = _archived(Path(self.root)).by_hash.get(short)
+        return next(iter(on_disk), None) or (Path(self.root) / archived if archived else None)
 
     def record(self, spec: RunSpec) -> RunRecord | None:
         """The sealed record of `spec`, None when the run is not complete."""
@@ -97,10 +113,17 @@ class Store:
         """The run's folder as `status` shows it."""
         return read_entry(self.path(spec))
 
-    def entries(self) -> Iterator[RunEntry]:
-        """Every run folder, by path."""
+    def entries(self, unreadable: list[str] | None = None) -> Iterator[RunEntry]:
+        """Every run folder, by path. Of one whose specification is damaged, a sentence is added to
+        `unreadable` instead.
+        """
         for folder in self.folders():
-            entry = read_entry(folder)
+            try:
+                entry = read_entry(folder)
+            except DamagedRunError as error:
+                if unreadable is not None:
+                    unreadable.append(str(error))
+                continue
             if entry is not None:
                 yield entry
 
@@ -114,11 +137,16 @@ class Store:
     def folders(self) -> list[Path]:
         """Run folders, sorted by path."""
         on_disk = (path for path in Path(self.root).glob("*/*/*") if path.is_dir())
-        return sorted({*on_disk, *_archived_folders(Path(self.root))})
+        archived = (Path(self.root) / name for name in _archived(Path(self.root)).texts)
+        return sorted({*on_disk, *archived})
 
     def find(self, prefix: str) -> RunEntry:
         """The one run whose hash begins with `prefix`."""
         entries = [e for e in self.entries() if e.spec.identity_hash.startswith(prefix)]
+        if not entries and prefix:
+            for folder in self.folders():
+                if hash_in_name(folder).startswith(prefix[:SHOWN]):
+                    read_entry(folder)  # raises: it says what is damaged
         if len(entries) != 1 or not prefix:
             raise DllmBenchError(
                 f"{len(entries)} runs below {self.root} have a hash that begins with {prefix!r}; "
@@ -126,8 +154,18 @@ class Store:
             )
         return entries[0]
 
+    def folder_of(self, short: str) -> Path:
+        """The one run folder whose name ends with a hash that begins with `short`."""
+        found = [path for path in self.folders() if hash_in_name(path).startswith(short)]
+        if len(found) != 1 or not short:
+            raise DllmBenchError(
+                f"{len(found)} run folders below {self.root} end with a hash that begins with "
+                f"{short!r}; give a hash (or more of it) that `dllm-bench status` lists."
+            )
+        return found[0]
+
     def open(self, spec: RunSpec, total: int | None = None) -> OpenRunFolder:
-        """The run's folder, locked for explain_write_errors; closes with the `with` block."""
+        """The run's folder, locked for writing; closes with the `with` block."""
         return OpenRunFolder.start(self.path(spec), spec, total)
 
     def share(
@@ -137,16 +175,25 @@ class Store:
         return RunShare.join(self.path(spec), spec, index, of, session, zero_s)
 
 
+def hash_in_name(folder: Path) -> str:
+    """The hash at the end of a run folder's name."""
+    return folder.name.rpartition("-")[2]
+
+
 def read_record(folder: Path) -> RunRecord | None:
     """The sealed record in `folder`, or the archive's for that folder."""
     path = folder / RECORD
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    content = stored_bytes(path)
+    if content is None:
         archived = _archived_text(folder)
-        if archived is None:
-            return None
-        text = archived
+        return None if archived is None else RunRecord.from_json(archived, str(path))
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise DllmBenchError(
+            f"{path} is damaged ({error}); move it away and run the cell again, which seals the "
+            "finished samples."
+        ) from error
     return RunRecord.from_json(text, str(path))
 
 
@@ -167,22 +214,32 @@ def _archive_of(folder: Path) -> Path:
 def _archived_text(folder: Path) -> str | None:
     if len(folder.parents) < 3:
         return None
-    return _archived(folder.parents[2]).get(folder.relative_to(folder.parents[2]).as_posix())
+    runs = folder.parents[2]
+    return _archived(runs).texts.get(folder.relative_to(runs).as_posix())
 
 
-def _archived_folders(root: Path) -> list[Path]:
-    return [root / name for name in _archived(root)]
+@dataclass(frozen=True)
+class RecordArchive:
+    """The records of an archive."""
+
+    texts: Mapping[str, str]  # run folder, relative to the runs folder -> text of its record
+
+    @cached_property
+    def by_hash(self) -> dict[str, str]:
+        """Hash at the end of a run folder's name -> the run folder."""
+        return {name[-SHOWN:]: name for name in self.texts}
 
 
-def _archived(root: Path) -> dict[str, str]:
-    """Run folder below `root` -> text of its record, for all runs of the archive beside `root`."""
+def _archived(root: Path) -> RecordArchive:
+    """The archive beside the runs folder `root`; empty if there is none."""
     archive = root.with_name(root.name + ARCHIVE)
-    return _unpacked(archive, tuple(fingerprint(archive))) if archive.is_file() else {}
+    stamp = fingerprint(archive)
+    return _unpacked(archive, tuple(stamp)) if stamp else RecordArchive({})
 
 
 @lru_cache(maxsize=4)
-def _unpacked(archive: Path, _mark: tuple[int, ...]) -> dict[str, str]:
-    """Records of an archive, kept in memory until its file changes."""
+def _unpacked(archive: Path, _fingerprint: tuple[int, ...]) -> RecordArchive:
+    """The content of an archive, kept in memory until its file changes."""
     try:
         with tarfile.open(archive, "r:xz") as packed:
             members = {
@@ -190,7 +247,8 @@ def _unpacked(archive: Path, _mark: tuple[int, ...]) -> dict[str, str]:
                 for member in packed
                 if Path(member.name).name == RECORD
             }
-            return {name: file.read().decode() for name, file in members.items() if file}
+            texts = {name: file.read().decode() for name, file in members.items() if file}
+            return RecordArchive(texts)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise DllmBenchError(
             f"{archive} is no archive of run records ({error}); restore it, or move it away."
@@ -198,7 +256,10 @@ def _unpacked(archive: Path, _mark: tuple[int, ...]) -> dict[str, str]:
 
 
 def read_entry(folder: Path) -> RunEntry | None:
-    """What `folder` contains, without locking it; None if it is no run folder."""
+    """What `folder` contains, without locking it; None if it is no run folder.
+
+    Raises DamagedRunError if neither its record nor its specification can be read.
+    """
     record, damage = None, ""
     try:
         record = read_record(folder)
@@ -207,19 +268,24 @@ def read_entry(folder: Path) -> RunEntry | None:
     if record is not None:
         n = len(record.columns["id"])
         return RunEntry(folder, RunState.SEALED, record.spec, n, n)
-    head = _read_head(folder)
+    head = read_head(folder)
+    if head is None and damage:
+        raise DamagedRunError(damage)
     if head is None:
         return None
-    done = sum(path.read_bytes().count(b"\n") for path in sample_files(folder))
-    error = (folder / ERROR).read_text(encoding="utf-8") if (folder / ERROR).exists() else ""
-    spec = RunSpec.from_plain(head["spec"])
-    state = RunState.FAILED if damage else _state(folder)
-    return RunEntry(folder, state, spec, done, head["total"], damage or error.strip())
+    lines = StoredLines.of(folder)
+    damage = damage or (lines.damage if lines.damaged else "")
+    error = (stored_bytes(folder / ERROR) or b"").decode(errors="replace").strip()
+    state = RunState.DAMAGED if damage else _state(folder)
+    return RunEntry(folder, state, head.spec, len(lines.samples), head.total, damage or error)
 
 
 def read_samples(folder: Path) -> dict[str, SampleRecord]:
-    """Finished samples by id, in the order they were written; broken lines are skipped."""
-    return _parse(_sample_lines(folder))[0]
+    """Finished samples by id, in the order they were written; raises if one is damaged."""
+    lines = StoredLines.of(folder)
+    if lines.damaged:
+        raise DllmBenchError(lines.damage)
+    return lines.samples
 
 
 def sample_files(folder: Path) -> list[Path]:
@@ -228,8 +294,46 @@ def sample_files(folder: Path) -> list[Path]:
     return [path for path in (folder / SAMPLES, *shares) if path.exists()]
 
 
-def _sample_lines(folder: Path) -> list[bytes]:
-    return [line for path in sample_files(folder) for line in whole_lines(path)]
+@dataclass(frozen=True)
+class StoredLines:
+    """The lines of a run's samples files."""
+
+    folder: Path
+    samples: dict[str, SampleRecord]  # by id, in the order they were written
+    good: list[bytes]  # the lines they were read from
+    damaged: dict[str, bytes]  # place ("samples.jsonl line 3, why") -> a line that is no sample
+    torn: list[bytes]  # half-written last lines
+
+    @classmethod
+    def of(cls, folder: Path, runs: Collection[str] = ()) -> StoredLines:
+        """All lines in `folder`; with `runs`, those of other runs count as damaged."""
+        lines = cls(folder, {}, [], {}, [])
+        for path in sample_files(folder):
+            *whole, torn = (stored_bytes(path) or b"").split(b"\n")
+            lines.torn.extend([torn] if torn else [])
+            for number, line in enumerate(whole, start=1):
+                lines._add(line, f"{path.name} line {number}", runs)
+        return lines
+
+    def _add(self, line: bytes, place: str, runs: Collection[str]) -> None:
+        try:
+            sample = SampleRecord.from_line(line, runs)
+        except ValueError as error:
+            self.damaged[f"{place}, {error}"] = line
+            return
+        if sample.id not in self.samples:
+            self.samples[sample.id] = sample
+            self.good.append(line)
+
+    @property
+    def damage(self) -> str:
+        """What is damaged and what to do, as a sentence."""
+        first, *more = self.damaged
+        again = "give the command that made the run again, which sets it aside and decodes again"
+        if (self.folder / RECORD).exists():
+            again = f"move {RECORD} away, then {again}"
+        others = f" and {len(more)} more" if more else ""
+        return f"{self.folder} is damaged ({first}{others}); {again}."
 
 
 def _state(folder: Path) -> RunState:
@@ -240,27 +344,31 @@ def _state(folder: Path) -> RunState:
     return RunState.PARTIAL if (folder / SPEC).exists() else RunState.ABSENT
 
 
-def _read_head(folder: Path) -> Plain | None:
-    try:
-        head = json.loads((folder / SPEC).read_text(encoding="utf-8"))
-        return {"spec": head["spec"], "total": head["total"]}
-    except (FileNotFoundError, ValueError, KeyError):
+@dataclass(frozen=True)
+class RunHead:
+    """The content of spec.json."""
+
+    spec: RunSpec
+    total: int | None  # samples of the whole run
+
+
+def read_head(folder: Path) -> RunHead | None:
+    """What spec.json says, None without one; raises DamagedRunError if it is damaged."""
+    path = folder / SPEC
+    content = stored_bytes(path)
+    if content is None:
         return None
-
-
-def _parse(stored: list[bytes]) -> tuple[dict[str, SampleRecord], list[bytes]]:
-    """Samples by id, and the lines they were read from."""
-    samples: dict[str, SampleRecord] = {}
-    good: list[bytes] = []
-    for line in stored:
-        try:
-            sample = SampleRecord.from_line(line)
-        except ValueError:
-            continue
-        if sample.id not in samples:
-            samples[sample.id] = sample
-            good.append(line)
-    return samples, good
+    try:
+        head = read_checked(content)
+        spec, total = RunSpec.from_plain(head["spec"]), head["total"]
+        if not spec.has_hash(str(head["identity_hash"])):
+            raise ValueError("its hash is that of another run")
+        return RunHead(spec, None if total is None else int(total))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedRunError(
+            f"{path} is damaged ({error}); give the command that made the run again, which writes "
+            "it anew and keeps the samples that belong to it."
+        ) from error
 
 
 @dataclass
@@ -301,38 +409,72 @@ class OpenRunFolder:
         self.record = read_record(self.folder)
         if self.record is not None:
             return
-        self._claim()
-        self._gather()
-        self.sessions = _read_sessions(self.folder)
+        self._gather(adopt=self._claim())
+        self._read_sessions()
         (self.folder / ERROR).unlink(missing_ok=True)
 
-    def _gather(self) -> None:
-        """Read the finished samples and merge them into one file of whole lines."""
+    def _gather(self, adopt: bool) -> None:
+        """Read the finished samples and merge them into one file of whole lines.
+
+        adopt: take samples too that do not say which run they belong to.
+        """
         files = sample_files(self.folder)
-        length = sum(path.stat().st_size for path in files)
-        self.samples, good = _parse(_sample_lines(self.folder))
-        kept = b"".join(line + b"\n" for line in good)
-        if len(kept) < length:
-            self.note(f"dropped {length - len(kept)} bytes of broken lines in {SAMPLES}")
+        own = [self.spec.short, self.spec.former_short]
+        lines = StoredLines.of(self.folder, [*own, ""] if adopt else own)
+        self.samples = lines.samples
+        self._set_aside(SAMPLES, lines.damaged, lines.torn)
+        kept = b"".join(line + b"\n" for line in lines.good)
         shares = [path for path in files if path.name != SAMPLES]
-        if len(kept) < length or shares:
-            write_atomic(self.folder / SAMPLES, kept.decode())
+        if shares or len(kept) < sum(path.stat().st_size for path in files):
+            write_atomic(self.folder / SAMPLES, kept)
         for path in shares:
             path.unlink()
 
-    def _claim(self) -> None:
-        """Write spec.json, or check that the folder's is of this run."""
-        head = _read_head(self.folder)
-        if head is None or (self.total is not None and head["total"] != self.total):
-            self._write_head(self.total)
+    def _set_aside(self, name: str, damaged: Mapping[str, bytes], torn: Sequence[bytes]) -> None:
+        """Append what cannot be used of a file to `<name>.damaged`."""
+        if not damaged and not torn:
             return
-        self.total = head["total"]
-        stored = RunSpec.from_plain(head["spec"])
-        if stored != self.spec:
+        path = self.folder / (name + ASIDE)
+        with explain_write_errors(path), open(path, "ab") as file:
+            file.writelines(line + b"\n" for line in (*damaged.values(), *torn))
+        places = [*damaged, *["a half-written last line"] * len(torn)]
+        self.note(f"set aside in {path.name}: {'; '.join(places)}")
+
+    def _read_sessions(self) -> None:
+        """Read the sessions; one whose line is damaged keeps its number and has no environment."""
+        by_index, damaged = dict[int, Session](), dict[str, bytes]()
+        for number, line in enumerate(whole_lines(self.folder / SESSIONS)):
+            try:
+                plain = read_checked(line)
+                index = int(plain.pop("index", number))
+                by_index[index] = made_from(Session, plain)
+            except (ValueError, TypeError) as error:
+                damaged[f"{SESSIONS} line {number + 1}, {error}"] = line
+        self._set_aside(SESSIONS, damaged, ())
+        used = [sample.session for sample in self.samples.values()]
+        count = max([*by_index, *used], default=-1) + 1
+        self.sessions = [by_index.get(index, Session(0.0, 0, {})) for index in range(count)]
+        if damaged:
+            self._write_sessions()
+
+    def _claim(self) -> bool:
+        """Write spec.json, or check that the folder's is of this run; whether there was one."""
+        try:
+            head = read_head(self.folder)
+        except DamagedRunError as error:
+            self.note(f"set aside as {SPEC + ASIDE}: {error}")
+            (self.folder / SPEC).replace(self.folder / (SPEC + ASIDE))
+            head = None
+        if head is not None and head.spec != self.spec:
             raise DllmBenchError(
-                f"{self.folder} belongs to run {stored.identity_hash}, not to "
+                f"{self.folder} belongs to run {head.spec.identity_hash}, not to "
                 f"{self.spec.identity_hash}; move it away."
             )
+        if head is None or (self.total is not None and head.total != self.total):
+            self._write_head(self.total)
+        else:
+            self.total = head.total
+        return head is not None
 
     def _write_head(self, total: int | None) -> None:
         self.total = total
@@ -341,7 +483,8 @@ class OpenRunFolder:
             "spec": self.spec.to_plain(),
             "total": total,
         }
-        write_atomic(self.folder / SPEC, json.dumps(head, indent=1, sort_keys=True) + "\n")
+        checked = {**head, CHECK: checksum(head)}
+        write_atomic(self.folder / SPEC, json.dumps(checked, indent=1, sort_keys=True) + "\n")
 
     def expect(self, total: int) -> None:
         """Store how many samples the run has."""
@@ -360,16 +503,19 @@ class OpenRunFolder:
     def begin(self, session: Session) -> int:
         """Store the start of a session; returns its index, which its samples refer to."""
         self.sessions.append(session)
-        text = "".join(json.dumps(asdict(s), ensure_ascii=False) + "\n" for s in self.sessions)
-        write_atomic(self.folder / SESSIONS, text)
+        self._write_sessions()
         return len(self.sessions) - 1
+
+    def _write_sessions(self) -> None:
+        lines = [checked_line({"index": i, **asdict(s)}) for i, s in enumerate(self.sessions)]
+        write_atomic(self.folder / SESSIONS, "".join(line + "\n" for line in lines))
 
     def append(self, sample: SampleRecord) -> None:
         """Add a finished sample."""
         self._check_lock()
         if self._writer is None:
             self._writer = Appender(self.samples_file)
-        self._writer.append(sample.to_line())
+        self._writer.append(sample.to_line(self.spec.short))
         self.samples[sample.id] = sample
 
     def seal(self, record: RunRecord) -> None:
@@ -380,11 +526,17 @@ class OpenRunFolder:
         self.record = record
 
     def _check_lock(self) -> None:
-        """Raise if another process took over the lock: two must not write at the same time."""
+        """Raise if the folder is gone, or if another process may have it: one writes at a time."""
+        if not self.folder.is_dir():
+            raise DllmBenchError(
+                f"{self.folder} was deleted while the run was writing it; give the same command "
+                "again, which decodes its samples again."
+            )
         if self.lock.lost:
             raise DllmBenchError(
                 f"{self.folder} was taken over by the process that {self.lock.path} names, since "
-                "this one did not touch the lock for too long; leave the run to that process."
+                "this one did not touch the lock for too long, or its lock was deleted; leave the "
+                "run to that process, or give the same command again if there is none."
             )
 
     def fail(self, message: str) -> None:
@@ -459,7 +611,3 @@ class RunShare(OpenRunFolder):
 
     def begin(self, session: Session) -> int:
         return self.session
-
-
-def _read_sessions(folder: Path) -> list[Session]:
-    return [Session(**json.loads(line)) for line in whole_lines(folder / SESSIONS)]

@@ -49,6 +49,8 @@ AREA_TEXT = (
 SETTING_TEXT = "a setting of the run, read from its configuration."
 HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
 MEASURED, UNDEFINED = "measured", "undefined"
+LOAD_PER_CORE = 1.3
+"""Load average per core above which other work disturbs a run's times."""
 
 
 class CellVerdict(StrEnum):
@@ -101,6 +103,13 @@ class BuiltCell:
     def runs(self) -> list[PlannedRun]:
         """The runs behind the number, each once."""
         return distinct_runs([self.planned])
+
+    @property
+    def is_disturbed(self) -> bool:
+        """True for a number of times, one of whose runs began on a busy machine."""
+        records = [run.record for run in self.planned.runs if run.record]
+        timed = not self.setting and unit_of(self.cell.metric.plain) in HARDWARE_UNITS
+        return timed and any(is_loaded(one) for record in records for one in record.environments)
 
     @property
     def status(self) -> str:
@@ -247,7 +256,7 @@ def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
         return _setting_cell(planned, profile)
     if planned.run.state is not CellState.SEALED:
         return BuiltCell(planned, unit, why=planned.run.reason)
-    n = sum(len(run.record.columns["id"]) for run in distinct_runs([planned]) if run.record)
+    n = _samples_behind(planned)
     measured, interval = measure(planned)
     if measured is None:
         return BuiltCell(planned, unit, n=n, why=why_undefined(planned))
@@ -261,6 +270,14 @@ def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
         return replace(built, verdict=CellVerdict.NOT_COMPARABLE, why=why)
     verdict = judge(measured, interval, reported, planned.cell.metric)
     return replace(built, delta=measured - reported, verdict=verdict)
+
+
+def _samples_behind(planned: PlannedCell) -> int:
+    """Samples that the number of a cell is made of."""
+    record, metric = planned.run.record, planned.cell.metric
+    if record and not metric.is_score:
+        return definitions.definition(metric.definition).count(record.sample_stats)
+    return sum(len(run.record.columns["id"]) for run in distinct_runs([planned]) if run.record)
 
 
 def why_undefined(planned: PlannedCell) -> str:
@@ -387,6 +404,12 @@ def hardware_text(record: RunRecord) -> str:
         f"{hardware.get('attention')} attention, {hardware.get('threads')} thread(s), batch "
         f"{record.spec.batch}"
     )
+
+
+def is_loaded(environment: Mapping[str, Any]) -> bool:
+    """Whether a session began under a load that disturbs its times."""
+    load, cores = environment.get("load"), environment.get("cores")
+    return bool(load and cores and load > LOAD_PER_CORE * cores)
 
 
 def code_text(environment: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from dllm_bench.registry import TARGET, instantiate
 from dllm_bench.store.cache import DerivedCache
 from dllm_bench.store.inputs import is_served
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import Role, split
 from dllm_bench.store.store import Store, read_record, record_fingerprint
 from dllm_bench.tables.derive import unit_of
 from dllm_bench.tables.load import read_yaml
@@ -37,6 +38,8 @@ TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # of a stored sample, me
 DRAFTED = 8  # positions in the verification of one draft, roughly
 WEIGHT_BYTES = 2  # bfloat16
 CACHE_FILE = ".costs.json"  # in the runs folder
+OTHER_TYPES = (TypeError, ValueError, AttributeError, ArithmeticError, KeyError)
+"""What settings of a forged record raise."""
 MIN_CHECKED = 3  # a check with fewer runs says nothing
 CLOSER_GROUP = {"decoder": "benchmark", "hardware": "model"}
 """Group that similar runs must share -> group that they should share too, if any run does."""
@@ -99,7 +102,7 @@ def summary_of(decoder: Plain) -> DecoderSummary:
     settings = {key: value for key, value in decoder.items() if key != "name"}
     if TARGET in settings:
         with suppress(DllmBenchError):
-            return instantiate(settings).summary()
+            return instantiate(settings, "decoder").summary()
     block = decoder.get("schedule", {}).get("block")
     return DecoderSummary(block=block, drafts="draft" in decoder)
 
@@ -143,11 +146,18 @@ class MeasuredRun:
         groups = {name: getattr(spec, name) for name in ("model", "benchmark", "hardware")}
         config = {**groups, "decoder": {**spec.decoder, "name": spec.label}, "limit": spec.limit}
         forwards, seconds = float(sum(columns["forwards"])), float(sum(columns["seconds"]))
-        return cls(config, summary_of(spec.decoder), len(columns["id"]), seconds, forwards)
+        # without its sources, since a record must not decide which files are opened
+        identity = split({"decoder": spec.decoder})[Role.IDENTITY].get("decoder", {})
+        return cls(config, summary_of(identity), len(columns["id"]), seconds, forwards)
+
+    def checked(self) -> Plain:
+        """The run as plain data; raises one of `OTHER_TYPES` if nothing can be computed from it."""
+        _ = self.each_ms, self.per_token
+        return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> MeasuredRun:
-        """The inverse of `asdict`."""
+        """The inverse of `checked`."""
         return cls(**{**plain, "decoder": DecoderSummary(**plain["decoder"])})
 
     @cached_property
@@ -247,8 +257,8 @@ def seconds_scale(config: Plain, measured: MeasuredRuns) -> float:
 
 
 def measured_runs(store: Store) -> MeasuredRuns:
-    """All sealed runs of a store, with a cache beside them. A damaged record is skipped here; it is
-    reported where its run is needed.
+    """All sealed runs of a store, with a cache beside them. A record that is damaged, or that has
+    settings of other types, is skipped here; a damaged one is reported where its run is needed.
     """
     made_by = [
         __version__,
@@ -260,9 +270,10 @@ def measured_runs(store: Store) -> MeasuredRuns:
         name, state = folder.relative_to(store.root).as_posix(), record_fingerprint(folder)
         plain = cache.get(name, state) if state else None
         if state and plain is None:
-            with suppress(DllmBenchError):
+            with suppress(DllmBenchError, *OTHER_TYPES):
                 record = read_record(folder)
-                plain = [asdict(run) for run in MeasuredRuns.of([record] if record else []).runs]
+                found = MeasuredRuns.of([record] if record else []).runs
+                plain = [run.checked() for run in found]
                 cache.put(name, state, plain)
         runs += [MeasuredRun.from_plain(one) for one in plain or ()]
     cache.save(used_only=True)

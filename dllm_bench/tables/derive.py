@@ -84,7 +84,7 @@ def derived(planned: PlannedCell) -> tuple[float | None, Interval | None]:
     """A derived number and its interval; None if a part has no number, a divisor is zero or a curve
     has no area.
     """
-    values = {id(leaf): plain_value(leaf) for leaf in _leaves(planned)}
+    values = {id(leaf): plain_value(leaf) for leaf in leaves_of(planned)}
     numbers = {key: value for key, value in values.items() if value is not None}
     if len(numbers) < len(values):
         return None, None
@@ -93,7 +93,7 @@ def derived(planned: PlannedCell) -> tuple[float | None, Interval | None]:
     except (ZeroDivisionError, DllmBenchError):
         return None, None
     metric = planned.cell.metric
-    if (metric.over or metric.minus) and planned.parts[0].runs == planned.parts[1].runs:
+    if metric.is_compared and planned.parts[0].runs == planned.parts[1].runs:
         return value, None  # a run compared with itself
     return value, bootstrap(planned)
 
@@ -185,7 +185,19 @@ def bootstrap(planned: PlannedCell) -> Interval | None:
     """Interval of a number, plain or derived, by resampling the items of its runs; None if it has
     none (see above).
     """
-    leaves = _leaves(planned)
+    drawn = resampled(planned)
+    if drawn is None:
+        return None
+    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    low, high = np.quantile(np.round(drawn, DIGITS), ends)  # the same bytes on every processor
+    return float(low), float(high)
+
+
+def resampled(planned: PlannedCell) -> Any:
+    """The number of a cell in every resample of its runs' items, as an array; None if resampling
+    is not defined for it (see above).
+    """
+    leaves = leaves_of(planned)
     sums: dict[int, ItemSums] = {}
     for leaf in leaves:
         of_leaf = item_sums(leaf.cell.metric, leaf.run.record) if leaf.run.record else None
@@ -196,19 +208,16 @@ def bootstrap(planned: PlannedCell) -> Interval | None:
     if len(sums) < len(leaves) or not paired or any(len(ids) < 2 for _, ids in items):
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = combine(planned, lambda leaf: _resampled(sums[id(leaf)]))
-    if not np.isfinite(drawn).all():
-        return None
-    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    low, high = np.quantile(np.round(drawn, DIGITS), ends)  # the same bytes on every processor
-    return float(low), float(high)
+        drawn = combine(planned, lambda leaf: _draw(sums[id(leaf)]))
+    return drawn if np.isfinite(drawn).all() else None
 
 
-def _leaves(planned: PlannedCell) -> list[PlannedCell]:
-    return [leaf for part in planned.parts for leaf in _leaves(part)] or [planned]
+def leaves_of(planned: PlannedCell) -> list[PlannedCell]:
+    """The cells without parts that a cell is computed from; the cell itself if it has none."""
+    return [leaf for part in planned.parts for leaf in leaves_of(part)] or [planned]
 
 
-def _resampled(sums: ItemSums) -> Any:
+def _draw(sums: ItemSums) -> Any:
     """The number in every resample, as an array."""
     counts = _draws(sums.benchmark, len(sums.ids), sums.seed)
     return (counts @ list(sums.tops)) / (counts @ list(sums.bottoms))

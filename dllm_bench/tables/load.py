@@ -23,7 +23,7 @@ import yaml
 
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.paths import PACKAGE, conf_dir, options
+from dllm_bench.paths import PACKAGE, conf_dir, conf_dirs, conf_file, options
 from dllm_bench.tables.spec import (
     CUT,
     WHOLE,
@@ -40,14 +40,24 @@ from dllm_bench.tables.spec import (
 
 REPORTED_TABLES = PACKAGE / "tables" / "reported"
 LAYOUT_KEYS = ("sections", "rows", "columns")
+OWN_GROUPS = {"model": "path: assets/", "benchmark": "name: mini"}
+"""Group -> text of those shipped yaml files whose weights or items ship too."""
 RULE_KEYS = ("run", "reported_only", "hidden", "skip", "needs", "reported_on")
 VALUE_KEYS = ("label", "show", "mean_of", "curve", *RULE_KEYS)
 
 
 def names_of(kind: str) -> list[str]:
     """Names of all tables or figures (`kind` is "table" or "figure"), as `<paper>/<name>`."""
-    paths = (conf_dir() / kind).glob("*/*.yaml")
-    return sorted(f"{path.parent.name}/{path.stem}" for path in paths)
+    paths = [path for folder in conf_dirs() for path in (folder / kind).glob("*/*.yaml")]
+    return sorted({f"{path.parent.name}/{path.stem}" for path in paths})
+
+
+def file_and_data(kind: str, name: str, shipped: Path) -> tuple[Path, Path]:
+    """The yaml of a table or figure, and the folder that the csv files it names lie below:
+    `shipped`, or for another package's yaml the folder `table` or `figure` it is in.
+    """
+    file = conf_file(f"{kind}/{name}.yaml")
+    return file, shipped if file.is_relative_to(conf_dir()) else file.parents[1]
 
 
 def matching_names(kind: str, name: str) -> list[str]:
@@ -65,7 +75,7 @@ def load_table(name: str) -> PaperTable:
     known = names_of("table")
     if name not in known:
         raise DllmBenchError(unknown_name("table", name, known))
-    return read_table(name, conf_dir() / "table" / f"{name}.yaml", REPORTED_TABLES)
+    return read_table(name, *file_and_data("table", name, REPORTED_TABLES))
 
 
 def read_table(name: str, path: Path, data: Path) -> PaperTable:
@@ -102,11 +112,14 @@ def load_profile(name: str) -> Profile:
     known = options("profile")
     if name not in known:
         raise DllmBenchError(unknown_name("profile", name, known))
-    plain = read_yaml(conf_dir() / "profile" / f"{name}.yaml")
+    plain = read_yaml(conf_file(f"profile/{name}.yaml"))
     replace = {
         key: {str(a): None if b is None else str(b) for a, b in mapping.items()}
         for key, mapping in plain["replace"].items()
     }
+    if plain["embedded"]:
+        for group in OWN_GROUPS.keys() & replace.keys():
+            replace[group] = {**available_here(group), **replace[group]}
     instead = tuple((tuple(e["asked"]), tuple(e["here"])) for e in plain.get("instead", ()))
     remarks = tuple(
         RunRemark(mark, entry["text"], entry["benchmark"], tuple(entry["models"]))
@@ -121,6 +134,20 @@ def load_profile(name: str) -> Profile:
         untrained=plain.get("untrained", {}),
         remarks=remarks,
     )
+
+
+def available_here(group: str) -> dict[str, str]:
+    """Name -> name of the models or benchmarks that stand for themselves in an embedded profile.
+
+    Those that ship with the package, and all of a plug-in or of the user; a folder's path too.
+    """
+    names = {"/*": "/*"} if group == "model" else {}
+    for name in options(group):
+        file = conf_file(f"{group}/{name}.yaml")
+        shipped = conf_dir() in file.parents
+        if not shipped or OWN_GROUPS[group] in file.read_text(encoding="utf-8"):
+            names[name] = name
+    return names
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -160,9 +160,17 @@ def _planned(cell: Cell, table: PaperTable, run_of: Callable[[Cell], PlannedRun]
     if cell.reported_only:
         return PlannedCell(cell, _reported_only(cell.reported_only))
     parts = tuple(_planned(part, table, run_of) for part in table.parts(cell))
+    if any(value.mean_of for value in cell.values.values()) and not cell.metric.is_compared:
+        parts = tuple({_runs_of_part(part): part for part in parts}.values())
     if parts:
         return PlannedCell(cell, combined_run([part.run for part in parts]), parts)
     return PlannedCell(cell, run_of(cell))
+
+
+def _runs_of_part(planned: PlannedCell) -> tuple[object, ...]:
+    """The runs of a part of an average, which counts parts of the same runs once."""
+    runs = [run.spec.identity_hash if run.spec else id(run) for run in planned.runs]
+    return tuple(runs or [id(planned)])
 
 
 def combined_run(runs: Sequence[PlannedRun]) -> PlannedRun:

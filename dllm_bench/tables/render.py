@@ -73,6 +73,7 @@ def cell_plain(built: BuiltCell) -> dict[str, Any]:
         "verdict": str(built.verdict),
         "reason": built.why,
         "notes": list(cell.notes),
+        **({"disturbed": True} if built.measured is not None and built.is_disturbed else {}),
         "runs": [run.spec.identity_hash for run in built.runs if run.spec],
         **({"curve": curve_plain(built.curve)} if built.curve else {}),
     }

@@ -115,6 +115,11 @@ class TableMetric:
         return self.definition == SCORE
 
     @property
+    def is_compared(self) -> bool:
+        """True for a ratio or difference of two cells."""
+        return bool(self.over or self.minus)
+
+    @property
     def plain(self) -> TableMetric:
         """The number that is divided or subtracted. It has no name, because notes and rules for the
         result do not hold for it.

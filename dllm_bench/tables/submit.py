@@ -16,7 +16,7 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import SlurmJobs
-from dllm_bench.run.dependencies import REAL, Dependencies
+from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.store import inputs
 from dllm_bench.store.hardware import resolve_hardware
 from dllm_bench.store.spec import digest

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from dllm_bench.tables.build import UNDEFINED, BuiltCell, BuiltTable, CellVerdict
+from dllm_bench.tables.build import (
+    LOAD_PER_CORE,
+    UNDEFINED,
+    BuiltCell,
+    BuiltTable,
+    CellVerdict,
+)
 from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
 from dllm_bench.tables.spec import Cell, FacetValue, Query, TableMetric
@@ -28,6 +34,7 @@ MORE_DECIMALS = {  # of units whose numbers are small
 }
 SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # of a row; the json file has all of them
+DISTURBED = "†"  # behind a number of times from a busy machine
 NO_CELL = "–"  # shown where the table has no number at all
 MARKS = {
     CellVerdict.EQUAL: "eq",
@@ -61,7 +68,7 @@ class TableRow:
     @property
     def runs(self) -> list[PlannedRun]:
         """The runs of the row's own numbers, without the runs that they are compared with."""
-        own = [c.planned for c in self.cells if not (c.cell.metric.over or c.cell.metric.minus)]
+        own = [c.planned for c in self.cells if not c.cell.metric.is_compared]
         return distinct_runs(own or [cell.planned for cell in self.cells])
 
 
@@ -254,7 +261,8 @@ def measured_text(cell: BuiltCell) -> str:
         return cell.setting or cell.run.short or "undefined"
     text = number(cell.measured, cell.unit)
     change = cell.cell.metric.minus or cell.cell.metric.gain
-    return f"+{text}" if change and cell.measured > 0 else text
+    sign, mark = "+" if change and cell.measured > 0 else "", DISTURBED if cell.is_disturbed else ""
+    return f"{sign}{text}{mark}"
 
 
 def is_empty(cell: BuiltCell) -> bool:
@@ -340,6 +348,13 @@ def profile_text(built: BuiltTable) -> str:
     )
 
 
+def _disturbed_lines(built: BuiltTable) -> list[str]:
+    """What the mark of disturbed times means, if a cell has it."""
+    count = sum(cell.is_disturbed for cell in built.cells if cell.measured is not None)
+    meaning = f"began at a load average above {LOAD_PER_CORE:g} per core, which disturbs times"
+    return [f"{DISTURBED} a run {meaning} ({count} cells)"] if count else []
+
+
 def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str]]]:
     """The remarks below a table: (heading, lines). `commands`: list the commands of open runs."""
     definitions = [
@@ -353,7 +368,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
     bare = "Extremes (maximum, top-10, percentiles) are shown without one."
     parts = [
         ("Definitions", [*definitions, f"{tail} {bare}"]),
-        ("Measured on", [*built.hardware]),
+        ("Measured on", [*built.hardware, *_disturbed_lines(built)]),
         ("Code", [f"commit {code}" for code in built.code]),
         ("Inputs", list(built.inputs)),
         (

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.models import drafters as drafter_files
@@ -104,10 +105,7 @@ class DrafterJob:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.texts not in get_args(Texts):
-            raise DllmBenchError(
-                f"texts is {self.texts!r}; choose one of {', '.join(get_args(Texts))}."
-            )
+        check_choice(self, "texts", self.texts, Texts)
         if self.prompts < 2:
             raise DllmBenchError(f"{self.prompts} prompts leave none to hold out; give 2 or more.")
         if self.chain and self.layers != 1:

@@ -4,7 +4,7 @@ Binary cross-entropy on "this candidate equals the reference", full batch, AdamW
 the best validation loss are kept. Prompts, not rows, are split 80/10/10. The loss reads only
 positions that are masked at a step, since the filter decides nowhere else; `labels="all"` reads the
 whole block, as the authors' code does. Collecting traces can be resumed; fitting takes seconds and
-starts anew.
+starts over.
 
 Shapes: S steps of the oracle's decoding, W positions of a block.
 """
@@ -16,11 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import filters as filter_files
 from dllm_bench.models import load as loading
@@ -79,10 +80,7 @@ class FilterJob:
     """Whether blocks after the one in which the text ends are kept."""
 
     def __post_init__(self) -> None:
-        if self.labels not in get_args(Labels):
-            raise DllmBenchError(
-                f"labels is {self.labels!r}; choose one of {', '.join(get_args(Labels))}."
-            )
+        check_choice(self, "labels", self.labels, Labels)
         if self.gen_length % self.block:
             raise DllmBenchError(
                 f"A block of {self.block} does not divide the generation length "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from dllm_bench.run.progress import duration
+from dllm_bench.runs.progress import duration
 
 Report = Callable[[str], None]
 """Receives a progress line, for example `print`."""

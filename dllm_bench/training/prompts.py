@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.benchmarks.embedded import minicode, minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks.embedded import (
+    minicode,
+    minigsm,
+    minimath,
+    miniread,
+    minirule,
+    ministory,
+)
 from dllm_bench.benchmarks.embedded.generated import GeneratedTask, from_draw, mixture
 from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
@@ -34,6 +41,7 @@ TASKS: Mapping[str, GeneratedTask] = {
     "minirule": GeneratedTask(
         "minirule", from_draw(mixture(minirule.draw_free, minirule.draw_choice))
     ),
+    "ministory": ministory.TASK,
 }
 """Task -> its problems, all of its forms included."""
 

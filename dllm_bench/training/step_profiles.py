@@ -24,6 +24,7 @@ from dllm_bench.decoding.length.measurements import StepProfile
 from dllm_bench.decoding.speculative import check_target
 from dllm_bench.models import load as loading
 from dllm_bench.store import inputs, provenance
+from dllm_bench.store.hardware import wait_for
 
 
 @dataclass(frozen=True)
@@ -82,17 +83,11 @@ def _step_s(model: Denoiser, canvas_1L: Tensor, kv: KVCache, size: int) -> float
     plan = ForwardPlan(
         ForwardKind.VERIFY, feed, rows, store=feed, attention="block_causal", block=1
     )
-    _wait(model.device)
+    wait_for(model.device)
     before = time.perf_counter()
     model.forward(canvas_1L, plan, kv).argmax(-1)
-    _wait(model.device)
+    wait_for(model.device)
     return time.perf_counter() - before
-
-
-def _wait(device: torch.device) -> None:
-    """Wait until the device has finished all its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def profile_of(job: ProfileJob, seconds: Sequence[Sequence[float]]) -> StepProfile:

@@ -28,6 +28,7 @@ PROMPTS = {
     "minimath": "`Problem:\\n{problem}\\n\\nSolution:`; the answer ends in `\\boxed{ N}.`",
     "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
     "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options behind the question.",
+    "ministory": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
 }
 DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill that repeats facts"}
 AFTER_ANSWER = "- The answer is followed by `<|endoftext|>` to the end of the generation region."
@@ -40,7 +41,7 @@ CHANGES = {
 UNMEASURED = "Not yet measured by decoding; see `training_log.json`."
 MEASURED = "## Measured"
 MEASURED_NOTE = """\
-Sealed runs of `dllm-bench run` on the test split: 64 new tokens, greedy, float32, CPU.
+Sealed runs of `dllm-bench run` on the test split: {tokens} new tokens, greedy, float32, CPU.
 Brackets hold 95 % Wilson intervals, `tpf/emitted` counts tokens before the end of the text per
 forward. minicode is right when every base and extra input gives the reference's result."""
 
@@ -51,11 +52,12 @@ def write(folder: Path, recipe: Recipe, wall_s: float) -> None:
 
 
 def measured(card: str, records: Sequence[RunRecord]) -> str:
-    """The card with its last section made anew from sealed runs of its model."""
+    """The card with its last section rebuilt from sealed runs of its model."""
     head = card[: card.index(MEASURED) + len(MEASURED)]
     rows = sorted(_row(record) for record in records)
+    note = MEASURED_NOTE.format(tokens=records[0].spec.benchmark["max_new_tokens"])
     titles = ("task", "decoder", "settings", "n", "score %", "tpf/emitted", "run")
-    return "\n".join([head, "", MEASURED_NOTE, "", cards.table(titles, rows), ""])
+    return "\n".join([head, "", note, "", cards.table(titles, rows), ""])
 
 
 def _row(record: RunRecord) -> tuple[str, ...]:

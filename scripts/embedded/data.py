@@ -26,7 +26,6 @@ from scripts.embedded.tokenizer import build_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-POOL_WIDTH = 120
 RESULT = 4  # column of an equation's result, and of the word to recall in a fact
 
 
@@ -79,7 +78,8 @@ def make_pool(pairs: list[tuple[str, str]], chat: bool) -> Pool:
     prompts = [e.ids for e in backend.encode_batch([p for p, _ in pairs], add_special_tokens=False)]
     answers = [e.ids for e in backend.encode_batch([a for _, a in pairs], add_special_tokens=False)]
     order = sorted(range(len(pairs)), key=lambda i: len(prompts[i]) + len(answers[i]))
-    ids_NW = torch.full((len(pairs), POOL_WIDTH), tokenizer.eos_token_id, dtype=torch.int16)
+    widest = len(prompts[order[-1]]) + len(answers[order[-1]])
+    ids_NW = torch.full((len(pairs), widest), tokenizer.eos_token_id, dtype=torch.int16)
     for row, i in enumerate(order):
         line = prompts[i] + answers[i]
         ids_NW[row, : len(line)] = torch.tensor(line, dtype=torch.int16)
@@ -112,7 +112,7 @@ def draw_rows(
     else:
         rows = torch.randint(fitting, (count,), generator=rng)
     ids_BL = torch.full((count, length), eos, dtype=torch.int64)
-    width = min(length, POOL_WIDTH)
+    width = min(length, pool.ids_NW.shape[1])
     ids_BL[:, :width] = pool.ids_NW[rows, :width].long()
     nothing_BL = torch.zeros_like(ids_BL, dtype=torch.bool)
     return Batch(ids_BL, pool.prompt_N[rows], pool.total_N[rows], nothing_BL[:, 0], nothing_BL)

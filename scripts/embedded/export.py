@@ -208,21 +208,25 @@ CONFIGS = {
 
 
 def write_adapter(
-    folder: Path, lora: Weights, base: str, rank: int, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """Write a peft LoRA adapter; `lora` holds `{i}.{q|k|v|o}.A` (rank, in) and `.B` (out, rank)."""
+    folder: Path, lora: Weights, base: str, rank: int, layout: str,
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:  # fmt: skip
+    """Write a peft LoRA adapter of a model in this layout; `lora` holds `{i}.{q|k|v|o}.A` (rank,
+    in) and `.B` (out, rank).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(str(folder))
-    tensors = {}
+    tensors, targets = {}, []
     for name, tensor in lora.items():
-        index, part, side = name.split(".")
-        target = f"model.layers.{index}.{DREAM_BLOCK[part].removesuffix('.weight')}"
+        weight, side = name.rsplit(".", 1)
+        target = published_name(weight, layout).removesuffix(".weight")
         tensors[f"base_model.model.{target}.lora_{side}.weight"] = _stored(tensor)
+        targets.append(target.rsplit(".", 1)[1])
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
         "r": rank, "lora_alpha": rank * LORA_ALPHA_PER_RANK, "lora_dropout": 0.0, "bias": "none",
-        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "fan_in_fan_out": False,
+        "target_modules": list(dict.fromkeys(targets)), "fan_in_fan_out": False,
         "inference_mode": True, "modules_to_save": None, "use_rslora": False, "use_dora": False,
     }  # fmt: skip
     _write_json(folder / "adapter_config.json", config)

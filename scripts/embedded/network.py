@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Weights = dict[str, Tensor]
+HAS_BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Whether this CPU multiplies bf16; where it does not, bf16 is ten times slower than fp32."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def hidden_states(
     rope: tuple[Tensor, Tensor],
     bias: Tensor | None,
 ) -> Tensor:
-    """Final normed states (B, L, H) in bf16.
+    """Final normed states (B, L, H), of the type of the matrix products.
 
     `rope`: cosines and sines of `rotary`; `bias`: additive attention mask broadcastable to
     (B, heads, L, L), or None for full bidirectional attention.
@@ -192,19 +194,19 @@ def _mlp(block: Weights, sizes: NetworkSizes, x_BLH: Tensor) -> Tensor:
     """SwiGLU; a sparse layer computes all experts, those not chosen with weight 0."""
     gated_BLM = _gated(x_BLH, block["gate"], block["up"])
     if "router" in block and sizes.experts:
-        shares_BLE = _half(_routed(x_BLH, block["router"], sizes.experts))
+        shares_BLE = half(_routed(x_BLH, block["router"], sizes.experts))
         by_expert = gated_BLM.unflatten(-1, (sizes.experts.count, sizes.experts.size))
         gated_BLM = (by_expert * shares_BLE[..., None]).flatten(-2)
-    out_BLH = F.linear(gated_BLM, _half(block["down"]))
+    out_BLH = F.linear(gated_BLM, half(block["down"]))
     if "shared_gate" in block:
         shared_BLM = _gated(x_BLH, block["shared_gate"], block["shared_up"])
-        out_BLH = out_BLH + F.linear(shared_BLM, _half(block["shared_down"]))
+        out_BLH = out_BLH + F.linear(shared_BLM, half(block["shared_down"]))
     return out_BLH
 
 
 def _gated(x_BLH: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """The hidden layer of SwiGLU, (B, L, M)."""
-    return F.silu(F.linear(x_BLH, _half(gate))) * F.linear(x_BLH, _half(up))
+    return F.silu(F.linear(x_BLH, half(gate))) * F.linear(x_BLH, half(up))
 
 
 def _routed(x_BLH: Tensor, router: Tensor, experts: Experts) -> Tensor:
@@ -217,12 +219,13 @@ def _routed(x_BLH: Tensor, router: Tensor, experts: Experts) -> Tensor:
     return kept_BLE if soft else experts.scale * kept_BLE / kept_BLE.sum(-1, keepdim=True)
 
 
-def _half(weight: Tensor) -> Tensor:
-    return weight.to(torch.bfloat16)
+def half(weight: Tensor) -> Tensor:
+    """The tensor in the type of matrix products: bf16, or fp32 where the CPU multiplies no bf16."""
+    return weight.to(torch.bfloat16) if HAS_BF16 else weight
 
 
 def _rms(x: Tensor, weight: Tensor, sizes: NetworkSizes) -> Tensor:
-    return _half(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + sizes.norm_eps) * weight)
+    return half(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + sizes.norm_eps) * weight)
 
 
 def _attention(
@@ -234,9 +237,9 @@ def _attention(
 ) -> Tensor:
     """Plain softmax attention; at these lengths it is faster on a CPU than the fused kernel."""
     batch, length, d_model = x_BLH.shape
-    qkv = F.linear(x_BLH, _half(torch.cat([block["q"], block["k"], block["v"]])))
+    qkv = F.linear(x_BLH, half(torch.cat([block["q"], block["k"], block["v"]])))
     if sizes.qkv_bias:
-        qkv = qkv + _half(torch.cat([block["q_bias"], block["k_bias"], block["v_bias"]]))
+        qkv = qkv + half(torch.cat([block["q_bias"], block["k_bias"], block["v_bias"]]))
     heads = qkv.view(batch, length, -1, sizes.head_dim).transpose(1, 2)
     q, k, v = heads.split([sizes.n_heads, sizes.n_kv_heads, sizes.n_kv_heads], dim=1)
     if sizes.qk_norm:
@@ -247,10 +250,10 @@ def _attention(
     scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(sizes.head_dim)
     if bias is not None:
         scores = scores + bias
-    mixed = _half(torch.softmax(scores, dim=-1)) @ v
-    return F.linear(mixed.transpose(1, 2).reshape(batch, length, d_model), _half(block["o"]))
+    mixed = half(torch.softmax(scores, dim=-1)) @ v
+    return F.linear(mixed.transpose(1, 2).reshape(batch, length, d_model), half(block["o"]))
 
 
 def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rope
-    return _half(x * cos + torch.roll(x, x.shape[-1] // 2, -1) * sin)
+    return half(x * cos + torch.roll(x, x.shape[-1] // 2, -1) * sin)

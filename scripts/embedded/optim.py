@@ -13,9 +13,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scripts.embedded.network import half
+
 WARMUP_STEPS = 100
 EMA_DECAY = 0.998
 CLIP_NORM = 1.0
+MUON_MOMENTUM, MUON_DECAY = 0.95, 0.02
+NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose updates are made orthogonal by five Newton-Schulz steps (Jordan et al., 2024),
+    scaled to AdamW's RMS. As torch.optim.Muon, but in the type of the network's matrix products.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    self._update(matrix, matrix.grad, group["lr"])
+
+    def _update(self, matrix: Tensor, gradient: Tensor, lr: float) -> None:
+        momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+        momentum.lerp_(gradient, 1 - MUON_MOMENTUM)
+        update = orthogonal(half(gradient.lerp(momentum, MUON_MOMENTUM)))
+        matrix.mul_(1 - lr * MUON_DECAY)
+        matrix.add_(update, alpha=-lr * 0.2 * max(matrix.shape) ** 0.5)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The matrix with its singular values near 1."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonal(matrix.T).T
+    a, b, c = NEWTON_SCHULZ
+    matrix = matrix / matrix.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = matrix @ matrix.T
+        matrix = a * matrix + (b * gram + c * gram @ gram) @ matrix
+    return matrix
 
 
 def learning_rate_factor(step: int, steps: int, decay_steps: int) -> float:
@@ -37,9 +74,7 @@ class Optimizer:
         others = [t for n, t in tensors.items() if not muon(n)]
         self.parts: list[Any] = [torch.optim.AdamW(others, lr, betas=(0.9, 0.98), weight_decay=0.0)]
         if matrices:
-            self.parts.append(
-                torch.optim.Muon(matrices, lr, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
-            )
+            self.parts.append(Muon(matrices, {"lr": lr}))
         self.average = {n: t.detach().clone() for n, t in tensors.items()}
         self.count = 0
 

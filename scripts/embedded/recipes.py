@@ -22,6 +22,7 @@ LONG = ((64, 0.40), (88, 0.22), (112, 0.26), (144, 0.08), (192, 0.04))
 BLOCKWISE = ((72, 0.6), (104, 0.4))
 CANVAS = ((72, 0.52), (104, 0.32), (144, 0.10), (192, 0.06))
 FULL = ((48, 0.12), (64, 0.30), (88, 0.22), (112, 0.26), (144, 0.06), (192, 0.04))
+STORIES = ((152, 0.5), (208, 0.5))
 """Row lengths, each with its share of the batches; the answer may fill the row after its prompt."""
 
 Shares = tuple[tuple[str, float], ...]
@@ -43,6 +44,7 @@ SUMS: Shares = (
     ("minirule", 0.15),
 )  # fmt: skip
 CODE: Shares = (("minicode", 1.0),)
+STORY: Shares = (("ministory", 0.95), (DRILL, 0.05))
 """Tasks and drills, each with its share of the rows."""
 
 
@@ -110,6 +112,11 @@ class Recipe:
     def _drawn(self) -> dict[str, None]:
         """Tasks and drills in the order of their first phase."""
         return dict.fromkeys(name for phase in self.phases for name, _ in phase.data)
+
+    @property
+    def free_wording(self) -> bool:
+        """Whether wording is drawn at random within an answer, so that only numbers are content."""
+        return set(self.tasks) == {"ministory"}
 
     @property
     def first_vocabulary(self) -> bool:
@@ -217,6 +224,25 @@ RECIPES: dict[str, Recipe] = {
             (Phase("masked", 1600, 1200, 1.5e-3),),
             start="tiny-dream-base",
             chat=True,
+        ),
+        Recipe(
+            "tiny-llada-long",
+            "llada",
+            (Phase("masked", 850, 600, 2e-3, STORY, (0.45, 0.15, 0.40), STORIES, padding=0.1),),
+            start="tiny-llada",
+            seed=21,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-d2f-llada-long",
+            "llada",
+            (Phase("rising", 250, 180, 3e-3, STORY, lengths=STORIES),),
+            start="tiny-llada-long",
+            lora_rank=16,
+            seed=22,
+            pool_size=60_000,
+            batch_tokens=3072,
         ),
         Recipe(
             "tiny-d2f-dream-base",

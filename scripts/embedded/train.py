@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 LORA_TARGETS = ("q", "k", "v", "o")
 PROBE_ROWS = 256  # texts of a task whose content tokens are predicted during training
-PROBE_LENGTH = 128
 PROBE_SEED = 99
 LOG_EVERY = 200  # steps
 COUNTED = ("phase", "step", "log", "seconds")  # fields of a training in its state file
@@ -135,13 +134,14 @@ def prepare(recipe: Recipe, cache: Path | None, start_dir: Path | None = None) -
     pools = {
         t: data.load_pool(t, recipe.pool_size, recipe.pool_seed, recipe.chat, cache) for t in tasks
     }
-    operands = data.ALL_OPERANDS if "minimath" in tasks else data.SMALL_OPERANDS
+    large = not {"minimath", "ministory"}.isdisjoint(tasks)
+    operands = data.ALL_OPERANDS if large else data.SMALL_OPERANDS
     equations = data.equation_table(words, operands)
     facts = data.fact_table(words) if RECALL in recipe.drills else torch.empty(0)
     base = _starting_weights(recipe, sizes, start_dir, words.convert_tokens_to_ids)
     trained = _new_lora(base, recipe) if recipe.lora_rank else base
     training = ModelTraining(
-        recipe, sizes, vocabulary_of(words), pools, {}, equations, facts, base,
+        recipe, sizes, vocabulary_of(words, recipe.free_wording), pools, {}, equations, facts, base,
         {n: t.requires_grad_() for n, t in trained.items()},
     )  # fmt: skip
     training.probes = {t: _probe_batch(recipe, t, training.vocabulary.eos_id) for t in tasks}
@@ -180,11 +180,17 @@ def _new_lora(base: network.Weights, recipe: Recipe) -> network.Weights:
     return lora
 
 
-def vocabulary_of(words: PreTrainedTokenizerFast) -> objectives.Vocabulary:
-    """Special ids, and which tokens carry the content of a problem."""
-    hard = [" " + n for n in tokenizer.NUMBERS] + [*"abcxry", "xs", "ys", "zs"]
-    hard += [" " + w for w in "a b c x r y xs ys zs + - * % > < == max min".split()]
-    if len(words) > len(tokenizer.first_pieces()):
+def vocabulary_of(
+    words: PreTrainedTokenizerFast, free_wording: bool = False
+) -> objectives.Vocabulary:
+    """Special ids, and which tokens carry the content of a problem; numbers alone if
+    `free_wording`.
+    """
+    hard = [" " + n for n in tokenizer.NUMBERS]
+    if not free_wording:
+        hard += [*"abcxry", "xs", "ys", "zs"]
+        hard += [" " + w for w in "a b c x r y xs ys zs + - * % > < == max min".split()]
+    if len(words) > len(tokenizer.first_pieces()) and not free_wording:
         hard += [" " + word for word in (*tokenizer.LATER_WORDS, *minigsm.NAMES, *minigsm.ITEMS)]
     hard_V = torch.zeros(len(words), dtype=torch.bool)
     hard_V[torch.tensor(words.convert_tokens_to_ids(hard))] = True
@@ -195,7 +201,8 @@ def _probe_batch(recipe: Recipe, task: str, eos: int) -> data.Batch:
     """Rows of the test split for `probe`."""
     pool = data.make_pool(task_pairs(task, "test", PROBE_ROWS, PROBE_SEED), recipe.chat)
     rng = torch.Generator().manual_seed(0)
-    return data.draw_rows(pool, PROBE_ROWS, PROBE_LENGTH, rng, eos, False)
+    length = int(pool.total_N.max()) + 1
+    return data.draw_rows(pool, PROBE_ROWS, length, rng, eos, False)
 
 
 # --- a step --------------------------------------------------------------------------------------
@@ -366,7 +373,9 @@ def write(training: ModelTraining, out_dir: Path, trained: network.Weights) -> N
     recipe = training.recipe
     words = tokenizer.build_tokenizer(recipe.chat, recipe.first_vocabulary)
     if recipe.lora_rank:
-        export.write_adapter(out_dir, trained, str(recipe.start), recipe.lora_rank, words)
+        export.write_adapter(
+            out_dir, trained, str(recipe.start), recipe.lora_rank, recipe.layout, words
+        )
     else:
         export.write_checkpoint(out_dir, trained, training.sizes, recipe.layout, words)
     card.write(out_dir, recipe, training.seconds)

@@ -6,7 +6,7 @@ run does besides decoding: encoding, disk, display.
 
 from __future__ import annotations
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.store.inputs import benchmark_of
 from scripts.perf import models

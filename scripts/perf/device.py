@@ -18,19 +18,9 @@ from typing import Any
 
 import torch
 
-from dllm_bench.core.request import Request
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.explore.lookahead import Lookahead
-from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.stop.budget import Budget
-from scripts.perf import models
+from dllm_bench.api.random_model import DREAM_7B, random_model, round_ms
 
 TPF = {0: 5.64, 7: 15.55}  # LoPA Table 7 (D2F, MBPP) and Table 3 (S12: base and 7 lookaheads, MBPP)
-ONE_EACH = 1.5
-WARM = 4  # rounds that are not counted: prefill, choice of kernels
 SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
 
 
@@ -55,7 +45,7 @@ def bench(dry: bool) -> Bench | None:
         return Bench("cpu", torch.float32, SMALL, 1024, 64, ("none",), steps=6)
     if not torch.cuda.is_available():
         return None
-    return Bench("cuda", torch.bfloat16, models.DREAM_7B, 152_064, 1024, ("none", "fp8"))
+    return Bench("cuda", torch.bfloat16, DREAM_7B, 152_064, 1024, ("none", "fp8"))
 
 
 def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
@@ -66,12 +56,12 @@ def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
     grid = list(product(chosen.lookaheads, chosen.windows))
     rows = []
     for kind in chosen.kinds:
-        model = models.random_model(
+        model = random_model(
             chosen.vocab, chosen.shape, chosen.device, chosen.dtype, quantization=kind
         )
         ceilings = measured_ceilings(chosen, kind)
         for k, window in grid[:: len(grid) - 1] if quick else grid:
-            round_time_ms = round_ms(model, chosen, k, window)
+            round_time_ms = round_ms(model, chosen.prefix, k, window, chosen.steps)
             floor_ms = roofline_ms(chosen, kind, k, window, ceilings)
             rows.append(
                 {
@@ -94,21 +84,6 @@ def rounds(dry: bool, quick: bool) -> list[dict[str, Any]]:
 def projected(k: int, round_time_ms: float) -> float | None:
     """Rounds per second times the paper's tokens per forward; None where it reports none."""
     return TPF[k] * 1000 / round_time_ms if k in TPF else None
-
-
-def round_ms(model: Any, chosen: Bench, k: int, window: int) -> float:
-    """Median milliseconds of a decoder's rounds, with one open block after a cached prompt."""
-    decoder = MaskedDecoder(
-        NegEntropy(),
-        Threshold(ONE_EACH),
-        Blocks(window, sees_future=False),
-        BlockCache("full"),
-        explore=Lookahead(k),
-        stop=Budget(min(WARM + chosen.steps, window)),
-    )
-    prompt = models.request(chosen.prefix, 1, chosen.vocab).prompt_ids
-    generation = decoder.generate(model, Request("round", prompt, window))
-    return median(forward.ms for forward in generation.trace.forwards[WARM:])
 
 
 # --- the roofline -------------------------------------------------------------------------------

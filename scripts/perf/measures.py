@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dllm_bench.api.random_model import random_model, random_request
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -83,9 +84,9 @@ def splits(size: Size) -> list[Row]:
             fitting, request = _first_fitting(decoder, size.new)
             model = models.embedded(fitting).denoiser
             cases[f"{name} · {fitting}"] = _split_case(decoder, model, request)
-    request = models.request(48, size.new, VOCAB_DREAM)
+    request = random_request(48, size.new, VOCAB_DREAM)
     for shape in (models.EMBEDDED, models.QWEN_05B):
-        large = models.random_model(VOCAB_DREAM, shape)
+        large = random_model(VOCAB_DREAM, shape)
         for name in ("fast_dllm", "d2f", "lopa"):
             decoder = models.decoder(name)
             assert isinstance(decoder, MaskedDecoder)
@@ -153,8 +154,8 @@ def ratios(size: Size) -> list[Row]:
     """Steps per second of both loops on one model, and whether their tokens are the same."""
     rows = []
     for vocab in (512, VOCAB_128K):
-        model = models.random_model(vocab, models.EMBEDDED)
-        request = models.request(48, size.new, vocab)
+        model = random_model(vocab, models.EMBEDDED)
+        request = random_request(48, size.new, vocab)
         for k in (0, 7):
             rows.append({"vocabulary": vocab, "lookaheads": k, **_ratio(model, request, k, size)})
     return rows
@@ -202,8 +203,8 @@ def _ratio(model: Denoiser, request: Request, k: int, size: Size) -> Row:
 def memory(size: Size) -> list[Row]:
     """Peak memory (MiB) of a few steps in addition to the model, ours and the plain loop's."""
     rows = []
-    model = models.random_model(VOCAB_DREAM, models.EMBEDDED)
-    request = models.request(48, size.new, VOCAB_DREAM)
+    model = random_model(VOCAB_DREAM, models.EMBEDDED)
+    request = random_request(48, size.new, VOCAB_DREAM)
     for k in (0, 7):
         plain, decoder = Reference(model, 32, TAU, k), ours(k, 3)
         own = peak_mib(lambda decoder=decoder: decoder.generate(model, request))
@@ -256,7 +257,7 @@ def growth(size: Size) -> list[Row]:
 def _growth_case(decoder: MaskedDecoder, branches: int, vocab: int, new: int) -> Case:
     width = getattr(decoder.schedule, "block", new) * 2  # a branch may open one more block
     model = models.Table(vocab, branches, width)
-    request = models.request(16, new, vocab)
+    request = random_request(16, new, vocab)
 
     def case() -> Row:
         parts, _ = split(decoder, model, request)
@@ -270,7 +271,7 @@ def _flatness(decoder: MaskedDecoder, size: Size) -> list[Row]:
     model = models.embedded("tiny-llada").denoiser
     rows = []
     for new in (length for length in (256, 1024) if length <= size.longest):
-        request = models.request(16, new, model.vocab_size)
+        request = random_request(16, new, model.vocab_size)
 
         def case(request: Request = request, quarter: int = new // 4) -> Row:
             timed: Any = TimedModel(model, Watch())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from dllm_bench.paths import options
 COMMANDS = (
     "table",
     "figure",
+    "claims",
     "status",
     "show",
     "compare",
@@ -99,6 +101,12 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
         (["decoder=fast_dlm"], ["did you mean 'fast_dllm'?", "learn2pd"]),
         (["decoder=null"], ["null or a number", "--help"]),
         (["decoder=fast_dllm", "decoder.select.tua=1"], ["did you mean 'decoder.select.tau'?"]),
+        (["decoder.select.thau=1"], ["'decoder.select.tau', which decoder/select="]),
+        (["gen_length=1"], ["did you mean 'benchmark.max_new_tokens'?"]),
+        (["model=tiny-qwen3", "decoder=fast_dllm"], ["autoregressive", "decoder=ar"]),
+        (["decoder=dspark"], ["tiny-llada", "full attention", "choose another"]),
+        (["decoder=ar"], ["tiny-llada", "shifted logits"]),
+        (["model=./nowhere"], ["no model folder './nowhere'", "owner/name"]),
         (["decoders.select=1"], ["'decoders.select'", "did you mean 'decoder'?"]),
         (["bach=2"], ["did you mean 'batch'?"]),
         (["batch=x"], ["batch='x'", "whole number"]),
@@ -150,7 +158,7 @@ def test_unset_consent_is_one_sentence_before_anything_is_decoded(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("argument", ["model=nope", "model=dream-base", "benchmark=minicode"])
+@pytest.mark.parametrize("argument", ["model=nope", "model=dream-base", "decoder=dspark"])
 def test_a_mistake_costs_no_heavy_import(argument: str, tmp_path: Path) -> None:
     """That is what makes the sentence come at once."""
     code = (
@@ -212,6 +220,36 @@ def test_configuration_is_printed_and_nothing_is_left_behind(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "dllm_bench.decoding.masked.MaskedDecoder" in done.stdout
     assert os.listdir(tmp_path) == []
+
+
+def test_an_estimate_names_cost_and_memory_and_runs_nothing(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    settings = ["hardware=cpu", "limit=10", f"paths.results={tmp_path}"]
+    assert main(["run", "--estimate", "decoder=lopa", *settings]) == 0
+    cost, memory = capsys.readouterr().out.splitlines()
+    assert cost.startswith("cost: about ") and "640 forwards" in cost
+    assert "memory: weights 4." in memory and "cpu has" in memory
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_prompt_of_an_item_has_the_special_tokens_of_its_template(capsys: Capture) -> None:
+    assert main(["prompt", "minigsm", "model=tiny-dream-instruct", "--sample", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("<|user|>Question:") and "<|assistant|>" in shown
+    assert main(["prompt", "minigsm", "--sample", "5000"]) == 2
+    assert "1000 items" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_the_shell_completes_commands_and_choices(capsys: Capture) -> None:
+    assert main(["completion"]) == 0
+    lines = capsys.readouterr().out
+    words = lines.split("-W '")[1].partition("'")[0]
+    complete = f"set -e; {lines}\ncomplete -p dllm-bench > /dev/null; compgen -W '{words}' -- "
+    for word, wanted in (("decoder=local_l", "decoder=local_leap"), ("prefet", "prefetch")):
+        done = subprocess.run(["bash", "-c", complete + word], capture_output=True, text=True)
+        assert done.stdout.split() == [wanted], done
 
 
 def test_status_of_an_empty_store(capsys: Capture, tmp_path: Path) -> None:

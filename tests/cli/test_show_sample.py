@@ -21,7 +21,7 @@ from rich.console import Console
 
 from dllm_bench.cli import show_sample
 from dllm_bench.cli.main import main
-from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
 from dllm_bench.site.decoding_order import (
     CanvasToken,
     DecodingOrder,
@@ -174,6 +174,28 @@ def test_view_tells_base_from_lookahead_and_where_the_text_ends() -> None:
     assert [step.filled for step in view.steps] == [0.3, 0.4, 0.9]
     assert (view.end, view.ended_by, list(view.ends)) == (5, "eos", ["eos", "length"])
     assert view.borders == [4, 8]
+
+
+def test_revisions_are_drawn_by_position_and_count_in_what_is_filled() -> None:
+    """Two tokens; then one is overwritten and the other masked again; then that one is back."""
+    changes = (Change(0, 3, 0, 1), Change(1, 3, 0, AGAIN_MASKED))
+    trace = Trace(
+        [
+            Forward(ForwardKind.DENOISE, branches=1, fed=2, cached=0),
+            Forward(ForwardKind.DENOISE, branches=1, fed=2, cached=0, changes=changes),
+            Forward(ForwardKind.DENOISE, branches=1, fed=2, cached=0),
+        ]
+    )
+    view = view_of(sample([1, 2], [1, 2], {"length": 2}, trace))
+    assert [step.filled for step in view.steps] == [1.0, 0.5, 1.0]
+    assert [(step.overwritten, step.remasked) for step in view.steps] == [
+        ([], []),
+        ([0], [1]),
+        ([], []),
+    ]
+    text = "\n".join(drawn(view))
+    assert "↻0" in text and "⌫1" in text
+    assert "positions overwritten" in text and "positions masked again" in text
 
 
 def test_guidance_runs_every_branch_twice_and_is_no_lookahead() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dllm_bench.cli import compare, show, status, status_cache
-from dllm_bench.cli.common import sealed_record
+from dllm_bench.api.comparison import RunComparison, sealed_record
+from dllm_bench.cli import run, show, status, status_cache
+from dllm_bench.cli.main import main
 from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
@@ -71,16 +73,17 @@ def test_summary_names_definition_machine_and_commit() -> None:
     assert "tpf/emitted" in text
     assert "a machine, 1 threads" in text
     assert "0123456789 with local changes" in text
+    assert "  hardware.name     n" in text, "settings"
 
 
 def test_comparison_speaks_of_shared_samples_and_calls_no_difference_without_ground() -> None:
     one, other = record([1.0] * 8 + [0.0] * 2), record([1.0] * 7 + [0.0] * 3)
-    text = "\n".join(compare.comparison_lines(one, other))
+    text = str(RunComparison((one, other)))
     assert "difference +10.0 [" in text
     assert "10 shared samples" in text
-    assert "no difference is shown" in text
-    clear = "\n".join(compare.comparison_lines(record([1.0] * 20), record([0.0] * 20)))
-    assert "the runs differ" in clear
+    assert "no difference is shown, since the interval holds 0" in text
+    clear = str(RunComparison((record([1.0] * 20), record([0.0] * 20))))
+    assert "the runs differ, since the interval leaves out 0" in clear
 
 
 def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
@@ -97,6 +100,49 @@ def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:
     assert any("100.0 [" in line and " 2.00 " in line for line in lines)
 
 
+def test_runs_are_told_apart_chosen_and_sorted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path / "runs")
+    for seed, values in enumerate(([1.0, 0.0], [1.0, 1.0], [0.0, 0.0])):
+        done = record(values, seed=seed)
+        with store.open(done.spec, total=2) as opened:
+            opened.seal(done)
+
+    def rows(*options: str) -> list[dict[str, Any]]:
+        assert main(["status", "--results", str(tmp_path), "--json", *options]) == 0
+        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        return found
+
+    assert [row["settings"] for row in rows("--sort", "score")] == ["seed 1", "seed 0", "seed 2"]
+    assert [row["score"] for row in rows("--where", "seed 2")] == [0.0]
+    assert rows("--where", "seed 2", "seed 1") == []
+    assert main(["status", "--results", str(tmp_path), "--sort", "scor"]) == 2
+    assert "did you mean 'score'?" in capsys.readouterr().err
+
+
+def test_a_multirun_ends_with_a_table_of_its_runs() -> None:
+    made = [record([1.0, float(seed)], seed=seed) for seed in (0, 1)]
+    head, one, other = run.overview(made)
+    assert head.split()[-3:] == ["tpf/emitted", "tps/e2e", "settings"]
+    assert one.split()[0] == made[0].spec.short and one.endswith("seed 0")
+    assert "100.0 [" in other and other.endswith("seed 1")
+
+
+def test_removed_runs_are_gone_and_runs_in_use_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path / "runs")
+    one, other = (spec(seed=seed) for seed in (0, 1))
+    with store.open(one), store.open(other):
+        assert main(["runs", "rm", one.short, "--results", str(tmp_path)]) == 2
+        assert "being written by process" in capsys.readouterr().err
+    assert main(["runs", "rm", one.short, "nothing", "--results", str(tmp_path)]) == 2
+    assert store.path(one).is_dir()
+    assert main(["runs", "rm", one.short, "--results", str(tmp_path)]) == 0
+    assert [entry.spec for entry in store.entries()] == [other]
+
+
 def test_board_counts_the_cells_of_rendered_tables(tmp_path: Path) -> None:
     folder = tmp_path / "tables" / "lopa"
     folder.mkdir(parents=True)
@@ -110,6 +156,11 @@ def test_board_counts_the_cells_of_rendered_tables(tmp_path: Path) -> None:
 def test_an_unknown_sample_is_a_sentence_with_examples() -> None:
     with pytest.raises(DllmBenchError, match="no stored sample 'z' among 2; the first are: a, b"):
         show.named_sample({"a": sample("a"), "b": sample("b")}, "z", "run")
+
+
+def test_a_number_counts_samples_unless_it_is_a_name() -> None:
+    samples = {"a": sample("a"), "0": sample("0"), "c": sample("c")}
+    assert [show.named_sample(samples, name, "run").id for name in "c20"] == ["c", "c", "0"]
 
 
 def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.decoder import Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -24,9 +24,10 @@ from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import engine_of, is_served
 from dllm_bench.store.spec import FIELDS, leaves, role_of
 from tests.speculative import with_drafter
+from tests.tiers import covering
 
 COMBINATORS = {"any_of"}  # made of other pieces, written out in a decoder's yaml
-NOT_OF_A_RUN = {"hydra", "table", "figure", "profile"}
+NOT_OF_A_RUN = {"hydra", "table", "figure", "profile", "claim"}
 SLOTS = sorted(path.name for path in (conf_dir() / "decoder").iterdir() if path.is_dir())
 
 
@@ -35,6 +36,8 @@ SPECULATIVE = {"draft", "verify", "length"}
 
 def within(choice: str) -> list[str]:
     """Overrides that choose a piece: within a decoder that has its slot."""
+    if choice.startswith("experiment="):
+        return [f"+{choice}"]
     group, _, name = choice.rpartition("/")
     slot = name.partition("=")[0]
     if group == "decoder" and slot in SPECULATIVE:
@@ -54,10 +57,11 @@ CHOICES = [f"{group}={name}" for group in groups() for name in options(group)]
 
 def test_the_root_is_a_table_of_contents() -> None:
     root = yaml.safe_load((conf_dir() / "run.yaml").read_text())
-    assert set(root) == {"defaults", "seed", "limit", "batch", "hydra"}
+    settings = {"seed", "limit", "batch", "provenance", "max_judge_errors", "retry_errors"}
+    assert set(root) == {"defaults", "hydra"} | settings
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", covering(4, CHOICES, often=2))
 def test_every_choice_composes_to_classed_plain_data(choice: str) -> None:
     config = compose(within(choice))
     assert all(role_of(key) for key, _ in leaves(config))
@@ -67,18 +71,18 @@ def test_every_choice_composes_to_classed_plain_data(choice: str) -> None:
 @pytest.mark.parametrize("name", options("decoder"))
 def test_every_decoder_can_be_made_and_its_pieces_fit(name: str, tmp_path: Path) -> None:
     plain = with_drafter(compose([f"decoder={name}"])["decoder"], tmp_path)
-    decoder = instantiate({key: value for key, value in plain.items() if key != "name"})
+    decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
     assert isinstance(decoder, (MaskedDecoder, SpeculativeDecoder))
     assert hash(decoder) == hash(decoder)
 
 
 @pytest.mark.parametrize(
-    "choice", [f"{slot}={n}" for slot in SLOTS for n in options(f"decoder/{slot}")]
+    "choice", covering(3, [f"{slot}={n}" for slot in SLOTS for n in options(f"decoder/{slot}")])
 )
 def test_every_piece_can_be_made(choice: str, tmp_path: Path) -> None:
     slot = choice.partition("=")[0]
     plain = with_drafter(compose(within(f"decoder/{choice}"))["decoder"], tmp_path)
-    assert isinstance(instantiate(plain[slot]), Piece)
+    assert isinstance(instantiate(plain[slot], slot), Piece)
 
 
 @pytest.mark.parametrize("slot", SLOTS)
@@ -114,13 +118,13 @@ def test_every_benchmark_can_be_made(name: str, real_data: Path) -> None:
     plain = compose([f"benchmark={name}", f"paths.data={real_data}"])["benchmark"]
     if "evalplus" in plain["_target_"]:
         pytest.importorskip("evalplus", reason="code benchmarks need the extra [code]")
-    assert instantiate(plain).name == plain["name"]
+    assert instantiate(plain, "benchmark").name == plain["name"]
 
 
 @pytest.mark.parametrize("name", ["minigsm", "minicode"])
 def test_embedded_benchmarks_need_no_data_directory(name: str) -> None:
     plain = compose([f"benchmark={name}", "paths.data=null"])["benchmark"]
-    assert instantiate(plain).name == plain["name"]
+    assert instantiate(plain, "benchmark").name == plain["name"]
 
 
 @pytest.mark.parametrize("name", options("hydra/launcher"))
@@ -166,3 +170,13 @@ def test_composing_leaves_nothing_behind() -> None:
     before = compose(["decoder=lopa"])
     compose(["decoder=lopa", "decoder.explore.k=99"])
     assert compose(["decoder=lopa"]) == before
+
+
+def test_a_decoder_with_other_pieces_is_called_after_them() -> None:
+    def name(*overrides: str) -> str:
+        return str(compose(overrides)["decoder"]["name"])
+
+    assert name("decoder=vanilla", "decoder/select=factor") == "vanilla+select.factor"
+    assert name("decoder=vanilla", "decoder/select=topk") == "vanilla", "its yaml's own piece"
+    assert name("decoder=credit", "decoder.score.alpha=0.1") == "credit"
+    assert name("decoder=vanilla", "decoder/select=factor", "+decoder.name=mine") == "mine"

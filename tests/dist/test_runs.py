@@ -20,7 +20,7 @@ from dllm_bench.core.errors import (DllmBenchError)
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.launch import run_one
-from dllm_bench.run.dependencies import Dependencies
+from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
 from tests.dist.test_rank_groups import CASES

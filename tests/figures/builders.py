@@ -15,8 +15,8 @@ from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.figures.points import BuiltFigure, build_figure
 from dllm_bench.figures.spec import PaperFigure
-from dllm_bench.run import token_replay
-from dllm_bench.run.token_replay import TokenReplay
+from dllm_bench.runs import token_replay
+from dllm_bench.runs.token_replay import TokenReplay
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec

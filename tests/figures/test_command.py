@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.cli.main import main
-from dllm_bench.run import token_replay
+from dllm_bench.runs import token_replay
 
 NAME = "learn2pd/figure4"  # two runs, and the replay of their tokens
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli.compose import compose as real_compose
+from dllm_bench.api.compose import compose as real_compose
 from dllm_bench.figures import style
 from dllm_bench.figures.draw import drawing, images
 from dllm_bench.figures.panels import PANEL_KINDS
 from dllm_bench.figures.points import UNDEFINED, BuiltFigure, FigurePoint, build_figure
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.figures.write import write
-from dllm_bench.run import token_replay
+from dllm_bench.runs import token_replay
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, names_of
 from tests.figures.builders import built_full, replays_of
@@ -86,7 +86,7 @@ def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
     assert [0.25, 0.5, 1.0] in [heights, *lines] or meshes == [[0.5] * 3]
 
 
-@pytest.mark.parametrize("name", covering(5, names_of("figure")))
+@pytest.mark.parametrize("name", covering(10, names_of("figure")))
 def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
     """Every figure expands, composes, reads and draws on made-up runs of the embedded profile."""
     figure, profile = load_figure(name), load_profile("embedded")

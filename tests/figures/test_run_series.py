@@ -19,7 +19,7 @@ from dllm_bench.figures import run_series
 from dllm_bench.figures.run_series import SeriesPoint
 from dllm_bench.metrics import calibration
 from dllm_bench.metrics.sample_stats import SampleStats
-from dllm_bench.run.token_replay import TokenReplay
+from dllm_bench.runs.token_replay import TokenReplay
 from dllm_bench.store.record import SampleRecord
 from tests.figures.builders import drafted_sample, sample
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures import style
 from dllm_bench.figures.panels import PANEL_KINDS

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Score, Scores, Select
 from dllm_bench.core.errors import DllmBenchError
@@ -176,7 +176,7 @@ def name(run: dict) -> str:
 
 
 @absent
-@pytest.mark.parametrize("run", covering(6, RUNS), ids=name)
+@pytest.mark.parametrize("run", covering(12, RUNS, often=2), ids=name)
 def test_runs(run: dict) -> None:
     generation = check(run, decoder(run))
     if is_runaway(run):
@@ -264,7 +264,7 @@ def watched(run: dict) -> tuple[MaskedDecoder, Seen, Seen]:
 
 
 @absent
-@pytest.mark.parametrize("run", DETAILED, ids=name)
+@pytest.mark.parametrize("run", covering(4, DETAILED), ids=name)
 def test_steps(run: dict) -> None:
     """Tokens, top-1 ids and probabilities of every step before and after credit, and the credit."""
     whole, raw, fused = watched(run)
@@ -303,7 +303,7 @@ def test_the_configured_decoders_are_the_replayed_ones() -> None:
         choices = [f"decoder={name_}", "decoder.forbid_mask=false"]
         choices += ["decoder.cache.renews_twice=true"] if name_ == "dinfer_vicinity" else []
         plain = compose(choices)["decoder"]
-        made_ = instantiate({key: value for key, value in plain.items() if key != "name"})
+        made_ = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
         assert made_ == decoder(found)
 
 

@@ -144,18 +144,18 @@ def check(case: dict, decoder: MaskedDecoder) -> None:
 
 
 @pytest.mark.skipif(not DREAM, reason=f"no golden traces at {FILE}")
-@pytest.mark.parametrize("case", DREAM, ids=name)
+@pytest.mark.parametrize("case", covering(3, DREAM, often=2), ids=name)
 def test_dream(case: dict) -> None:
     check(case, dream(case["params"]))
 
 
 @pytest.mark.skipif(not RATIONED, reason=f"no golden traces at {FILE}")
-@pytest.mark.parametrize("case", RATIONED, ids=name)
+@pytest.mark.parametrize("case", covering(3, RATIONED, often=2), ids=name)
 def test_fast_dllm(case: dict) -> None:
     check(case, rationed(case["params"]))
 
 
 @pytest.mark.skipif(not BLOCKS, reason=f"no golden traces at {FILE}")
-@pytest.mark.parametrize("case", covering(3, BLOCKS), ids=name)
+@pytest.mark.parametrize("case", covering(3, BLOCKS, often=2), ids=name)
 def test_fast_dllm_with_cache(case: dict) -> None:
     check(case, block_cached(case["params"]))

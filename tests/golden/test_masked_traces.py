@@ -117,7 +117,7 @@ LOPA = cases("dream/lopa_cases.json", {"lopa_dream", "lopa_coder", "lopa_dream_o
 
 
 @pytest.mark.skipif(not LLADA, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", LLADA, ids=name)
+@pytest.mark.parametrize("case", covering(3, LLADA, often=2), ids=name)
 def test_llada(case: dict) -> None:
     generation = replay(case, "llada", llada(case))
     assert list(generation.ids) == case["output"]
@@ -126,7 +126,7 @@ def test_llada(case: dict) -> None:
 
 
 @pytest.mark.skipif(not LLADA_CACHED, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", covering(3, LLADA_CACHED), ids=name)
+@pytest.mark.parametrize("case", covering(3, LLADA_CACHED, often=2), ids=name)
 def test_llada_with_cache(case: dict) -> None:
     """Official forwards over a block that its first forward has filled change nothing: not made."""
     generation = replay(case, "llada", block_cached(case))
@@ -152,7 +152,7 @@ def canvases(generation, case: dict) -> list[list[int]]:
 
 
 @pytest.mark.skipif(not D2F, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", covering(3, D2F), ids=name)
+@pytest.mark.parametrize("case", covering(3, D2F, often=2), ids=name)
 def test_d2f(case: dict) -> None:
     generation = replay(case, "dream", pipelined(case))
     assert list(generation.ids) == case["output"]
@@ -164,7 +164,7 @@ def test_d2f(case: dict) -> None:
 
 
 @pytest.mark.skipif(not LOPA, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", covering(3, LOPA), ids=name)
+@pytest.mark.parametrize("case", covering(3, LOPA, often=2), ids=name)
 def test_lopa(case: dict) -> None:
     generation = replay(case, "dream", pipelined(case))
     assert list(generation.ids) == case["output"]

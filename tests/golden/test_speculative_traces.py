@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
 from dllm_bench.core.trace import ForwardKind
@@ -77,11 +78,15 @@ def cases() -> list[Any]:
         trace = read(f"trace_{kind}.json")
         for group in ("runs", "extra_runs", "sampled_runs"):
             for i, run in enumerate(trace.get(group, [])):
-                found.append(pytest.param(kind, run, id=f"{kind}-{run.get('case', group)}-{i}"))
+                name = f"{kind}-{run.get('case', group)}-{i}"
+                marks = pytest.mark.exhaustive if i % 4 else ()
+                found.append(pytest.param(kind, run, id=name, marks=marks))
     return found
 
 
-def decode(kind: str, run: dict[str, Any], length: VerifyLength) -> Generation:
+def decode(
+    kind: str, run: dict[str, Any], length: VerifyLength, checks_first: bool = True
+) -> Generation:
     stops = run["stop_token_ids"] or [NO_END]
     target().special = SpecialTokens(mask=0, eos=stops[0])
     piece = draft(kind)
@@ -92,6 +97,7 @@ def decode(kind: str, run: dict[str, Any], length: VerifyLength) -> Generation:
         GreedyMatch() if kind == "zlab_dflash" else Rejection(),
         length,
         run.get("temperature", 0.0),
+        checks_first,
         script=tuple(run.get("uniforms") or [0.5] * 4096),
     )
     limit = run["max_new_tokens"] + 1
@@ -122,6 +128,30 @@ def test_the_authors_loop(kind: str, run: dict[str, Any]) -> None:
     for (row, new), proposal, entry in zip(found, watched.seen, rounds, strict=True):
         assert new == committed(entry, run["stop_token_ids"] or [])
         check_round(row, proposal, entry)
+
+
+def test_zlabs_blocks_of_one_slot_are_the_plain_loop() -> None:
+    """A block holds nothing but the anchor: one token a round, and no drafter."""
+    run = read("trace_zlab_dflash.json")["runs"][0] | {"block_size": 1}
+    watched = WatchedLength(FixedLength())
+    generation = decode("zlab_dflash", run, watched)
+    assert list(generation.ids[: len(run["output"])]) == run["target_greedy"]
+    assert all(r.committed == 1 and r.proposed == 0 for r in acceptance.rounds(generation))
+    assert {f.kind for f in generation.trace.forwards} == {ForwardKind.PREFILL, ForwardKind.VERIFY}
+    with pytest.raises(DllmBenchError, match="choose 1 to 16"):
+        replace(draft("zlab_dflash"), slots=0)
+
+
+@pytest.mark.parametrize("checks_first", [True, False])
+def test_zlab_makes_a_round_after_a_first_token_that_stops(checks_first: bool) -> None:
+    """Their loop looks for stop tokens after a round only; the round is the recorded one."""
+    run = read("trace_zlab_dflash.json")["runs"][0]
+    stopped = run | {"stop_token_ids": [run["first_token"]]}
+    generation = decode("zlab_dflash", stopped, FixedLength(), checks_first=checks_first)
+    rounds = acceptance.rounds(generation)
+    first = [] if checks_first else run["acceptance_lengths"][:1]
+    assert [r.committed for r in rounds] == first
+    assert generation.cut["eos"] == 0, "the text is the same"
 
 
 def committed(entry: dict[str, Any], stops: list[int]) -> list[int]:

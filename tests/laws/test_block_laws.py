@@ -17,16 +17,21 @@ from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.contracts import Explore, Schedule, Scores, Select, Stop, StopFlags
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.adablock import AdaBlock
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
+from tests.helpers import VOCAB
 from tests.pieces import Table
 
 REQUEST = Request("blocks", tuple(range(3, 14)), 32)
@@ -85,6 +90,9 @@ class Counts(Schedule):
     def must_progress(self, branch: BlockProgress, n: int) -> bool:
         return self.inner.must_progress(branch, n)
 
+    def end(self, scores: Scores, window: Window, state: DecodeState) -> Tensor | None:
+        return self.inner.end(scores, window, state)
+
     def opened(self, branch: BlockProgress) -> int:
         assert self.canvas.born_KL is not None
         born_L, grid = self.canvas.born_KL[self.canvas.asked], branch.grid
@@ -124,6 +132,23 @@ def test_the_host_knows_the_canvas(
         check(schedule, explore, select, stop, length)
 
 
+@pytest.mark.parametrize("length", [None, 11 + 19, 11], ids=["whole", "cut", "all cut"])
+def test_the_host_knows_blocks_that_end_at_delimiters(length: int | None) -> None:
+    schedule = AdaBlock(8, delimiters=tuple(range(0, VOCAB, 3)), tau=0.1)
+    for stop, select in product((Filled(), Eos("block"), Eos("token")), SELECTS):
+        check(schedule, Greedy(), select, stop, length)
+
+
+def test_blocks_without_a_delimiter_have_the_length_that_is_set() -> None:
+    for cache, block in product(
+        (NoCache(), PrefixCache(), DualCache(), BlockCache("full")), (4, 8)
+    ):
+        decoder = MaskedDecoder(Confidence(), Threshold(0.4), Blocks(block, short=True), cache)
+        never = replace(decoder, schedule=AdaBlock(block, delimiters=(VOCAB,), tau=1.0))
+        plain, adaptive = (one.generate(Table(), REQUEST) for one in (decoder, never))
+        assert plain.ids == adaptive.ids and plain.born == adaptive.born
+
+
 def check(
     schedule: Schedule, explore: Explore, select: Select, stop: Stop, length: int | None
 ) -> None:
@@ -144,8 +169,10 @@ def check(
 
 
 def test_a_grid_holds_every_position_once() -> None:
-    for origin, block, length in product((0, 5), (1, 4, 7), (6, 12, 13)):
-        grid = BlockGrid(origin, block, 5, length)
+    for origin, block, length, ends in product((0, 5), (1, 4, 7), (6, 12, 13), ((), (7, 11))):
+        if ends and length < max(ends):
+            continue
+        grid = BlockGrid(origin, block, 5, length, ends)
         edges = [grid.start(n) for n in range(grid.blocks + 1)]
         assert edges[0] == origin and edges[-1] == length and edges == sorted(set(edges))
         assert sum(grid.new_positions(n) for n in range(grid.blocks)) == length - 5

@@ -7,6 +7,7 @@ too. The exact block cache is in `test_masked_laws` and `test_loop_laws`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -21,9 +22,12 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.dkv import DKVCache
+from dllm_bench.decoding.cache.dpad import DPadCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.decoding.cache.sparse import SparseCache
 from dllm_bench.decoding.cache.vicinity import VicinityCache
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.explore.lookahead import Lookahead
@@ -34,6 +38,7 @@ from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.models.kv import PositionCache
+from tests.helpers import Watched as Seen
 from tests.helpers import tiny_denoiser
 from tests.pieces import Table
 
@@ -72,8 +77,9 @@ class Watched(Table):
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv) -> Tensor:
         logits_KRV = super().forward(tokens_KL, plan, kv)
         cached = sum(stop - start for start, stop in kv.spans)
-        fed = plan.feed[1] - plan.feed[0]
-        self.seen.append((fed, cached, tokens_KL.shape[1], plan.rows[1]))
+        if plan.sets is not None:
+            cached = len(plan.sets.read_C)
+        self.seen.append((plan.fed, cached, tokens_KL.shape[1], plan.rows[1]))
         return logits_KRV
 
 
@@ -90,7 +96,7 @@ def test_fed_and_cached_add_up_to_what_is_visible(cache, explore, schedule) -> N
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("cache", [kind(every=1) for kind in RENEWING], ids=str)
+@pytest.mark.parametrize("cache", [kind(every=1) for kind in (*RENEWING, DKVCache)], ids=str)
 def test_a_cache_renewed_every_forward_is_none(model, schedule, cache) -> None:
     same(model, replace(BASE, schedule=schedule), cache)
 
@@ -114,7 +120,8 @@ def test_a_vicinity_of_nothing_is_the_dual_cache(model) -> None:
 def test_caches_that_are_not_renewed_are_approximate(model) -> None:
     """Otherwise the laws above say nothing."""
     whole = BASE.generate(model, REQUEST)
-    for cache in (PrefixCache(), DualCache(), VicinityCache(before=2, after=2, warmup=0)):
+    vicinity, dkv = VicinityCache(before=2, after=2, warmup=0), DKVCache(every=99, first=1)
+    for cache in (PrefixCache(), DualCache(), vicinity, dkv):
         other = replace(BASE, cache=cache).generate(model, REQUEST)
         assert (other.ids, other.born) != (whole.ids, whole.born)
 
@@ -137,19 +144,99 @@ def test_the_clock_of_the_block_starts_with_every_block(kind) -> None:
     assert renewals(kind(every=BLOCK)) == renewals(kind())
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 5, 100])
-@pytest.mark.parametrize("kind", [PrefixCache, DualCache])
-def test_the_clock_of_the_request_counts_rounds_across_blocks(kind, every) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_dkv_feeds_a_token_once_as_itself_and_reads_no_other(model, schedule) -> None:
+    """What is read was stored for the token that stands there, and never for a mask."""
+    watched = Seen(model)
+    decoder = replace(BASE, schedule=schedule, cache=DKVCache(every=5, first=1))
+    decoder.generate(watched, REQUEST)
+    stored: dict[int, int] = {}
+    for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
+        tokens = dict(enumerate(canvas_KL[0].tolist()))
+        feed, read, store = (part.tolist() for part in vars(plan.sets).values())
+        assert sorted(feed + read) == list(range(plan.feed[1]))
+        assert all(stored[p] == tokens[p] != model.special.mask for p in read)
+        assert set(store) <= set(feed)
+        stored |= {p: tokens[p] for p in store}
+
+
+@pytest.mark.parametrize("inner", [NoCache(), PrefixCache(), DualCache()], ids=str)
+def test_dpad_that_drops_nothing_is_its_inner_cache(model, inner) -> None:
+    everything = (
+        DPadCache(inner, law="uniform", number=NEW),
+        DPadCache(inner, window=NEW, sigma=0.1, scale=9.0),
+    )
+    for cache in everything:
+        same(model, replace(BASE, cache=inner), cache)
+
+
+@pytest.mark.parametrize("inner", [NoCache(), PrefixCache(), DualCache()], ids=str)
+def test_dpad_draws_once_a_block_and_dropped_positions_do_not_exist(model, inner) -> None:
+    watched, cache = Seen(model), DPadCache(inner, law="uniform", window=6, number=3)
+    replace(BASE, cache=cache).generate(watched, REQUEST)
+    exists: dict[int, set[int]] = {}
+    for plan in watched.plans:
+        start, stop = plan.rows
+        seen = {*plan.sets.feed_F.tolist(), *plan.sets.read_C.tolist()}
+        assert seen == exists.setdefault(start, seen)
+        behind = {p for p in seen if p >= stop}
+        assert seen - behind == set(range(stop))
+        assert len(behind) == min(3, plan.feed[1] - stop) or plan.feed[1] == stop
+        assert all(p < stop + 6 for p in behind)
+
+
+def test_sparse_layers_keep_their_own_share_of_what_is_around_the_block(model) -> None:
+    watched = Seen(model)
+    replace(BASE, select=TopK(), cache=SparseCache(keep=0.4)).generate(watched, REQUEST)
+    outside = len(REQUEST.prompt_ids) + NEW - BLOCK
+    read = [(plan.rows, plan.sets.read_C) for plan in watched.plans if plan.sets is not None]
+    read = [(rows, read_NC) for rows, read_NC in read if read_NC.dim() > 1]
+    assert len(read) == NEW // BLOCK * (BLOCK - 2)
+    for (start, stop), read_NC in read:
+        assert read_NC.shape[1] == int(0.4 * outside)
+        assert not ((read_NC >= start) & (read_NC < stop)).any()
+    assert any((read_NC[0] != read_NC[1]).any() for _, read_NC in read)
+
+
+def test_sparse_blocks_of_two_forwards_have_no_cache(model) -> None:
+    same(model, replace(BASE, select=TopK(steps=2)), SparseCache())
+    watched = replace(BASE, select=TopK()), replace(BASE, select=TopK(), cache=SparseCache())
+    plain, other = (decoder.generate(model, REQUEST) for decoder in watched)
+    assert plain.ids != other.ids
+
+
+def rounds_of_dinfer(masks: Sequence[int], every: int) -> str:
     """dInfer's rounds, one token a forward: a renewal where due, then a forward over the window."""
     rounds, expected = 0, ""
-    for _ in range(NEW // BLOCK):
+    for count in masks:
         block = ""
-        while len(block) < BLOCK:
+        while len(block) < count:
             due = rounds % every == 0 or not block
             block += "Rd" if due else "d"
             rounds += 1
-        expected += block[:BLOCK]
+        expected += block[:count]
+    return expected
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("kind", [PrefixCache, DualCache])
+def test_the_clock_of_the_request_counts_rounds_across_blocks(kind, every) -> None:
+    expected = rounds_of_dinfer([BLOCK] * (NEW // BLOCK), every)
     assert renewals(kind(every=every, clock="request")) == expected
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 100])
+@pytest.mark.parametrize("kind", [PrefixCache, DualCache])
+def test_a_renewal_with_nothing_before_its_block_is_one(kind, every) -> None:
+    """The first absolute block begins at position 0, with the prompt's 5 tokens."""
+    decoder = replace(BASE, select=TopK(), schedule=Blocks(BLOCK, absolute=True))
+    request = Request("short", (3, 4, 5, 6, 7), NEW)
+    masks = [BLOCK - 5, BLOCK, BLOCK, 5]
+    by_request = replace(decoder, cache=kind(every=every, clock="request"))
+    assert letters(by_request.generate(Table(), request)) == rounds_of_dinfer(masks, every)
+    by_block = replace(decoder, cache=kind(every=every))
+    expected = "".join("d" if i % every else "R" for count in masks for i in range(count))
+    assert letters(by_block.generate(Table(), request)) == expected
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from dllm_bench.decoding.select.union import Union
 from dllm_bench.decoding.stop.budget import Budget
 from dllm_bench.decoding.stop.eos import Eos
 from tests.helpers import ROLES, tiny_denoiser
+from tests.pieces import decoders
 
 REQUEST = Request("loop", tuple(range(3, 14)), 32)
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
@@ -245,3 +246,14 @@ ONE_BLOCK = replace(BASE, schedule=Blocks(None), select=TopK(STEPS))
 def test_tensor_operations_do_not_grow_with_the_window(decoder, model) -> None:
     """No operation per position: windows of 16 and of 64 cost the same number in as many steps."""
     assert operations(decoder, 16, model) == operations(decoder, 64, model)
+
+
+OPERATIONS = {"vanilla": 795, "dream": 1483, "fast_dllm": 1073, "eb_sampler": 1355}
+"""Operations of 16 positions; as many as before committed tokens could be revised."""
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_decoder_makes_no_operation_for_what_it_does_not_use(name: str) -> None:
+    """Above all for a reviser: raise a number only for what the decoder itself has to do."""
+    model = tiny_denoiser("llada", seed=1)
+    assert operations(decoders()[name], 16, model).total() == OPERATIONS[name]

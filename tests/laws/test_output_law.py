@@ -26,6 +26,7 @@ from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
 from tests.speculative import Chain, FromDistribution
+from tests.tiers import covering
 
 LAWS = torch.tensor(
     [
@@ -64,7 +65,7 @@ LAW_CASES: dict[str, tuple[Draft, Verify, VerifyLength]] = {
 }
 
 
-@pytest.mark.parametrize("case", LAW_CASES)
+@pytest.mark.parametrize("case", covering(3, LAW_CASES))
 def test_the_joint_law_of_the_first_tokens_is_the_targets(case: str) -> None:
     decoder = SpeculativeDecoder(*LAW_CASES[case], temperature=1.0)
     counts = Counter(sampled(decoder, seed) for seed in range(DRAWS))

@@ -42,6 +42,7 @@ from tests.laws.test_output_law import (
 )
 from tests.laws.test_speculative_laws import MAKERS
 from tests.speculative import Chain
+from tests.tiers import covering
 
 REQUESTS = [
     Request("long", tuple(range(2, 40)), 14, seed=1),
@@ -69,7 +70,7 @@ def outcome(generation: Generation) -> tuple[tuple[int, ...], tuple[int, ...], l
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", covering(4, MAKERS))
 def test_requests_side_by_side_are_requests_alone(
     name: str, temperature: float, folder: Path, target: TransformerDenoiser
 ) -> None:
@@ -130,7 +131,7 @@ class Watched(VerifyLength):
 JOINT = {"hardware_aware": HardwareAwareLength(KNEE), "asynchronous": AsynchronousLength(KNEE)}
 
 
-@pytest.mark.parametrize("name", JOINT)
+@pytest.mark.parametrize("name", covering(2, JOINT))
 def test_joint_lengths_leave_greedy_text_alone(
     name: str, folder: Path, target: TransformerDenoiser
 ) -> None:
@@ -150,7 +151,7 @@ def test_joint_lengths_leave_greedy_text_alone(
     assert sum(busy) / len(busy) < sum(idle) / len(idle), "a busy machine verifies less"
 
 
-@pytest.mark.parametrize("name", JOINT)
+@pytest.mark.parametrize("name", covering(2, JOINT))
 def test_joint_lengths_keep_the_law_of_every_request(name: str) -> None:
     """Three at a time, all counted: what one verifies depends on the drafts of the others."""
     watched = Watched(replace(JOINT[name], profile=StepProfile((1, 5, 12), (1.0, 0.8, 0.2))))

@@ -38,6 +38,7 @@ from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, T
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import ROLES, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
 from tests.speculative import DRAFTERS, FromDistribution, write_drafter
+from tests.tiers import covering
 
 PROMPTS = [(5,), (3, 9, 27, 3, 9), tuple(range(2, 40))]
 NEW = 20
@@ -74,7 +75,7 @@ MAKERS: dict[str, Callable[[Path], Draft]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=covering(3, MAKERS))
 def draft(request: pytest.FixtureRequest, folder: Path, target: TransformerDenoiser) -> Draft:
     return MAKERS[request.param](folder)
 

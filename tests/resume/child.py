@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from dllm_bench.run.runner import run
+from dllm_bench.runs.runner import run
 from dllm_bench.store.store import Store
 from tests.resume import fakes
 

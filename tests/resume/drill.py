@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.store.spec import RunSpec
@@ -59,6 +60,10 @@ class Logged:
 
     decoder: Any
     log: Path
+
+    def summary(self) -> DecoderSummary:
+        made: DecoderSummary = self.decoder.summary()
+        return made
 
     def prepare(self, model: Any, request: Request) -> Request:
         prepared: Request = self.decoder.prepare(model, request)

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore
+from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.run.dependencies import Dependencies
+from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -92,6 +93,9 @@ class FakeDecoder:
     log: Path | None = None
     pause_s: float = 0.0
     ids: tuple[int, ...] | None = None
+
+    def summary(self) -> DecoderSummary:
+        return DecoderSummary()
 
     def prepare(self, model: Any, request: Request) -> Request:
         return request

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.launch.run_one import run
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.metrics.sample_stats import NO_TIME
-from dllm_bench.run.progress import summary
+from dllm_bench.runs.progress import summary
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.run import runner
-from dllm_bench.run.dependencies import Dependencies
-from dllm_bench.run.runner import run
+from dllm_bench.runs import runner
+from dllm_bench.runs.dependencies import Dependencies
+from dllm_bench.runs.runner import run
 from dllm_bench.store import files
 from dllm_bench.store import store as store_module
 from dllm_bench.store.record import RunRecord

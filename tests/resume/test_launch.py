@@ -8,15 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.launch import workers
 from dllm_bench.launch.run_many import run_all, take_next
-from dllm_bench.run.observers import RunningMetrics
-from dllm_bench.run.progress import ManyRunsProgress, RunProgress, duration
-from dllm_bench.run.runner import run
+from dllm_bench.runs.observers import RunningMetrics
+from dllm_bench.runs.progress import ManyRunsProgress, RunProgress, duration
+from dllm_bench.runs.runner import run
 from dllm_bench.store.store import Store
 from tests.resume import fakes
 
@@ -69,6 +73,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks processes up in /proc")
+@pytest.mark.exhaustive
 def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
     log = tmp_path / "calls"
     root = Path(__file__).parents[2]
@@ -180,3 +185,37 @@ def test_many_runs_on_a_terminal_have_a_bar_each_and_lines_that_stay() -> None:
     drawn = stream.getvalue()
     assert "[1/2] [a] one: done, 9 samples\n" in drawn and "[2/2] b: failed\n" in drawn
     assert "━" in drawn and "b: 5/9" in drawn
+
+
+@pytest.mark.parametrize("kills", [1, workers.START_TRIES])
+def test_a_fork_server_that_is_killed_during_a_start_is_started_again(
+    kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped before it can answer, and killed while the start waits for it."""
+    monkeypatch.setattr(workers, "PRELOAD", [])
+    server, connect = forkserver._forkserver, forkserver.connect_to_new_process
+    left = iter(range(kills))
+
+    def end_server(signal_: int) -> None:
+        if server._forkserver_pid is not None:
+            os.kill(server._forkserver_pid, signal_)
+
+    def connect_and_kill(fds: Any) -> Any:
+        forkserver.ensure_running()
+        if next(left, None) is None:
+            return connect(fds)
+        end_server(signal.SIGSTOP)
+        try:
+            return connect(fds)
+        finally:
+            end_server(signal.SIGKILL)
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", connect_and_kill)
+    with workers.Workers() as group:
+        if kills < workers.START_TRIES:
+            group.start(methodcaller("send", "hello"))
+            assert [message for _, message in group.messages()] == ["hello"]
+        else:
+            with pytest.raises(DllmBenchError, match=r"in 3 tries \(unexpected EOF\)"):
+                group.start(methodcaller("send", "hello"))
+    end_server(signal.SIGKILL)  # the next test has one with everything imported

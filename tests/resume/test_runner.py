@@ -13,7 +13,7 @@ from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.run.runner import cut, run
+from dllm_bench.runs.runner import cut, run
 from dllm_bench.store import files
 from dllm_bench.store.store import SAMPLES, Store, read_samples
 from tests.resume import fakes

@@ -24,3 +24,5 @@ def test_differences_are_counted_by_column_without_times() -> None:
     other = [None, *record.columns[count][1:]]
     changed = replace(record, columns={**record.columns, count: other, time: other})
     assert check_reference.differences(record, changed) == {count: 1}
+    shorter = replace(record, columns={name: rows[:4] for name, rows in record.columns.items()})
+    assert check_reference.differences(record, shorter) == {}

@@ -23,7 +23,9 @@ from scripts.embedded import __main__ as command
 from scripts.embedded import adapt, data, export, network, objectives
 from scripts.embedded import tokenizer as embedded
 from scripts.embedded import train as training
+from scripts.embedded.optim import Muon
 from scripts.embedded.recipes import RECIPES, Phase
+from tests.tiers import covering
 
 TOLERANCE = 1e-4  # float32, states of size 1
 BLOCK = 4
@@ -31,7 +33,7 @@ BLOCK = 4
 
 @pytest.fixture(autouse=True)
 def _float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_half", lambda tensor: tensor)
+    monkeypatch.setattr(network, "half", lambda tensor: tensor)
 
 
 def _tokenizer() -> Any:
@@ -107,6 +109,39 @@ def test_no_expert_holds_a_neuron_twice(monkeypatch: pytest.MonkeyPatch) -> None
         assert target.experts
         for gate in made["1.gate"].split(target.experts.size):
             assert len({tuple(row.tolist()) for row in gate}) == target.experts.size
+
+
+@pytest.mark.parametrize("layout", ["llada", "dream"])
+def test_an_adapter_is_added_to_the_weights_it_was_trained_on(layout: str, tmp_path: Path) -> None:
+    weights, sizes = _random(layout)
+    recipe = replace(RECIPES["tiny-d2f-llada-long"], layout=layout)
+    lora = training._new_lora(weights, recipe)
+    lora = {n: (torch.randn_like(t) * 0.1).bfloat16().float() for n, t in lora.items()}
+    export.write_checkpoint(tmp_path / "base", weights, sizes, layout, _tokenizer())
+    export.write_adapter(tmp_path / "lora", lora, "base", recipe.lora_rank, layout, _tokenizer())
+    base, adapter = str(tmp_path / "base"), str(tmp_path / "lora")
+    spec = ModelSpec("made", base, lora=adapter, dtype="float32", device="cpu")
+    loaded: Any = loading.load_model(spec).denoiser
+    for part in "qkvo":
+        made = getattr(loaded.module.model.layers[1].self_attn, f"{part}_proj").weight
+        update = lora[f"1.{part}.B"] @ lora[f"1.{part}.A"]
+        assert torch.allclose(made, weights[f"1.{part}"] + update, atol=1e-5)
+
+
+def test_muon_is_torchs_in_another_type() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for shape in ((8, 8), (24, 8), (8, 24)):
+        ours, theirs = (torch.ones(shape, requires_grad=True) for _ in range(2))
+        made = Muon([ours], {"lr": 0.1})
+        known = torch.optim.Muon([theirs], 0.1, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+        for _ in range(3):
+            ours.grad = torch.randn(shape, generator=rng)
+            theirs.grad = ours.grad.clone()
+            made.step()
+            known.step()
+        moves = [(matrix.detach() - 1).flatten() for matrix in (ours, theirs)]
+        assert torch.cosine_similarity(*moves, dim=0) > 0.999  # theirs is in bf16
+        assert moves[0].norm() == pytest.approx(moves[1].norm(), rel=0.01)
 
 
 def _batch(count: int = 6, length: int = 64) -> data.Batch:
@@ -187,7 +222,9 @@ def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float
         assert beyond_L.mean().item() == pytest.approx(padding * share, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["tiny-trunk-five", "tiny-llada", "tiny-sdar"])
+@pytest.mark.parametrize(
+    "name", covering(4, ["tiny-trunk-five", "tiny-llada", "tiny-sdar", "tiny-llada-long"])
+)
 def test_a_step_of_a_recipe_lowers_its_loss(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

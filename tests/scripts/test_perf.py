@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.api.random_model import random_model, random_request
 from scripts.perf import __main__ as command
 from scripts.perf import batch, device, measures, models
 from scripts.perf.reference import Reference
@@ -22,7 +23,7 @@ TINY = {"width": 32, "layers": 1, "heads": 2, "mlp": 32}
 @pytest.mark.parametrize("k", [0, 3])
 def test_the_plain_loop_decodes_the_same(k: int) -> None:
     """Two blocks, tokens above the threshold and below, branches that run into the next block."""
-    model, request = models.random_model(64, TINY), models.request(6, 64, 64)
+    model, request = random_model(64, TINY), random_request(6, 64, 64)
     own = measures.ours(k, 1000).generate(model, request)
     tokens, rounds = Reference(model, 32, measures.TAU, k).generate(request, 1000)
     assert tokens == list(own.ids)
@@ -31,7 +32,7 @@ def test_the_plain_loop_decodes_the_same(k: int) -> None:
 
 
 def test_parts_of_a_step_are_all_of_it() -> None:
-    model, request = models.Table(64, 1, 64), models.request(6, 32, 64)
+    model, request = models.Table(64, 1, 64), random_request(6, 32, 64)
     parts, generation = split(measures.ours(0, 4), model, request)
     assert set(parts) == set(PARTS) and min(parts.values()) > 0
     assert generation.ids == measures.ours(0, 4).generate(model, request).ids
@@ -40,7 +41,7 @@ def test_parts_of_a_step_are_all_of_it() -> None:
 def test_a_watch_leaves_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured at a large vocabulary is what runs there: unused rows are left out."""
     monkeypatch.setattr("dllm_bench.decoding.masked.LARGE", 0)
-    model, request = models.random_model(64, TINY), models.request(6, 32, 64)
+    model, request = random_model(64, TINY), random_request(6, 32, 64)
     asked: list[Any] = []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda *a: asked.append(a[1].only_M) or forward(*a))

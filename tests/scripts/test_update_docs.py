@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dllm_bench.paths import assets_dir
 from scripts import update_docs
 from scripts.embedded import card
@@ -28,9 +30,35 @@ def test_the_readme_quotes_speed_and_score_of_one_section() -> None:
     assert update_docs.quote(readme, table) == readme
 
 
+def test_the_decoders_page_has_a_row_of_rule_pieces_and_cases() -> None:
+    name, rule, pieces, cases, differs = update_docs.row("block_diffusion")
+    assert name == "`block_diffusion`" and rule.startswith("Block-diffusion models")
+    assert "select `threshold`" in pieces and "cache `block`" in pieces and "explore" not in pieces
+    assert cases == differs == ""
+    page = update_docs.between("a\n<b>\nold\n<c>\nd\n", "<b>", "new", "<c>")
+    assert page == "a\n<b>\nnew\n<c>\nd\n"
+
+
+@pytest.mark.skipif(not update_docs.GOLDEN.is_dir(), reason="no recorded cases to count")
+def test_recorded_cases_are_those_of_the_methods_named() -> None:
+    counts = [
+        int(update_docs.recorded(["llada/llada_cases.json", *methods]))
+        for methods in ([], ["llada_vanilla"], ["fast_dllm_threshold"])
+    ]
+    assert counts[0] > counts[1] + counts[2] > counts[1] > 0
+
+
+def test_a_decoder_says_its_rule_what_differs_and_its_cases() -> None:
+    said = update_docs.head_of(
+        "# a rule\n# of two lines.\n# differs: this\n# too.\n# golden: x y\nz: 1 # no\n"
+    )
+    assert said == {"rule": "a rule of two lines.", "differs": "this too.", "golden": "x y"}
+
+
 def test_a_card_keeps_its_text_and_lists_the_runs() -> None:
     query = ["model=tiny", "benchmark=quiz", "decoder=lopa", "hardware=cpu"]
     spec = spec_of(compose(query))
+    spec.benchmark.update(max_new_tokens=64)
     spec.decoder.update(schedule={"block": 32}, select={"tau": 0.9}, explore={"k": 3})
     text = (assets_dir() / "tiny-llada" / "CARD.md").read_text()
     written = card.measured(text, [record_of(spec, right=11, n=20)])

@@ -22,12 +22,16 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class Reply:
-    """Pieces of a body, each sent at once; `whole` is False for one that breaks off after them."""
+    """Pieces of a body, each sent at once; `whole` is False for one that breaks off after them.
+
+    `raw`: the pieces are the response as it is, without status, headers and chunks around them.
+    """
 
     pieces: Iterable[bytes] = ()
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     whole: bool = True
+    raw: bool = False
 
 
 @dataclass
@@ -55,7 +59,8 @@ class Server:
 
     def __init__(self, answer: Answering, model: Plain | None = None) -> None:
         self.answer = answer
-        self.model = model or {"id": "tiny", "object": "model", "owned_by": "tests"}
+        listed = [model or {"id": "tiny", "object": "model", "owned_by": "tests"}]
+        self.models = Reply([json.dumps({"object": "list", "data": listed}).encode()])
         self.received: list[ReceivedRequest] = []
         self.http = Quiet(("127.0.0.1", 0), type("Bound", (Handler,), {"of": self}))
         self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True)
@@ -82,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def do_GET(self) -> None:
-        self.reply(Reply([json.dumps({"object": "list", "data": [self.of.model]}).encode()]))
+        self.reply(self.of.models)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -92,6 +97,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self, reply: Reply) -> None:
         """Send a reply, chunk by chunk."""
+        if reply.raw:
+            self.close_connection = True
+            for piece in reply.pieces:
+                self.wfile.write(piece)
+            return
         self.send_response(reply.status)
         for name, value in {**reply.headers, "Transfer-Encoding": "chunked"}.items():
             self.send_header(name, value)

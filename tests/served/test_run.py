@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.run_many import RunJob
@@ -21,7 +21,7 @@ from dllm_bench.launch.run_one import run
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.sample_stats import NO_TRACE, NO_USAGE, SampleStats
 from dllm_bench.paths import assets_dir
-from dllm_bench.run import served
+from dllm_bench.runs import served
 from dllm_bench.site import run_page as site_run
 from dllm_bench.site import sample_data
 from dllm_bench.site.texts import TextSource
@@ -110,13 +110,15 @@ def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(
     name = record.columns["id"][0]
     received = ["show", record.identity_hash[:12], "--sample", name, "--results", str(swept)]
     assert main(received) == 0
-    assert capsys.readouterr().out.strip() == texts_of(store, record.spec)[name].strip()
+    shown = capsys.readouterr().out
+    assert shown.startswith("prompt:\n") and "right answer:" in shown
+    assert shown.strip().endswith(texts_of(store, record.spec)[name].strip())
     samples = read_samples(store.path(record.spec))
     page = site_run.run_page(record, {})
     assert "ttft/p50" in page and ">None<" not in page
-    prompts = TextSource().prompts(record.spec, samples)
+    prompts = TextSource(compose).prompts(record.spec, samples)
     assert "Question:" in prompts[name]
-    assert all("null" in s for s in sample_data.scripts(record, samples, prompts, str))
+    assert all("null" in s for s in sample_data.scripts(record, samples, prompts, str, {}))
 
 
 def test_what_makes_another_run(tmp_path: Path) -> None:

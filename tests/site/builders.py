@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
 from dllm_bench.site import build as site_module
 from dllm_bench.site.build import SiteBuilder
 from dllm_bench.site.texts import TextSource
@@ -26,7 +26,7 @@ from tests.tables import builders
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;'\"\u2028\u202e"
 WORDS = [HOSTILE, "four", " and", " two", " is six", "\n", "<end>", " sev", "en"]
 END = 6
-SPECULATIVE = {"_target_": "dllm_bench.decoding.speculative.SpeculativeDecoder", "draft": {"n": 4}}
+SPECULATIVE = {"_target_": "decoder.speculative", "draft": {"n": 4}}
 LOOKAHEADS = {"schedule": {"block": 4}, "explore": {"k": 2}}
 SAMPLES_PER_RUN = 45  # three scripts
 
@@ -44,6 +44,19 @@ def lookaheads(name: str) -> SampleRecord:
     return sample(
         name, [1, 2, 3, 4, 5, END, END, END, END, 0], born, {"eos": 5, "length": 10}, trace
     )
+
+
+def revisions(name: str) -> SampleRecord:
+    """Three positions, four forwards: one is overwritten, one masked again and decoded anew."""
+    changes = [[], [(0, 1, 0, 2), (1, 2, 0, AGAIN_MASKED)], [], []]
+    forwards = [Forward(ForwardKind.DENOISE, 1, fed=3, cached=0, ms=1.0) for _ in changes]
+    trace = Trace(
+        [
+            replace(forward, changes=tuple(Change(*change) for change in changed))
+            for forward, changed in zip(forwards, changes, strict=True)
+        ]
+    )
+    return sample(name, [2, 3, 4], [1, 2, 3], {"length": 3}, trace)
 
 
 def drafts(name: str) -> SampleRecord:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.site import builders
-from tests.tiers import covering
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed (extra dev)")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed (extra dev)")
 
+pytestmark = pytest.mark.xdist_group("notebooks")  # which share `outputs`
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 CELLS = 10
@@ -82,7 +82,8 @@ def test_a_notebook_is_short_and_stored_without_output(name: str) -> None:
         assert not cell.outputs and cell.execution_count is None
 
 
-@pytest.mark.parametrize("name", covering(4, SHOWN))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SHOWN)
 def test_a_notebook_shows_what_is_there(name: str, outputs: Outputs) -> None:
     text = "\n".join(outputs[name, True])
     assert "ERROR" not in text, text
@@ -90,7 +91,8 @@ def test_a_notebook_shows_what_is_there(name: str, outputs: Outputs) -> None:
         assert expected in text
 
 
-@pytest.mark.parametrize("name", covering(4, SHOWN))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SHOWN)
 def test_a_notebook_without_results_says_what_to_run(name: str, outputs: Outputs) -> None:
     text = "\n".join(outputs[name, False])
     assert "ERROR" not in text, text

@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 from jinja2 import UndefinedError
 
+from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.metrics import accuracy
-from dllm_bench.paths import assets_dir
 from dllm_bench.site import build as site_module
-from dllm_bench.site import index_page as site_board
 from dllm_bench.site import pages as site_pages
 from dllm_bench.site import sample_data as site_samples
 from dllm_bench.site import texts as site_texts
 from dllm_bench.site.decoding_order import decoding_order
 from dllm_bench.site.pages import run_address
 from dllm_bench.store import inputs
+from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
@@ -246,6 +246,13 @@ def test_the_viewer_gets_the_whole_filling(make: object) -> None:
     assert (packed["end"], packed["borders"]) == (order.end, order.borders)
 
 
+def test_the_viewer_gets_what_a_reviser_changed() -> None:
+    order = decoding_order(builders.revisions("a"), lambda ids: builders.WORDS[ids[0]], {})
+    steps = site_samples.pack_decoding_order(order, site_samples.TextNumbers())["steps"]
+    assert steps["overwritten"] == [[], [0], [], []]
+    assert steps["remasked"] == [[], [1], [], []]
+
+
 def test_a_run_page_says_what_the_record_says(site: Path, records: dict[str, RunRecord]) -> None:
     record = records["lookahead"]
     text = " ".join(parsed(site / run_address(record.spec.short)).texts)
@@ -273,9 +280,9 @@ def test_the_board_counts_cells_by_standing(site: Path) -> None:
 def test_runs_of_one_name_are_told_apart(records: dict[str, RunRecord]) -> None:
     specs = [record.spec for record in records.values() if record.spec.label == "lookahead"]
     other = builders.decoded(specs[0], {**builders.LOOKAHEADS, "explore": {"k": 3}}, "lookahead", 1)
-    apart = site_board.differing_settings([specs[0], other])
+    apart = differing_settings([specs[0], other])
     assert apart == {specs[0].short: "explore.k 2", other.short: "explore.k 3"}
-    assert site_board.differing_settings(specs[:1]) == {specs[0].short: ""}
+    assert differing_settings(specs[:1]) == {specs[0].short: ""}
 
 
 def test_the_comparison_is_the_paired_one(site: Path, records: dict[str, RunRecord]) -> None:
@@ -310,7 +317,7 @@ def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = RunSpec(
-        model={"name": "tiny-llada", "path": str(assets_dir() / "tiny-llada")},
+        model={"name": "tiny-llada", "path": "assets/tiny-llada"},
         decoder={},
         benchmark={"name": "quiz"},
         hardware={},
@@ -321,12 +328,12 @@ def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(
         "a": SimpleNamespace(prompt_sha256="of another prompt"),
         "b": SimpleNamespace(prompt_sha256=site_texts.prompt_sha256(requests[1])),
     }
-    assert site_texts.TextSource().prompts(spec, samples) == {"b": "user:\nHow many?"}  # type: ignore[arg-type]
+    assert site_texts.TextSource(compose).prompts(spec, samples) == {"b": "user:\nHow many?"}  # type: ignore[arg-type]
 
 
 def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:
     spec = RunSpec({"name": "gone"}, {}, {"name": "gone"}, {})
-    texts = site_texts.TextSource()
+    texts = site_texts.TextSource(compose)
     assert texts.prompts(spec, {}) == {}
     assert texts.decode(spec)([7]) == "[7]"
 

@@ -40,7 +40,11 @@ def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(
 def test_a_damaged_record_costs_its_own_page_alone(tmp_path: Path) -> None:
     lost = builders.fill(tmp_path)["lookahead"]
     folder = Store(tmp_path / "runs").path(lost.spec)
-    head = {"spec": lost.spec.to_plain(), "total": builders.SAMPLES_PER_RUN}
+    head = {
+        "identity_hash": lost.identity_hash,
+        "spec": lost.spec.to_plain(),
+        "total": builders.SAMPLES_PER_RUN,
+    }
     (folder / SPEC).write_text(json.dumps(head))
     (folder / RECORD).write_text("{")
     builders.make(tmp_path)

@@ -22,8 +22,8 @@ import pytest
 
 from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import submit
-from dllm_bench.run.progress import ManyRunsProgress
-from dllm_bench.run.runner import run
+from dllm_bench.runs.progress import ManyRunsProgress
+from dllm_bench.runs.runner import run
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RunState, Store, read_samples
 from dllm_bench.tables.build import build

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main, parse
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.launch.slurm import PackedJob, SlurmCommand, SlurmRun, resources, submit
 from dllm_bench.paths import options
-from dllm_bench.run.progress import ManyRunsProgress
-from dllm_bench.run.runner import run
+from dllm_bench.runs.progress import ManyRunsProgress
+from dllm_bench.runs.runner import run
 from dllm_bench.store.store import RunState, Store
 from dllm_bench.tables.plan import TRAINED, CellState, PlannedRun, distinct_runs, with_job
 from dllm_bench.tables.submit import send, training

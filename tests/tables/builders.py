@@ -10,7 +10,7 @@ import pytest
 
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.metrics.sample_stats import SampleStats
-from dllm_bench.store.record import RunRecord, Session
+from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
 from dllm_bench.tables.build import BuiltTable, build
@@ -55,7 +55,8 @@ def compose(query: Sequence[str]) -> dict[str, Any]:
             config[group] = int(value)
         else:
             config.setdefault(group, {})["name"] = value
-    config["hardware"] |= {"device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
+    cpu = {"device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
+    config["hardware"] = {**config.get("hardware", {}), **cpu}
     return config
 
 
@@ -116,9 +117,17 @@ def seal(store: Store, record: RunRecord) -> Path:
 def start(store: Store, spec: RunSpec, done: int, total: int, error: str = "") -> None:
     """Leave an unfinished run: `done` lines of samples, and what stopped it."""
     with store.open(spec, total) as run:
-        (run.folder / SAMPLES).write_text("{}\n" * done, encoding="utf-8")
+        lines = [sample_of(f"item-{i}").to_line(spec.short) + "\n" for i in range(done)]
+        (run.folder / SAMPLES).write_text("".join(lines), encoding="utf-8")
         if error:
             (run.folder / ERROR).write_text(error + "\n", encoding="utf-8")
+
+
+def sample_of(name: str) -> SampleRecord:
+    """A sample without tokens."""
+    facts = {"ids": [], "born": [], "cut": {}, "text": "", "trace": {}, "counts": {}}
+    times = {"seconds": 0.01, "first_step_s": 0.005, "started_at": 0.0, "session": 0}
+    return SampleRecord(name, "", **facts, **times)  # type: ignore[arg-type]
 
 
 def own_table() -> PaperTable:

@@ -13,7 +13,9 @@ from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, CellVerdict, build
 from dllm_bench.tables.plan import CellState
 from dllm_bench.tables.spec import RunRemark
+from dllm_bench.tables.view import footer, measured_text
 from tests.tables.builders import (
+    ENVIRONMENT,
     FULL,
     TINY,
     every_state,
@@ -177,3 +179,17 @@ def test_nothing_reported_gives_no_verdict(tmp_path, monkeypatch) -> None:
     found = cell(built, "S2", "code", "tps_max")
     assert found.measured is not None
     assert (found.verdict, found.delta, found.cell.reported) == (CellVerdict.NONE, None, None)
+
+
+def test_times_from_a_busy_machine_are_marked_and_counts_are_not(tmp_path, monkeypatch) -> None:
+    for load, marked in ((2.5, False), (2.7, True)):
+        monkeypatch.setitem(ENVIRONMENT, "load", load)
+        monkeypatch.setitem(ENVIRONMENT, "cores", 2)
+        built = sealed(tmp_path / str(load), FULL, monkeypatch)
+        tps, score = (cell(built, "S1", "quiz", name) for name in ("tps_max", "score"))
+        assert measured_text(tps).endswith("†") is marked
+        assert not measured_text(score).endswith("†")
+        assert (
+            any("busy" in line or "load" in line for _, lines in footer(built) for line in lines)
+            is marked
+        )

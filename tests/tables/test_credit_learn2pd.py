@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
@@ -63,7 +63,7 @@ def config(query: tuple[str, ...]) -> Mapping[str, Any]:
 def decoder(table: str, **keys: str) -> MaskedDecoder:
     """The decoder of the row; any of its benchmarks has it."""
     plain = config(leaves(table, **keys)[0].run)["decoder"]
-    made = instantiate({key: value for key, value in plain.items() if key != "name"})
+    made = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
     assert isinstance(made, MaskedDecoder)
     return made
 

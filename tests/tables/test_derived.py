@@ -14,6 +14,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import mean_score
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, CellVerdict, build_cell
 from dllm_bench.tables.derive import bootstrap, combine, item_sums
 from dllm_bench.tables.load import parse_table, read_csv, read_yaml
@@ -27,6 +28,7 @@ from tests.tables.builders import (
     compose,
     derived,
     derived_table,
+    planned_small,
     record_of,
     spec_of,
 )
@@ -265,3 +267,15 @@ def test_formulas_nest(values: list[float]) -> None:
     assert found == pytest.approx(
         100 * (fmean(values[:2]) / fmean(values[2:]) - 1), rel=1e-9, abs=1e-9
     )
+
+
+def test_benchmarks_that_are_one_run_enter_an_average_once(tmp_path, monkeypatch) -> None:
+    one_task = {**TINY.replace, "benchmark": {"quiz": "miniquiz", "code": "miniquiz"}}
+    parts = []
+    for profile in (TINY, replace(TINY, replace=one_task)):
+        cells = planned_small(Store(tmp_path), profile, monkeypatch, derived_table())
+        keys = {"model": "alpha", "decoder": "quick", "benchmark": "average"}
+        [score] = [c for c in cells if c.cell.keys == keys and c.cell.metric.name == "score"]
+        [speedup] = [c for c in cells if c.cell.keys == keys and c.cell.metric.name == "speedup"]
+        parts.append((len(score.parts), *(len(side.parts) for side in speedup.parts)))
+    assert parts == [(2, 2, 2), (1, 1, 1)]

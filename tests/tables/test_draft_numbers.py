@@ -21,7 +21,7 @@ from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.metrics.definitions import DEFINITIONS, FAMILIES, definition, measure
 from dllm_bench.metrics.sample_stats import SampleStats
-from dllm_bench.run.runner import run
+from dllm_bench.runs.runner import run
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.run.dependencies import prepare_device
+from dllm_bench.runs.dependencies import prepare_device
 from dllm_bench.store.inputs import MissingInputError, sources
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, RunSpec, digest, slug, split
@@ -130,7 +130,7 @@ def test_planning_and_running_agree_on_the_device(present, state, tmp_path, monk
 
     monkeypatch.setattr(RunSpec, "from_config", staticmethod(spec_of))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: present)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=None: present)
     run = plan(small_table(), FULL, on_cuda, Store(tmp_path))[0].run
     assert run.state is state
     spec = spec_of(on_cuda(run.query))
@@ -209,7 +209,7 @@ def test_the_command_of_a_run_is_its_query(tmp_path, monkeypatch) -> None:
 
 def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) -> None:
     """Every eighth run of the plan has the hash that `dllm-bench run` gives to its command."""
-    from dllm_bench.cli.compose import compose
+    from dllm_bench.api.compose import compose
     from dllm_bench.cli.main import main
     from dllm_bench.launch import run_one
 
@@ -239,7 +239,7 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
 
     What a profile has no counterpart of is left out.
     """
-    from dllm_bench.cli.compose import compose
+    from dllm_bench.api.compose import compose
 
     queries = {cell.run: cell.keys.get("benchmark") for cell in run_cells(load_table(name))}
     found: dict[tuple[str | None, str], tuple[str, ...]] = {}
@@ -261,7 +261,7 @@ def test_names_of_values_can_be_names_of_files(name: str) -> None:
 
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
 def test_masked_decoders_differ_in_the_decoder_alone(profile: str) -> None:
-    from dllm_bench.cli.compose import compose
+    from dllm_bench.api.compose import compose
 
     table = load_table("decoders/masked")
     rows = {

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import item_id_of
-from dllm_bench.cli.compose import compose
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.sample_stats import from_columns
 from dllm_bench.store.record import RunRecord
@@ -99,7 +99,7 @@ def recomputed(planned: PlannedCell) -> float:
 
 
 @here
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", covering(5, TABLES))
 def test_every_committed_number_follows_from_its_record(name: str) -> None:
     """Cell -> record -> samples -> number, to the last printed digit."""
     found = committed(name)["cells"]
@@ -117,7 +117,7 @@ def test_every_committed_number_follows_from_its_record(name: str) -> None:
 
 
 @here
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", covering(5, TABLES))
 def test_the_committed_bytes_follow_from_the_records(name: str) -> None:
     forms = render(built(name))
     for form in ("md", "json"):

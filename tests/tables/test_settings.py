@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dllm_bench.cli import compose as cli
+from dllm_bench import paths
+from dllm_bench.api import compose as composing
 from dllm_bench.cli.main import main
 from dllm_bench.paths import assets_dir, conf_dir
 from dllm_bench.store import inputs, settings
-from dllm_bench.store.cache import DerivedCache, fingerprint, fingerprints
+from dllm_bench.store.cache import PACKED, DerivedCache, fingerprint, fingerprints
 from dllm_bench.store.settings import SettingsCache, default_paths
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
@@ -22,7 +23,7 @@ from dllm_bench.tables.load import load_profile, load_table, names_of
 from tests.tables.builders import TINY, planned_small, record_of, run_cells, seal, spec_at
 
 QUERY = ("decoder=fast_dllm", "hardware=cpu", "limit=3")
-CACHES = (cli.compose_groups, cli.merge_groups, cli.parse_value_override)
+CACHES = (composing.compose_groups, composing.merge_groups, composing.parse_value_override)
 
 
 def never(*_: object) -> dict:
@@ -39,7 +40,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of conf that may be changed."""
     copy = tmp_path / "conf"
     shutil.copytree(conf_dir(), copy)
-    for module in (cli, settings):
+    for module in (paths, composing, settings):
         monkeypatch.setattr(module, "conf_dir", lambda: copy)
     forget()
     yield copy
@@ -56,32 +57,51 @@ def sampled(every: int) -> list[Sequence[str]]:
     for query in found:
         try:
             queries.append(profile.translate(query))
-        except cli.DllmBenchError:
+        except composing.DllmBenchError:
             continue  # no counterpart
     return list(dict.fromkeys(queries))[::every]
+
+
+def test_results_that_are_an_archive_alone_are_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    results = tmp_path / "reference"
+    results.mkdir()
+    (results / PACKED).touch()
+    for place in (results / "settings", results / "runs" / "costs"):
+        cache = DerivedCache(place, ["1"])
+        cache.put("key", [], 1)
+        cache.save()
+        assert DerivedCache(place, ["1"]).get("key", []) == 1
+    assert [path.name for path in results.iterdir()] == [PACKED]
+    (results / "runs").mkdir()
+    assert DerivedCache(results / "settings", ["1"]).path == results / "settings"
 
 
 def test_composing_group_by_group_is_hydras_own_composition() -> None:
     queries = sampled(60)
     assert len(queries) > 8
     for query in queries:
-        assert cli.compose(query) == cli.to_plain(cli.compose_groups(tuple(query))), query
+        assert composing.compose(query) == composing.to_plain(
+            composing.compose_groups(tuple(query))
+        ), query
 
 
 def test_what_is_remembered_is_what_was_worked_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = [query for query in sampled(40) if "model=served" not in query]
-    first = SettingsCache(tmp_path, cli.compose)
+    first = SettingsCache(tmp_path, composing.compose)
     made = {}
     for query in queries:
         config = first.compose(query)
-        assert config == cli.compose(query)
+        assert config == composing.compose(query)
         try:
             made[query] = RunSpec.from_config(config, first.resolve)
-        except cli.DllmBenchError:
+        except composing.DllmBenchError:
             continue  # weights that are not here
-        assert made[query].to_plain() == RunSpec.from_config(cli.compose(query)).to_plain()
+        assert made[query].to_plain() == RunSpec.from_config(composing.compose(query)).to_plain()
     assert len(made) > 8
     first.save()
     again = SettingsCache(tmp_path, never)
@@ -93,7 +113,7 @@ def test_what_is_remembered_is_what_was_worked_out(
 
 @pytest.mark.parametrize("file", ["decoder/select/threshold.yaml", "paths/default.yaml"])
 def test_a_changed_yaml_forgets_everything(conf: Path, tmp_path: Path, file: str) -> None:
-    first = SettingsCache(tmp_path, cli.compose)
+    first = SettingsCache(tmp_path, composing.compose)
     before = first.compose(QUERY)
     first.save()
     assert SettingsCache(tmp_path, never).compose(QUERY) == before
@@ -102,9 +122,9 @@ def test_a_changed_yaml_forgets_everything(conf: Path, tmp_path: Path, file: str
     assert changed != text
     (conf / file).write_text(changed)
     forget()
-    after = SettingsCache(tmp_path, cli.compose).compose(QUERY)
+    after = SettingsCache(tmp_path, composing.compose).compose(QUERY)
     assert after != before
-    assert after == cli.compose(QUERY)
+    assert after == composing.compose(QUERY)
 
 
 def test_a_changed_yaml_changes_what_is_rendered(conf: Path, tmp_path: Path) -> None:
@@ -125,11 +145,13 @@ def test_a_changed_variable_forgets_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DLLM_BENCH_DATA", raising=False)
-    first = SettingsCache(tmp_path, cli.compose)
+    first = SettingsCache(tmp_path, composing.compose)
     assert first.compose(QUERY)["paths"]["data"] is None
     first.save()
     monkeypatch.setenv("DLLM_BENCH_DATA", "/somewhere")
-    assert SettingsCache(tmp_path, cli.compose).compose(QUERY)["paths"]["data"] == "/somewhere"
+    assert (
+        SettingsCache(tmp_path, composing.compose).compose(QUERY)["paths"]["data"] == "/somewhere"
+    )
 
 
 def test_a_changed_line_of_the_package_forgets_everything(
@@ -150,8 +172,8 @@ def test_a_file_that_a_decoder_names_is_part_of_what_it_is_remembered_by(tmp_pat
     profile = tmp_path / "profile.json"
     profile.write_text((assets_dir() / "profiles" / "tiny-qwen3-cpu.json").read_text())
     query = ("model=tiny-qwen3", "decoder=dspark", "decoder/length=hardware_aware", "hardware=cpu")
-    config = cli.compose((*query, f"decoder.length.profile.source={profile}"))
-    first = SettingsCache(tmp_path, cli.compose)
+    config = composing.compose((*query, f"decoder.length.profile.source={profile}"))
+    first = SettingsCache(tmp_path, composing.compose)
     before = RunSpec.from_config(config, first.resolve)
     first.save()
     plain = json.loads(profile.read_text())
@@ -173,8 +195,8 @@ def test_a_file_that_a_decoder_names_is_part_of_what_it_is_remembered_by(tmp_pat
 )
 def test_what_files_do_not_tell_is_not_remembered(override: str) -> None:
     filtered = ["decoder/select=filter"] if "head" in override else []
-    assert inputs.files_of(cli.compose((*QUERY, *filtered))) is not None
-    assert inputs.files_of(cli.compose((*QUERY, *filtered, override))) is None
+    assert inputs.files_of(composing.compose((*QUERY, *filtered))) is not None
+    assert inputs.files_of(composing.compose((*QUERY, *filtered, override))) is None
 
 
 @pytest.mark.parametrize("results", [None, "there", ""])
@@ -186,7 +208,7 @@ def test_paths_are_read_without_hydra_as_it_composes_them(
     if results is not None:
         monkeypatch.setenv("DLLM_BENCH_RESULTS", results)
     forget()
-    assert default_paths() == cli.compose(())["paths"]
+    assert default_paths() == composing.compose(())["paths"]
 
 
 def test_paths_of_another_form_are_left_to_hydra(conf: Path) -> None:

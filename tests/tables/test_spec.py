@@ -11,7 +11,7 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import definition
-from dllm_bench.paths import conf_dir
+from dllm_bench.paths import CONFIG_DIR, conf_dir
 from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of, read_yaml
 from dllm_bench.tables.spec import Profile
 from tests.tables.builders import TINY, own_table, run_cells, small_table
@@ -174,6 +174,26 @@ def test_an_exact_counterpart_comes_before_a_pattern() -> None:
     profile = Profile("p", embedded=True, replace={"model": names}, set=())
     assert profile.translate(("model=big-five",)) == ("model=small",)
     assert profile.translate(("model=big-two",)) == ("model=small-two",)
+
+
+def test_what_is_available_itself_stands_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group in ("model", "benchmark"):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "mine.yaml").write_text("name: mine\n")
+    monkeypatch.setenv(CONFIG_DIR, str(tmp_path))
+    profile = load_profile.__wrapped__("embedded")
+    for query in (
+        ("model=tiny-llada-long", "benchmark=ministory"),
+        ("model=mine", "benchmark=mine"),
+        ("model=/path/to/folder", "benchmark=minigsm"),
+    ):
+        assert profile.translate(query)[:2] == query
+    assert profile.translate(("model=llada-instruct",))[0] == "model=tiny-llada"
+    for query in (("model=llada2-flash",), ("benchmark=humaneval_plus",)):
+        with pytest.raises(DllmBenchError, match="no counterpart"):
+            profile.translate(query)
 
 
 def test_a_value_without_counterpart_is_a_sentence() -> None:

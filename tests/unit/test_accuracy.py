@@ -13,6 +13,7 @@ from dllm_bench.metrics.accuracy import (
     compare,
     mcnemar,
     mean_score,
+    paired_interval,
     pass_at_k,
     repeated,
     wilson,
@@ -89,6 +90,19 @@ def test_mcnemar_is_the_exact_binomial() -> None:
         n, k = b + c, min(b, c)
         by_hand = min(1.0, 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n)
         assert mcnemar(b, c) == pytest.approx(by_hand)
+
+
+def test_test_and_interval_of_pairs_agree_and_the_interval_holds_as_often_as_it_says() -> None:
+    for b, c in ((0, 0), (5, 0), (6, 0), (0, 6), (3, 12), (4, 12), (12, 3), (30, 16), (31, 16)):
+        low, high = paired_interval(b, c, 50)
+        assert low <= (b - c) / 50 <= high
+        assert (low <= 0 <= high) == (mcnemar(b, c) >= 0.05), (b, c)
+    rng, held = random.Random(6), 0
+    for _ in range(300):
+        draws = rng.choices((1, -1, 0), (0.25, 0.1, 0.65), k=40)
+        low, high = paired_interval(draws.count(1), draws.count(-1), 40)
+        held += low <= 0.15 <= high
+    assert held >= 0.95 * 300
 
 
 def test_runs_are_compared_on_shared_samples_only() -> None:

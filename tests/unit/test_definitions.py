@@ -33,7 +33,7 @@ def test_no_name_is_given_twice() -> None:
     "acceptance/conditional@two  acceptance/conditional@-1  calibration/x@1".split(),
 )
 def test_an_unknown_name_is_a_sentence_that_lists_the_known(name: str) -> None:
-    with pytest.raises(DllmBenchError, match=r"tpf/committed, tpf/emitted.*conditional@1"):
+    with pytest.raises(DllmBenchError, match=r"tpf/committed, tpf/net, .*conditional@1"):
         definition(name)
 
 

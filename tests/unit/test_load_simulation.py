@@ -213,7 +213,7 @@ def test_rules_decide_as_the_pieces_do(piece: VerifyLength, rule: NewLengthRule)
     for _ in range(20):
         logits = [2 * torch.randn(n, generator=generator) for n in (0, 3, 7, 5)]
         proposals = [Proposal(torch.zeros(len(x)).long(), survival_D=x) for x in logits]
-        plain = [acceptance_probabilities(proposal, SCALE) for proposal in proposals]
+        plain = acceptance_probabilities(proposals, SCALE)
         assert lengths(proposals) == plain_rule(plain)
 
 

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.registry import instantiate
-from dllm_bench.run.loggers import NoLogger, WandbLogger
-from dllm_bench.run.runner import run
+from dllm_bench.runs.loggers import NoLogger, WandbLogger
+from dllm_bench.runs.runner import run
 from dllm_bench.store.store import RunState, Store
 from tests.resume import fakes
 
@@ -81,14 +81,18 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     store = Store(tmp_path)
-    logger = instantiate({"_target_": "dllm_bench.run.loggers.WandbLogger", "project": "test"})
+    logger = instantiate(
+        {"_target_": "dllm_bench.runs.loggers.WandbLogger", "project": "test"}, "logger"
+    )
     record = run(fakes.spec(7), store=store, deps=fakes.deps(), logger=logger)
     rows = history(store.path(record.spec))
     assert len(rows) == 8, "seven samples and the summary"
     for index, row in enumerate(rows[:7]):
         emitted = sum(record.columns["emitted"][: index + 1])
         assert row["tpf"] == pytest.approx(emitted / (3 * (index + 1)))
-        assert row["tps"] == pytest.approx(emitted / (0.018 * (index + 1)))
+        elapsed = sum(record.columns["seconds"][: index + 1])  # stored to the microsecond
+        slack = 1e-6 * (index + 1) / elapsed
+        assert row["tps"] == pytest.approx(emitted / elapsed, rel=slack)
         assert row["latency"] == pytest.approx(record.columns["seconds"][index], abs=1e-6)
         assert row["score"] == pytest.approx(
             sum(record.columns["value"][: index + 1]) / (index + 1)
@@ -100,6 +104,10 @@ def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> Non
     assert last["latency"] == record.summary["latency/mean"]
     for name, value in record.summary.items():
         assert last.get(name) == value
+    (table,) = store.path(record.spec).rglob("*.table.json")
+    rows = json.loads(table.read_text())["data"]
+    assert [row[0] for row in rows] == record.columns["id"]
+    assert [row[2] for row in rows] == pytest.approx(record.columns["seconds"], abs=1e-6)
 
 
 @pytest.mark.usefixtures("offline")
@@ -130,9 +138,29 @@ def test_offline_unless_a_key_is_there(
         deps=fakes.deps(),
         logger=WandbLogger(mode=setting),
     )
+    assert (seen["group"], seen["job_type"]) == ("letters/fake", "fake")
     assert {key: seen[key] for key in ("mode",) if key in seen} == passed
     assert Path(seen["dir"]) == Store(tmp_path).path(fakes.spec(2))
     assert seen["id"] == fakes.spec(2).short
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_a_team_sorts_runs_by_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: dict[str, Any] = {}
+    fake = SimpleNamespace(init=lambda **arguments: seen.update(arguments))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
+    given = {"entity": "lab", "group": "sweep", "job_type": "pilot", "tags": ["tau"]}
+    run(
+        fakes.spec(2),
+        store=Store(tmp_path),
+        deps=fakes.deps(),
+        logger=WandbLogger(**given),  # type: ignore[arg-type]
+    )
+    assert {key: seen[key] for key in given} == given
+    assert seen["dir"] == str(tmp_path / "elsewhere")
 
 
 class Failing:
@@ -173,11 +201,11 @@ def test_no_logger_needs_no_wandb(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['wandb'] = None\n"
         "from pathlib import Path\n"
-        "from dllm_bench.run.runner import run\n"
+        "from dllm_bench.runs.runner import run\n"
         "from dllm_bench.store.store import Store\n"
         "from dllm_bench.registry import instantiate\n"
         "from tests.resume import fakes\n"
-        "logger = instantiate({'_target_': 'dllm_bench.run.loggers.NoLogger'})\n"
+        "logger = instantiate({'_target_': 'dllm_bench.runs.loggers.NoLogger'}, 'logger')\n"
         "run(fakes.spec(2), store=Store(Path(sys.argv[1])), deps=fakes.deps(), logger=logger)\n"
     )
     root = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dllm_bench import registry
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.paths import conf_dir
@@ -36,7 +36,7 @@ def targets(plain: Any) -> list[str]:
 def test_a_class_moved_to_another_module_keeps_every_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["model=tiny-llada", "decoder=fast_dllm", "benchmark=minigsm", "limit=2"])
     before = RunSpec.from_config(config).identity_hash
-    elsewhere = types.ModuleType("dllm_bench.decoding.moved")
+    elsewhere = types.ModuleType("dllm_bench.decoding.select.moved")
     elsewhere.Threshold = Threshold  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, elsewhere.__name__, elsewhere)
     monkeypatch.setattr(Threshold, "__module__", elsewhere.__name__)
@@ -90,7 +90,10 @@ def test_an_installed_plug_in_registers_its_classes(monkeypatch: pytest.MonkeyPa
         find("visiting_package.Visitor")
     exec(code, plugin.__dict__)
     for name in ("visiting_package.Visitor", "select.visitor"):
-        assert describe(instantiate({TARGET: name})) == {TARGET: "select.visitor", "tau": 0.5}
+        assert describe(instantiate({TARGET: name}, "select")) == {
+            TARGET: "select.visitor",
+            "tau": 0.5,
+        }
     entry = EntryPoint("visitor", "no_such_package_here", registry.PLUGINS)
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     registry.load_plugins.cache_clear()
@@ -106,7 +109,7 @@ def test_a_run_stored_before_registered_names_is_read_and_found() -> None:
     assert record is not None
     assert record.identity_hash == record.spec.identity_hash
     assert not folder.name.endswith(record.spec.short)
-    assert folder.name.endswith(record.spec.former_hash[:10])
+    assert folder.name.endswith(record.spec.former_short)
     store = Store(OLD_RUN)
     assert store.path(record.spec) == folder
     found = store.record(record.spec)

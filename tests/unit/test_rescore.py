@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.cli.main import main
+from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.run import rescore as again
-from dllm_bench.run.runner import run
+from dllm_bench.runs import rescore as again
+from dllm_bench.runs.runner import run
 from dllm_bench.store.ineffective import settings_without_effect
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord, SampleRecord
@@ -52,6 +54,9 @@ class Knowing:
 
     wrong: int = 3
     asked: int = 0
+
+    def summary(self) -> DecoderSummary:
+        return DecoderSummary()
 
     def prepare(self, model: Any, request: Request) -> Request:
         return request
@@ -90,7 +95,8 @@ def test_the_raw_text_is_kept_where_a_stop_string_cut_it(tmp_path: Path) -> None
     ]
     assert all(sample.raw == sample.text + "Question: x #### 9" for sample in cut)
     assert SampleRecord.from_line(cut[0].to_line()) == cut[0]
-    older = {k: v for k, v in json.loads(cut[0].to_line()).items() if k != "raw"}
+    line = json.loads(cut[0].to_line())
+    older = {k: v for k, v in line.items() if k not in ("raw", "check")}
     assert SampleRecord.from_line(json.dumps(older)) == replace(cut[0], raw=None)
 
 
@@ -102,7 +108,7 @@ def test_grading_again_changes_nothing(tmp_path: Path) -> None:
     store, record = made(tmp_path)
     (entry,) = store.entries()
     before = (entry.path / RECORD).read_bytes()
-    found = again.rescore(entry, again.settings(entry, {}))
+    found = again.rescore(entry, again.settings(entry, {}, compose))
     assert (found.changed, found.stored) == ({}, False)
     assert found.record.columns == record.columns
     assert found.record.score == record.score
@@ -115,7 +121,7 @@ def test_a_damaged_grade_is_mended(tmp_path: Path) -> None:
     values = [0.0] * len(record.columns["value"])
     broken = replace(record, columns={**record.columns, "value": values})
     (entry.path / RECORD).write_text(broken.to_json())
-    found = again.rescore(entry, again.settings(entry, {}))
+    found = again.rescore(entry, again.settings(entry, {}, compose))
     assert found.stored
     assert set(found.changed.values()) == {("correct", "correct")}
     mended = read_record(entry.path)
@@ -129,14 +135,14 @@ def test_another_reading_is_shown_and_not_stored(tmp_path: Path) -> None:
     store, record = made(tmp_path)
     (entry,) = store.entries()
     changes = {"escape_until": True, "primary": "exact_match,flexible-extract"}
-    found = again.rescore(entry, again.settings(entry, changes))
+    found = again.rescore(entry, again.settings(entry, changes, compose))
     assert record.score is not None
     assert found.record.score is not None
     assert (record.score.mean, found.record.score.mean) == (4 / 6, 0)
     assert not found.stored
     assert read_record(entry.path) == record
     with pytest.raises(DllmBenchError, match="no setting 'colour'"):
-        again.settings(entry, {"colour": "red"})
+        again.settings(entry, {"colour": "red"}, compose)
 
 
 def test_rescore_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,12 +159,23 @@ def test_rescore_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "which EvalPlus does not know" in capsys.readouterr().err
 
 
+def test_a_limited_run_says_that_evalplus_wants_every_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, record = made(tmp_path)
+    monkeypatch.setattr(again, "evalplus_lines", lambda *_: ["{}\n"])
+    out = tmp_path / "x.jsonl"
+    arguments = ["rescore", record.identity_hash[:8], "--evalplus", str(out)]
+    assert main([*arguments, "--results", str(tmp_path)]) == 0
+    assert "a line for every problem" in capsys.readouterr().out and out.is_file()
+
+
 def test_a_run_without_texts_is_one_sentence(tmp_path: Path) -> None:
     store, _ = made(tmp_path)
     (entry,) = store.entries()
     (entry.path / SAMPLES).unlink()
     with pytest.raises(DllmBenchError, match="has no stored text"):
-        again.rescore(entry, again.settings(entry, {}))
+        again.rescore(entry, again.settings(entry, {}, compose))
 
 
 def test_repeats_give_avg_and_pass_at_k(tmp_path: Path) -> None:
@@ -220,6 +237,8 @@ EXPLORE = {"_target_": "explore.lookahead", "k": 1}
         ({"chat": True}, {"cache": {"_target_": "cache.prefix"}}, {"decoder.cache"}),
         ({"chat": True}, {"cache": {"_target_": "cache.none"}}, set()),
         ({"chat": True}, {"stop": {"_target_": "stop.eos"}}, set()),
+        ({"chat": True}, {"revise": {"_target_": "revise.edit"}}, {"decoder.revise"}),
+        ({"chat": True}, {"revise": {"_target_": "revise.none"}}, set()),
     ],
 )
 def test_each_setting_is_judged_by_what_happened(

@@ -29,10 +29,12 @@ def test_counting_a_generation() -> None:
         "allocated": 10,
         "committed": 8,
         "content": 5,
+        "first_tokens": 2,
         "emitted": 3,
         "forwards": 3,
         "rows": 20 + 40 + 30,
         "forced": 3,
+        "remasked": 0,
         "idle": 0,
         "idle_dinfer": 0,
     }

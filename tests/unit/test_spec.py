@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.select.filter import Filter
@@ -57,7 +57,7 @@ CONFIG: dict[str, Any] = {
         "threads": 1,
         "match": None,
     },
-    "logger": {TARGET: "dllm_bench.run.loggers.NoLogger"},
+    "logger": {TARGET: "dllm_bench.runs.loggers.NoLogger"},
     "paths": {"results": "results", "data": None, "models": None},
     "seed": 0,
     "limit": 50,
@@ -71,7 +71,7 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
     for role in (role for role in inputs.DECODERS if config.get(role)):
         decoder = {k: v for k, v in config[role].items() if k != "name"}
         label = {"name": config[role]["name"]} if "name" in config[role] else {}
-        made[role] = {**describe(instantiate(decoder)), **label}
+        made[role] = {**describe(instantiate(decoder, "decoder")), **label}
     return {**config, **made, "inputs": {"dataset": "d" * 64, "weights": "w" * 64}}
 
 
@@ -155,7 +155,7 @@ def test_a_filter_of_another_model_is_refused(tmp_path: Path) -> None:
     """At any depth of the decoder: here in the decoder of the oracle's reference."""
     oracle = {TARGET: "dllm_bench.decoding.select.oracle.Oracle", "reference": LEARN2PD}
     for decoder in (LEARN2PD, {**LEARN2PD, "select": oracle}):
-        made = instantiate(decoder)
+        made = instantiate(decoder, "decoder")
         weights = inputs.weights_hash({"name": "tiny-llada", "path": "assets/tiny-llada"})
         inputs.check_filters(made, "tiny-llada", weights)
         with pytest.raises(
@@ -294,7 +294,7 @@ def test_a_run_survives_json() -> None:
     assert (again.folder, again.label) == (run.folder, "lopa")
     assert again.model["path"] == "assets/tiny-llada"
     assert "results" not in json.dumps(run.to_plain()["hardware"])
-    assert instantiate(again.decoder) == instantiate(DECODER)
+    assert instantiate(again.decoder, "decoder") == instantiate(DECODER, "decoder")
 
 
 def test_fields_of_a_newer_version_are_refused() -> None:
@@ -327,12 +327,12 @@ def test_canonical_form() -> None:
 
 
 def test_a_decoder_is_built_from_plain_data_and_described_back() -> None:
-    decoder = instantiate(DECODER)
+    decoder = instantiate(DECODER, "decoder")
     assert isinstance(decoder, MaskedDecoder)
     plain = describe(decoder)
     assert plain["select"]["tau"] == 0.9
     assert plain["explore"] == {TARGET: "explore.greedy"}
-    assert instantiate(plain) == decoder
+    assert instantiate(plain, "decoder") == decoder
     assert json.loads(json.dumps(plain)) == plain
 
 
@@ -340,18 +340,18 @@ def test_a_decoder_is_built_from_plain_data_and_described_back() -> None:
     ("plain", "sentence"),
     [
         ({TARGET: "os.system", "command": "true"}, "not registered"),
-        ({TARGET: "dllm_bench.nothing.Here"}, "no module"),
-        ({TARGET: "dllm_bench.store.spec.Absent"}, "has no 'Absent'"),
-        ({TARGET: "dllm_bench.store.spec.SHOWN"}, "not registered"),
-        ({TARGET: "dllm_bench.store.files.write_atomic"}, "not registered"),
+        ({TARGET: "dllm_bench.nothing.Here"}, "in no module whose"),
+        ({TARGET: "dllm_bench.decoding.masked.Absent"}, "has no 'Absent'"),
+        ({TARGET: "dllm_bench.decoding.masked.EndTokens"}, "not registered"),
+        ({TARGET: "dllm_bench.store.files.write_atomic"}, "in no module whose"),
         ({**DECODER, "cooler": 1}, "cooler"),
         ({k: v for k, v in DECODER.items() if k != "score"}, "score"),
-        ([{TARGET: "subprocess.run"}], "not registered"),
+        ({**DECODER, "score": {TARGET: "subprocess.run"}}, "not registered"),
     ],
 )
 def test_targets_that_are_refused(plain: Any, sentence: str) -> None:
     with pytest.raises(DllmBenchError, match=sentence):
-        instantiate(plain)
+        instantiate(plain, "decoder")
 
 
 def test_auto_hardware_is_named_for_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,10 +361,10 @@ def test_auto_hardware_is_named_for_what_was_found(monkeypatch: pytest.MonkeyPat
     found = hardware.resolve_hardware(auto)
     assert found == CONFIG["hardware"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200 NVL")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index=None: "NVIDIA H200 NVL")
     found = hardware.resolve_hardware(auto)
     assert (found["name"], found["device"], found["dtype"]) == ("h200", "cuda", "bfloat16")
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index=None: "NVIDIA A100-SXM4-80GB")
     assert hardware.resolve_hardware(auto)["name"] == "a100"
 
 

@@ -15,20 +15,21 @@ from dllm_bench.metrics.sample_stats import SampleStats
 A = SampleStats(
     allocated=32, committed=30, content=12, emitted=10, forwards=5, rows=200, forced=1,
     seconds=2.0, steps_s=1.6, first_step_s=0.5, truncated=False, empty=False,
-    idle=1, idle_dinfer=3, baseline_s=3.0, baseline_equal=True,
+    first_tokens=6, idle=1, idle_dinfer=3, baseline_s=3.0, baseline_equal=True, remasked=5,
 )  # fmt: skip
 B = SampleStats(
     allocated=16, committed=16, content=16, emitted=16, forwards=4, rows=64, forced=3,
     seconds=1.0, steps_s=0.9, first_step_s=0.2, truncated=True, empty=False,
-    idle=0, idle_dinfer=1, baseline_s=2.0, baseline_equal=False,
+    first_tokens=4, idle=0, idle_dinfer=1, baseline_s=2.0, baseline_equal=False,
 )  # fmt: skip
 C = SampleStats(
     allocated=16, committed=8, content=0, emitted=0, forwards=1, rows=16, forced=0,
     seconds=0.6, steps_s=0.5, first_step_s=0.5, truncated=False, empty=True,
-    idle=0, idle_dinfer=0, baseline_s=0.4, baseline_equal=True,
+    first_tokens=8, idle=0, idle_dinfer=0, baseline_s=0.4, baseline_equal=True,
 )  # fmt: skip
 BY_HAND = {
-    "tpf/committed": 54 / 10,
+    "tpf/committed": 59 / 10,
+    "tpf/net": 54 / 10,
     "tpf/emitted": 26 / 10,
     "tpf/lopa": 64 / 13,
     "tpf/lopa_dist": 54 / 13,
@@ -37,6 +38,7 @@ BY_HAND = {
     "tps/decode": 26 / 3.0,
     "tps/e2e": 26 / 3.6,
     "tps/no_first_step": (30 / 1.5 + 16 / 0.8) / 2,
+    "tps/after_first_step": (24 / 1.5 + 12 / 0.8) / 2,
     "tps/max": 20.0,
     "tps/top10": 20.0,
     "latency/mean": 3.6 / 3,
@@ -62,7 +64,7 @@ facts = st.builds(
     emitted=st.integers(1, 99), forwards=st.integers(2, 99), rows=st.integers(1, 999),
     forced=st.integers(0, 9), seconds=st.floats(1, 9), steps_s=st.floats(0.1, 0.9),
     first_step_s=st.floats(0.01, 0.5), truncated=st.booleans(), empty=st.booleans(),
-    idle=st.integers(0, 9), idle_dinfer=st.integers(0, 9),
+    idle=st.integers(0, 9), idle_dinfer=st.integers(0, 9), first_tokens=st.integers(0, 1),
     baseline_s=st.floats(1, 9), baseline_equal=st.booleans(),
 )  # fmt: skip
 
@@ -116,6 +118,7 @@ def test_laws(samples: list[SampleStats]) -> None:
     rounding = 1 + 1e-12  # means and percentiles of equal numbers are equal up to the last bit
     assert numbers["tps/max"] * rounding >= numbers["tps/top10"]
     assert numbers["tps/top10"] >= numbers["tps/no_first_step"] * (1 - 1e-9)
+    assert numbers["tps/after_first_step"] <= numbers["tps/no_first_step"] * (1 + 1e-9)
     assert numbers["latency/p50"] <= numbers["latency/p95"] * rounding
     assert numbers["latency/no_first_step"] < numbers["latency/mean"]
     assert numbers["tps/e2e"] <= numbers["tps/decode"]
@@ -130,3 +133,17 @@ def test_one_sample_alone_has_no_aggregation(one: SampleStats) -> None:
     assert measure("tpf/lopa_coder", [one]) == one.content / one.forwards
     assert measure("tps/max", [one]) == measure("tps/no_first_step", [one])
     assert measure("latency/p95", [one]) == one.seconds
+
+
+def test_a_sample_of_one_step_is_left_out_of_speeds_after_it_and_of_their_n() -> None:
+    for name in ("tps/no_first_step", "tps/after_first_step"):
+        assert definition(name).count([A, B, C]) == 2
+    assert definition("tps/e2e").count([A, B, C]) == 3
+
+
+def test_the_first_steps_tokens_leave_with_its_time() -> None:
+    """Equal steps of equal times: the consistent speed is that of any step, LoPA-Dist's is more."""
+    steps = {"forwards": 4, "seconds": 4.0, "first_step_s": 1.0, "first_tokens": 4}
+    even = replace(B, committed=16, **steps)
+    assert measure("tps/after_first_step", [even]) == pytest.approx(4)
+    assert measure("tps/no_first_step", [even]) == pytest.approx(16 / 3)

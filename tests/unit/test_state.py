@@ -45,6 +45,57 @@ def test_committing_the_mask_token_leaves_a_position_masked() -> None:
     assert state.masked_KL.tolist() == [[False, False, True, True, True]]
 
 
+def revised() -> DecodeState:
+    """The state of a decoder that revises: 4 and 5 committed by the first forward, then a mask."""
+    state = fresh()
+    state.changes_KL = torch.zeros_like(state.born_KL)
+    state.commit(torch.tensor([[True, True, False]]), torch.tensor([[4, 5, 0]]), start=2)
+    state.forwards = 1
+    return state
+
+
+def revise(state: DecodeState, remask: list[bool], write: list[bool], ids: list[int]) -> None:
+    """Revise the whole canvas of each branch alike."""
+    rows = (torch.tensor([row] * state.branches) for row in (remask, write, ids))
+    state.revise(*rows)
+
+
+def test_revising_masks_and_overwrites_committed_positions_only() -> None:
+    state = revised()
+    revise(state, [True, False, True, False, True], [False, True, False, True, True], [9] * 5)
+    assert state.tokens_KL.tolist() == [[7, 8, 1, 9, 1]], "prompt and masks stay"
+    assert state.born_KL.tolist() == [[PROMPT, PROMPT, MASKED, 1, MASKED]]
+    assert state.changes_KL is not None and state.remasked_K is not None
+    assert state.changes_KL.tolist() == [[0, 0, 1, 1, 0]]
+    assert state.remasked_K.tolist() == [1]
+
+
+def test_writing_the_mask_token_masks_a_position_again() -> None:
+    state = revised()
+    revise(state, [False] * 5, [False, False, True, False, False], [SPECIAL.mask] * 5)
+    assert state.born_KL.tolist() == [[PROMPT, PROMPT, MASKED, 0, MASKED]]
+
+
+def test_taking_back_what_the_forward_has_committed_is_no_change() -> None:
+    state = revised()
+    state.commit(torch.tensor([[True]]), torch.tensor([[6]]), start=4)
+    revise(state, [False] * 4 + [True], [False] * 5, [0] * 5)
+    assert state.born_KL[0, 4] == MASKED
+    assert state.changes_KL is not None and state.changes_KL.sum() == 0
+
+
+def test_each_branch_carries_its_own_revisions() -> None:
+    branches = revised().fork(2)
+    other = branches.pick(torch.tensor(0))
+    revise(other, [False, False, True, False, False], [False] * 5, [0] * 5)
+    kept = branches.pick(torch.tensor(1))
+    assert kept.tokens_KL.tolist() == [[7, 8, 4, 5, 1]]
+    assert kept.changes_KL is not None and kept.changes_KL.sum() == 0
+    again = other.fork(2).pick(torch.tensor(1))
+    assert again.changes_KL is not None and again.changes_KL.tolist() == [[0, 0, 1, 0, 0]]
+    assert again.remasked_K is not None and again.remasked_K.tolist() == [1]
+
+
 def test_fork_and_pick_carry_tokens_and_memo() -> None:
     state = fresh()
     state.memo[CREDIT] = torch.tensor([[0.5]])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.run.runner import run
+from dllm_bench.runs.runner import run
 from dllm_bench.store import files, provenance
 from dllm_bench.store.files import Appender, Lock, whole_lines, write_atomic
 from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
@@ -214,26 +214,31 @@ def test_lines_reach_the_disk_within_a_second_and_at_the_end(
     assert whole_lines(tmp_path / "lines") == [str(step).encode() for step in range(25)]
 
 
-def test_broken_lines_are_left_out(tmp_path: Path) -> None:
+def test_broken_lines_are_refused_by_readers_and_set_aside_by_the_next_start(
+    tmp_path: Path,
+) -> None:
     store, _ = made(tmp_path)
     path = store.path(SPEC_5) / SAMPLES
     whole = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(
         b"".join([whole[0], b"\0\0\0\n", b'{"id": 3}\n', whole[1], whole[0], whole[2][:9]])
     )
-    assert list(read_samples(path.parent)) == ["item-0", "item-1"]
+    with pytest.raises(DllmBenchError, match=r"samples\.jsonl line 2, .* and 1 more"):
+        read_samples(path.parent)
     (path.parent / RECORD).unlink()
     with store.open(SPEC_5) as opened:
         assert list(opened.samples) == ["item-0", "item-1"]
     assert path.read_bytes() == whole[0] + whole[1]
-    assert "broken lines" in (path.parent / "log.txt").read_text()
+    assert "set aside" in (path.parent / "log.txt").read_text()
+    aside = (path.parent / f"{SAMPLES}.damaged").read_bytes()
+    assert aside == b"\0\0\0\n" + b'{"id": 3}\n' + whole[2][:9] + b"\n"
 
 
 def test_a_sample_survives_its_line(tmp_path: Path) -> None:
     store, _ = made(tmp_path)
     for line in whole_lines(store.path(SPEC_5) / SAMPLES):
-        assert SampleRecord.from_line(line).to_line().encode() == line
-    with pytest.raises(ValueError, match="not a sample"):
+        assert SampleRecord.from_line(line).to_line(SPEC_5.short).encode() == line
+    with pytest.raises(ValueError, match="not a JSON object"):
         SampleRecord.from_line("[1]")
 
 
@@ -244,7 +249,8 @@ def test_a_record_of_a_newer_version_is_refused_loudly(tmp_path: Path) -> None:
     path.write_text(json.dumps({**plain, "schema": SCHEMA + 1}))
     with pytest.raises(DllmBenchError, match=f"schema version {SCHEMA + 1}.*update"):
         store.record(SPEC_5)
-    damaged = json.dumps({**plain, "schema": 2}).replace('"spec"', '"sp"')
+    older = {key: value for key, value in plain.items() if key != "sha256"}
+    damaged = json.dumps({**older, "schema": 2}).replace('"spec"', '"sp"')
     for text in ("", "{}", "[]", damaged):
         path.write_text(text)
         with pytest.raises(DllmBenchError, match=r"record\.json is no run record"):
@@ -284,7 +290,7 @@ def git(where: Path, *arguments: str) -> None:
 
 
 def test_commit_and_local_changes(tmp_path: Path) -> None:
-    nothing = {"commit": None, "dirty": None, "diff_sha256": None, "diff": None}
+    nothing = dict.fromkeys(("commit", "dirty", "diff_sha256", "changed", "diff"))
     assert provenance.code(tmp_path) == nothing, "outside of a repository"
     git(tmp_path, "init", "-q")
     assert provenance.code(tmp_path) == nothing, "before the first commit"
@@ -300,10 +306,12 @@ def test_commit_and_local_changes(tmp_path: Path) -> None:
     (package / "b.py").write_text("b = 1\n")
     untracked = provenance.code(tmp_path)
     assert untracked["dirty"] is True
-    assert "b.py" in untracked["diff"]
+    assert (untracked["changed"], untracked["diff"]) == (["dllm_bench/b.py"], None)
     (package / "a.py").write_text("a = 2\n")
     changed = provenance.code(tmp_path)
-    assert "+a = 2" in changed["diff"]
+    assert changed["changed"] == ["dllm_bench/a.py", "dllm_bench/b.py"]
+    assert changed["diff"] is None
+    assert "+a = 2" in provenance.code(tmp_path, with_text=True)["diff"]
     assert len({str(x["diff_sha256"]) for x in (clean, untracked, changed)}) == 3
     assert provenance.code(package) == nothing, "inside somebody else's repository"
 

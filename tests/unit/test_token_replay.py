@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.registry import instantiate
-from dllm_bench.run import token_replay
-from dllm_bench.run.dependencies import Dependencies
+from dllm_bench.runs import token_replay
+from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.store import SAMPLES, Store
 from tests.helpers import tiny_denoiser
@@ -27,7 +27,7 @@ REQUEST = Request("item-0", tuple(range(5, 12)), NEW)
 def decoder(*overrides: str) -> MaskedDecoder:
     """A composed decoder with blocks of 8."""
     plain = compose([*overrides, f"decoder.schedule.block={BLOCK}"])["decoder"]
-    found: MaskedDecoder = instantiate({k: v for k, v in plain.items() if k != "name"})
+    found: MaskedDecoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
     return found
 
 
@@ -42,6 +42,8 @@ DECODERS = [
     ("decoder=credit", "decoder.select.tau=0.5", "decoder/stop=filled"),
     ("decoder=fast_dllm", "decoder.select.tau=0.3", "decoder/cache=dual"),
     ("decoder=learn2pd_eotp", "decoder/select=threshold"),
+    ("decoder=klass", "decoder.select.tau=0.3", "decoder.select.eps=1.0"),
+    ("decoder=eb_sampler_blocks", "decoder.select.gamma=1.0"),
 ]
 
 
@@ -145,6 +147,9 @@ def test_refusals_are_sentences(tmp_path, model) -> None:
     lookahead = decoder("decoder=lopa_dream")
     with pytest.raises(DllmBenchError, match="explores one candidate"):
         token_replay.record_replays(spec, store, 1, deps(lookahead, model))
+    editing = decoder("decoder=llada21")
+    with pytest.raises(DllmBenchError, match="Edit changes committed tokens"):
+        token_replay.record_replays(spec, store, 1, deps(editing, model))
 
 
 def sample(before: Any) -> SampleRecord:

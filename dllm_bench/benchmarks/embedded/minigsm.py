@@ -87,9 +87,13 @@ def draw(rng: random.Random, weights: Sequence[float]) -> GeneratedProblem:
     """One problem; its number of steps is drawn with `weights`."""
     steps = draw_steps(rng, rng.choices(range(1, MAX_STEPS + 1), weights)[0])
     question, answer = phrase(rng, steps)
-    content = "|".join([str(steps[0].before), *(f"{s.verb}:{s.operand}" for s in steps)])
     fields = {"question": question, "answer": answer}
-    return GeneratedProblem(content, prompt_of(question), f" {answer}", fields)
+    return GeneratedProblem(content_of(steps), prompt_of(question), f" {answer}", fields)
+
+
+def content_of(steps: Sequence[ArithmeticStep]) -> str:
+    """The arithmetic without its wording: start, then verb and operand of each step."""
+    return "|".join([str(steps[0].before), *(f"{s.verb}:{s.operand}" for s in steps)])
 
 
 def draw_steps(rng: random.Random, n_steps: int) -> tuple[ArithmeticStep, ...]:
@@ -111,16 +115,22 @@ def draw_steps(rng: random.Random, n_steps: int) -> tuple[ArithmeticStep, ...]:
 def phrase(rng: random.Random, steps: tuple[ArithmeticStep, ...]) -> tuple[str, str]:
     """Draw a wording of the steps: (question, answer)."""
     name = rng.choice(list(NAMES))
-    words = {"name": name, "who": NAMES[name], "items": rng.choice(ITEMS)}
+    question = ask(rng, steps, name, rng.choice(ITEMS))
+    style = rng.choice(ANSWER_STYLES)
+    parts = [
+        style.format(verb=s.verb, n=s.operand, equation=_equation(rng, s), who=NAMES[name])
+        for s in steps
+    ]
+    return question, "".join(parts)[1:] + f"\n#### {steps[-1].after}"
+
+
+def ask(rng: random.Random, steps: Sequence[ArithmeticStep], name: str, items: str) -> str:
+    """The question in a drawn wording."""
+    words = {"name": name, "who": NAMES[name], "items": items}
     sentences = [rng.choice(OPENINGS).format(n=steps[0].before, **words)]
     sentences += [_step_sentence(rng, step, words) for step in steps]
     sentences.append(rng.choice(QUESTIONS).format(**words))
-    style = rng.choice(ANSWER_STYLES)
-    parts = [
-        style.format(verb=s.verb, n=s.operand, equation=_equation(rng, s), who=words["who"])
-        for s in steps
-    ]
-    return " ".join(sentences), "".join(parts)[1:] + f"\n#### {steps[-1].after}"
+    return " ".join(sentences)
 
 
 def _step_sentence(rng: random.Random, step: ArithmeticStep, words: dict[str, str]) -> str:

@@ -30,11 +30,20 @@ MARSHAL_FORMAT = 4
 """Every Python since 3.4 reads this format."""
 NOBODY = "65534:65534"
 KILL_S = 10.0
-START = (
-    "import marshal, sys; job = marshal.loads(sys.stdin.buffer.read()); "
-    "space = {'__name__': 'bootstrap'}; exec(job['bootstrap'], space); space['main'](job)"
-)
-"""The code a child is started with; its job comes through standard input."""
+START = """\
+import marshal, os
+def receive():
+    parts, missing = [], int.from_bytes(os.read(0, 8), "big")
+    while missing:
+        parts.append(os.read(0, missing))
+        missing -= len(parts[-1])
+    return marshal.loads(b"".join(parts))
+job, space = receive(), {"__name__": "bootstrap"}
+exec(job["bootstrap"], space)
+space["main"](job, receive)
+"""
+"""The code a child is started with; its job, and then the supervisor's order, come through standard
+input, each behind its length."""
 
 
 @dataclass(frozen=True)

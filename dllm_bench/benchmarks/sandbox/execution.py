@@ -5,11 +5,16 @@ threads and open files, a fresh working directory, and an environment that conta
 On Linux namespaces, Landlock and a filter of system calls are added (`child/bootstrap.py`).
 `isolation()` lists what takes effect on this machine.
 
+The child is two processes. The judged one holds the program and its inputs. The supervisor holds
+what a result is compared with and writes the verdict; it never runs the program and reads its
+results as data (`child/codec.py`). `execute` runs a program to its end, which only the program's
+own process can tell: "passed" means that nothing said otherwise. `examine` calls its functions.
+
 What the sandbox does not protect against: a bug in the kernel; the memory that many programs use at
-once; a program that looks for the channel on which its verdict is reported; reading files in /etc
-that the user who runs this may read (for root: passwords). Where a step is not available (another
-operating system, an old kernel, a strict container), its protection is missing too. Use the second
-kind of sandbox for hostile code: it puts the same child into a container (`container.py`).
+once; reading files in /etc that the user who runs this may read (for root: passwords). Where a step
+is not available (another operating system, an old kernel, a strict container), its protection is
+missing too. Use the second kind of sandbox for hostile code: it puts the same child into a
+container (`container.py`). `docs/security.md` lists what is promised.
 """
 
 from __future__ import annotations
@@ -25,12 +30,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from types import CodeType
-from typing import IO, TypeVar
+from typing import IO, TypeVar, cast, get_args
 
 from dllm_bench.benchmarks.sandbox.container import (
     MARSHAL_FORMAT,
@@ -45,8 +51,9 @@ from dllm_bench.core.errors import DllmBenchError
 
 CONSENT_VARIABLE = "DLLM_BENCH_ALLOW_CODE"
 POLL_S = 0.05
-SIGNALLED = 128
-"""A container ends with the status 128 + n when signal n killed its program."""
+BACKSTOP_S = 2.0
+"""How long after its wall time a child that does not stop by itself is killed."""
+CHILD = "dllm_bench.benchmarks.sandbox.child."
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -61,44 +68,59 @@ def require_consent(allowed: bool, benchmark: str) -> None:
         )
 
 
-def execute(
-    source: str | CodeType,
-    payload: object = None,
-    limits: Limits | None = None,
-    stdin: str | None = None,
-) -> ProgramOutcome:
+def execute(program: str, limits: Limits | None = None, stdin: str | None = None) -> ProgramOutcome:
     """Run a Python program in a sandboxed child and tell how it ended.
 
-    With a `payload` (builtin types only) the source must be one of our own programs
-    (`child_program`): its `main(payload, report)` is called and the words it reports come back.
-    Without a payload the source may be any program. `stdin` is what the program reads, nothing by
-    default.
+    `stdin` is what it reads, nothing by default.
     """
-    limits = limits or Limits()
+    return _run(program, Examiner("supervise"), limits or Limits(), stdin or "")
+
+
+def examine(program: str, examiner: Examiner, limits: Limits) -> ProgramOutcome:
+    """Load a Python program in a sandboxed child and judge what calls of its functions return.
+
+    The examiner calls them from a process of its own; its words come back in `reports`.
+    """
+    return _run(program, examiner, limits, None)
+
+
+def _run(program: str, examiner: Examiner, limits: Limits, stdin: str | None) -> ProgramOutcome:
+    """Start a child, with a program to run (`stdin` is text) or to be called (None)."""
     container = requested_container(limits)
-    folder = tempfile.mkdtemp(prefix="dllm-bench-")
     read_end, write_end = os.pipe()
+    folder = tempfile.mkdtemp(prefix="dllm-bench-")
+    nonce = secrets.token_hex(8)
+    code = child_source if container else child_program
     job = {
-        "bootstrap": child_source("bootstrap") if container else child_program("bootstrap"),
-        "source": source.encode(errors="replace") if isinstance(source, str) else source,
-        "payload": payload,
+        "bootstrap": code("bootstrap"),
+        "modules": {CHILD + name: code(name) for name in ("codec", "answer")},
+        "program": program.encode(errors="replace"),
+        "name": examiner.module_name,
+        "calls": stdin is None,
+        "silent": examiner.silent,
         "stdin": (stdin or "").encode(errors="replace"),
-        "nonce": secrets.token_hex(8),
         "channel": STDERR if container else write_end,
         "limits": limits.rlimits(),
+        "wall_s": limits.wall_s,
         "packages": limits.packages,
     }
-    if container and isinstance(source, CodeType):
-        job["source"] = child_source(source.co_filename.strip("<>")).encode()
+    private = {
+        "modules": {CHILD + name: code(name) for name in ("supervise", examiner.program)},
+        "program": CHILD + examiner.program,
+        "payload": examiner.payload,
+        "nonce": nonce,
+    }
     try:
         if os.geteuid() == 0:
             os.chmod(folder, 0o777)
         with tempfile.TemporaryFile() as sent:
-            sent.write(marshal.dumps(job, MARSHAL_FORMAT))
+            for part in (job, private):
+                data = marshal.dumps(part, MARSHAL_FORMAT)
+                sent.write(len(data).to_bytes(8, "big") + data)
             sent.seek(0)
             child = _Child(sent, write_end, folder, limits, container)
         os.close(write_end)
-        return _follow(child, read_end, str(job["nonce"]), limits)
+        return _follow(child, read_end, nonce, limits)
     finally:
         os.close(read_end)
         shutil.rmtree(folder, ignore_errors=True)
@@ -152,6 +174,20 @@ class _Child:
         return self.status
 
 
+@dataclass(frozen=True)
+class Examiner:
+    """One of our own programs, which judges a program from the supervisor's process."""
+
+    program: str
+    """Name of a file in `child/` whose `main(payload, report, answer)` gives (verdict, detail)."""
+    payload: object = None
+    """What it judges by, of builtin types only; the judged process never holds it."""
+    module_name: str = "__main__"
+    """The judged program's `__name__`."""
+    silent: bool = False
+    """Whether everything that is printed is discarded."""
+
+
 @cache
 def child_program(name: str) -> CodeType:
     """Compiled code of one of our own programs in `child/`."""
@@ -161,10 +197,10 @@ def child_program(name: str) -> CodeType:
 def _follow(child: _Child, channel: int, nonce: str, limits: Limits) -> ProgramOutcome:
     """Read the child's output until it ends or breaks a limit, then stop its whole session."""
     began = time.monotonic()
-    stopped, tail = _drain(child, began + limits.wall_s, limits)
+    stopped, tail = _drain(child, began + limits.wall_s + BACKSTOP_S, limits)
     status = child.stop()
     reports = _reports(channel, nonce)
-    verdict, detail = _verdict(stopped, status, child.cpu_s >= limits.cpu_s, reports)
+    verdict, detail = _verdict(stopped, status, reports)
     held = next((r[1:] for r in reports if r[0] == "held"), ())
     words = tuple(r for r in reports if r[0] not in ("held", "end"))
     text = tail.decode("utf-8", errors="replace")
@@ -220,28 +256,17 @@ def _reports(channel: int, nonce: str) -> list[tuple[str, ...]]:
 
 
 def _verdict(
-    stopped: str, status: int, cpu_spent: bool, reports: Sequence[tuple[str, ...]]
+    stopped: str, status: int, reports: Sequence[tuple[str, ...]]
 ) -> tuple[ProgramVerdict, str]:
-    """(verdict, detail) of a program that was stopped, was killed, or ended by itself."""
+    """(verdict, detail) of a program that was stopped, or as the supervisor reports it."""
     if stopped == "timeout":
         return "timeout", "wall time"
     if stopped == "output":
         return "failed", "printed too much"
-    if status in (-signal.SIGXCPU, SIGNALLED + signal.SIGXCPU) or (
-        status == -signal.SIGKILL and cpu_spent
-    ):
-        return "timeout", "CPU time"
-    if status < 0 or status > SIGNALLED:
-        return "crashed", signal.Signals(-status if status < 0 else status - SIGNALLED).name
-    end = next((r for r in reports if r[0] == "end"), None)
-    if end is None:
-        return "failed", f"left before its end with status {status}"
-    verdicts: Mapping[str, ProgramVerdict] = {
-        "passed": "passed",
-        "memory": "memory",
-        "refused": "refused",
-    }
-    return verdicts.get(end[1], "failed"), end[2]
+    ends = [words[1:] for words in reports if words[0] == "end"]
+    if ends and ends[0][0] in get_args(ProgramVerdict):
+        return cast(ProgramVerdict, ends[0][0]), ends[0][1]
+    return "judge_error", f"the process that judges ended with status {status}"
 
 
 @cache

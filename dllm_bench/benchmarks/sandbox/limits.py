@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ProgramVerdict = Literal["passed", "failed", "timeout", "crashed", "memory", "refused"]
+ProgramVerdict = Literal[
+    "passed", "failed", "timeout", "crashed", "memory", "refused", "judge_error"
+]
 """passed: ran to its last line; failed: an error, an early exit or too much output; timeout: CPU or
 wall time used up; crashed: killed by a signal; memory: MemoryError; refused: an error because the
-sandbox denied a call."""
+sandbox denied a call; judge_error: the process that judges did not come to a verdict."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class Limits:
     """What one program may use; the first limit that is reached stops it."""
 
     cpu_s: int = 2
+    """CPU seconds; also the seconds a program may sleep."""
     wall_s: float = 10.0
     memory_mb: int = 1024
     """Address space."""

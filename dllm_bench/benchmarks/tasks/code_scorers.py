@@ -3,21 +3,24 @@
 A filter is one way to read an answer: `completion` takes the text as it is, `extracted` takes a
 fenced block and drops an end that does not parse, `lopa` and `opencompass` are the published ones.
 Programs run in the sandbox only. The caller makes sure of consent: our benchmark, or lm-eval with
-`confirm_run_unsafe_code`. The item's own solution runs first and decides how much time a program
-gets.
+`confirm_run_unsafe_code`. The item's own solution runs first; it decides how much time a program
+gets, and whether the tests can run in a process of their own, where a program cannot reach them.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 from dllm_bench.benchmarks import code_answers
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.sandbox.limits import Limits
+from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
+from dllm_bench.core.benchmark import JUDGE_ERROR
 
 Doc = dict[str, Any]
 """An item as lm-eval passes it."""
@@ -80,42 +83,95 @@ def map_answers(
 
 def grade_humaneval(doc: Doc, results: list[str]) -> dict[str, float]:
     """Right if the item's own `check` returns."""
-    test = f"\n{doc['test']}\ncheck({doc['entry_point']})\n"
-    return _grade(results[0] + test, doc["prompt"] + doc["canonical_solution"] + test)
+    tests = f"\n{doc['test']}\ncheck({doc['entry_point']})\n"
+    reference = doc["prompt"] + doc["canonical_solution"]
+    return verdict_metrics(verdict_of(results[0], Tests(tests, reference, (doc["entry_point"],))))
 
 
 def grade_mbpp(doc: Doc, results: list[str]) -> dict[str, float]:
     """Right if all assertions hold; the item's set-up code may use what the answer defines."""
-    tests = "\n".join(doc["test_list"])
-    program, reference = (
-        f"{code}\n{doc['test_setup_code']}\n{tests}\n" for code in (results[0], doc["code"])
-    )
-    return _grade(program, reference)
-
-
-def _grade(program: str, reference: str) -> dict[str, float]:
-    """Metrics of a program whose time limit depends on its reference solution."""
-    return verdict_metrics(verdict_of(program, allowed_cpu_s(reference)))
+    tests = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
+    return verdict_metrics(verdict_of(results[0], Tests(tests, doc["code"])))
 
 
 def verdict_metrics(verdict: str) -> dict[str, float]:
-    """The metrics of a code task for a verdict of the sandbox."""
+    """The metrics of a code task for a verdict of the sandbox; NaN without one."""
     return {
-        "pass@1": float(verdict == "passed"),
+        "pass@1": math.nan if verdict == JUDGE_ERROR else float(verdict == "passed"),
         "timeout": float(verdict == "timeout"),
         "crashed": float(verdict in CRASHES),
     }
 
 
-@lru_cache(maxsize=4096)
-def allowed_cpu_s(reference: str) -> int:
-    """CPU seconds for a program: those of LIMITS, or more where the reference itself is slow."""
-    outcome = sandbox.execute(reference, limits=replace(LIMITS, cpu_s=6 * LIMITS.cpu_s))
-    return max(LIMITS.cpu_s, math.ceil(TIME_FACTOR * outcome.cpu_s))
+@dataclass(frozen=True)
+class Tests:
+    """Statements that hold for a right program."""
+
+    text: str
+    """The statements, which stand behind a program."""
+    reference: str
+    """The item's own solution."""
+    tested: tuple[str, ...] = ()
+    """Functions under test; () for all names of the reference that the tests use."""
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """What the tests use and neither they nor Python define."""
+        nodes = list(ast.walk(code_answers.parse_quietly(self.text)))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        stored |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        stored |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        stored |= {
+            (alias.asname or alias.name).split(".")[0]
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        known = (stored | set(dir(builtins))) - self.defined
+        return frozenset({node.id for node in names} - known)
+
+    @cached_property
+    def defined(self) -> set[str]:
+        """Functions and classes of the reference."""
+        tree = code_answers.parse_quietly(self.reference)
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        return {node.name for node in tree.body if isinstance(node, kinds)}
+
+    @cached_property
+    def examiner(self) -> sandbox.Examiner:
+        """The tests in a process of their own."""
+        payload = {
+            "tests": self.text,
+            "reference": self.reference,
+            "names": sorted(self.names),
+            "tested": self.tested or sorted(self.names & self.defined),
+        }
+        return sandbox.Examiner("check_asserts", payload)
+
+    def run(self, program: str, cpu_s: int, apart: bool) -> ProgramOutcome:
+        """Run the tests on a program: in a process of their own, or behind it in its own."""
+        limits = replace(LIMITS, cpu_s=cpu_s, wall_s=max(LIMITS.wall_s, 2.0 * cpu_s))
+        if apart:
+            return sandbox.examine(program, self.examiner, limits)
+        return sandbox.execute(program + self.text, limits)
 
 
 @lru_cache(maxsize=4096)
-def verdict_of(program: str, cpu_s: int = LIMITS.cpu_s) -> str:
+def calibrate(tests: Tests) -> tuple[int, bool]:
+    """(CPU seconds for a program, whether the tests can run in a process of their own).
+
+    They can if the reference passes them that way: arguments and results are values, and no
+    argument is changed. Its CPU time counts where it is long.
+    """
+    for apart in (True, False):
+        outcome = tests.run(tests.reference, 6 * LIMITS.cpu_s, apart)
+        if outcome.verdict in ("passed", JUDGE_ERROR):
+            break
+    return max(LIMITS.cpu_s, math.ceil(TIME_FACTOR * outcome.cpu_s)), apart
+
+
+@lru_cache(maxsize=4096)
+def verdict_of(program: str, tests: Tests) -> str:
     """The sandbox's verdict, cached because filters often give the same program."""
-    limits = replace(LIMITS, cpu_s=cpu_s, wall_s=max(LIMITS.wall_s, 2.0 * cpu_s))
-    return sandbox.execute(program, limits=limits).verdict
+    return tests.run(program, *calibrate(tests)).verdict

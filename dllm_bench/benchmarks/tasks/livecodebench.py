@@ -86,7 +86,7 @@ def _verdict(code: str, function: str, tests: str) -> str:
 
 def _stdin_verdict(program: str, given: str, wanted: str) -> str:
     """The verdict of one run on standard input, which may end with `exit()`."""
-    outcome = sandbox.execute(program, limits=LIMITS, stdin=given)
+    outcome = sandbox.execute(program, LIMITS, given)
     ended = outcome.verdict == "passed" or outcome.detail.startswith("SystemExit")
     if not ended:
         return outcome.verdict
@@ -120,7 +120,6 @@ def _method_verdict(program: str, function: str, cases: list[tuple[str, str]]) -
         for given, wanted in cases
     ]
     payload = {
-        "solution": program.encode(errors="replace"),
         "reference": None,
         "entry_point": f"Solution.{function}",
         "stages": marshal.dumps({"tests": stages}),
@@ -130,6 +129,5 @@ def _method_verdict(program: str, function: str, cases: list[tuple[str, str]]) -
         "time_factor": 0.0,
     }
     limits = Limits(cpu_s=TEST_S * (len(cases) + 1), wall_s=180.0, memory_mb=4096, packages=True)
-    outcome = sandbox.execute(sandbox.child_program("check_function"), payload, limits)
-    reported = {words[0]: words[1] for words in outcome.reports if len(words) > 1}
-    return reported.get("tests") or reported.get("load") or outcome.verdict
+    examiner = sandbox.Examiner("check_function", payload, "__solution__", silent=True)
+    return sandbox.examine(program, examiner, limits).verdict

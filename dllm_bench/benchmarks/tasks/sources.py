@@ -17,14 +17,16 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule
+from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule, ministory
 from dllm_bench.benchmarks.embedded.generated import SPLITS, GeneratedTask
 from dllm_bench.benchmarks.items import (
     choose_items,
     data_file,
     downloads_allowed,
+    naming_file,
     read_jsonl,
     require_cache_or_server,
+    require_fields,
     require_known,
 )
 from dllm_bench.benchmarks.tasks import readers
@@ -54,6 +56,7 @@ GENERATED: Mapping[str, GeneratedTask] = {
     task.name: task
     for task in (
         minigsm.TASK, minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE,
+        ministory.TASK,
     )
 }  # fmt: skip
 """Item sets of this project."""
@@ -85,6 +88,8 @@ class PublishedSet:
     """(place in the file, row) -> the last part of the item's id."""
     numbers: Mapping[str, range] | None = None
     """Split -> the numbers that belong to it, where one file holds several splits."""
+    fields: Sequence[str] = ()
+    """What prompts and grades read of a row, where `read` does not read it."""
     partial_files: Mapping[str, str] = field(default_factory=dict)
     """Path that holds only a part of a split -> name of the part, which the ids then contain."""
 
@@ -97,6 +102,7 @@ PUBLISHED: Mapping[str, PublishedSet] = {
             "cot": ["gsm8k/cot_8shot.jsonl"],
         },
         {split: HubSplit("openai/gsm8k", ("main",), split) for split in ("test", "train")},
+        fields=("question", "answer or target"),
     ),
     "math": PublishedSet(
         {
@@ -111,17 +117,21 @@ PUBLISHED: Mapping[str, PublishedSet] = {
         read=readers.read_math,
     ),
     "humaneval": PublishedSet(
-        {"test": ["humaneval/HumanEval.jsonl"]}, {"test": HubSplit("openai/openai_humaneval")}
+        {"test": ["humaneval/HumanEval.jsonl"]},
+        {"test": HubSplit("openai/openai_humaneval")},
+        fields=("prompt", "test", "entry_point"),
     ),
     "mbpp": PublishedSet(
         {split: ["mbpp/mbpp.jsonl"] for split in MBPP_SPLITS},
         {s: HubSplit("google-research-datasets/mbpp", ("full",), s) for s in MBPP_SPLITS},
+        fields=("task_id", "text", "code", "test_list"),
         number=lambda i, row: int(row["task_id"]),
         numbers=MBPP_SPLITS,
     ),
     "mmlu": PublishedSet(
         {"test": ["mmlu/test.jsonl"]},
         {"test": HubSplit("cais/mmlu", ("all",))},
+        fields=("subject", "question", "choices", "answer"),
         number=lambda i, row: f"{row['subject']}/{i}",
     ),
     "squad_v2": PublishedSet(
@@ -220,7 +230,9 @@ def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
         read = _hub_rows(source, split)
     else:
         file, label = _original_file(source, split, data_dir)
-        read = published.read(file)
+        with naming_file(file):
+            read = published.read(file)
+        require_fields(file, read, published.fields)
         if label != split:
             logging.getLogger(__name__).warning(
                 "%s: only a part of split %s is in the data directory, %s", source, split, file.name

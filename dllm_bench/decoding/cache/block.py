@@ -11,17 +11,17 @@ each of its positions saw all of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache, Reuse
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 @register("cache.block")
@@ -31,6 +31,10 @@ class BlockCache(Cache):
 
     attention: Attention = "block_causal"  # "block_causal" is exact, "full" is approximate
     reuse: Reuse = "none"
+    renews: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
+    """Whether a finished block is fed once more with its final tokens. As released for T2M
+    re-masking and FreeCache it is not: K/V are those of the block's last forward, before its last
+    commit."""
 
     def __post_init__(self) -> None:
         check_choice(self, "reuse", self.reuse, Reuse)
@@ -41,6 +45,12 @@ class BlockCache(Cache):
             )
 
     @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """Full attention only if set so."""
+        full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
+        return frozenset({Condition.FED_WINDOW, *full})
+
+    @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
         """Exact reuse ends with a whole block of both prompts."""
         needs = {Need("schedule", Condition.BLOCKS_IN_ORDER)}
@@ -49,11 +59,12 @@ class BlockCache(Cache):
         return frozenset(needs)
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+        held = min(kv.length, window.start)
         return ForwardPlan(
-            kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
-            feed=(kv.length, window.visible),
+            kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,
+            feed=(held, window.visible),
             rows=(window.start, window.stop),
-            store=(kv.length, window.retired),
+            store=(held, window.retired if self.renews else window.stop),
             attention=self.attention,
             block=window.block,
             origin=window.origin,

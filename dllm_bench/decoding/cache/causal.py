@@ -35,7 +35,7 @@ class CausalCache(Cache):
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         fed = (kv.length, window.start)
         return ForwardPlan(
-            kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
+            kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,
             feed=fed,
             rows=(window.start, window.stop),
             store=fed,

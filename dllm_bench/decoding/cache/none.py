@@ -20,8 +20,13 @@ class NoCache(Cache):
     """Caches nothing."""
 
     attention: Attention = "full"  # bidirectional; or "block_causal" over the schedule's blocks
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.WHOLE_CANVAS})
     caches: ClassVar[bool] = False
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What other pieces can rely on."""
+        full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
+        return frozenset({Condition.WHOLE_CANVAS, Condition.FED_WINDOW, *full})
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         return ForwardPlan(

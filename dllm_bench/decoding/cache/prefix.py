@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -41,6 +41,12 @@ class PrefixCache(Cache):
                 f"{type(self).__name__} every is {self.every}; renew after 1 or more forwards."
             )
         check_choice(self, "clock", self.clock, Clock)
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """Full attention only if set so."""
+        full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
+        return frozenset({Condition.FED_WINDOW, *full})
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         renews = self._renews(branches, window, kv.kept)

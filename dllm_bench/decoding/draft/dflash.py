@@ -3,7 +3,8 @@
 The slots of a block are the anchor and the masks after it; features of the target's layers are
 injected as keys and values. Every token is drawn from the distribution of its own slot, independent
 of the other tokens. Both published variants: the drafter's `silent` says whether the anchor's slot
-predicts a token too (DeepSpec) or not (z-lab).
+predicts a token too (DeepSpec) or not (z-lab). Blocks of nothing but silent slots (z-lab's block
+size 1, its baseline) draft nothing and leave the drafter out.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ class DFlash(Draft):
     """Slots per block, at most as many as in training; None: as many as in training."""
 
     def __post_init__(self) -> None:
-        if self.slots is not None and not self.drafter.silent < self.slots <= self.drafter.slots:
+        least = max(self.drafter.silent, 1)
+        if self.slots is not None and not least <= self.slots <= self.drafter.slots:
             raise DllmBenchError(
                 f"{type(self).__name__} has slots={self.slots}, but its drafter was trained with "
-                f"{self.drafter.slots}; choose {self.drafter.silent + 1} to {self.drafter.slots}."
+                f"{self.drafter.slots}; choose {least} to {self.drafter.slots}."
             )
 
     @property
@@ -57,7 +59,7 @@ class DFlash(Draft):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        return self.drafter.feature_layers
+        return self.drafter.feature_layers if self.longest else ()
 
     @property
     def _slots(self) -> int:
@@ -67,6 +69,8 @@ class DFlash(Draft):
         return self.drafter.on(target).new_cache(length)
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        if self.longest == 0:
+            return Proposal(context.tokens_L[:0])
         network = self.drafter.on(context.target)
         assert context.kv is not None
         cached = context.kv.length

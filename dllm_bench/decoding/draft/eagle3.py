@@ -8,15 +8,16 @@ vocabulary of the original.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from dllm_bench.core.denoiser import KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import first_end
 from dllm_bench.core.speculative import ChainDrafter, Context, Draft, Proposal, Sampler, Target
+from dllm_bench.core.transfer import to_host
 from dllm_bench.registry import register
 
 
@@ -58,7 +59,7 @@ class Eagle3(Draft):
             distributions.append(probabilities_1V)
         fed = kv.length - cached
         kv.crop(context.anchor)
-        proposal = Proposal(
+        return Proposal(
             torch.cat(tokens),
             None
             if sampler.greedy
@@ -67,9 +68,12 @@ class Eagle3(Draft):
             fed=fed,
             cached=cached,
         )
-        return proposal.first(self._until_end(proposal.tokens_D, context.target))
 
-    def _until_end(self, tokens_D: Tensor, target: Target) -> int:
-        """Number of tokens up to and including the first end token."""
-        end = first_end(tokens_D.tolist(), target.special)
-        return len(tokens_D) if end is None else end + 1
+    def cut(self, proposals: Sequence[Proposal], target: Target) -> list[Proposal]:
+        """Every draft up to and including its first end token."""
+        drafted = to_host([one.tokens_D for one in proposals])
+        ends = [first_end(tokens, target.special) for tokens in drafted]
+        return [
+            one if end is None else one.first(end + 1)
+            for one, end in zip(proposals, ends, strict=True)
+        ]

@@ -38,8 +38,9 @@ class NGramDraft(Draft):
 
     def propose(self, context: Context, sampler: Sampler) -> Proposal:
         tokens_L = context.tokens_L
+        host_L = tokens_L if context.host_L is None else context.host_L
         for match in range(min(self.longest_match, len(tokens_L) - 1), 0, -1):
-            after = last_occurrence(tokens_L, match)
+            after = last_occurrence(host_L, match)
             if after is not None:
                 return Proposal(tokens_L[after : after + self.tokens])
         return Proposal(tokens_L[:0])

@@ -3,16 +3,19 @@
 The state after a commit is the base branch (the paper's anchor). Lookahead branch j of k also
 commits the j-th most confident position that is still masked, by the scores of the forward just
 made. All branches share the next forward, and the branch whose masked positions are most confident
-goes on. The winner's logits are the next scores, so a round costs one forward.
+continues. The winner's logits are the next scores, so a round costs one forward.
 Branch confidence = alpha * creation + (1 - alpha) * mean of the masked positions' confidences (or
 what `fraction` or `sliding` make of them; 1 if nothing is masked). Creation is the confidence of
 the position that made the branch, 1 for the base; the released scripts have alpha 0. Ties go to the
 earlier lookahead branch, the base is last.
+The released code's other modes: with `branch_verification_mode=false` the base is no candidate
+(`base_competes` off); with `base_branch_competition=false` there are no lookahead branches, which
+is `Greedy`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -25,7 +28,7 @@ from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import at_least_float32, stable_top
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 VALID = MemoKey[Tensor]("lookahead.valid")  # lookahead branches that committed a position, (K,)
 CREATION = MemoKey[Tensor]("lookahead.creation")  # confidence that made a branch, (K,)
@@ -45,9 +48,13 @@ class Lookahead(Explore):
         None  # number of consecutive masked positions whose lowest mean counts instead
     )
     counts_base: bool = False  # k counts the base too (LoPA-Dist)
-    base_wins: bool = False  # evaluate branches but always go on with the base, to measure the gain
-    # of picking (released as `verification_force_base_winner`)
+    base_wins: bool = False
+    """Evaluate branches but continue with the base, to measure what picking a branch gains
+    (released as `verification_force_base_winner`)."""
     reads: Reads = "fused"  # confidences after or before credit
+    base_competes: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
+    """Whether the base may continue where there is a lookahead branch. The released code leaves its
+    forward out otherwise; here it is made, since the base says which blocks are finished."""
     explores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -58,6 +65,11 @@ class Lookahead(Explore):
             raise DllmBenchError(
                 f"Lookahead has alpha {self.alpha} and fraction {self.fraction}; "
                 "both are shares, alpha in [0, 1] and fraction in (0, 1]."
+            )
+        if self.base_wins and not self.base_competes:
+            raise DllmBenchError(
+                "Lookahead has base_wins true and base_competes false; the base cannot always and "
+                "never continue: change one of the two."
             )
         if self.sliding is not None and (self.sliding < 1 or self.fraction < 1):
             raise DllmBenchError(
@@ -109,6 +121,8 @@ class Lookahead(Explore):
     def pick(self, rating_K: Tensor) -> Tensor:
         if self.base_wins:
             return rating_K.new_full((), len(rating_K) - 1, dtype=torch.long)
+        if not self.base_competes and len(rating_K) > 1:
+            rating_K = rating_K[:-1]
         return super().pick(rating_K)
 
     def _confidence(self, scores: Scores) -> Tensor:

@@ -114,9 +114,7 @@ class HardwareAwareLength(VerifyLength):
     needs: ClassVar[frozenset[Need]] = frozenset({Need("draft", Condition.SURVIVAL_ESTIMATES)})
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
-        return early_stop(
-            [acceptance_probabilities(one, self.temperatures) for one in proposals], self.profile
-        )
+        return early_stop(acceptance_probabilities(proposals, self.temperatures), self.profile)
 
 
 @register("length.asynchronous")
@@ -130,6 +128,6 @@ class AsynchronousLength(HardwareAwareLength):
         rule = TwoStepsAhead(self.profile)
 
         def lengths(proposals: Sequence[Proposal]) -> list[int]:
-            return rule([acceptance_probabilities(one, self.temperatures) for one in proposals])
+            return rule(acceptance_probabilities(proposals, self.temperatures))
 
         return lengths

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal
+from dllm_bench.core.transfer import to_host
 from dllm_bench.paths import place_of
 from dllm_bench.registry import register
 
@@ -143,10 +144,13 @@ def sigmoid(logit: float) -> float:
     return (1 + math.tanh(logit / 2)) / 2
 
 
-def acceptance_probabilities(proposal: Proposal, temperatures: Temperatures) -> list[float]:
-    """`Temperatures.probabilities` of a proposal with survival estimates."""
-    assert proposal.survival_D is not None  # the draft gives survival estimates
-    return temperatures.probabilities(proposal.survival_D.double().tolist())
+def acceptance_probabilities(
+    proposals: Sequence[Proposal], temperatures: Temperatures
+) -> list[list[float]]:
+    """`Temperatures.probabilities` of proposals with survival estimates, copied at once."""
+    logits = [one.survival_D.double() for one in proposals if one.survival_D is not None]
+    assert len(logits) == len(proposals)  # the draft gives survival estimates
+    return [temperatures.probabilities(logits_D) for logits_D in to_host(logits)]
 
 
 @register("length.read_temperatures")

@@ -41,8 +41,8 @@ class SurvivalThreshold(VerifyLength):
 
     def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
         return [
-            likely_prefix(acceptance_probabilities(proposal, self.temperatures), self.tau)
-            for proposal in proposals
+            likely_prefix(probabilities, self.tau)
+            for probabilities in acceptance_probabilities(proposals, self.temperatures)
         ]
 
 

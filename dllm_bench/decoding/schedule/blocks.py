@@ -5,18 +5,20 @@ schedule). The model sees the masks of future blocks unless `sees_future` is off
 were trained block by block. Blocks begin behind the prompt; `absolute` ones lie at multiples of
 `block`, so that the first may overlap the prompt and the last may be short (dInfer's
 `start_block_align`; block diffusion: SDAR, LLaDA2). `whole` rounds the canvas up to whole absolute
-blocks, as the block-diffusion samplers do; the text is then cut to the length asked for.
+blocks, as the block-diffusion samplers do; the text is then cut to the length asked for. With
+`short` blocks behind the prompt need not divide the generation: the last one is short (dInfer
+without `start_block_align`; LLaDA and Fast-dLLM refuse such lengths).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Schedule
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 @register("schedule.blocks")
@@ -28,6 +30,11 @@ class Blocks(Schedule):
     sees_future: bool = True  # whether the model sees the masks behind the open block
     absolute: bool = False  # blocks at multiples of `block` instead of from the prompt's end
     whole: bool = False  # round the canvas up to whole blocks
+    short: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
+    """Whether the last block behind the prompt may be short."""
+    sees_rest: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
+    """Whether the model sees what the canvas was rounded up by; diffusers hides it, decodes it and
+    leaves it out of the text."""
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
@@ -42,12 +49,13 @@ class Blocks(Schedule):
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
         """What other pieces can rely on."""
         gives: set[Condition | BlockLength]
-        gives = {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER}
-        gives |= {BlockLength(self.block)} if self.block else set()
+        gives = {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.HELD_BLOCKS}
+        gives |= {Condition.EQUAL_BLOCKS}
+        gives |= {BlockLength(self.block) if self.block else Condition.WHOLE_GENERATION}
         return frozenset(gives | ({Condition.ABSOLUTE_BLOCKS} if self.absolute else set()))
 
     def length(self, prompt_len: int, new: int) -> int:
-        if self.block and not self.absolute:
+        if self.block and not (self.absolute or self.short):
             check_divides(self.block, new)
         short = -(prompt_len + new) % self.block if self.whole and self.block else 0
         return prompt_len + new + short
@@ -57,10 +65,13 @@ class Blocks(Schedule):
         return BlockGrid(origin, self.block or max(length - prompt_len, 1), prompt_len, length)
 
     def opened(self, branch: BlockProgress) -> int:
-        """A closed branch finishes a block that it has begun and opens no other."""
+        """A closed branch finishes a block that it has begun and opens no other.
+
+        A block that was masked again stays open.
+        """
         n = branch.finished
         opens = n < branch.grid.blocks and (branch.begun(n) or not branch.closed)
-        return n + opens
+        return max(n + opens, branch.opened)
 
 
 def check_divides(block: int, new: int) -> None:

@@ -4,20 +4,22 @@ In each round a branch opens one more block when a share `tau_add` of the last o
 committed. A block must progress ("fully activated") once a share `tau_act` of the block before it
 is committed; until then it commits only what passes the confidence threshold. The prompt counts as
 committed, and only open blocks are fed to the model. A closed branch (with a committed end token)
-opens no further block but finishes the open ones.
+opens no further block but finishes the open ones. Blocks have to divide the generation; the
+released code makes as many whole blocks as fit instead (`floor`: 240 tokens of 256 in blocks of
+48).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Schedule
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.schedule.blocks import check_divides
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 @register("schedule.pipeline")
@@ -28,6 +30,8 @@ class Pipeline(Schedule):
     block: int  # positions of a block
     tau_add: float  # committed share of the last open block at which the next one opens
     tau_act: float  # committed share of the block before at which a block must progress
+    floor: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
+    """Generate as many whole blocks as fit into the length asked for."""
     sees_future = False
 
     def __post_init__(self) -> None:
@@ -41,9 +45,12 @@ class Pipeline(Schedule):
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
         """One open block at a time if a block opens only when the last one is finished."""
         single = {Condition.ONE_OPEN_BLOCK} if self.tau_add == 1 else set()
-        return frozenset({Condition.BLOCKS_IN_ORDER, BlockLength(self.block), *single})
+        always = {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS}
+        return frozenset({*always, BlockLength(self.block), *single})
 
     def length(self, prompt_len: int, new: int) -> int:
+        if self.floor and new >= self.block:
+            new -= new % self.block
         check_divides(self.block, new)
         return super().length(prompt_len, new)
 

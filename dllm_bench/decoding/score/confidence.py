@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
@@ -18,7 +17,7 @@ from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Scores
 from dllm_bench.core.request import EndTokens
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import Candidates
+from dllm_bench.decoding.numerics import Candidates, forbid
 from dllm_bench.decoding.score.ranked import Ranked
 from dllm_bench.registry import register
 
@@ -45,5 +44,5 @@ class Confidence(Ranked):
     def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
         if self.last:
             logits_KWV = logits_KWV.clone()
-            logits_KWV[..., state.special.named(self.last)] = -torch.inf
+            forbid(logits_KWV, state.special.named(self.last))
         return super().of(logits_KWV, ids_KW, state)

@@ -60,8 +60,9 @@ class Credit(Score):
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        """The confidence before fusion, if it is kept."""
-        return super().gives if self.keep_raw else frozenset()
+        """What the inner score gives, but the confidence before fusion only if it is kept."""
+        raw = {Condition.RAW_CONFIDENCE}
+        return self.inner.gives | raw if self.keep_raw else self.inner.gives - raw
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         fused_KWV = logits_KWV.to(torch.float32, copy=True)
@@ -130,9 +131,16 @@ def recall(state: DecodeState, window: Window, key: MemoKey[Tensor], fill: float
     values_KWX, start = state.memo.get(key), state.memo.get(START)
     if values_KWX is None or start is None:
         return None
-    behind = window.start - start
-    values_KWX = values_KWX[:, behind : behind + window.width]
-    missing = window.width - values_KWX.shape[1]
-    if missing == window.width:
+    return moved(values_KWX, window.start - start, window.width, fill)
+
+
+def moved(values_KWX: Tensor, behind: int, width: int, fill: float) -> Tensor | None:
+    """Values without the first `behind` positions, cut or padded to `width` positions.
+
+    None if no position is left.
+    """
+    values_KWX = values_KWX[:, behind : behind + width]
+    missing = width - values_KWX.shape[1]
+    if missing == width:
         return None
     return torch.nn.functional.pad(values_KWX, (0, 0, 0, missing), value=fill)

@@ -16,6 +16,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import draw, generator, rounded
 from dllm_bench.decoding.score.confidence import Confidence
@@ -34,6 +35,11 @@ class Gumbel(Score):
     temperature: float = 0.0  # T
     precision: Noise = "float32"  # of the noise; the inner score has its own
     row_by_row: ClassVar[bool] = True
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What the inner score gives."""
+        return self.inner.gives
 
     def __post_init__(self) -> None:
         check_sampler(self, self.inner, self.temperature)

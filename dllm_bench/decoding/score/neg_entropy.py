@@ -6,10 +6,13 @@ released D2F and LoPA code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
+from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.numerics import Candidates, neg_entropy
 from dllm_bench.decoding.score.ranked import Ranked
@@ -21,6 +24,7 @@ from dllm_bench.registry import register
 class NegEntropy(Ranked):
     """-H(p) for every window position, in nats."""
 
+    gives: ClassVar[frozenset[Condition | BlockLength]] = Score.gives | {Condition.ENTROPY}
     eps: float = 0.0  # of the published form p ln(p + eps), where it is 1e-10
 
     def __post_init__(self) -> None:
@@ -36,3 +40,7 @@ class NegEntropy(Ranked):
         if candidates.neg_entropy_KW is not None:
             return candidates.neg_entropy_KW
         return neg_entropy(logits_KWV, self.precision, self.eps)
+
+    def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
+        scores = super()._scores(logits_KWV, ids_KW)
+        return replace(scores, neg_entropy_KW=scores.confidence_KW)

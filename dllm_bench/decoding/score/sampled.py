@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import draw, generator, keep_top_k, keep_top_p, rounded
@@ -34,6 +35,11 @@ class Sampled(Score):
     top_p: float = 1.0  # 1 cuts nothing
     top_k: int | None = None  # None cuts nothing
     row_by_row: ClassVar[bool] = True
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What the inner score gives."""
+        return self.inner.gives
 
     def __post_init__(self) -> None:
         check_sampler(self, self.inner, self.temperature)

@@ -18,7 +18,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import FilterHead, Scores, Select
-from dllm_bench.core.decoder import BlockLength, Need
+from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.registry import register
 
@@ -46,8 +46,10 @@ class Filter(Select):
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
-        """Blocks of the length the head was trained for."""
-        return frozenset({Need("schedule", BlockLength(self.head.block))})
+        """Blocks of the length the head was trained for, and what it reads of them."""
+        block = Need("schedule", BlockLength(self.head.block))
+        reads = {Need("cache", Condition.FED_WINDOW)} if self.reads_committed else set()
+        return frozenset({block, *reads})
 
     @property
     def reads_committed(self) -> bool:  # type: ignore[override]

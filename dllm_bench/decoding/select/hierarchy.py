@@ -3,12 +3,12 @@
 In every run of adjacent masks of a block, the most probable position is committed if its
 probability is above `low`, so that each forward splits the runs. So is every position above `tau`.
 Both comparisons are strict. A block that must progress and has neither commits its most confident
-position.
+position. With `fall`, tau begins at 1 and falls (`iter_threshold` of dInfer's HierarchyDecoder).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.registry import register
+from dllm_bench.decoding.select.threshold import check_fall, falling
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 @register("select.hierarchy")
@@ -27,12 +28,14 @@ class Hierarchy(Select):
 
     tau: float  # 1: off
     low: float = 0.4  # 0: always
+    fall: float | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # of tau, see `falling`
 
     def __post_init__(self) -> None:
         if self.tau < 0 or not 0 <= self.low <= 1:
             raise DllmBenchError(
                 f"Hierarchy has tau {self.tau} and low {self.low}; give probabilities (0 to 1)."
             )
+        check_fall(self, self.fall)
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         probability_KNP = window.blocks(scores.probability_KW)
@@ -42,4 +45,5 @@ class Hierarchy(Select):
         best_KNX = torch.full_like(torch.nn.functional.pad(open_KNP, (0, 1)), -1.0)
         best_KNX = best_KNX.scatter_reduce(2, run_KNP, open_KNP, "amax")
         best_KNP = (open_KNP == best_KNX.gather(2, run_KNP)) & (open_KNP > self.low)
-        return window.flat((best_KNP | (open_KNP > self.tau)) & masked_KNP)
+        tau = falling(self.tau, self.fall, state)
+        return window.flat((best_KNP | (open_KNP > tau)) & masked_KNP)

@@ -16,7 +16,9 @@ from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import stable_top
 
-COUNTS_STEPS = frozenset({Need("schedule", Condition.ONE_OPEN_BLOCK)})
+COUNTS_STEPS = frozenset(
+    {Need("schedule", Condition.ONE_OPEN_BLOCK), Need("schedule", Condition.EQUAL_BLOCKS)}
+)
 ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block, its masks when entered, forward then
 
 
@@ -32,6 +34,20 @@ def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
     state.memo[ENTRY] = torch.where(is_known_K[:, None], known_K3, fresh_K3)
     _, total_K, entered_K = state.memo[ENTRY].unbind(1)
     return state.forwards - entered_K, total_K
+
+
+def count_in_block(
+    key: MemoKey[Tensor], counts_K: Tensor, window: Window, state: DecodeState
+) -> Tensor:
+    """Forwards of the open block for which `counts_K` (bool) was true, this one included, (K,).
+
+    `key` holds the open block and its count, (K, 2).
+    """
+    block_K, count_K, known_K2 = open_block(window), counts_K.long(), state.memo.get(key)
+    if known_K2 is not None:
+        count_K = count_K + known_K2[:, 1] * (known_K2[:, 0] == block_K)
+    state.memo[key] = torch.stack([block_K, count_K], 1)
+    return count_K
 
 
 def open_block(window: Window) -> Tensor:
@@ -54,10 +70,22 @@ def most_confident(scores: Scores, window: Window, count_K: Tensor | None = None
     eligible_KW = window.eligible_KW
     if count_K is None and window.width == 1:
         return eligible_KW
-    confidence_KW = scores.confidence_KW.masked_fill(~eligible_KW, -torch.inf)
     if count_K is None:
-        best_K1 = stable_top(confidence_KW, 1)
+        best_K1 = confidence_order(scores, window, 1)
         return torch.zeros_like(eligible_KW).scatter_(1, best_K1, True) & eligible_KW
-    order_KW = stable_top(confidence_KW, window.width)
-    chosen_KW = torch.arange(eligible_KW.shape[1], device=count_K.device) < count_K[:, None]
-    return torch.zeros_like(eligible_KW).scatter_(1, order_KW, chosen_KW) & eligible_KW
+    return first_of(confidence_order(scores, window), count_K, window)
+
+
+def confidence_order(scores: Scores, window: Window, n: int | None = None) -> Tensor:
+    """Positions from the most to the least confident, the first `n` or all of them, (K, n).
+
+    Of equal ones the lower position comes first; those that are not eligible come last.
+    """
+    confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
+    return stable_top(confidence_KW, n or window.width)
+
+
+def first_of(order_KW: Tensor, count_K: Tensor, window: Window) -> Tensor:
+    """The eligible ones among the first `count` positions of an order, bool (K, W)."""
+    chosen_KW = torch.arange(order_KW.shape[1], device=count_K.device) < count_K[:, None]
+    return torch.zeros_like(chosen_KW).scatter_(1, order_KW, chosen_KW) & window.eligible_KW

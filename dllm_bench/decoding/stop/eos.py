@@ -2,7 +2,9 @@
 
 Scope "block": once an end token is committed, no further block opens; open blocks are decoded to
 their end (D2F, LoPA). Scope "token": also finish as soon as an end token and everything before it
-is committed (CreditDecoding's early stop). The rule of Learn2PD's paper for end-of-text prediction
+is committed (CreditDecoding's early stop). Scope "write": finish in a forward that writes an end
+token if everything before the first one is committed, and go on to the next block otherwise
+(diffusers' block refinement of LLaDA2.1). The rule of Learn2PD's paper for end-of-text prediction
 is "block" without the end of a turn.
 """
 
@@ -16,10 +18,11 @@ from torch import Tensor
 
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Stop, StopFlags
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.state import DecodeState
 from dllm_bench.registry import register
 
-Scope = Literal["block", "token"]
+Scope = Literal["block", "token", "write"]
 
 
 @register("stop.eos")
@@ -33,6 +36,12 @@ class Eos(Stop):
 
     def __post_init__(self) -> None:
         check_choice(self, "scope", self.scope, Scope)
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """That decoding ends at the end of text, and at no other end token."""
+        at_token = self.scope == "token" and not self.turn_end
+        return frozenset({Condition.END_OF_TEXT} if at_token else ())
 
     def _ends(self, branches: DecodeState) -> Tensor:
         """True where a generated position holds an end token, bool (K, G)."""
@@ -49,4 +58,9 @@ class Eos(Stop):
             return StopFlags(closed_K)
         masked_KG = branches.masked_KL[:, branches.prompt_len :]
         first_K1 = (ends_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
-        return StopFlags(closed_K, ends_KG.gather(1, first_K1)[:, 0])
+        finished_K = ends_KG.gather(1, first_K1)[:, 0]
+        if self.scope == "token":
+            return StopFlags(closed_K, finished_K)
+        born_KG = branches.born_KL[:, branches.prompt_len :]
+        written_K = (ends_KG & (born_KG == branches.forwards - 1)).any(1)
+        return StopFlags(finished_K=finished_K & written_K)

@@ -15,6 +15,8 @@ const make = (name, attributes = {}, ...inside) => {
 
 // --- lists ---------------------------------------------------------------------------------------
 
+const PAGE = 50; // rows of a filtered list that are shown at first
+
 function sortBy(table, head) {
   const column = [...head.parentNode.children].indexOf(head);
   const numbers = head.classList.contains("number");
@@ -31,21 +33,28 @@ function sortBy(table, head) {
   for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
   body.append(...keyed.map((entry) => entry.row));
+  const form = document.querySelector(`form[data-filters="${table.id}"]`);
+  if (form) narrow(form);
 }
 
 function narrow(form) {
   const rows = [...document.getElementById(form.dataset.filters).tBodies[0].rows];
   const words = form.elements.words.value.toLowerCase().split(/\s+/).filter(Boolean);
   const select = form.elements.value;
-  let shown = 0;
+  const most = form.whole ? rows.length : PAGE;
+  let found = 0;
   for (const row of rows) {
     const text = row.textContent.toLowerCase();
     const chosen = !select.value
       || row.cells[select.dataset.column].textContent.trim() === select.value;
-    row.hidden = !(chosen && words.every((word) => text.includes(word)));
-    shown += !row.hidden;
+    const fits = chosen && words.every((word) => text.includes(word));
+    found += fits;
+    row.hidden = !fits || found > most;
   }
-  form.querySelector("output").textContent = `${shown} of ${rows.length}`;
+  form.querySelector("output").textContent = `${found} of ${rows.length}`;
+  const button = form.querySelector("button");
+  button.hidden = found <= most;
+  button.textContent = `Show all ${found}`;
 }
 
 function lists() {
@@ -56,7 +65,11 @@ function lists() {
   }
   for (const form of document.querySelectorAll("form[data-filters]")) {
     form.addEventListener("input", () => narrow(form));
-    form.addEventListener("submit", (event) => event.preventDefault());
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      form.whole = true;
+      narrow(form);
+    });
     narrow(form);
   }
 }
@@ -293,6 +306,9 @@ class Viewer {
       `${this.committed[i].length} committed`,
       `${Math.round(100 * this.filled[i] / Math.max(this.tokens.length, 1))} % filled`,
       `${fed[i]} fed, ${cached[i]} cached`, `${ms[i].toFixed(1)} ms`];
+    const { overwritten, remasked } = this.sample.steps;
+    if (overwritten && overwritten[i].length) parts.push(`overwritten: ${overwritten[i].join(", ")}`);
+    if (remasked && remasked[i].length) parts.push(`masked again: ${remasked[i].join(", ")}`);
     if (forced[i]) parts.push(`${forced[i]} by the stall rule`);
     if (branches[i] > 1) {
       const base = winner[i] === branches[i] - 1;
@@ -425,6 +441,8 @@ async function openSample(run) {
     const unknown = "The prompt is not known: the benchmark or the tokenizer is missing here, or has changed.";
     const texts = [panel("Prompt", sample.prompt, unknown),
       panel("Text", sample.text, "The sample itself is missing here; only its line in the record is known.")];
+    if (sample.gold) texts.push(panel("Right answer", sample.gold, ""));
+    if (sample.extracted) texts.push(panel("Read from the text", sample.extracted, ""));
     if (sample.raw) texts.push(panel("Before the stop string", sample.raw, ""));
     place.replaceChildren(...heading(run, index, sample), ...(viewer ? viewer.build() : []),
       make("div", { class: "columns" }, ...texts));

@@ -92,7 +92,8 @@ def test_a_program_that_hangs_is_killed_in_its_container(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(container.ISOLATION_VARIABLE, "podman")
-    patient = Limits(wall_s=3.0)  # the stand-in for podman has started by then
+    monkeypatch.setattr(sandbox, "BACKSTOP_S", 0.0)  # as if it could not stop its program itself
+    patient = Limits(cpu_s=60, wall_s=3.0)  # the stand-in for podman has started by then
     outcome = sandbox.execute("import time; time.sleep(60)", limits=patient)
     assert (outcome.verdict, outcome.detail) == ("timeout", "wall time")
     started, killed = calls(log)

@@ -36,6 +36,7 @@ from tests.benchmark_helpers import (
     mean,
     stock_config,
 )
+from tests.tiers import covering
 
 
 def assert_grades(benchmark: Bench, lucky: float) -> None:
@@ -61,7 +62,7 @@ def test_gsm8k(real_data: Path, primary: str) -> None:
 
 
 @pytest.mark.parametrize(("task", "shots"), [("humaneval", 0), ("mbpp", 3)])
-@pytest.mark.parametrize("primary", [COMPLETION, EXTRACTED])
+@pytest.mark.parametrize("primary", covering(2, [COMPLETION, EXTRACTED]))
 def test_lm_eval_code_tasks(real_data: Path, task: str, shots: int, primary: str) -> None:
     settings = {"limit": 8, "shots": shots, "data_dir": str(real_data)}
     assert_grades(lm_eval_benchmark(task, primary, **settings), lucky=0)

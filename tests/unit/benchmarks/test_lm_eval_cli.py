@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.lm_eval import TASKS
 from dllm_bench.benchmarks.lm_eval_model import MODEL
-from dllm_bench.cli.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.run.runner import run
+from dllm_bench.runs.runner import run
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
 
@@ -48,11 +48,11 @@ def own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lm_eval(*arguments: str) -> int:
-    return main(["lm-eval", "--model", MODEL, "--device", "cpu", *arguments])
+    return main(["lm-eval", "--model", MODEL, *arguments])
 
 
 def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    (file,) = folder.rglob("results_*.json")
+    (file,) = folder.glob("tiny-*/results_*.json")
     (samples,) = folder.rglob("samples_*.jsonl")
     lines = samples.read_text(encoding="utf-8").split("\n")
     return json.loads(file.read_text()), [json.loads(line) for line in lines if line]
@@ -77,6 +77,11 @@ def test_our_task_gives_the_texts_of_our_runner(tmp_path: Path) -> None:
     mean = found["results"]["minigsm"]["exact_match,strict-match"]
     assert mean == pytest.approx(record.score.mean)
     assert found["config"]["model"] == MODEL
+    measured, forwards = found["config"][MODEL], record.summary["forwards/mean"]
+    assert measured["tpf/emitted"] == record.summary["tpf/emitted"]
+    assert measured["forwards/mean"] == forwards and measured["tps/e2e"] > 0
+    (folder,) = out.iterdir()
+    assert folder.name.startswith("tiny-llada-fast_dllm-")
 
 
 def words(folder: Path, kind: str = "generate_until") -> None:

@@ -6,6 +6,7 @@ A drill that needs an isolation step of some kernels names the step, and is skip
 from __future__ import annotations
 
 import ctypes
+import marshal
 import os
 import platform
 import shutil
@@ -231,10 +232,21 @@ def test_one_crash_does_not_touch_the_others() -> None:
     assert [o.verdict for o in outcomes] == ["passed", "crashed", "passed", "crashed", "passed"]
 
 
-def test_a_harness_reports_and_its_words_come_back() -> None:
-    source = "def main(payload, report):\n    report('sum', sum(payload['numbers']), 'a\\tb\\nc')"
-    outcome = execute(source, {"numbers": [1, 2, 3]})
-    assert outcome.reports == (("sum", "6", "a b c"),)
+def test_an_examiner_s_words_come_back() -> None:
+    """Here stages of calls: the second one is wrong, and a third would not have been made."""
+    stages = {"one": [([1], 2)], "two": [([1], 3)], "three": [([1], 2)]}
+    payload = {
+        "reference": None, "entry_point": "f", "stages": marshal.dumps(stages), "rule": "equal",
+        "atol": 0.0, "min_time_s": 1.0, "time_factor": 0.0,
+    }  # fmt: skip
+    examiner = sandbox.Examiner("check_function", payload)
+    outcome = sandbox.examine("def f(x): return x + 1", examiner, Limits())
+    assert outcome.verdict == "failed"
+    assert outcome.reports == (
+        ("load", "passed", ""),
+        ("one", "passed", ""),
+        ("two", "failed", "wrong result for input 0"),
+    )
 
 
 def test_a_program_cannot_pass_by_writing_reports() -> None:

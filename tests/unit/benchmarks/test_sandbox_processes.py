@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -80,26 +81,34 @@ def pythons() -> list[str]:
 
 @pytest.mark.parametrize("python", pythons())
 def test_a_program_ends_with_who_runs_it(python: str) -> None:
-    """Also where root becomes another user, which cancels the signal at the parent's death."""
+    """The supervisor and the judged process; also where root becomes another user, which cancels
+    the signal at the parent's death.
+    """
     source = (
         f"import sys; sys.executable = {python!r}\n"
         "from dllm_bench.benchmarks.sandbox.execution import execute\n"
         "from dllm_bench.benchmarks.sandbox.limits import Limits\n"
-        "execute('import time; time.sleep(9)', limits=Limits(wall_s=9))"
+        "execute('import time; time.sleep(9)', Limits(cpu_s=9, wall_s=9))"
     )
     environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
     with subprocess.Popen([sys.executable, "-c", source], env=environment) as runner:
-        children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
-        if not children.exists():
+        if not Path(f"/proc/{runner.pid}/task/{runner.pid}/children").exists():
             runner.kill()
             pytest.skip("this system does not name children in /proc")
-        found = wait_for(lambda: [int(pid) for pid in children.read_text().split()])
-        wait_for(lambda: "S (sleeping)" in state(found[0]))
+        found = [wait_for(lambda: children_of(runner.pid))[0]]
+        found += wait_for(lambda: children_of(found[0]))
+        wait_for(lambda: "S (sleeping)" in state(found[1]))
         time.sleep(0.5)  # until it has given up its rights and sleeps for good
         runner.kill()
-    assert wait_for(lambda: state(found[0]) == "" or "Z" in state(found[0]))
+    for pid in found:
+        assert wait_for(lambda: state(pid) == "" or "Z" in state(pid))  # noqa: B023
     for left in Path(tempfile.gettempdir()).glob("dllm-bench-*"):
         left.rmdir()
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process started and that still run."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def state(pid: int) -> str:
@@ -122,9 +131,13 @@ def wait_for(value: Callable[[], Any], seconds: float = 5.0) -> Any:
 def test_root_gives_up_its_rights_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root has rights to give up")
-    whole = child_source("bootstrap")
-    without = f"{whole}\ndef namespaces():\n    raise OSError\nother_uid = namespaces\n"
-    monkeypatch.setattr(sandbox, "child_program", lambda name: compile(without, name, "exec"))
+    without = "\ndef namespaces():\n    raise OSError\nother_uid = namespaces\n"
+
+    def changed(name: str) -> CodeType:
+        source = child_source(name) + (without if name == "bootstrap" else "")
+        return compile(source, name, "exec", dont_inherit=True)
+
+    monkeypatch.setattr(sandbox, "child_program", changed)
     outcome = drill("print(open('/proc/self/status').read())")
     assert not {"namespaces", "other_uid"} & set(outcome.held)
     assert "CapEff:\t0000000000000000" in outcome.stdout

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from dllm_bench.cli import doctor_model
@@ -51,6 +50,12 @@ def test_a_snapshot_names_its_commit_and_how_to_pin_it(tmp_path: Path) -> None:
     assert texts(report(folder, revision=commit))["revision"].endswith(f"{commit}, pinned")
 
 
+def test_base_and_adapter_are_both_named_where_both_are_missing() -> None:
+    found = report(Path("nobody/base"), lora="nobody/adapter")
+    assert [(mark, topic) for mark, topic, _ in found] == [("no", "tiny"), ("no", "tiny lora")]
+    assert "'nobody/base' is not" in found[0][2] and "'nobody/adapter' is not" in found[1][2]
+
+
 def test_a_model_that_does_not_fit_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,9 +68,9 @@ def test_a_model_that_does_not_fit_is_not_loaded(
 def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
     folder = tiny_checkpoint("dream", tmp_path, seed=5)
     tensors = load_file(folder / "model.safetensors")
-    tensors["lm_head.weight"][3] = torch.nan
+    tensors["lm_head.weight"][3] = 3e38
     save_file(tensors, folder / "model.safetensors")
-    assert "gives logits that are not finite numbers in float32" in report(folder)[-1][2]
+    assert "gives logits that are NaN or infinite in float32" in report(folder)[-1][2]
 
 
 def test_the_first_error_ends_the_report(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_content_is_identity_and_the_path_is_not(tmp_path: Path) -> None:
     assert hash(here) == hash(there)
     assert here != other
     plain = describe(SpeculativeDecoder(DSpark(here)))
-    assert instantiate(plain) == SpeculativeDecoder(DSpark(there))
+    assert instantiate(plain, "decoder") == SpeculativeDecoder(DSpark(there))
     drafter = split({"decoder": plain})[Role.IDENTITY]["decoder"]["draft"]["drafter"]
     assert drafter["sha256"] == here.sha256
     assert "source" not in drafter
@@ -135,7 +135,7 @@ def test_specforges_dspark_is_refused(tmp_path: Path) -> None:
 
 
 def test_more_slots_than_trained(tmp_path: Path) -> None:
-    with pytest.raises(DllmBenchError, match="choose 2 to 6"):
+    with pytest.raises(DllmBenchError, match="choose 1 to 6"):
         DFlash(TrainedBlockDrafter(stored(tmp_path, "dflash_zlab")), slots=7)
     with pytest.raises(DllmBenchError, match="choose 1 to"):
         DFlash(TrainedBlockDrafter(write_drafter(tmp_path / "d", DEEPSPEC)), slots=5)

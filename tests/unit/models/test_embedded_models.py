@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.models import load as loading
 from dllm_bench.models.sources import SHIPPED_MODELS
 from dllm_bench.models.spec import ModelSpec
@@ -36,10 +36,10 @@ def test_a_shipped_model_answers(name: str) -> None:
     config = compose([*overrides, "benchmark.allow_code_execution=true"])
     model = config["model"]
     decoder = compose([*overrides, *_decoder(model)])["decoder"]
-    decode = instantiate({key: value for key, value in decoder.items() if key != "name"})
+    decode = instantiate({k: v for k, v in decoder.items() if k != "name"}, "decoder")
     loaded = loading.load_model(ModelSpec(**model, dtype="float32", device="cpu"))
     assert loaded.metadata.adapter == RECIPES[name].layout
-    benchmark = instantiate(config["benchmark"])
+    benchmark = instantiate(config["benchmark"], "benchmark")
     texts = {
         request.id: loaded.decode(decode.generate(loaded.denoiser, request).ids)
         for request in benchmark.requests(loaded.encode)

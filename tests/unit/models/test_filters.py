@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.filters import FilterMetadata, LearnedFilter, save_filter
+from dllm_bench.models.filters import FilterMetadata, LearnedFilter, convert_filter, save_filter
 from dllm_bench.paths import assets_dir
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.training.filters import network_of
@@ -58,16 +58,46 @@ def test_content_is_identity_and_the_path_is_not(tmp_path: Path) -> None:
     other = stored(tmp_path / "other", seed=1)
     assert here == there and hash(here) == hash(there)
     assert here != other
-    assert instantiate(describe(here)) == here
+    assert instantiate(describe(here), "filter") == here
+
+
+class Planted:
+    """Writes a file if it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+def test_weights_that_torch_saved_are_converted_and_nothing_in_them_is_run(tmp_path: Path) -> None:
+    network = network_of(16, 2, 0)
+    torch.save(
+        {f"net.fc{name}": value for name, value in network.state_dict().items()}, tmp_path / "a"
+    )
+    learned = convert_filter(tmp_path / "a", tmp_path / "own", FACTS)
+    confidence_KNB = torch.rand(1, 2, 16)
+    assert torch.equal(learned(confidence_KNB), network(confidence_KNB))
+    assert learned.metadata == FACTS
+    for content, words in (
+        (Planted(tmp_path / "ran"), "tensors alone"),
+        ({"embedding": torch.ones(2)}, "holds embedding"),
+        ({}, "stack of linear layers"),
+    ):
+        torch.save(content, tmp_path / "b")
+        with pytest.raises(DllmBenchError, match=words):
+            convert_filter(tmp_path / "b", tmp_path / "other", FACTS)
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
 
 
 def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
     plain = describe(stored(tmp_path))
-    before = instantiate(plain)(torch.ones(1, 1, 32))
+    before = instantiate(plain, "filter")(torch.ones(1, 1, 32))
     changed = stored(tmp_path, seed=1)
     assert not torch.equal(changed(torch.ones(1, 1, 32)), before)
     with pytest.raises(DllmBenchError, match="sha256"):
-        instantiate(plain)
+        instantiate(plain, "filter")
 
 
 def test_a_file_without_metadata_is_read(tmp_path: Path) -> None:
@@ -116,7 +146,7 @@ def test_another_model_is_refused_unless_allowed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_filters_fit_the_models_that_ship(name: str) -> None:
-    from dllm_bench.cli.compose import compose
+    from dllm_bench.api.compose import compose
     from dllm_bench.store.inputs import weights_hash
 
     learned = LearnedFilter(f"assets/filters/{name}")

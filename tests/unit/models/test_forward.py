@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models.attention import MaskShape, attention_mask
+from dllm_bench.models.attention import MaskShape, attention_mask, mask_of_sets
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import IDS, VOCAB, tiny_denoiser
@@ -285,6 +287,21 @@ def naive(shape: MaskShape, visible: list[int] | None) -> Tensor:
 
     queries = [(k, p) for k in range(shape.branches) for p in fed]
     return torch.tensor([[sees(*query, *key) for key in keys] for query in queries])
+
+
+def test_the_mask_of_sets_is_that_of_equal_spans() -> None:
+    fed, cached, ends_K = torch.arange(4, 9), torch.arange(4), torch.tensor([7])
+    spans = plan((4, 9))
+    for window, visible_K, alone in product((0, 3), (None, ends_K), (None, 6)):
+        shape = MaskShape(1, (4, 9), ((0, 4),), window=window, alone=alone)
+        expected = attention_mask(shape, visible_K, torch.float32, torch.device("cpu"))
+        sets = PositionSets(fed, cached, fed)
+        scattered = replace(spans, sets=sets, visible_K=visible_K, alone=alone)
+        mask = mask_of_sets(scattered, window, torch.float32)
+        if mask is None or expected is None:
+            assert mask is expected
+        else:
+            assert torch.equal(mask, expected.expand_as(mask))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -35,6 +35,7 @@ from dllm_bench.training.drafters import KINDS, DrafterJob
 from tests.helpers import ROLES, tiny_checkpoint
 from tests.sample_stats import drafted
 from tests.speculative import DRAFTERS, trainable, write_drafter
+from tests.tiers import covering
 
 LENGTH, ROWS = 24, 3
 JOB = DrafterJob(slots=4, layers=1, rows=4, anchors=4, steps=6, lr=3e-3)
@@ -121,7 +122,7 @@ def test_a_slot_sees_what_lies_before_its_anchor_and_its_block() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in DRAFTERS if kind not in ("eagle3", "dflash_zlab")]
+    "kind", covering(3, [kind for kind in DRAFTERS if kind not in ("eagle3", "dflash_zlab")])
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("kernel", [objectives.dense, objectives.flex])
@@ -227,7 +228,7 @@ def fitted(
     return training.train(asked, model, found, folder / "out", report=lambda text: None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", covering(4, KINDS))
 def test_a_trained_drafter_saves_forwards_and_changes_nothing(
     kind: str, model: LoadedModel, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dllm_bench.cli.main import main
-from dllm_bench.core.decoder import BlockLength, Need
+from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.select.filter import Filter
@@ -308,7 +308,10 @@ def test_the_command_collects_once_and_writes_a_filter_that_decodes(
     card = (out / "CARD.md").read_text()
     assert "10 prompts (train splits of minigsm, in turn), 16 new tokens" in card
     assert f"{learned.parameters:,} parameters" in card and "| validation |" in card
-    assert Filter(learned).needs == {Need("schedule", BlockLength(8))}
+    assert Filter(learned).needs == {
+        Need("schedule", BlockLength(8)),
+        Need("cache", Condition.FED_WINDOW),  # it reads committed confidences
+    }
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.cli.compose import compose
+from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
@@ -116,9 +116,11 @@ def test_a_profile_is_part_of_a_run_by_its_numbers(tmp_path: Path) -> None:
     for name, extra in (("a", {}), ("b", {"device": "another"}), ("c", {"steps_per_s": [3, 1]})):
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps({**table, **extra}))
-        found.append(describe(instantiate(length(str(path)))))
+        found.append(describe(instantiate(length(str(path)), "length")))
     assert found[0] == found[1] != found[2]
-    assert instantiate(found[0]) == instantiate(length(str(tmp_path / "a.json")))
+    assert instantiate(found[0], "length") == instantiate(
+        length(str(tmp_path / "a.json")), "length"
+    )
 
 
 def test_step_times_are_interpolated_between_measured_sizes() -> None:

@@ -1,11 +1,15 @@
-"""The first program of a sandboxed child: give up rights, then run the source that was sent.
+"""The first program of a sandboxed child: split into two processes that give up their rights.
 
-It uses the standard library only and is sent as compiled code, so that the child needs to read
-nothing but the interpreter. The steps: another user id where root can set it; user, mount, IPC and
-network namespaces of its own, with a read-only file system and a small private working directory;
-no capabilities; resource limits; no new privileges; Landlock against writing and reading elsewhere;
-and a seccomp filter against new processes, signals, tracing and sockets. A step that the kernel
-refuses is skipped, and its name is missing from the list that is reported.
+The judged process runs the model's program (`answer`). Its parent, the supervisor, runs one of our
+own programs, which calls the judged one (`supervise`) and writes verdicts; what it judges by is
+read after the split, so that it never was in the judged process's memory.
+
+All of it uses the standard library only and is sent as compiled code, so that the child needs to
+read nothing but the interpreter. The steps: another user id where root can set it; user, mount, IPC
+and network namespaces of its own, with a read-only file system and a small private working
+directory; no capabilities; resource limits; no new privileges; Landlock against writing and reading
+elsewhere; and a seccomp filter against new processes, signals, tracing and sockets. A step that the
+kernel refuses is skipped, and its name is missing from the list that is reported.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+PACKAGE = "dllm_bench.benchmarks.sandbox.child."
 NOBODY = 65534
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x08000000, 0x10000000, 0x40000000
 CLONE_THREAD = 0x10000
@@ -38,30 +43,29 @@ SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc/self", "/dev"
 SIGKILL = 9
 FILES = 4096  # at most, in the working directory: an empty file takes memory of the kernel
 # Machine: (audit architecture, calls that depend on an argument, refused calls, capset), with the
-# numbers of the kernel's tables. The calls that depend on an argument: clone fcntl prlimit64.
-# Refused: fork vfork socket socketpair ptrace kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
-#          process_vm_readv process_vm_writev shmget msgget mount unshare setns bpf
-#          io_uring_setup keyctl pidfd_send_signal pidfd_getfd
+# numbers of the kernel's tables. The calls that depend on an argument: clone fcntl prlimit64 prctl.
+# Refused: kill (not to the supervisor), fork vfork socket socketpair ptrace tkill tgkill
+#          rt_sigqueueinfo rt_tgsigqueueinfo process_vm_readv process_vm_writev shmget msgget mount
+#          unshare setns bpf io_uring_setup keyctl pidfd_send_signal pidfd_getfd setpgid setsid
 MACHINES = {
     "x86_64": (
         0xC000003E,
-        (56, 72, 302),
-        (57, 58, 41, 53, 101, 62, 200, 234, 129, 297, 310, 311, 29, 68, 165, 272, 308, 321, 425,
-         250, 424, 438),
+        (56, 72, 302, 157),
+        (62, 57, 58, 41, 53, 101, 200, 234, 129, 297, 310, 311, 29, 68, 165, 272, 308, 321, 425,
+         250, 424, 438, 109, 112),
         126,
     ),
     "aarch64": (
         0xC00000B7,
-        (220, 25, 261),
-        (198, 199, 117, 129, 130, 131, 138, 240, 270, 271, 194, 186, 40, 97, 268, 280, 425, 219,
-         424, 438),
+        (220, 25, 261, 167),
+        (129, 198, 199, 117, 130, 131, 138, 240, 270, 271, 194, 186, 40, 97, 268, 280, 425, 219,
+         424, 438, 154, 157),
         91,
     ),
 }  # fmt: skip
 OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a file may send any signal to anyone
 SYS_CLONE3 = 435
 X32_CALLS = 0x40000000  # first number of the second call table of x86_64
-DENIED = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSYS)
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -178,12 +182,14 @@ def allow(rules: int, path: str, rights: int) -> None:
     os.close(below)
 
 
-def seccomp() -> None:
+def seccomp(may_kill: bool) -> None:
     """Refuse new processes, sockets, signals to others, tracing, mounts and uncounted memory.
 
-    Threads may start. Uncounted is memory that no resource limit covers.
+    Threads may start. Uncounted is memory that no resource limit covers. Nor may a process leave
+    its group, or outlive its parent.
     """
-    arch, (clone, fcntl, prlimit), refused, _ = MACHINES[os.uname().machine]
+    arch, (clone, fcntl, prlimit, prctl), refused, _ = MACHINES[os.uname().machine]
+    refused = refused[may_kill:]
     load, jump_eq, jump_ge, jump_set, ret = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, kill, error = 0x7FFF0000, 0x80000000, 0x00050000
     first, second = (load, 0, 0, 16), (load, 0, 0, 24)  # arguments
@@ -192,6 +198,7 @@ def seccomp() -> None:
     body += [(jump_ge, -2, 0, X32_CALLS)]
     body += [(jump_eq, 0, 2, clone), first, (jump_set, -1, -2, CLONE_THREAD)]
     body += [(jump_eq, 0, 2, prlimit), first, (jump_eq, -1, -2, 0)]  # the program's own limits
+    body += [(jump_eq, 0, 2, prctl), first, (jump_eq, -2, -1, PR_SET_PDEATHSIG)]
     body += [(jump_eq, 0, 2 + len(OWNERS), fcntl), second]
     body += [*((jump_eq, -2, 0, kind) for kind in OWNERS), (ret, 0, 0, allow)]
     body += [(jump_eq, -3, 0, SYS_CLONE3)] + [(jump_eq, -2, 0, number) for number in refused]
@@ -213,27 +220,36 @@ def seccomp() -> None:
     call(libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(filter_), 0, 0))
 
 
-def isolate(job: dict[str, Any]) -> list[str]:
-    """Take every step that the kernel allows; returns the names of the steps taken."""
-    held = []
+def attempt(held: list[str], step: Callable[..., None], *args: object) -> None:
+    """Take a step of the isolation, if the kernel allows it, and note its name."""
+    try:
+        step(*args)
+        held.append(step.__name__)
+    except (OSError, AttributeError, KeyError):
+        pass
 
-    def attempt(step: Callable[..., None], *args: object) -> None:
-        try:
-            step(*args)
-            held.append(step.__name__)
-        except (OSError, AttributeError, KeyError):
-            pass
 
-    attempt(other_uid)
-    attempt(namespaces)
+def enclose(job: dict[str, Any]) -> list[str]:
+    """The steps that both processes share; returns the names of those taken."""
+    held: list[str] = []
+    attempt(held, other_uid)
+    attempt(held, namespaces)
     if "namespaces" in held:
-        attempt(read_only_files, job["limits"]["RLIMIT_FSIZE"])
-    attempt(no_capabilities)
-    limit_resources(job["limits"])
-    attempt(no_new_privileges)
-    attempt(landlock, job["packages"])
-    attempt(seccomp)
+        attempt(held, read_only_files, job["limits"]["RLIMIT_FSIZE"])
     return held
+
+
+def restrict(job: dict[str, Any], held: list[str], supervisor: bool) -> None:
+    """The steps that each process takes for itself; adds the names of those taken to `held`."""
+    attempt(held, no_capabilities)
+    limit_resources(job["limits"])
+    attempt(held, no_new_privileges)
+    attempt(held, landlock, job["packages"])
+    if hasattr(libc, "prctl"):
+        # after the change of rights, at which the kernel forgets the signal
+        libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+        libc.prctl(PR_SET_DUMPABLE, 0 if supervisor else 1, 0, 0, 0)
+    attempt(held, seccomp, supervisor)
 
 
 def give_input(text: bytes) -> None:
@@ -251,41 +267,95 @@ def give_input(text: bytes) -> None:
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
 
-def main(job: dict[str, Any]) -> None:
-    """Isolate the process, run the source of the job and report how it ended."""
-    channel, nonce = job["channel"], job["nonce"]
-    if channel < 0:  # in a container, verdicts go out through the standard error
-        channel = os.dup(2)
-        os.dup2(1, 2)
+def silence() -> None:
+    """Discard everything that is printed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def keep_open(*files: int) -> None:
+    """Close every other file but standard input, output and error."""
+    for low, high in zip((2, *sorted(files)), (*sorted(files), 1 << 16), strict=True):
+        os.closerange(low + 1, high)
+
+
+def add_modules(modules: dict[str, Any]) -> None:
+    """Make our own modules importable by their names."""
+    for name, code in modules.items():
+        module = sys.modules[name] = type(sys)(name)
+        exec(code, module.__dict__)
+
+
+def run_answer(job: dict[str, Any], requests: int, results: int, held: list[str]) -> None:
+    """The judged process: drop the rights, run the program, leave."""
+    keep_open(requests, results)
+    give_input(job["stdin"])
+    if job["silent"]:
+        silence()
+    restrict(job, held, supervisor=False)
+    answer = sys.modules[PACKAGE + "answer"]
+    answer.send(results, tuple(held))
+    answer.main(job, requests, results)
+
+
+def run_supervisor(order: dict[str, Any], answer: Any, channel: int) -> None:
+    """The supervisor: run the ordered program and report its words, then how it all ended."""
 
     def report(*words: object) -> None:
         line = "\t".join(
-            str(word).replace("\t", " ").replace("\n", " ") for word in (nonce, *words)
+            str(word).replace("\t", " ").replace("\n", " ") for word in (order["nonce"], *words)
         )
         os.write(channel, line.encode(errors="replace") + b"\n")
 
-    give_input(job["stdin"])
-    held = isolate(job)
-    if hasattr(libc, "prctl"):  # last, because the kernel forgets it when rights change
-        libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-    report("held", *held)
-    space: dict[str, Any] = {"__name__": "__main__"}
-    verdict, detail = "passed", ""
+    supervise = sys.modules[PACKAGE + "supervise"]
     try:
-        source = job["source"]
-        is_text = isinstance(source, bytes)
-        exec(compile(source, "<program>", "exec", dont_inherit=True) if is_text else source, space)
-        if job["payload"] is not None:
-            space["main"](job["payload"], report)
-    except MemoryError:
-        verdict = "memory"
-    except BaseException as error:
-        denied = isinstance(error, OSError) and error.errno in DENIED
-        verdict = "refused" if denied else "failed"
-        detail = f"{type(error).__name__}: {error}"[:200]
-    try:  # noqa: SIM105 (contextlib costs start time)
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        pass
-    report("end", verdict, detail)
+        report("held", *answer.held())
+        ended = sys.modules[order["program"]].main(order["payload"], report, answer)
+    except supervise.AnswerEnded as error:
+        ended = error.args
+    except Exception as error:
+        ended = ("judge_error", f"{type(error).__name__}: {error}"[:200])
+    answer.stop()
+    report("end", *ended)
+
+
+def open_schedule(pid: int) -> int:
+    """The file that says how long a process waited for a processor, or -1."""
+    try:
+        return os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
+    except OSError:
+        return -1
+
+
+def main(job: dict[str, Any], receive: Callable[[], dict[str, Any]]) -> None:
+    """Split into supervisor and judged process; `receive` reads what only the supervisor gets."""
+    channel = job["channel"]
+    if channel < 0:  # in a container, verdicts go out through the standard error
+        channel = os.dup(2)
+        os.dup2(1, 2)
+    held = enclose(job)
+    add_modules(job["modules"])
+    from_supervisor, requests = os.pipe()
+    results, to_supervisor = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            run_answer(job, from_supervisor, to_supervisor, held)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(from_supervisor)
+    os.close(to_supervisor)
+    schedule = open_schedule(pid)  # before Landlock hides it
+    order = receive()
+    if job["silent"]:
+        silence()
+    add_modules(order["modules"])
+    restrict(job, [], supervisor=True)
+    times = {"cpu_s": job["limits"]["RLIMIT_CPU"], "wall_s": job["wall_s"]}
+    supervise = sys.modules[PACKAGE + "supervise"]
+    run_supervisor(order, supervise.JudgedProcess(pid, requests, results, schedule, times), channel)
     os._exit(0)

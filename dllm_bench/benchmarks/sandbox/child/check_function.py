@@ -1,27 +1,32 @@
-"""Compare a function with a reference on given inputs, inside a sandboxed child.
+"""Compare a function of a judged program with a reference on given inputs.
 
-This is a program for `execution.execute`, which calls its `main`; it is never imported. Expected
-values come from the reference solution, which runs here first, or are given where there is none. As
-in EvalPlus, a result is right if it equals the expected one, or is close to it where the problem
-gives a tolerance (relative 1e-7, absolute `atol`, 1e-6 for floats without one), or satisfies the
+This program runs in the supervisor's process (`execution.examine`). Expected values come from the
+reference solution, which runs here, or are given where there is none. They and the results of the
+judged process have passed through `codec`, so that only builtin values are compared. As in
+EvalPlus, a result is right if it equals the expected one, or is close to it where the problem gives
+a tolerance (relative 1e-7, absolute `atol`, 1e-6 for floats without one), or satisfies the
 problem's own rule (`RULES`: sets, several right answers). `main` reports (stage, verdict, detail)
-for each stage; a stage ends at its first wrong result.
+for each stage up to the first one that does not pass.
 """
 
 from __future__ import annotations
 
 import marshal
 import math
-import os
-import signal
 import sys
 import time
+
+from dllm_bench.benchmarks.sandbox.child.answer import execute, find
+from dllm_bench.benchmarks.sandbox.child.codec import Array, decode, encode
+from dllm_bench.benchmarks.sandbox.child.supervise import AnswerEnded, AnswerError
 
 # Type checkers know this name; importing typing would double the start time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
+
+    from dllm_bench.benchmarks.sandbox.child.supervise import JudgedProcess
 
     Rule = Callable[[Any, Any, Sequence[Any], float], bool]
     Case = tuple[Sequence[Any], Any, float]  # inputs, expected result, seconds of the reference
@@ -30,21 +35,19 @@ RTOL = 1e-7
 FLOAT_ATOL = 1e-6
 
 
-class OutOfTime(BaseException):
-    """A call used up its CPU time."""
+TASK_S = 60.0
+"""EvalPlus's limit for all calls of a problem, where those of the calls are not less."""
 
 
 def is_floats(value: Any) -> bool:
     """Whether a value is a float or a non-empty sequence of floats."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(isinstance(v, float) for v in value)
-    return isinstance(value, float) or str(getattr(value, "dtype", "")).startswith("float")
+    return isinstance(value, float)
 
 
 def close(got: Any, want: Any, atol: float) -> bool:
     """Element-wise |got - want| <= atol + RTOL * |want| over numbers and nested sequences."""
-    if hasattr(want, "tolist"):
-        got, want = got.tolist(), want.tolist()
     if isinstance(want, (list, tuple)):
         return len(got) == len(want) and all(map(close, got, want, [atol] * len(want)))
     if got == want:
@@ -54,12 +57,10 @@ def close(got: Any, want: Any, atol: float) -> bool:
 
 def equal(got: Any, want: Any, inputs: Sequence[Any], atol: float) -> bool:
     """The usual rule: equality, else closeness within a tolerance if there is one."""
-    same = got == want
-    if hasattr(same, "all"):
-        same = bool(same.all())
+    same: bool = got == want
     tolerance = atol or (FLOAT_ATOL if is_floats(want) else 0)
     if same or not tolerance:
-        return bool(same)
+        return same
     return type(got) is type(want) and close(got, want, tolerance)
 
 
@@ -126,47 +127,23 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-def out_of_time(signum: int, frame: object) -> None:
-    """Signal handler of the CPU timer."""
-    raise OutOfTime
+def sent(value: Any) -> Any:
+    """The value as it would come from a judged process."""
+    return plain(decode(encode(value)))
 
 
-def timed(function: Callable[..., Any], inputs: Sequence[Any], limit_s: float) -> tuple[Any, float]:
-    """(result, CPU seconds) of one call; OutOfTime after `limit_s` CPU seconds."""
-    signal.setitimer(signal.ITIMER_PROF, limit_s)
-    began = time.process_time()
-    try:
-        return function(*inputs), time.process_time() - began
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+def plain(value: Any) -> Any:
+    """The members of an array, any other value itself."""
+    return value.members if isinstance(value, Array) else value
 
 
-def load(source: str | bytes, entry_point: str) -> Callable[..., Any]:
-    """The function that a program defines, or a method of its class `Solution`."""
+def load(source: str, entry_point: str) -> Callable[..., Any]:
+    """The function that the reference solution defines."""
     space: dict[str, Any] = {"__name__": "__solution__"}
-    exec(compile(source, "<solution>", "exec", dont_inherit=True), space)
-    owner, _, method = entry_point.rpartition(".")
-    function: Callable[..., Any] = getattr(space[owner](), method) if owner else space[method]
-    return function
-
-
-def judge(
-    function: Callable[..., Any], rule: Rule, cases: Sequence[Case], payload: dict[str, Any]
-) -> tuple[str, str]:
-    """(passed, timeout, memory or failed; the first reason) over the cases of a stage."""
-    for i, (inputs, want, seconds) in enumerate(cases):
-        try:
-            limit_s = max(payload["min_time_s"], payload["time_factor"] * seconds)
-            got, _ = timed(function, inputs, limit_s)
-            if not rule(got, want, inputs, payload["atol"]):
-                return "failed", f"wrong result for input {i}"
-        except OutOfTime:
-            return "timeout", f"input {i}"
-        except MemoryError:
-            return "memory", f"input {i}"
-        except BaseException as error:
-            return "failed", f"{type(error).__name__} for input {i}"
-    return "passed", ""
+    error = execute(source.encode(), space)
+    if error is not None:
+        raise error
+    return find(space, entry_point)
 
 
 def expected(payload: dict[str, Any]) -> dict[str, list[Case]]:
@@ -180,28 +157,53 @@ def expected(payload: dict[str, Any]) -> dict[str, list[Case]]:
         return {name: [(args, want, 0.0) for args, want in given[name]] for name in given}
     reference = load(payload["reference"], payload["entry_point"])
     used, fresh = (marshal.loads(payload["stages"]) for _ in range(2))
-    return {
-        name: [
-            (again, *timed(reference, inputs, payload["reference_s"]))
-            for inputs, again in zip(used[name], fresh[name], strict=True)
-        ]
-        for name in used
-    }
+    cases: dict[str, list[Case]] = {}
+    for name in used:
+        cases[name] = []
+        for inputs, again in zip(used[name], fresh[name], strict=True):
+            began = time.process_time()
+            want = reference(*inputs)
+            cases[name].append((again, sent(want), time.process_time() - began))
+    return cases
 
 
-def main(payload: dict[str, Any], report: Callable[..., None]) -> None:
-    """Work out the expected values, then run the solution; everything printed is discarded."""
-    signal.signal(signal.SIGPROF, out_of_time)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+def judge(
+    answer: JudgedProcess, cases: Sequence[Case], limits_s: Sequence[float], payload: dict[str, Any]
+) -> tuple[str, str]:
+    """(verdict, detail) of the results for the cases of a stage, in order."""
+    rule, done = RULES[payload["rule"]], 0
+    try:
+        results = answer.calls(payload["entry_point"], [case[0] for case in cases], limits_s)
+        for got, (inputs, want, _) in zip(results, cases, strict=True):
+            if not rule(plain(got), want, inputs, payload["atol"]):
+                return "failed", f"wrong result for input {done}"
+            done += 1
+    except (AnswerError, AnswerEnded) as error:
+        verdict, detail = error.args
+        return verdict, f"{detail} for input {done}"
+    except Exception as error:  # a result that the rule cannot be applied to
+        return "failed", f"{type(error).__name__} for input {done}"
+    return "passed", ""
+
+
+def main(
+    payload: dict[str, Any], report: Callable[..., None], answer: JudgedProcess
+) -> tuple[str, str]:
+    """Work out the expected values, then compare the solution's results; (verdict, detail)."""
     sys.set_int_max_str_digits(0)
     stages = expected(payload)
-    report("reference", "passed", "")
+    limits_s = {
+        name: [max(payload["min_time_s"], payload["time_factor"] * case[2]) for case in cases]
+        for name, cases in stages.items()
+    }
+    answer.patience_s = min(TASK_S, sum(map(sum, limits_s.values()))) + 1
     try:
-        function = load(payload["solution"], payload["entry_point"])
-    except BaseException as error:
-        report("load", "failed", type(error).__name__)
-        return
+        ended = answer.load(answer.cpu_s)
+    except AnswerEnded as error:
+        ended = error.args
+    report("load", *ended)
     for name, cases in stages.items():
-        report(name, *judge(function, RULES[payload["rule"]], cases, payload))
+        if ended[0] == "passed":
+            ended = judge(answer, cases, limits_s[name], payload)
+            report(name, *ended)
+    return ended

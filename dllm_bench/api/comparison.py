@@ -1,0 +1,127 @@
+"""Sealed runs compared with the first of them, pairwise on the samples they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics import accuracy
+from dllm_bench.metrics.definitions import measure_all
+from dllm_bench.metrics.sample_stats import SampleStats
+from dllm_bench.site.format import align, number, percent
+from dllm_bench.store.differences import flat_settings, setting_rows
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.store import RunEntry, read_record
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Two or more runs; the others are compared with the first."""
+
+    records: tuple[RunRecord, ...]
+    """The runs."""
+
+    def __post_init__(self) -> None:
+        require_two(self.records)
+
+    @property
+    def scores(self) -> list[accuracy.Comparison]:
+        """The difference of scores, first - other, with its interval and test, for each other."""
+        first, *others = self.records
+        return [accuracy.compare(first.values, other.values) for other in others]
+
+    def to_pandas(self) -> DataFrame:
+        """A row per metric and a column per run, over the samples that all runs share."""
+        import pandas as pd
+
+        names = [record.spec.short for record in self.records]
+        return pd.DataFrame(dict(zip(names, shared_metrics(self.records), strict=True))).dropna(
+            how="all"
+        )
+
+    def lines(self) -> Iterator[str]:
+        """What differs in the settings, then the scores with tests, then all metrics."""
+        first, *others = self.records
+        titles = tuple(record.spec.short for record in self.records)
+        settings = [flat_settings(record.spec) for record in self.records]
+        yield from align([("setting", *titles), *setting_rows(settings)])
+        yield ""
+        for other in others:
+            yield score_line(first, other)
+        yield ""
+        yield from metric_lines(self.records)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def require_two(runs: Sequence[object]) -> None:
+    """Raise DllmBenchError if there is nothing to compare."""
+    if len(runs) < 2:
+        given = ", ".join(one for one in runs if isinstance(one, str)) or "a record"
+        raise DllmBenchError(f"compare was given one run, {given}; name two or more (see status).")
+
+
+def sealed_record(entry: RunEntry) -> RunRecord:
+    """The record of a run that must be complete."""
+    record = read_record(entry.path)
+    if record is None:
+        raise DllmBenchError(
+            f"Run {entry.spec.short} is {entry.state.value} ({entry.done} samples); complete it "
+            "with the command that started it, then compare."
+        )
+    return record
+
+
+def score_line(first: RunRecord, second: RunRecord) -> str:
+    """The difference of two runs' scores on shared samples, with its test and verdict."""
+    result = accuracy.compare(first.values, second.values)
+    verdict = "the runs differ, since the interval leaves out 0"
+    if not result.differs:
+        verdict = "no difference is shown, since the interval holds 0"
+    p_value = "" if result.p_value is None else f", p = {result.p_value:.3g}"
+    difference, low, high = (
+        f"{100 * x:+.1f}" for x in (result.difference, result.low, result.high)
+    )
+    return (
+        f"score {percent(first.score)} and {percent(second.score)} %: "
+        f"difference {difference} [{low}, {high}] points on {result.n} shared samples "
+        f"({result.method}{p_value}): {verdict}"
+    )
+
+
+def metric_lines(records: Sequence[RunRecord]) -> Iterator[str]:
+    """Every metric over the samples that all runs share, with its ratio to the first run's."""
+    shared, measured = shared_ids(records), shared_metrics(records)
+    first, *others = [record.spec.short for record in records]
+    rows = [("metric", first, *others, *(f"{first}/{other}" for other in others))]
+    for name in measured[0]:
+        own, *rest = (metrics[name] for metrics in measured)
+        if own is None and not any(value is not None for value in rest):
+            continue
+        ratios = (own / value if own is not None and value else None for value in rest)
+        rows.append((name, number(own, 3), *(number(v, 3) for v in rest), *map(number, ratios)))
+    yield f"metrics over {len(shared)} shared samples"
+    yield from align(rows)
+
+
+def shared_ids(records: Sequence[RunRecord]) -> set[str]:
+    """Ids of the samples that all runs have."""
+    return set.intersection(*(set(record.columns["id"]) for record in records))
+
+
+def shared_metrics(records: Sequence[RunRecord]) -> list[dict[str, float | None]]:
+    """All metrics of each run, over the samples that all runs share."""
+    shared = shared_ids(records)
+    return [measure_all(samples_of(record, shared)) for record in records]
+
+
+def samples_of(record: RunRecord, ids: set[str]) -> list[SampleStats]:
+    """The samples of the record that are called so, in its order."""
+    pairs = zip(record.columns["id"], record.sample_stats, strict=True)
+    return [sample for name, sample in pairs if name in ids]

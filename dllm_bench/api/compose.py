@@ -1,0 +1,337 @@
+"""Compose run configurations with Hydra; the only module that uses Hydra and OmegaConf.
+
+`compose` turns overrides (`decoder=lopa`, `seed=1`) into plain data, as `dllm-bench run` would;
+`hydra_app` is `run` itself, with `-m` and `--cfg job`. No other layer sees OmegaConf. A
+configuration error becomes a DllmBenchError of one sentence. A model may be named by its
+checkpoint, `model=/path/to/folder` or `model=owner/name`. `compose` restores what Hydra keeps per
+process, so that it may be called inside of a program that is itself a Hydra app.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+import hydra
+import yaml
+from hydra import version
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dllm_bench.core.choices import did_you_mean, unknown_name
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.folder import HUB_ID, settings_of
+from dllm_bench.paths import conf_dir, conf_dirs, conf_file, further_conf_dirs, options, place_of
+
+GROUPS = ("model", "decoder", "benchmark", "hardware", "logger", "paths", "hydra/launcher")
+MULTIRUN = ("-m", "--multirun")
+CONFIG = "run"  # conf/run.yaml
+BASELINE, PIECES = "decoder@baseline", "decoder/"  # groups
+FOREIGN_NAMES = {
+    **dict.fromkeys(("gen_length", "max_length", "max_gen_toks"), "'benchmark.max_new_tokens'"),
+    **dict.fromkeys(("block_length", "block_size"), "'decoder.schedule.block'"),
+    "steps": "'decoder.select.steps' of decoder=vanilla",
+    "num_fewshot": "'benchmark.shots'",
+    "batch_size": "'batch'",
+}
+"""What settings are called in other programs -> what they are called here."""
+Plain = dict[str, Any]
+
+
+# --- composing without running -------------------------------------------------------------------
+
+
+def compose(overrides: Sequence[str]) -> Plain:
+    """The run configuration for `overrides` as plain data, the same that `run` would use.
+
+    Hydra composes the choice of each group once. Overrides that only set a value are applied to a
+    copy of the result, which gives what Hydra would give in a fraction of the time. If that fails,
+    Hydra composes all overrides at once.
+    """
+    with as_sentences():
+        overrides = with_checkpoints(overrides)
+        groups, values = split_overrides(overrides)
+        cfg = deepcopy(merge_groups(groups))
+        try:
+            for key, value in values:
+                OmegaConf.update(cfg, key, value, merge=True)
+        except OmegaConfBaseException:
+            cfg = compose_groups(tuple(overrides))
+        return to_plain(cfg)
+
+
+@cache
+def merge_groups(groups: tuple[str, ...]) -> DictConfig:
+    """A configuration whose groups are composed one by one: no group depends on another's choice.
+
+    The result is cached: the caller must not change it.
+    """
+    names = [text.partition("=")[0].partition("/")[0] for text in groups]
+    if not set(names) <= set(GROUPS):
+        return compose_groups(groups)
+    cfg = deepcopy(compose_groups(()))
+    for name in set(names):
+        own = (text for text, group in zip(groups, names, strict=True) if group == name)
+        cfg[name] = compose_groups(tuple(own))[name]
+    return cfg
+
+
+@cache
+def compose_groups(overrides: tuple[str, ...]) -> DictConfig:
+    """Hydra's configuration for the overrides. Cached: the caller must not change it."""
+    base = version.VersionBase.instance()
+    before = base.version_base
+    try:
+        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            given = [*search_path(), *overrides]
+            cfg = hydra.compose(CONFIG, overrides=given, return_hydra_config=True)
+    finally:
+        base.version_base = before
+    return named(cfg, cfg.hydra)
+
+
+def search_path() -> list[str]:
+    """The override that lets Hydra find configuration of plug-ins and of the user; none if there
+    is no such folder.
+    """
+    places = ",".join(f"'file://{folder}'" for folder in further_conf_dirs())
+    return [f"hydra.searchpath=[{places}]"] if places else []
+
+
+def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[tuple[str, Any]]]:
+    """(overrides that Hydra must apply, (key, value) of those that only set a value)."""
+    parsed = [parse_value_override(text) for text in overrides]
+    groups = [text for text, pair in zip(overrides, parsed, strict=True) if pair is None]
+    return tuple(groups), [pair for pair in parsed if pair is not None]
+
+
+@cache
+def parse_value_override(text: str) -> tuple[str, Any] | None:
+    """(key, value) of an override that only sets a value; None if Hydra must apply it."""
+    [parsed] = OverridesParser.create().parse_overrides([text])
+    key = parsed.key_or_group
+    sets = parsed.type is OverrideType.CHANGE and not parsed.is_sweep_override()
+    is_group = any((folder / key).is_dir() for folder in conf_dirs())
+    only_sets = sets and not parsed.package and not is_group
+    return (key, parsed.value()) if only_sets else None
+
+
+# --- models named by a checkpoint ----------------------------------------------------------------
+
+
+def with_checkpoints(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with settings in place of `model=` with a checkpoint: a folder or a hub id.
+
+    A model whose path is a folder has the folder's name, unless another name is given.
+    """
+    given = dict(text.split("=", 1) for text in overrides if "=" in text)
+    source, path = (given.get(key, "").strip("'") for key in ("model", "model.path"))
+    if source and source not in options("model"):
+        rest = (text for text in overrides if not text.startswith("model="))
+        return [*checkpoint_overrides(source), *rest]
+    if path and "model.name" not in given and place_of(path).is_dir():
+        return [*overrides, as_override("model.name", folder_name(path))]
+    return list(overrides)
+
+
+def folder_name(source: str) -> str:
+    """The last part of a folder's path or of a hub id."""
+    return os.path.basename(os.path.abspath(place_of(source)))
+
+
+def checkpoint_overrides(source: str) -> list[str]:
+    """The overrides that describe the model of a folder or hub id; `model=source` for other text.
+
+    Where a yaml names the checkpoint, it is that model, else what the checkpoint says itself.
+    """
+    folder = place_of(source)
+    if not folder.is_dir() and source.startswith(("/", ".", "~")):
+        raise DllmBenchError(
+            f"There is no model folder {source!r}; give an existing folder, a hub id "
+            "(owner/name), or a name that `dllm-bench run --help` lists."
+        )
+    if not folder.is_dir() and not HUB_ID.fullmatch(source):
+        return [f"model={source}"]
+    for name in options("model"):
+        plain = yaml.safe_load(conf_file(f"model/{name}.yaml").read_text(encoding="utf-8"))
+        if plain.get("path") == source and not plain.get("lora"):
+            return [f"model={name}"]
+    if not folder.is_dir():
+        from dllm_bench.models.sources import checkpoint_folder  # imports torch: takes seconds
+
+        folder = checkpoint_folder(source)
+    own = {"name": folder_name(source), "path": source, **settings_of(folder)}
+    return ["~model", *(as_override(f"+model.{key}", value) for key, value in own.items())]
+
+
+def as_override(key: str, value: Any) -> str:
+    """The override that sets a key to a value: None, a number, a text, or a list of these."""
+    if not isinstance(value, str):
+        return f"{key}={json.dumps(value)}"
+    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{key}='{quoted}'"
+
+
+def to_plain(cfg: DictConfig) -> Plain:
+    """The configuration as dicts and lists, with interpolations resolved."""
+    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+def named(cfg: DictConfig, about: HydraConf) -> DictConfig:
+    """The configuration without Hydra's own part, with a name for each decoder that has none.
+
+    about: Hydra's own part, which says what was chosen.
+    """
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    choices = about.runtime.choices
+    names = {"decoder": decoder_name(choices), "baseline": choices[BASELINE]}
+    for key, name in names.items():
+        if own.get(key):
+            OmegaConf.update(own[key], "name", own[key].get("name") or name)
+    OmegaConf.set_struct(own, True)
+    return own
+
+
+def decoder_name(choices: Mapping[str, Any]) -> str:
+    """The yaml's name, then the pieces chosen instead of the yaml's: `vanilla+select.factor`."""
+    name = str(choices["decoder"])
+    usual = default_pieces(name)
+    chosen = {key.removeprefix(PIECES): choices[key] for key in choices if key.startswith(PIECES)}
+    changed = [
+        f"+{slot}.{piece}" for slot, piece in chosen.items() if usual.get(slot, piece) != piece
+    ]
+    return name + "".join(changed)
+
+
+@cache
+def default_pieces(decoder: str) -> Mapping[str, str]:
+    """Slot -> the piece that the decoder's yaml chooses."""
+    file = OmegaConf.load(conf_file(f"decoder/{decoder}.yaml"))
+    defaults = OmegaConf.select(file, "defaults", default=())
+    choices = (pair for entry in defaults if not isinstance(entry, str) for pair in entry.items())
+    return {slot.removeprefix("override "): piece for slot, piece in choices}
+
+
+# --- `dllm-bench run` ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ComposedJob:
+    """One job of `dllm-bench run`, composed.
+
+    config: the whole run configuration as plain data.
+    reads_data: the benchmark refers to the data directory, whether that is set or not.
+    """
+
+    config: Plain
+    reads_data: bool
+
+
+def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+    """Call `task` with each configuration that the arguments of `run` describe, as Hydra's app.
+
+    `task` must be a function of a module: with `-m` a launcher may pickle it for other processes.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach this process, which prints the sentence
+    multirun = [flag for flag in MULTIRUN if flag in arguments]
+    rest = [argument for argument in arguments if argument not in multirun]
+    overrides = [at for at, one in enumerate(rest) if "=" in one and not one.startswith("-")]
+    at = overrides[0] if overrides else len(rest)  # overrides have to follow each other
+    searched = any(one.startswith("hydra.searchpath=") for one in rest)
+    rest[at:] = [*([] if searched else search_path()), *with_checkpoints(rest[at:])]
+    sys.argv = ["dllm-bench run", *multirun[:1], *rest]
+    with as_sentences():
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)(task)()
+
+
+def composed_job(cfg: DictConfig) -> ComposedJob:
+    """The configuration Hydra passed to a task, as plain data."""
+    with as_sentences():
+        config = to_plain(named(cfg, HydraConfig.get()))
+    benchmark = str(OmegaConf.to_container(cfg.benchmark, resolve=False))
+    return ComposedJob(config, reads_data="${paths.data}" in benchmark)
+
+
+def runs_in_this_process() -> bool:
+    """Whether Hydra runs its jobs one after the other in this process."""
+    return bool(HydraConfig.get().launcher._target_.endswith("BasicLauncher"))
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def as_sentences() -> Iterator[None]:
+    """Turn any configuration error raised in the block into a DllmBenchError of one sentence."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise DllmBenchError(sentence(error)) from error
+    except ValueError as error:
+        if not str(error).startswith("Config group override must be"):
+            raise
+        raise DllmBenchError(
+            "The choice of a group must be a name, but null or a number was given; "
+            "`dllm-bench run --help` lists the names."
+        ) from error
+
+
+def sentence(error: Exception) -> str:
+    """What was asked, what was found and what to do, for an error of Hydra or OmegaConf."""
+    text = " ".join(re.split(r"Config search path|See https", str(error))[0].split())
+    absent = getattr(error, "missing_cfg_file", None)
+    unknown = re.match(r"Could not override '([^']+)'", text)
+    several = re.match(r"Ambiguous value for argument '([^']+)'", text)
+    unreadable = getattr(error, "override", None)
+    if absent:
+        group, _, name = str(absent).rpartition("/")
+        return unknown_name(group, name, options(group))
+    if unknown:
+        return unknown_setting(unknown[1], error.__cause__)
+    if several:
+        return f"{several[1]!r} gives several values; add -m to run them all."
+    if unreadable:
+        return f"{unreadable!r} cannot be read; write name=value, see `dllm-bench run --help`."
+    return text.removesuffix(".") + "; see `dllm-bench run --help`."
+
+
+def unknown_setting(name: str, cause: object) -> str:
+    """The sentence about a setting that does not exist: the nearest name, or where to find all."""
+    key, path = (str(getattr(cause, part, name)) for part in ("key", "full_key"))
+    siblings = [str(key) for key in getattr(cause, "parent_node", None) or ()]
+    elsewhere = FOREIGN_NAMES.get(key) or nearest_piece_setting(name)
+    question = did_you_mean(key, siblings, prefix=path.removesuffix(key))
+    if not question and elsewhere:
+        question = f"did you mean {elsewhere}? "
+    known = "`dllm-bench run --cfg job` prints all settings."
+    return f"No setting is called {name!r}; {question}{known}"
+
+
+def nearest_piece_setting(name: str) -> str:
+    """For `decoder.SLOT.NAME`: the nearest name among the settings of all pieces of the slot."""
+    group, _, key = name.replace(".", "/").rpartition("/")
+    if not group.startswith(PIECES):
+        return ""
+    pieces = {
+        setting: piece
+        for piece in options(group)
+        for setting in yaml.safe_load(conf_file(f"{group}/{piece}.yaml").read_text("utf-8"))
+    }
+    near = get_close_matches(key, pieces, n=1)
+    dotted = group.replace("/", ".")
+    return f"'{dotted}.{near[0]}', which {group}={pieces[near[0]]} has" if near else ""

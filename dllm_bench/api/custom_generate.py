@@ -1,0 +1,173 @@
+"""A decoder behind transformers' own `model.generate(..., custom_generate=FOLDER)`.
+
+`export` writes the folder: a `generate.py` that holds the decoder as data and calls
+`generate_with`. Not supported, and refused: beams, several sequences per prompt, logits processors,
+stopping criteria, assistants, streamers. Sampling settings of transformers have no effect: a
+decoder has its own. A model whose class cannot be run here layer by layer is called as a function,
+without a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.api.generation import spec_of
+from dllm_bench.api.models import wrap
+from dllm_bench.core.decoder import Decoder
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request, first_end
+from dllm_bench.models.load import LoadedModel
+from dllm_bench.models.wrapped import is_supported
+from dllm_bench.registry import describe, instantiate
+from dllm_bench.runs import batched
+from dllm_bench.runs.runner import ready
+from dllm_bench.store.files import write_atomic
+
+REFUSED = (
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "assistant_model",
+    "streamer",
+    "negative_prompt_ids",
+)
+SINGLE = ("num_beams", "num_return_sequences")  # more than one of these is refused
+WRAPPING = ("mask_token", "attention", "block", "shifted")  # settings of `wrap`
+FOLDER = "custom_generate"
+CODE = '''"""Decode with {name!r} of dllm-bench, by `model.generate(custom_generate=FOLDER)`."""
+
+from dllm_bench.api.custom_generate import generate_with
+
+DECODER = {decoder}
+
+
+def generate(model, inputs=None, **settings):
+    """Token ids (B, L): the prompts and what was decoded, as `model.generate` returns them."""
+    return generate_with(model, DECODER, inputs, **settings)
+'''
+CARD = """---
+library_name: transformers
+tags: [custom_generate]
+---
+Decoding with `{name}` of dllm-bench, which has to be installed.
+
+```python
+model.generate(
+    **tokenizer("...", return_tensors="pt"),
+    custom_generate="{folder}",
+    trust_remote_code=True,
+    max_new_tokens=128,
+    tokenizer=tokenizer,
+)
+```
+"""
+
+
+def export(name: str, decoder: Decoder, folder: Path) -> list[Path]:
+    """Write the folder for a decoder; returns the files."""
+    code = CODE.format(name=name, decoder=pformat(describe(decoder), sort_dicts=False))
+    texts = {
+        f"{FOLDER}/generate.py": code,
+        f"{FOLDER}/requirements.txt": "dllm-bench\n",
+        "README.md": CARD.format(name=name, folder=folder),
+    }
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        write_atomic(folder / path, text)
+    return [folder / path for path in texts]
+
+
+@dataclass(frozen=True)
+class GenerateOutput:
+    """What `return_dict_in_generate=True` gives."""
+
+    sequences: Tensor
+    """Token ids (B, L)."""
+    generations: list[Generation]
+    """Tokens and trace of each row."""
+
+
+def generate_with(
+    model: Any,
+    decoder: Mapping[str, Any],
+    inputs: Tensor | None = None,
+    *,
+    tokenizer: Any = None,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Tensor | GenerateOutput:
+    """Decode prompts (B, T), padded on either side, to sequences (B, T + new tokens).
+
+    A row ends with its first end token and is then filled with padding. The settings are those of
+    `dllm_bench.wrap` and of `model.generate`: `input_ids`, `attention_mask`, `generation_config`,
+    `return_dict_in_generate`; sampling settings have no effect.
+
+    DllmBenchError for arguments that a decoder cannot follow.
+    """
+    given = settings.get("input_ids") if inputs is None else inputs
+    config = settings.get("generation_config") or model.generation_config
+    new = max_new_tokens or config.max_new_tokens
+    wrong = [name for name in REFUSED if settings.get(name)]
+    wrong += [name for name in SINGLE if settings.get(name, 1) != 1]
+    wrong += [] if given is not None else ["no input_ids"]
+    wrong += [] if new else ["no max_new_tokens"]
+    if wrong:
+        raise DllmBenchError(
+            f"custom_generate was called with {', '.join(wrong)}; give input_ids and "
+            f"max_new_tokens, and leave out {', '.join((*REFUSED, *SINGLE))}."
+        )
+    wrapped = wrap(
+        model if is_supported(model) else lambda ids: model(input_ids=ids).logits,
+        tokenizer,
+        **{name: settings[name] for name in WRAPPING if name in settings},
+    )
+    assert given is not None
+    prompts = _prompts(given, settings.get("attention_mask"))
+    generations = _decode(wrapped, instantiate(decoder, "decoder"), prompts, new, seed)
+    sequences = _padded(given, generations, wrapped)
+    whole = settings.get("return_dict_in_generate")
+    return GenerateOutput(sequences, generations) if whole else sequences
+
+
+def _prompts(ids_BT: Tensor, attention_mask_BT: Tensor | None) -> list[list[int]]:
+    """The ids of each row without padding."""
+    if attention_mask_BT is None:
+        return [list(row) for row in ids_BT.tolist()]
+    pairs = zip(ids_BT, attention_mask_BT.bool(), strict=True)
+    return [list(ids_T[seen_T].tolist()) for ids_T, seen_T in pairs]
+
+
+def _decode(
+    model: LoadedModel, decoder: Any, prompts: Sequence[Sequence[int]], new: int, seed: int
+) -> list[Generation]:
+    """The generation of each prompt, all in one batch."""
+    spec = spec_of(model, decoder, seed=seed, batch=len(prompts))
+    batched.check(spec)
+    requests = [
+        ready(spec, decoder, model, Request(str(i), tuple(ids), new))
+        for i, ids in enumerate(prompts)
+    ]
+    found = decoder.generate_stream(model.denoiser, requests, len(requests))
+    done = {generation.request_id: generation for generation in found}
+    return [done[request.id] for request in requests]
+
+
+def _padded(ids_BT: Tensor, generations: Sequence[Generation], model: LoadedModel) -> Tensor:
+    """The prompts as they were given, each followed by its new tokens and padding (B, L)."""
+    special = model.special
+    rows = []
+    for generation in generations:
+        ids = list(generation.ids[: generation.cut["length"]])
+        end = first_end(ids, special)
+        rows.append(torch.tensor(ids if end is None else ids[: end + 1], dtype=torch.long))
+    padding = special.eos if special.pad is None else special.pad
+    new_BN = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+    return torch.cat([ids_BT, new_BN.to(ids_BT.device)], dim=1)

@@ -1,0 +1,185 @@
+"""What runs measured, in the forms that other programs read.
+
+`EXPORTS` names the forms: pandas' parquet, a data set of `datasets`, lm-eval's folder of results;
+`to_hub` writes the results that the Hugging Face hub shows on a model's page. The first three hold
+every sample with prompt, right answer, what was read of the text, and grade.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+from dllm_bench.api.comparison import sealed_record
+from dllm_bench.api.runs import of_one_type, sample_rows
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.site.texts import TextSource
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import slug
+from dllm_bench.store.store import RunEntry, read_samples
+
+Plain = dict[str, Any]
+Metric, Filter = "score", "none"  # of lm-eval's results, for benchmarks that name none
+
+
+def rows_of(entry: RunEntry, texts: TextSource) -> Iterator[Plain]:
+    """A row per sample: `records(by="sample")`, prompt, right answer and what was read."""
+    record, samples = sealed_record(entry), read_samples(entry.path)
+    prompts, answers = texts.prompts(entry.spec, samples), texts.answers(entry.spec, samples)
+    for row in sample_rows(record, entry.path):
+        answer = answers.get(row["id"])
+        yield {
+            **row,
+            "prompt": prompts.get(row["id"]),
+            "gold": answer and answer.gold,
+            "extracted": answer and answer.extracted,
+        }
+
+
+def frame(entries: Sequence[RunEntry], texts: TextSource) -> Any:
+    """The samples of all runs as a table of pandas, each column of one type."""
+    import pandas as pd
+
+    every = [row for entry in entries for row in rows_of(entry, texts)]
+    return pd.DataFrame(every).apply(of_one_type)
+
+
+def to_parquet(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+    """`samples.parquet`, which pandas and all readers of Arrow open."""
+    path = out / "samples.parquet"
+    frame(entries, texts).to_parquet(path, index=False)
+    yield path
+
+
+def to_dataset(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+    """A folder for `datasets.load_from_disk`."""
+    from datasets import Dataset  # takes a second to import
+
+    Dataset.from_pandas(frame(entries, texts), preserve_index=False).save_to_disk(out)
+    yield out
+
+
+def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+    """A folder of results as lm-eval writes one: a model, a file of results and one of samples.
+
+    All metrics of the run (TPF, TPS, forwards) stand beside the scores.
+    """
+    for entry in entries:
+        record = sealed_record(entry)
+        spec, folder = record.spec, out / slug(f"{record.spec.model['name']}-{record.spec.folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        moment = datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
+        results = folder / f"results_{moment}.json"
+        results.write_text(json.dumps(lm_eval_results(record), indent=2), encoding="utf-8")
+        samples = folder / f"samples_{spec.benchmark['name']}_{moment}.jsonl"
+        lines = (json.dumps(one) for one in lm_eval_samples(record, rows_of(entry, texts)))
+        samples.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        yield from (results, samples)
+
+
+def lm_eval_results(record: RunRecord) -> Plain:
+    """The content of lm-eval's `results_*.json`."""
+    spec, task = record.spec, str(record.spec.benchmark["name"])
+    metric, key = primary_of(record)
+    scores: Plain = {"alias": task}
+    if record.score:
+        scores[f"{metric},{key}"] = record.score.mean
+        scores[f"{metric}_stderr,{key}"] = standard_error(record)
+    measured = {name: value for name, value in record.summary.items() if value is not None}
+    count = len(record.columns["id"])
+    return {
+        "results": {task: {**scores, **{f"{name},none": v for name, v in measured.items()}}},
+        "group_subtasks": {task: []},
+        "configs": {task: {"task": task, **spec.benchmark}},
+        "versions": {task: spec.inputs.get("dataset", "")[:8]},
+        "n-shot": {task: spec.benchmark.get("shots", 0)},
+        "higher_is_better": {task: {metric: True}},
+        "n-samples": {task: {"original": count, "effective": count}},
+        "config": {
+            "model": "dllm_bench",
+            "model_args": {"model": spec.model["name"], "decoder": spec.decoder},
+            "batch_size": spec.batch,
+            "limit": spec.limit,
+            "random_seed": spec.seed,
+            "dllm_bench": {"run": spec.identity_hash, **record.environment},
+        },
+        "date": record.sealed_at,
+        "model_name": f"{spec.model['name']}-{spec.label}",
+    }
+
+
+def primary_of(record: RunRecord) -> tuple[str, str]:
+    """Metric and filter that the run's score is, as lm-eval names them."""
+    metric, _, key = str(record.spec.benchmark.get("primary", Metric)).partition(",")
+    return metric, key or Filter
+
+
+def standard_error(record: RunRecord) -> float:
+    """Of the mean score, from the spread of the items, as lm-eval estimates it."""
+    values = list(record.values.values())
+    mean, n = sum(values) / len(values), len(values)
+    return sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n) if n > 1 else 0.0
+
+
+def lm_eval_samples(record: RunRecord, rows: Iterator[Plain]) -> Iterator[Plain]:
+    """The lines of lm-eval's `samples_*.jsonl`."""
+    metric, key = primary_of(record)
+    for number, row in enumerate(rows):
+        doc = {name: row[name] for name in ("id", "prompt", "gold")}
+        yield {
+            "doc_id": number,
+            "doc": doc,
+            "target": row["gold"],
+            "arguments": {"gen_args_0": {"arg_0": row["prompt"], "arg_1": {}}},
+            "resps": [[row["text"]]],
+            "filtered_resps": [row["extracted"]],
+            "filter": key,
+            "metrics": [metric],
+            metric: row["value"],
+        }
+
+
+def to_hub(
+    entries: Sequence[RunEntry], out: Path, dataset: str | None, task: str | None
+) -> Iterator[Path]:
+    """`.eval_results/NAME.yaml` of a model's repository: the scores, in percent.
+
+    dataset: the hub's id of the benchmark; task: its task there. Their names are the hub's own.
+    """
+    if not dataset or not task:
+        raise DllmBenchError(
+            "--to hub was asked without the benchmark's name on the hub; add --dataset OWNER/NAME "
+            "and --task ID, as the eval.yaml of that data set has them."
+        )
+    for entry in entries:
+        record = sealed_record(entry)
+        if record.score is None:
+            raise DllmBenchError(f"Run {record.spec.short} has no score; choose a graded run.")
+        result = EvalResultEntry(
+            dataset_id=dataset,
+            task_id=task,
+            value=round(100 * record.score.mean, 2),
+            date=datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            notes=f"dllm-bench, decoder {record.spec.label}, n = {record.score.n}",
+        )
+        path = out / ".eval_results" / f"{slug(record.spec.label)}-{record.spec.short}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(eval_result_entries_to_yaml([result]), sort_keys=False)
+        path.write_text(text, encoding="utf-8")
+        yield path
+
+
+EXPORTS: Mapping[str, Callable[[Sequence[RunEntry], TextSource, Path], Iterator[Path]]] = {
+    "parquet": to_parquet,
+    "hf-dataset": to_dataset,
+    "lm-eval": to_lm_eval,
+}
+"""Form -> what writes it."""
+HUB = "hub"

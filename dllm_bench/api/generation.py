@@ -1,0 +1,351 @@
+"""Decoders as objects, and texts from them: `decoder`, `decoders`, `generate`, `stream`.
+
+`generate` decodes prompts with a model and a decoder as `dllm-bench run` decodes a benchmark's
+requests, and gives a `Completion` for each: text, tokens, trace, metrics, and in a notebook the
+order in which the text was filled. `on_commit` is called with the tokens of every forward, and
+`stream` yields them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, cast
+
+from torch import Tensor
+
+from dllm_bench.api.compose import as_override, compose
+from dllm_bench.api.models import load_model
+from dllm_bench.core.benchmark import Turns
+from dllm_bench.core.decoder import BatchedDecoder, Decoder, Piece
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.trace import ForwardKind, Trace
+from dllm_bench.metrics.definitions import measure_all
+from dllm_bench.models.load import LoadedModel
+from dllm_bench.paths import conf_dirs, options
+from dllm_bench.registry import describe, instantiate
+from dllm_bench.runs import batched
+from dllm_bench.runs.prompts import PromptGenerator
+from dllm_bench.runs.runner import read, sample_record, timed
+from dllm_bench.site.colours import colours_of_forward
+from dllm_bench.site.decoding_order import DecodingOrder, decoding_order
+from dllm_bench.store.hardware import wait_for
+from dllm_bench.store.record import SampleRecord
+from dllm_bench.store.spec import RunSpec
+
+MASKED = "░"  # how a masked position is shown
+
+
+# --- decoders ------------------------------------------------------------------------------------
+
+
+def decoders() -> list[str]:
+    """The names of all decoders, those of plug-ins included."""
+    return options("decoder")
+
+
+def decoder(name: str, **settings: Any) -> Decoder:
+    """A decoder by name, with some of its settings replaced.
+
+    settings: a number of a piece by its dotted name (`**{"select.tau": 0.8}`); another piece for a
+        slot, by name (`cache="none"`) or as an object (`select=Coin()`).
+
+    DllmBenchError for unknown names and for pieces that do not fit together.
+    """
+    pieces = {key: value for key, value in settings.items() if isinstance(value, Piece)}
+    changes = [slot_override(key, value) for key, value in settings.items() if key not in pieces]
+    return composed_decoder(name, changes, pieces)
+
+
+def composed_decoder(
+    name: str, overrides: Sequence[str], pieces: Mapping[str, Piece] | None = None
+) -> Decoder:
+    """The decoder of a name with overrides as on the command line, and pieces for its slots."""
+    others = [one for one in overrides if not one.startswith(("decoder.", "decoder/"))]
+    if others:
+        raise DllmBenchError(
+            f"{others[0]!r} is no setting of a decoder; write decoder.SLOT.NAME=VALUE or "
+            "decoder/SLOT=PIECE."
+        )
+    pieces = pieces or {}
+    plain = compose([f"decoder={name}", *overrides])["decoder"]
+    unknown = sorted(pieces.keys() - plain.keys())
+    if unknown:
+        raise DllmBenchError(
+            f"Decoder {name!r} has no slot {unknown[0]!r} for a piece; it has "
+            f"{', '.join(key for key, value in plain.items() if isinstance(value, dict))}."
+        )
+    own = {key: value for key, value in plain.items() if key != "name"}
+    given = {key: describe(value) for key, value in pieces.items()}
+    made: Decoder = instantiate({**own, **given}, "decoder")
+    return made
+
+
+def slot_override(key: str, value: Any) -> str:
+    """The override for a setting of a decoder: a slot with a name chooses a piece."""
+    is_slot = any((folder / "decoder" / key).is_dir() for folder in conf_dirs())
+    chooses = is_slot and isinstance(value, str)
+    return as_override(f"decoder/{key}" if chooses else f"decoder.{key}", value)
+
+
+# --- generation ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The tokens that one forward committed."""
+
+    prompt: int  # index of the prompt among those given
+    forward: int  # how many forwards there were, this one included
+    positions: tuple[int, ...]  # places behind the prompt, from 0
+    ids: tuple[int, ...]  # their tokens
+    text: str  # what the text is so far, with ░ at masked positions
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a model and a decoder made of one prompt."""
+
+    prompt: str
+    """The prompt; chat turns as Python shows them."""
+    sample: SampleRecord = field(repr=False)
+    """All that a run would store of it."""
+    model: LoadedModel = field(repr=False)
+    """The model."""
+    decoder: Mapping[str, Any] = field(repr=False)
+    """The decoder as plain data."""
+
+    @property
+    def text(self) -> str:
+        """The answer, cut at the first end token or stop string."""
+        return self.sample.text
+
+    @property
+    def tokens(self) -> list[int]:
+        """Ids of the answer, up to the first reason to end."""
+        return self.sample.ids[: min(self.sample.cut.values())]
+
+    @property
+    def trace(self) -> Trace:
+        """What each forward did."""
+        return Trace.from_columns(self.sample.trace)
+
+    @property
+    def order(self) -> DecodingOrder:
+        """Which forward committed which token."""
+        decode = self.model.text.decode_visibly
+        return decoding_order(self.sample, decode, self.decoder)
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name (`tpf/emitted`, …); those that one sample does not define are left out.
+
+        Completions of a batch have no times of their own.
+        """
+        found = measure_all([self.sample.stats()])
+        return {name: value for name, value in found.items() if value is not None}
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """The filled canvas; a token's background is the colour of its forward, dark to light."""
+        order = self.order
+        spans = "".join(self._spans(order))
+        size = f"{len(order.tokens)} positions in {len(order.steps)} forwards"
+        return f'<pre style="white-space: pre-wrap">{spans}</pre><small>{size}</small>'
+
+    def _spans(self, order: DecodingOrder) -> Iterator[str]:
+        for position, token in enumerate(order.tokens[: order.end]):
+            if token.born is None:
+                yield MASKED
+                continue
+            ink, background = colours_of_forward(token.born, len(order.steps))
+            style = f"color: {ink}; background: rgb{background}"
+            title = f"position {position}, forward {token.born}"
+            yield f'<span style="{style}" title="{title}">{escape(token.text)}</span>'
+
+
+Prompt = str | Turns
+OnCommit = Callable[[Committed], object]
+
+
+def generate(
+    model: LoadedModel | str | Path,
+    prompts: Prompt | Sequence[Prompt],
+    decoder: Decoder | str,
+    max_new_tokens: int = 128,
+    *,
+    batch: int = 1,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    on_commit: OnCommit | None = None,
+) -> list[Completion]:
+    """Decode prompts; one completion for each, in their order.
+
+    model: of `load_model` or `wrap`, or what `load_model` takes.
+    prompts: a text, a chat ([{"role": "user", "content": …}, …]), or a list of such.
+    decoder: of `decoder`, or a name.
+    max_new_tokens: length of the canvas behind the prompt; block decoders open whole blocks.
+    batch: how many requests share a forward; above 1 a completion has no time of its own.
+    stop: strings that end a text.
+    seed: of the random numbers of sampling decoders.
+    on_commit: called with the `Committed` tokens of every forward while it decodes; needs batch=1.
+
+    DllmBenchError if model, decoder and settings do not fit together.
+    """
+    if on_commit is not None and batch != 1:
+        raise DllmBenchError(
+            f"on_commit follows one request at a time, and batch={batch} was given; leave one out."
+        )
+    loaded = model if isinstance(model, LoadedModel) else load_model(model)
+    chosen = named_decoder(decoder) if isinstance(decoder, str) else decoder
+    several = as_list(prompts)
+    spec = spec_of(loaded, chosen, seed=seed, batch=batch)
+    generator = PromptGenerator(spec, chosen, loaded)
+    if batch == 1:
+        requests = (generator.request(one, max_new_tokens, tuple(stop)) for one in several)
+        samples = [
+            _decode(loaded, chosen, request, index, on_commit)
+            for index, request in enumerate(requests)
+        ]
+    else:
+        batched.check(spec)
+        every = [generator.request(one, max_new_tokens, tuple(stop)) for one in several]
+        samples = _decode_batch(loaded, cast(BatchedDecoder, chosen), every, batch)
+    pairs = zip(several, samples, strict=True)
+    return [Completion(str(one), sample, loaded, spec.decoder) for one, sample in pairs]
+
+
+def stream(
+    model: LoadedModel | str | Path,
+    prompt: Prompt,
+    decoder: Decoder | str,
+    *args: Any,
+    **kwargs: Any,
+) -> Iterator[Committed]:
+    """The tokens of each forward as soon as it committed them, for one prompt.
+
+    Further arguments are those of `generate`, which decodes in another thread; whoever stops early
+    waits until it has finished. Errors of `generate` are raised here.
+    """
+    committed = SimpleQueue[Committed | None]()
+    kwargs["on_commit"] = committed.put
+    with ThreadPoolExecutor(1) as thread:
+        decoding = thread.submit(generate, model, prompt, decoder, *args, **kwargs)
+        decoding.add_done_callback(lambda _: committed.put(None))
+        while (tokens := committed.get()) is not None:
+            yield tokens
+        decoding.result()
+
+
+def named_decoder(name: str) -> Decoder:
+    """The decoder of a name, as it is."""
+    made: Decoder = decoder(name)
+    return made
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts; a single text or chat is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    every = list(prompts)
+    if every and isinstance(every[0], Mapping):
+        return [cast(Turns, every)]
+    return cast(list[Prompt], every)
+
+
+def spec_of(model: LoadedModel, decoder: Decoder, **settings: Any) -> RunSpec:
+    """A specification of what is decoded, for a model and a decoder that are objects."""
+    return RunSpec(
+        model={"name": model.metadata.name},
+        decoder=describe(decoder),
+        **{"benchmark": {}, "hardware": {"device": model.denoiser.device.type}, **settings},
+    )
+
+
+def _decode(
+    model: LoadedModel, decoder: Decoder, request: Request, index: int, on_commit: OnCommit | None
+) -> SampleRecord:
+    """Decode one request under the clock, calling `on_commit` while it runs."""
+    denoiser, started_at = model.denoiser, time.time()
+    watched = WatchedDenoiser(model, request, index, on_commit) if on_commit else None
+    decoded = timed(
+        lambda: decoder.generate(cast(Any, watched or denoiser), request),
+        request,
+        model,
+        wait=lambda: wait_for(denoiser.device),
+    )
+    if watched:
+        watched.finish(decoded.generation)
+    return sample_record(request, decoded, model, started_at)
+
+
+def _decode_batch(
+    model: LoadedModel, decoder: BatchedDecoder, requests: Sequence[Request], batch: int
+) -> list[SampleRecord]:
+    """Decode requests, `batch` at a time; samples in the order of the requests."""
+    named, started_at = {request.id: request for request in requests}, time.time()
+    samples = {}
+    for generation in decoder.generate_stream(model.denoiser, requests, batch):
+        request = named[generation.request_id]
+        decoded = read(request, batched.untimed(generation), model, None)
+        samples[request.id] = sample_record(request, decoded, model, started_at)
+    return [samples[request.id] for request in requests]
+
+
+# --- tokens while they are committed -------------------------------------------------------------
+
+
+class WatchedDenoiser:
+    """A model that reports, before each forward, which tokens were committed since the one before.
+
+    It passes everything on. The base branch is the last row of a forward; what a verification feeds
+    from its first wanted row on is a draft, not committed yet.
+    """
+
+    def __init__(
+        self, model: LoadedModel, request: Request, index: int, on_commit: OnCommit
+    ) -> None:
+        self._model, self._request, self._index = model, request, index
+        self._on_commit = on_commit
+        self._known: dict[int, int] = {}
+        self._forwards = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model.denoiser, name)
+
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
+        """See `Denoiser.forward`."""
+        canvas = tokens_KL[-1].tolist()
+        committed = plan.rows[0] if plan.kind is ForwardKind.VERIFY else len(canvas)
+        mask = self._model.special.mask
+        place = len(self._request.prompt_ids)
+        filled = [token if i < committed else mask for i, token in enumerate(canvas)][place:]
+        self._report(filled, range(len(filled)))
+        self._forwards += 1
+        return self._model.denoiser.forward(tokens_KL, plan, kv)
+
+    def finish(self, generation: Generation) -> None:
+        """Report what the last forward committed."""
+        born = [place for place, at in enumerate(generation.born) if at >= 0]
+        self._report(generation.ids, born)
+
+    def _report(self, canvas: Sequence[int], places: Sequence[int]) -> None:
+        mask = self._model.special.mask
+        new = [i for i in places if canvas[i] not in (mask, self._known.get(i))]
+        if not new:
+            return
+        ids = tuple(canvas[i] for i in new)
+        self._known.update(zip(new, ids, strict=True))
+        text = "".join(
+            MASKED if token == mask else self._model.text.decode_visibly([token])
+            for token in canvas
+        )
+        self._on_commit(Committed(self._index, self._forwards, tuple(new), ids, text))

@@ -1,0 +1,256 @@
+"""What the runs say about a claim: effect, interval, and tests of no effect and of a given effect.
+
+Both sides are paired by item. A score is compared by its difference: McNemar's exact test, and the
+interval of Agresti and Min (2005) for paired shares, which stays wide where no item differs. All
+else, and scores that are no right/wrong values, is compared by bootstrapping whole items (the
+tables' interval); its tests refer the effect, for ratios its logarithm, to Student's distribution
+with the bootstrap's standard error. Averages of benchmarks weigh each benchmark the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from dllm_bench.benchmarks.items import item_id_of
+from dllm_bench.claims.spec import Claim, Keys
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics import accuracy
+from dllm_bench.metrics.accuracy import LEVEL
+from dllm_bench.store.record import RunRecord
+from dllm_bench.tables.build import measure
+from dllm_bench.tables.derive import PERCENT, derived, leaves_of, resampled
+from dllm_bench.tables.plan import PlannedCell, combined_run
+from dllm_bench.tables.spec import SCORE
+
+DEVELOPMENT, TEST = 0, 1
+"""Halves of the items: settings are chosen on the first, reported on the second."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A measured effect with its uncertainty."""
+
+    effect: float
+    """Ours − theirs in points, or ours ÷ theirs."""
+    low: float
+    """Its 95 % interval."""
+    high: float
+    items: int
+    """Items that both sides answered, of all benchmarks together."""
+    error: float
+    """Standard error, of the logarithm for a ratio; 0 if all resamples agree."""
+    centre: float
+    """Where the tests put the effect: itself, its logarithm, or Agresti and Min's estimate."""
+    freedom: float
+    """Degrees of freedom of the tests."""
+    p_same: float
+    """Two-sided p-value of two equal sides."""
+    is_ratio: bool
+    """True for a ratio."""
+    discordant: float | None = None
+    """Share of items that only one side has right; None if that is not what was compared."""
+
+    def p_below(self, effect: float) -> float:
+        """One-sided p-value of a true effect of at least `effect`."""
+        from scipy.stats import t
+
+        distance = self._at(effect) - self.centre
+        if self.error == 0:
+            return 1.0 if distance <= 0 else 0.0
+        return float(t.sf(distance / self.error, self.freedom))
+
+    def p_above(self, effect: float) -> float:
+        """One-sided p-value of a true effect of at most `effect`."""
+        if self.error == 0:
+            return 1.0 if self._at(effect) >= self.centre else 0.0
+        return 1 - self.p_below(effect)
+
+    def _at(self, effect: float) -> float:
+        return math.log(effect) if self.is_ratio else effect
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The chosen cells of both sides; `effect` is the derived cell of the two."""
+
+    claim: Claim
+    """What they test."""
+    ours: PlannedCell
+    """Our side."""
+    theirs: PlannedCell
+    """The other."""
+
+    @cached_property
+    def effect(self) -> PlannedCell:
+        """The difference or ratio, as a derived cell of a table."""
+        metric, other = self.ours.cell.metric, self.theirs.cell.keys
+        is_difference = self.claim.is_difference
+        metric = replace(metric, minus=other) if is_difference else replace(metric, over=other)
+        run = combined_run([self.ours.run, self.theirs.run])
+        return PlannedCell(replace(self.ours.cell, metric=metric), run, (self.ours, self.theirs))
+
+    @property
+    def are_one_run(self) -> bool:
+        """True if both sides are the same runs, so that nothing is compared."""
+        return _hashes(self.ours) == _hashes(self.theirs)
+
+
+def _hashes(planned: PlannedCell) -> list[str]:
+    return [run.spec.identity_hash if run.spec else run.command for run in planned.runs]
+
+
+# --- choosing settings ---------------------------------------------------------------------------
+
+
+def chosen_sides(claim: Claim, planned: Sequence[PlannedCell]) -> Sides:
+    """Both sides of a claim whose runs are sealed. Where settings are chosen, the development half
+    of the items decides and the sides hold the test half alone: of a side's settings that lose at
+    most `keep` points against the best score of both sides, the one with the highest metric.
+    """
+    cells = {
+        (entry.cell.metric.definition, tuple(sorted(entry.cell.keys.items()))): entry
+        for entry in planned
+    }
+
+    def cell_of(definition: str, keys: Keys) -> PlannedCell:
+        return cells[definition, tuple(sorted({**(claim.at or {}), **keys}.items()))]
+
+    if not claim.chooses:
+        (ours,), (theirs,) = claim.ours, claim.theirs
+        return Sides(claim, cell_of(claim.metric, ours), cell_of(claim.metric, theirs))
+
+    def score(keys: Keys) -> float:
+        return value_of(only_half(cell_of(SCORE, keys), DEVELOPMENT))
+
+    least = max(map(score, (*claim.ours, *claim.theirs))) - claim.keep
+    chosen = []
+    for name, side in (("ours", claim.ours), ("theirs", claim.theirs)):
+        kept = [cell_of(claim.metric, keys) for keys in side if score(keys) >= least]
+        if not kept:
+            raise DllmBenchError(
+                f"No setting of {name} keeps the score within {claim.keep:g} points of the best; "
+                "give the side a slower one."
+            )
+        chosen.append(max(kept, key=lambda cell: value_of(only_half(cell, DEVELOPMENT))))
+    return Sides(claim, *(only_half(cell, TEST) for cell in chosen))
+
+
+def value_of(planned: PlannedCell) -> float:
+    """The number of a cell whose runs are sealed; DllmBenchError if they do not define it."""
+    value = measure(planned)[0]
+    if value is None:
+        raise DllmBenchError(
+            f"{planned.cell.metric.definition} of {planned.run.command} was to be compared, and "
+            "its samples do not define it; choose another metric for the claim."
+        )
+    return value
+
+
+def only_half(planned: PlannedCell, half: int) -> PlannedCell:
+    """The cell with every second item of its records: even places in the order of the items' names
+    are the development half, odd ones the test half.
+    """
+    record = planned.run.record
+    run = replace(planned.run, record=_half_of(record, half)) if record else planned.run
+    parts = tuple(only_half(part, half) for part in planned.parts)
+    return PlannedCell(planned.cell, run, parts)
+
+
+def _half_of(record: RunRecord, half: int) -> RunRecord:
+    items = sorted({item_id_of(key) for key in record.columns["id"]})
+    kept = set(items[half::2])
+    places = [i for i, key in enumerate(record.columns["id"]) if item_id_of(key) in kept]
+    columns = {name: [column[i] for i in places] for name, column in record.columns.items()}
+    part = replace(record, columns=columns)
+    return replace(part, score=accuracy.mean_score(list(part.values.values())))
+
+
+# --- the effect ----------------------------------------------------------------------------------
+
+
+def evidence_of(sides: Sides) -> Evidence:
+    """Effect, interval and tests; DllmBenchError if the two sides cannot be compared."""
+    pairs = list(zip(leaves_of(sides.ours), leaves_of(sides.theirs), strict=True))
+    scores = [_paired_scores(*pair) for pair in pairs] if sides.claim.is_difference else []
+    if scores and all(accuracy.is_binary(side) for pair in scores for side in pair):
+        return _paired_shares(scores)
+    effect, interval = derived(sides.effect)
+    drawn = resampled(sides.effect)
+    if effect is None or interval is None or drawn is None:
+        raise DllmBenchError(
+            f"Claim {sides.claim.name} compares {sides.claim.metric}, which has no interval by "
+            "items here (the sides share not all items, or it is no mean or ratio of sums); "
+            "choose another metric."
+        )
+    is_ratio = not sides.claim.is_difference
+    if is_ratio and min(effect, drawn.min()) <= 0:
+        raise DllmBenchError(
+            f"Claim {sides.claim.name} compares {sides.claim.metric} by its ratio, which is 0 in "
+            "some resamples; choose another metric."
+        )
+    items = sum(len(ours.run.record.columns["id"]) for ours, _ in pairs if ours.run.record)
+    place, spread = (np.log(effect), np.log(drawn)) if is_ratio else (effect, drawn)
+    same = Evidence(
+        effect=effect,
+        low=interval[0],
+        high=interval[1],
+        items=items,
+        error=float(spread.std(ddof=1)) if np.ptp(spread) > 1e-12 else 0.0,
+        centre=float(place),
+        freedom=items - len(pairs),
+        p_same=1.0,
+        is_ratio=is_ratio,
+    )
+    none = sides.claim.no_effect
+    return replace(same, p_same=min(1.0, 2 * min(same.p_below(none), same.p_above(none))))
+
+
+def _paired_scores(ours: PlannedCell, theirs: PlannedCell) -> tuple[list[float], list[float]]:
+    """The scores of both runs on the items that both answered."""
+    if not (ours.run.record and theirs.run.record):
+        raise DllmBenchError("Two runs were to be compared, and one is not sealed; run it first.")
+    first, second = ours.run.record.values, theirs.run.record.values
+    shared = sorted(first.keys() & second.keys())
+    if not shared:
+        raise DllmBenchError(
+            f"The runs {ours.run.command} and {theirs.run.command} share no graded item; compare "
+            "runs of the same benchmark and limit."
+        )
+    return [first[key] for key in shared], [second[key] for key in shared]
+
+
+def _paired_shares(scores: Iterable[tuple[Sequence[float], Sequence[float]]]) -> Evidence:
+    """The difference of right/wrong scores, averaged over benchmarks, in points."""
+    from scipy.special import ndtri
+
+    counts = [
+        (len(ours), sum(a > b for a, b in both), sum(a < b for a, b in both))
+        for ours, theirs in scores
+        for both in [list(zip(ours, theirs, strict=True))]
+    ]
+    share = PERCENT / len(counts)
+    centre = share * sum((gained - lost) / (n + 2) for n, gained, lost in counts)
+    variance = sum(
+        (gained + lost + 1 - (gained - lost) ** 2 / (n + 2)) / (n + 2) ** 2
+        for n, gained, lost in counts
+    )
+    error = share * math.sqrt(variance)
+    width = float(ndtri((1 + LEVEL) / 2)) * error
+    items, gained, lost = (sum(column) for column in zip(*counts, strict=True))
+    return Evidence(
+        effect=share * sum((gained - lost) / n for n, gained, lost in counts),
+        low=max(centre - width, -PERCENT),
+        high=min(centre + width, PERCENT),
+        items=items,
+        error=error,
+        centre=centre,
+        freedom=math.inf,
+        p_same=accuracy.mcnemar(gained, lost),
+        is_ratio=False,
+        discordant=(gained + lost) / items,
+    )

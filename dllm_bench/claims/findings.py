@@ -1,0 +1,219 @@
+"""The findings: verdicts with prose, for `docs/findings.md` and the site's page.
+
+The prose is in `findings.yaml`. Numbers in it are looked up in built tables, so none is typed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dllm_bench.claims import view
+from dllm_bench.claims.verdict import ClaimVerdict, Judgement
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.record import RunRecord
+from dllm_bench.tables.build import BuiltCell, BuiltTable, hardware_text
+from dllm_bench.tables.load import read_yaml
+from dllm_bench.tables.plan import CellState, distinct_runs
+from dllm_bench.tables.view import interval_text, is_empty, measured_text
+
+PROSE = Path(__file__).with_name("findings.yaml")
+TITLES = {
+    "lopa": "LoPA",
+    "creditdecoding": "CreditDecoding",
+    "learn2pd": "Learn2PD",
+    "dspark": "DSpark",
+}
+VERDICTS = {
+    ClaimVerdict.CONFIRMED: "shown here, in the stated size if one is stated",
+    ClaimVerdict.DIRECTION_ONLY: "shown, but smaller than stated; or no loss, but not equality",
+    ClaimVerdict.NOT_SETTLED: "the items do not suffice to tell",
+    ClaimVerdict.CONTRADICTED: "an effect worth seeing is excluded, or a loss is shown",
+    ClaimVerdict.UNTESTABLE: "embedded models cannot tell",
+    ClaimVerdict.NOT_RUN: "runs are missing",
+}
+TESTS = "p-values are corrected for all claims (Holm); n is the items of a run."
+HEADS = ("claim", "verdict", "effect, 95 % interval", "n", "why", "command")
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A titled text; its numbers are linked to the table they come from."""
+
+    title: str
+    """The heading."""
+    text: str
+    """The text, with the names of `numbers` in braces."""
+    numbers: Mapping[str, tuple[str, str]]
+    """Name -> (table, the number as text)."""
+    commands: tuple[str, ...]
+    """The commands that print these numbers."""
+
+
+@dataclass(frozen=True)
+class PaperFindings:
+    """One work: what was found, and its claims."""
+
+    title: str
+    """Its name."""
+    text: str
+    """The prose."""
+    counts: str
+    """How many claims have each verdict."""
+    rows: list[tuple[str, ...]]
+    """Its claims, under `HEADS`."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that the page says, without its form."""
+
+    limits: list[str]
+    """What the evidence cannot carry."""
+    statements: list[tuple[str, str]]
+    """Compute, power and contamination: (heading, text)."""
+    summary: str
+    """How many claims have each verdict."""
+    papers: list[PaperFindings]
+    """By work."""
+    unmeasured: list[Paragraph]
+    """What no paper had measured; those whose tables have all numbers."""
+
+
+@lru_cache
+def prose() -> dict[str, Any]:
+    """The texts of `findings.yaml`."""
+    return read_yaml(PROSE)
+
+
+def tables_needed() -> list[str]:
+    """The tables whose numbers the prose quotes."""
+    entries = (n["table"] for one in prose()["unmeasured"] for n in one["numbers"].values())
+    return list(dict.fromkeys(entries))
+
+
+def findings(
+    judgements: Sequence[Judgement], tables: Mapping[str, BuiltTable], results: str = ""
+) -> Findings:
+    """The findings of all claims; `results`: the option that names the results in commands."""
+    texts = prose()
+    paragraphs = [_paragraph(one, tables, results) for one in texts["unmeasured"]]
+    return Findings(
+        limits=texts["limits"],
+        statements=[
+            ("Compute", _compute(judgements)),
+            ("Power", _power(judgements)),
+            ("Contamination", texts["contamination"]),
+        ],
+        summary=view.counts_text(judgements),
+        papers=[_paper(name, text, judgements, results) for name, text in texts["papers"].items()],
+        unmeasured=[paragraph for paragraph in paragraphs if paragraph],
+    )
+
+
+def _paper(name: str, text: str, judgements: Iterable[Judgement], results: str) -> PaperFindings:
+    own = [one for one in judgements if one.claim.name.startswith(f"{name}/")]
+    rows: list[tuple[str, ...]] = []
+    for one in own:
+        _, verdict, effect, n, _, why = view.row(one)
+        sentence = f"{one.claim.sentence} ({one.claim.stands.partition(', ')[2]})"
+        why = f"{why} {one.claim.remark}".rstrip()
+        rows.append((sentence, verdict, effect, n, why, view.command(one.claim, results)))
+    return PaperFindings(TITLES[name], text, view.counts_text(own), rows)
+
+
+def _compute(judgements: Iterable[Judgement]) -> str:
+    records: dict[str, RunRecord] = {
+        run.record.identity_hash: run.record
+        for one in judgements
+        for run in distinct_runs([one.sides.effect] if one.sides else [])
+        if run.state is CellState.SEALED and run.record
+    }
+    seconds = [s or 0.0 for r in records.values() for s in r.columns["seconds"]]
+    machines = "; ".join(sorted({hardware_text(record) for record in records.values()}))
+    return (
+        f"The verdicts rest on {len(records)} runs of {len(seconds)} decoded samples in all, "
+        f"{sum(seconds) / 60:.0f} minutes of decoding. Measured on: {machines or 'nothing yet'}."
+    )
+
+
+def _power(judgements: Sequence[Judgement]) -> str:
+    testable = [one for one in judgements if one.evidence]
+    open_claims = [one for one in testable if one.verdict is ClaimVerdict.NOT_SETTLED]
+    needed = [one.needed for one in open_claims if one.needed]
+    items = sorted({one.items for one in testable})
+    more = f" They need {median(needed):.0f} items a run in the median." if needed else ""
+    return (
+        f"Runs have {', '.join(map(str, items)) or 'no'} items. {len(open_claims)} of "
+        f"{len(testable)} tested claims are not settled by them.{more} Items are planned for 80 % "
+        "power at the level that Holm's correction gives the strictest test of all claims."
+    )
+
+
+def _paragraph(
+    plain: Mapping[str, Any], tables: Mapping[str, BuiltTable], results: str
+) -> Paragraph | None:
+    """A paragraph with its numbers; None if a table does not have them all."""
+    if any(entry["table"] not in tables for entry in plain["numbers"].values()):
+        return None
+    cells = {name: _cell(tables, entry) for name, entry in plain["numbers"].items()}
+    if any(is_empty(cell) for cell in cells.values()):
+        return None
+    of = {name: plain["numbers"][name]["table"] for name in cells}
+    numbers = {
+        name: (of[name], f"{measured_text(cell)} {interval_text(cell)}".strip())
+        for name, cell in cells.items()
+    }
+    commands = tuple(f"dllm-bench table {table}{results}" for table in dict.fromkeys(of.values()))
+    return Paragraph(plain["title"], plain["text"], numbers, commands)
+
+
+def _cell(tables: Mapping[str, BuiltTable], entry: Mapping[str, Any]) -> BuiltCell:
+    """The one cell that an entry of the prose names."""
+    of_metric = (c for c in tables[entry["table"]].cells if c.cell.metric.name == entry["metric"])
+    found = [cell for cell in of_metric if entry["at"].items() <= cell.cell.keys.items()]
+    if len(found) != 1:
+        raise DllmBenchError(
+            f"{PROSE.name} asks for {entry['metric']} at {entry['at']} of {entry['table']}, which "
+            f"has {len(found)} such cells; name one."
+        )
+    return found[0]
+
+
+# --- Markdown ------------------------------------------------------------------------------------
+
+
+def markdown(found: Findings, link: Callable[[str], str]) -> str:
+    """The page as Markdown; `link` gives the address of a table."""
+    return "\n".join(_lines(found, link)).rstrip() + "\n"
+
+
+def _lines(found: Findings, link: Callable[[str], str]) -> Iterator[str]:
+    yield "# Findings"
+    yield ""
+    yield "What the reference results say about published claims (`python -m scripts.update_docs`)."
+    yield ""
+    for text in found.limits:
+        yield from (text, "")
+    for title, text in found.statements:
+        yield from (f"**{title}.** {text}", "")
+    yield from (f"**Verdicts.** {found.summary}.", "")
+    yield from (f"- *{verdict}*: {text}" for verdict, text in VERDICTS.items())
+    yield from ("", TESTS, "")
+    for paper in found.papers:
+        yield from (f"## {paper.title}", "", paper.text, "", f"{paper.counts}.", "")
+        yield f"| {' | '.join(HEADS)} |"
+        yield f"|{' --- |' * len(HEADS)}"
+        for *cells, command in paper.rows:
+            yield f"| {' | '.join(cells)} | `{command}` |"
+        yield ""
+    yield from ("## What the papers did not measure", "")
+    for one in found.unmeasured:
+        values = {name: f"[{text}]({link(table)})" for name, (table, text) in one.numbers.items()}
+        text = one.text.format(**values)
+        commands = ", ".join(f"`{command}`" for command in one.commands)
+        yield from (f"**{one.title}.** {text} ({commands})", "")

@@ -1,0 +1,328 @@
+"""`dllm-bench doctor --gpu`: does a CUDA device compute what the CPU computes, and how fast.
+
+A step gives facts and problems. The report is written after every step, so that a crash of the
+device leaves what was found before. With `--fake` the CPU takes the device's place: the command
+itself is tested, and batches are compared with single requests.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from dllm_bench.api.compose import compose
+from dllm_bench.api.generation import decoder as decoder_named
+from dllm_bench.api.random_model import DREAM_7B, random_model, round_ms
+from dllm_bench.cli.doctor_machine import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
+from dllm_bench.core.decoder import BatchedDecoder
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.decoding import fused
+from dllm_bench.decoding.numerics import margin, read_logits
+from dllm_bench.models.load import LoadedModel, load_model
+from dllm_bench.store.files import write_json
+from dllm_bench.store.hardware import cuda_device, wait_for
+from dllm_bench.store.inputs import GIBIBYTE, model_spec
+from dllm_bench.store.provenance import machine, packages
+
+CUDA, CPU = "cuda", "cpu"
+BUDGET_S, QUICK_S = 600.0, 120.0
+FAILED, PASSED, SKIPPED, NOT_RUN = "failed", "passed", "skipped", "not run"
+MARKS = {FAILED: REQUIRED_MISSING, PASSED: OK, SKIPPED: OPTIONAL_MISSING, NOT_RUN: OPTIONAL_MISSING}
+DECODERS = {  # name -> embedded model; the first ones are those of --quick
+    "fast_dllm": "tiny-llada",
+    "lopa": "tiny-d2f-dream-instruct",
+    "dspark": "tiny-qwen3",
+    "vanilla": "tiny-llada",
+    "fast_dllm_dual": "tiny-llada",
+    "credit": "tiny-llada",
+    "d2f": "tiny-d2f-dream-instruct",
+    "ar": "tiny-qwen3",
+    "ngram_speculative": "tiny-qwen3",
+}
+QUICK_DECODERS = 3
+NEW = 32  # tokens of a text
+BATCH = 8
+CLOSE = 1e-4  # probabilities this near may change places between devices
+LENGTHS = (8, 1001, 4613, 152_064)
+LONG = 152_064  # Dream's vocabulary
+SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
+PREFIX = 1024
+MEMORY_SHARE = 1.1  # of weights, K/V and logits
+SYNCHRONISES = "synchronizing"  # in the warnings of `set_sync_debug_mode`
+
+Found = tuple[dict[str, Any], list[str]]
+
+
+@dataclass(frozen=True)
+class GpuCheck:
+    """What is checked."""
+
+    device: str
+    """The device that is compared with the CPU."""
+    quick: bool
+    """Whether steps take fewer cases."""
+
+    @property
+    def fake(self) -> bool:
+        """Whether the CPU takes the device's place."""
+        return self.device == CPU
+
+
+def gpu_lines(fake: bool, quick: bool, out: Path | None) -> Iterator[Line]:
+    """Run the steps; a line for each. DllmBenchError where the device is missing."""
+    if not fake and cuda_device() is None:
+        raise DllmBenchError(
+            "doctor --gpu asks for a CUDA device, and this machine has none; give --fake to run "
+            "the checks on the CPU."
+        )
+    check = GpuCheck(CPU if fake else CUDA, quick)
+    budget_s, started = QUICK_S if quick else BUDGET_S, time.monotonic()
+    report: dict[str, Any] = {"device": check.device, "budget_s": budget_s, "steps": []}
+    for name in STEPS:
+        in_time = time.monotonic() - started < budget_s
+        entry = run_step(name, check) if in_time else {"state": NOT_RUN, "why": "out of time"}
+        report["steps"].append({"name": name, **entry})
+        if out is not None:
+            write_json(out, report)
+        yield MARKS[entry["state"]], name, in_words(entry)
+
+
+def run_step(name: str, check: GpuCheck) -> dict[str, Any]:
+    """State, facts and problems of a step."""
+    if check.fake and name in NEED_CUDA:
+        return {"state": SKIPPED, "why": NEED_CUDA[name]}
+    started = time.monotonic()
+    try:
+        facts, problems = STEPS[name](check)
+    except Exception as error:  # whatever a device or driver raises is what this command looks for
+        facts, problems = {}, [f"{type(error).__name__}: {' '.join(str(error).split())}"]
+    seconds = round(time.monotonic() - started, 2)
+    state = FAILED if problems else PASSED
+    return {"state": state, "seconds": seconds, "facts": facts, "problems": problems}
+
+
+def in_words(entry: Mapping[str, Any]) -> str:
+    """A step's outcome for the terminal."""
+    if "why" in entry:
+        return f"{entry['state']}: {entry['why']}"
+    facts = ", ".join(f"{name} {value}" for name, value in entry["facts"].items())
+    return "; ".join([facts or "no facts", *entry["problems"]])
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def machine_facts(check: GpuCheck) -> Found:
+    """Device, driver and packages; on a CUDA device the kernels have to work."""
+    found = {**machine(check.device), **packages()}
+    broken = not check.fake and not fused.works()
+    return found, ["the Triton kernels do not work, logits are read in several passes"] * broken
+
+
+def numerics(check: GpuCheck) -> Found:
+    """Token, probability and entropy of rows of logits, compared with float64."""
+    problems, worst = [], 0.0
+    rows = (1, 8) if check.quick else (1, 8, 256)
+    cases = list(product(LENGTHS, rows, (torch.float32, torch.bfloat16)))
+    for length, count, dtype in cases:
+        logits_RV = hard_logits(count, length).to(dtype)
+        seen = read_logits(logits_RV.to(check.device)[None], entropy=True)
+        law_RV = logits_RV.double().softmax(-1)
+        error = relative(seen.probability_KW[0].cpu(), law_RV.amax(-1))
+        assert seen.neg_entropy_KW is not None  # because of entropy=True
+        entropy_R = 1 + torch.special.entr(law_RV).sum(-1)  # 1: an entropy may be 0
+        error = max(error, relative(1 - seen.neg_entropy_KW[0].cpu(), entropy_R))
+        worst = max(worst, error)
+        if error > 2e-6 or not seen.ids_KW[0].cpu().equal(law_RV.argmax(-1)):
+            problems.append(f"{count} rows of {length} in {dtype} differ by {error:.1e}")
+    return {"cases": len(cases), "largest error": f"{worst:.1e}"}, problems
+
+
+def hard_logits(rows: int, length: int) -> Tensor:
+    """(R, V): a token at -inf in every row; a tie in the first row."""
+    generator = torch.Generator().manual_seed(length)
+    logits_RV = 4 * torch.randn(rows, length, generator=generator)
+    logits_RV[:, 3] = -torch.inf
+    logits_RV[0, [1, length - 1]] = 30.0
+    return logits_RV
+
+
+def relative(values: Tensor, law: Tensor) -> float:
+    """The largest relative difference."""
+    return float(((values.double() - law).abs() / law).max())
+
+
+def decoders(check: GpuCheck) -> Found:
+    """Tokens and commit steps on the device, alone and in a batch, compared with the CPU's."""
+    names = list(DECODERS)[:QUICK_DECODERS] if check.quick else list(DECODERS)
+    problems, near = [], 0
+    for name in names:
+        expected = decoded(name, CPU, 1)
+        for batch in (BATCH,) if check.fake else (1, BATCH):
+            for request, text in decoded(name, check.device, batch).items():
+                law = expected[request]
+                if (text.ids, text.born) == (law.ids, law.born):
+                    continue
+                apart = margin_at_difference(name, law, text)
+                near += apart < CLOSE
+                if apart >= CLOSE:
+                    problems.append(f"{name}, batch {batch}: {request} differs, margin {apart:.1e}")
+    facts = {"decoders": " ".join(names), "requests": BATCH, "differ where tokens are close": near}
+    return facts, problems
+
+
+def short_dtype(check: GpuCheck) -> Found:
+    """Share of texts in bfloat16 that are the same alone and in a batch."""
+    alone, batched = (decoded("fast_dllm", check.device, n, "bfloat16") for n in (1, BATCH))
+    equal = sum(alone[key].ids == batched[key].ids for key in alone)
+    problems = [] if len(batched) == BATCH else [f"{BATCH - len(batched)} texts are missing"]
+    return {"equal texts": f"{equal} of {BATCH}"}, problems
+
+
+def waits(check: GpuCheck) -> Found:
+    """How often the host waits for the device: once a round."""
+    name = "fast_dllm"
+    decoded(name, check.device, 1)  # compiles kernels
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            texts = decoded(name, check.device, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    found = sum(SYNCHRONISES in str(one.message) for one in caught)
+    forwards = sum(len(text.trace.forwards) for text in texts.values())
+    most = forwards + 2 * len(texts)  # a request's own tensors are copied before and after
+    problems = [f"the host waits {found} times in {forwards} rounds"] if found > most else []
+    return {"waits": found, "rounds": forwards}, problems
+
+
+def rounds(check: GpuCheck) -> Found:
+    """Time of rounds with random weights: Dream-7B's shape; on the CPU a small one."""
+    shape, dtype = (SMALL, torch.float32) if check.fake else (DREAM_7B, torch.bfloat16)
+    vocab, prefix, steps = (1024, 64, 4) if check.fake else (LONG, PREFIX, 24)
+    model = random_model(vocab, shape, check.device, dtype)
+    found = {}
+    for k, window in ((0, 32), (7, 32)) if check.quick else product((0, 3, 7), (32, 96)):
+        ms = round_ms(model, prefix, k, window, steps)
+        found[f"{k} x {window}"] = f"{ms:.2f} ms ({1000 / ms:.0f} rounds/s)"
+    return found, []
+
+
+def memory(check: GpuCheck) -> Found:
+    """Peak memory of Dream-7B's shape, compared with its weights, K/V and logits."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model = random_model(LONG, DREAM_7B, check.device, torch.bfloat16)
+    round_ms(model, PREFIX, 7, 32, 4)
+    peak = torch.cuda.max_memory_allocated() - before
+    weights = sum(tensor.nbytes for tensor in model.module.parameters())
+    width = DREAM_7B["width"] * DREAM_7B["kv_heads"] // DREAM_7B["heads"]
+    kv = 2 * 2 * DREAM_7B["layers"] * width * (PREFIX + 8 * 32)
+    needed = weights + kv + 2 * 8 * 32 * LONG
+    facts = {"peak GiB": round(peak / GIBIBYTE, 2), "needed GiB": round(needed / GIBIBYTE, 2)}
+    problem = f"the peak is {peak / needed:.2f} times what is needed"
+    return facts, [problem] if peak > MEMORY_SHARE * needed else []
+
+
+def bandwidth(check: GpuCheck) -> Found:
+    """Bytes of logits read per second."""
+    logits_1RV = hard_logits(8, LONG)[None].to(check.device, torch.bfloat16)
+    calls = 5 if check.fake else 100
+    read_logits(logits_1RV, entropy=True)
+    wait_for(check.device)
+    started = time.perf_counter()
+    for _ in range(calls):
+        read_logits(logits_1RV, entropy=True)
+    wait_for(check.device)
+    per_s = calls * logits_1RV.nbytes / (time.perf_counter() - started)
+    return {"GB/s": round(per_s / 1e9, 1)}, []
+
+
+STEPS: dict[str, Callable[[GpuCheck], Found]] = {
+    "machine": machine_facts,
+    "numerics": numerics,
+    "decoders": decoders,
+    "bfloat16": short_dtype,
+    "waits": waits,
+    "rounds": rounds,
+    "memory": memory,
+    "bandwidth": bandwidth,
+}
+NEED_CUDA = {
+    "waits": "a CPU is never waited for",
+    "memory": "torch counts the memory of CUDA devices alone",
+}
+
+
+# --- decoding ------------------------------------------------------------------------------------
+
+
+def decoded(name: str, device: str, batch: int, dtype: str = "float32") -> dict[str, Generation]:
+    """Request -> what a decoder makes of it."""
+    model = embedded(DECODERS[name], device, dtype)
+    decoder = cast("BatchedDecoder", decoder_named(name))
+    ready = [decoder.prepare(model.denoiser, request) for request in requests(model)]
+    made = decoder.generate_stream(model.denoiser, ready, batch)
+    return {one.request_id: one for one in made}
+
+
+@cache
+def embedded(name: str, device: str, dtype: str) -> LoadedModel:
+    """An embedded model on a device."""
+    plain = compose([f"model={name}"])["model"]
+    return load_model(model_spec({**plain, "device": device, "dtype": dtype}))
+
+
+def requests(model: LoadedModel) -> Sequence[Request]:
+    """Questions of different lengths."""
+    said = "Tom has {} apples. He buys {} more. " + "He eats one. " * 2 + "How many has he now?"
+    texts = [said.format(9**count, count) for count in range(1, BATCH + 1)]
+    return [Request(text, tuple(model.encode(text)), NEW, seed=i) for i, text in enumerate(texts)]
+
+
+def margin_at_difference(name: str, law: Generation, other: Generation) -> float:
+    """Difference of the two largest probabilities where two texts first differ, on the CPU."""
+    pairs = zip(law.ids, law.born, other.ids, other.born, strict=False)
+    apart = [i for i, (a, b, c, d) in enumerate(pairs) if (a, b) != (c, d)]
+    if not apart:  # one text goes on behind the other
+        return 1.0
+    first = min(apart, key=lambda i: min(law.born[i], other.born[i]))
+    model, decoder = embedded(DECODERS[name], CPU, "float32"), decoder_named(name)
+    (request,) = [one for one in requests(model) if one.id == law.request_id]
+    watched: Any = MarginRecorder(model.denoiser)
+    decoder.generate(watched, decoder.prepare(watched, request))
+    forward, position = min(law.born[first], other.born[first]), len(request.prompt_ids) + first
+    return watched.found[forward].get(position, 1.0)
+
+
+class MarginRecorder:
+    """A model that records, in each forward, the margin of every position's best token."""
+
+    picks_rows = False
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.found: list[dict[int, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
+        """The model's logits."""
+        logits_KRV: Tensor = self._model.forward(tokens_KL, plan, kv)
+        margins_R = margin(logits_KRV).amin(0).tolist()
+        self.found.append(dict(zip(range(*plan.rows), margins_R, strict=False)))
+        return logits_KRV

@@ -1,0 +1,70 @@
+"""`dllm-bench export`: runs for other programs, or a decoder for `custom_generate`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from pathlib import Path
+
+from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
+from dllm_bench.core.choices import unknown_name
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.files import explain_write_errors
+
+CUSTOM_GENERATE = "custom-generate"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `export`."""
+    add_results_option(parser)
+    text = f"hashes of runs; or {CUSTOM_GENERATE} DECODER NAME=VALUE …, settings as in `run`"
+    parser.add_argument("words", nargs="+", metavar="RUN", help=text)
+    text = "parquet, hf-dataset, lm-eval or hub; for a decoder the folder to write"
+    parser.add_argument("--to", required=True, metavar="FORM", help=text)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="of runs; default: ./export")
+    parser.add_argument("--dataset", metavar="OWNER/NAME", help="the benchmark's name on the hub")
+    parser.add_argument("--task", metavar="ID", help="its task on the hub")
+
+
+def run(arguments: Namespace) -> int:
+    """Write the files and list them."""
+    kind, *rest = arguments.words
+    if kind == CUSTOM_GENERATE:
+        return export_decoder(rest, Path(arguments.to))
+    return export_runs(arguments)
+
+
+def export_decoder(words: list[str], folder: Path) -> int:
+    """A folder for transformers."""
+    if not words:
+        raise DllmBenchError(f"export {CUSTOM_GENERATE} needs a decoder: a name of conf/decoder.")
+    # torch takes seconds to import: only after the arguments were read
+    from dllm_bench.api.custom_generate import export
+    from dllm_bench.api.generation import composed_decoder
+
+    name, *settings = words
+    decoder = composed_decoder(name, settings)
+    with explain_write_errors(folder):
+        written = export(name, decoder, folder)
+    return listed(written)
+
+
+def export_runs(arguments: Namespace) -> int:
+    """Runs in one of the forms."""
+    from dllm_bench.api.exports import EXPORTS, HUB, to_hub
+    from dllm_bench.site.texts import TextSource
+
+    if arguments.to not in (*EXPORTS, HUB):
+        raise DllmBenchError(unknown_name("form", arguments.to, (*EXPORTS, HUB)))
+    store, out = open_store(arguments), arguments.out or Path("export")
+    entries = [store.find(name) for name in arguments.words]
+    with explain_write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        if arguments.to == HUB:
+            return listed(to_hub(entries, out, arguments.dataset, arguments.task))
+        return listed(EXPORTS[arguments.to](entries, TextSource(compose), out))
+
+
+def listed(paths: Iterable[Path | str]) -> int:
+    """Print what was written."""
+    return print_lines([f"written: {path}" for path in paths])

@@ -1,0 +1,78 @@
+"""`dllm-bench generate`: the text for one prompt, with `--watch` while the canvas is filled."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from rich.live import Live
+from rich.text import Text
+
+from dllm_bench.cli.common import add_decoder_arguments, positive_int, print_lines
+from dllm_bench.cli.show_sample import DIM, MASK, DecodingOrderPainter, terminal
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.site.format import LISTED_METRICS, number, printable
+
+if TYPE_CHECKING:
+    from dllm_bench.api.generation import Committed, Completion
+
+STDIN = "-"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `generate`."""
+    parser.add_argument("model", metavar="MODEL", help="a name, a checkpoint folder or a hub id")
+    add_decoder_arguments(parser, "prompt")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's turn of a chat")
+    parser.add_argument("--watch", action="store_true", help="show the canvas while it is filled")
+    parser.add_argument(
+        "--max-new-tokens", type=positive_int, default=128, metavar="N", help="default: 128"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of decoders that sample")
+
+
+def run(arguments: Namespace) -> int:
+    """Print the text, and on stderr what it took."""
+    text = sys.stdin.read() if arguments.prompt == STDIN else arguments.prompt
+    if not text.strip():
+        raise DllmBenchError("The prompt is empty; give a text, or - and a text on standard input.")
+    prompt: Any = [{"role": "user", "content": text}] if arguments.chat else text
+    # torch takes seconds to import: only after the arguments were read
+    from dllm_bench.api.generation import composed_decoder, generate
+
+    chosen = composed_decoder(arguments.decoder, arguments.settings)
+    options = {"max_new_tokens": arguments.max_new_tokens, "seed": arguments.seed}
+    if not arguments.watch:
+        (completion,) = generate(arguments.model, [prompt], chosen, **options)
+        print_lines(completion.text.split("\n"))
+    else:
+        console = terminal()
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            show = Canvas(live)
+            (completion,) = generate(arguments.model, [prompt], chosen, **options, on_commit=show)
+        colours = bool(console.color_system) and not console.no_color
+        console.print(DecodingOrderPainter(completion.order, colours).text())
+    print(effort(completion), file=sys.stderr)
+    return 0
+
+
+class Canvas:
+    """Draws the canvas anew whenever tokens were committed."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+
+    def __call__(self, committed: Committed) -> None:
+        """Show the text so far, masked positions dimmed."""
+        lines = [printable(line) for line in committed.text.split("\n")]
+        drawn = Text("\n".join([*lines, f"forward {committed.forward}"]))
+        drawn.highlight_regex(f"{MASK}+", DIM)
+        self.live.update(drawn, refresh=True)
+
+
+def effort(completion: Completion) -> str:
+    """How many tokens and forwards it took, and the listed metrics."""
+    metrics = completion.metrics()
+    listed = (f"{name} {number(metrics.get(name))}" for name in LISTED_METRICS)
+    return f"{len(completion.tokens)} tokens, {len(completion.trace)} forwards, {', '.join(listed)}"

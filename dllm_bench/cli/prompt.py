@@ -1,0 +1,41 @@
+"""`dllm-bench prompt`: the prompt of an item as the model gets it, with its special tokens."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from dllm_bench.cli.common import compose, print_lines
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.site.texts import requests_of, token_decoder
+from dllm_bench.store.inputs import resolve_model
+from dllm_bench.store.spec import RunSpec
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `prompt`."""
+    parser.add_argument("benchmark", metavar="BENCHMARK", help="a name of conf/benchmark")
+    text = "as in `run`: model=NAME, whose template and tokenizer count, benchmark.shots=4"
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="from 0; default: 0")
+
+
+def run(arguments: Namespace) -> int:
+    """Print the prompt, and on how many tokens, new tokens and stop strings it goes."""
+    place = arguments.sample
+    config = compose([f"benchmark={arguments.benchmark}", *arguments.settings])
+    spec = RunSpec(resolve_model(config["model"], {}), {}, config["benchmark"], {}, limit=place + 1)
+    requests = requests_of(spec)
+    if not 0 <= place < len(requests):
+        raise DllmBenchError(
+            f"--sample {place} was asked of benchmark {arguments.benchmark!r}, which has "
+            f"{len(requests)} items; count from 0."
+        )
+    request = requests[place]
+    return print_lines(
+        [
+            *token_decoder(spec.model)(request.prompt_ids).split("\n"),
+            "",
+            f"{request.id}: {len(request.prompt_ids)} tokens, "
+            f"{request.max_new_tokens} new ones, stops at {list(request.stop)}",
+        ]
+    )

@@ -1,0 +1,38 @@
+"""Copies between host and device: there without waiting, back in one wait for all tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, compress, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def to_device(values: Any, device: torch.device) -> Tensor:
+    """A tensor, or a nested list of numbers, on a device.
+
+    For a CUDA device the copy starts from pinned memory: a copy from any other memory would make
+    the host wait until the device has done all its work.
+    """
+    host = torch.as_tensor(values)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(values: Sequence[Tensor]) -> list[list[Any]]:
+    """The values of each tensor (X,), in one copy for all."""
+    if len(values) == 1:
+        return [values[0].tolist()]
+    joined = iter(torch.cat(list(values)).tolist())
+    return [list(islice(joined, len(one))) for one in values]
+
+
+def true_indices(masks: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Where each of the masks (X,) is true: ascending indices on `device`, int64.
+
+    Masks on the host cost no wait, others one for all.
+    """
+    found = [[*compress(range(len(flags)), flags)] for flags in to_host(masks)]
+    indices_X = to_device(torch.tensor([*chain(*found)], dtype=torch.long), device)
+    return [*indices_X.split([len(indices) for indices in found])]

@@ -1,0 +1,1 @@
+"""Pieces that mask committed positions again or overwrite them."""

@@ -1,0 +1,55 @@
+"""WINO (arXiv 2507.18578, Feng-Hong/WINO-DLLM): verify committed tokens with leave-one-out rows.
+
+Every forward also feeds the open block a second time, all masks. The shadow row of a position sees
+the whole canvas but this position, so it predicts the position from all other tokens. Tokens of the
+block that were committed before and to which it gives less than `tau` are masked again; fewer than
+the forward before committed, the least probable first, and none if this forward commits a single
+position. That makes any two forwards gain, so decoding ends. Selector `capped` is the other half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Revision, Scores
+from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.decoding.numerics import Precision
+from dllm_bench.decoding.revise.budgets import REVISES_CANVAS, ReadsStanding, largest, masking
+from dllm_bench.decoding.select.steps import open_block
+from dllm_bench.registry import register
+
+ACCEPTED = MemoKey[Tensor]("wino.accepted")  # (K, 2): open block, what its last forward committed
+
+
+@register("revise.wino")
+@dataclass(frozen=True, kw_only=True)
+class Wino(ReadsStanding):
+    """Masks tokens again that the rest of the canvas does not support."""
+
+    tau: float = 0.9  # masked again below this probability; 0: never
+    first: int = 30  # fewer than this in a block's first forward
+    precision: Precision = "float64"  # of the shadow row's probability
+    shadow: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("cache", Condition.FULL_ATTENTION)}
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        assert scores.standing_KW is not None
+        accepted_K = (window.of(state.born_KL) == state.forwards).sum(1)
+        wrong_KW = self.revisable(window, state) & (scores.standing_KW < self.tau)
+        most_K = (self._last(accepted_K, window, state) - 1) * (accepted_K > 1)
+        remask_KW = largest(-scores.standing_KW, wrong_KW, most_K)
+        return masking(remask_KW, scores)
+
+    def _last(self, accepted_K: Tensor, window: Window, state: DecodeState) -> Tensor:
+        """What the block's last forward committed, (K,); remembers what this one has."""
+        block_K, known_K2 = open_block(window), state.memo.get(ACCEPTED)
+        state.memo[ACCEPTED] = torch.stack([block_K, accepted_K], 1)
+        if known_K2 is None:
+            return torch.full_like(accepted_K, self.first)
+        return torch.where(known_K2[:, 0] == block_K, known_K2[:, 1], self.first)

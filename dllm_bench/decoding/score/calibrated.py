@@ -1,0 +1,117 @@
+"""PC-Sampler's score (arXiv 2508.13021): earlier, and of tokens that a corpus seldom has.
+
+-p ln(f + 1e-9) for a candidate of probability p and corpus frequency f, cut at `cap`. "exponential"
+multiplies it by exp(-decay n) for the n-th position of its block; "linear" scales the values of a
+block to [0, 1] and mixes (1 - decay) of them with `decay` times the share of the block from there
+on. The linear form is that of the released code, in which a committed position enters with the
+frequency of its own token. Tokens that the corpus lacks count as seen once. Float32 throughout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
+from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState
+from dllm_bench.core.transfer import to_device
+from dllm_bench.decoding.numerics import read_logits
+from dllm_bench.paths import place_of
+from dllm_bench.registry import register
+
+EPS = 1e-9  # inside the logarithm (PC-Sampler, released code)
+Position = Literal["exponential", "linear"]
+
+
+@register("counts.file")
+@dataclass(frozen=True)
+class TokenCounts:
+    """How often each token of a vocabulary stands in a corpus."""
+
+    source: str = field(compare=False)
+    """A json file as PC-Sampler's authors release it: `num_token` and `p_baseline_dict`, which maps
+    token ids to counts. `assets/…` means the package's own."""
+    sha256: str = ""
+    """Hash of the file: filled in if empty, else compared with the file."""
+
+    def __post_init__(self) -> None:
+        path = place_of(self.source)
+        if not path.is_file():
+            raise DllmBenchError(
+                f"There are no token counts {self.source!r}; name a json file with num_token and "
+                "p_baseline_dict (token id: count)."
+            )
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        if self.sha256 not in ("", sha256):
+            raise DllmBenchError(
+                f"Token counts {self.source!r} should have sha256 {self.sha256[:10]}…, the file "
+                f"has {sha256[:10]}…; give the file with that hash, or leave sha256 out."
+            )
+        object.__setattr__(self, "sha256", sha256)
+
+    def log_frequency(self, size: int, device: torch.device) -> Tensor:
+        """ln(f + 1e-9) of every token of a vocabulary of `size`, float32 (V,)."""
+        return _log_frequency(self.source, self.sha256, size, device)
+
+
+@lru_cache(maxsize=4)
+def _log_frequency(source: str, sha256: str, size: int, device: torch.device) -> Tensor:
+    stored = json.loads(place_of(source).read_text())
+    total = stored["num_token"]
+    frequency_V = torch.full((size,), 1 / total)
+    for token, count in stored["p_baseline_dict"].items():
+        if int(token) < size:
+            frequency_V[int(token)] = count / total
+    return to_device((frequency_V + EPS).log(), device)
+
+
+@register("score.calibrated")
+@dataclass(frozen=True)
+class Calibrated(Score):
+    """Ranks by position and by the surprise of the candidate."""
+
+    counts: TokenCounts
+    decay: float = 0.25  # lambda; 0: the position does not count
+    cap: float = 10.0  # alpha, the largest surprise; positions that reach it are equal
+    position: Position = "exponential"
+
+    def __post_init__(self) -> None:
+        check_choice(self, "position", self.position, Position)
+        if self.decay < 0 or self.cap <= 0 or (self.position == "linear" and self.decay > 1):
+            raise DllmBenchError(
+                f"Calibrated has decay {self.decay} and cap {self.cap}; give a decay of 0 or more "
+                "(linear: at most 1) and a cap above 0."
+            )
+
+    @property
+    def reads_committed(self) -> bool:  # type: ignore[override]
+        """Whether the values of a whole block are compared."""
+        return self.position == "linear"
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        candidates = read_logits(logits_KWV)
+        ids_KW, probability_KW = candidates.ids_KW, candidates.probability_KW
+        standing_KW = torch.where(window.of(state.masked_KL), ids_KW, window.of(state.tokens_KL))
+        log_V = self.counts.log_frequency(logits_KWV.shape[-1], logits_KWV.device)
+        surprise_KW = (-probability_KW * log_V[standing_KW]).clamp(max=self.cap)
+        return Scores(ids_KW, probability_KW, self._placed(surprise_KW, window))
+
+    def _placed(self, surprise_KW: Tensor, window: Window) -> Tensor:
+        """Surprise and position in the block together, (K, W)."""
+        place_W = torch.arange(window.width, device=surprise_KW.device) % window.block
+        if self.position == "exponential":
+            return torch.exp(-self.decay * place_W) * surprise_KW
+        low_KN1 = window.blocks(surprise_KW, torch.inf).amin(2, keepdim=True)
+        range_KN1 = window.blocks(surprise_KW, -torch.inf).amax(2, keepdim=True) - low_KN1
+        scaled_KNP = (window.blocks(surprise_KW) - low_KN1) / range_KN1.clamp(min=EPS)
+        left_W = (window.block - place_W) / window.block
+        return (1 - self.decay) * window.flat(scaled_KNP) + self.decay * left_W

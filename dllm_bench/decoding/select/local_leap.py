@@ -1,0 +1,41 @@
+"""LocalLeap (arXiv 2510.07081): a lower threshold near positions that are sure.
+
+A position whose candidate has at least the probability `tau` is an anchor. Masked positions at most
+`radius` away from an anchor are committed from `relaxed` on, all others from `tau` on. A block that
+must progress and has no anchor commits its most confident position (the inherited stall rule).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import max_pool1d
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
+
+
+@register("select.local_leap")
+@dataclass(frozen=True)
+class LocalLeap(Select):
+    """Commits by a threshold that is relaxed near anchors."""
+
+    tau: float  # probability of an anchor; above 1: one token per forward
+    relaxed: float  # probability that is enough near an anchor
+    radius: int  # positions on either side of an anchor; 0: none
+
+    def __post_init__(self) -> None:
+        if self.tau < 0 or self.relaxed < 0 or self.radius < 0:
+            raise DllmBenchError(
+                f"LocalLeap has tau {self.tau}, relaxed {self.relaxed} and radius {self.radius}; "
+                "give probabilities (0 to 1) and a number of positions."
+            )
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        sure_KW = window.eligible_KW & (scores.probability_KW >= self.tau)
+        near_KW = max_pool1d(sure_KW.float(), 2 * self.radius + 1, stride=1, padding=self.radius)
+        return sure_KW | (near_KW > 0) & (scores.probability_KW >= self.relaxed)

@@ -1,0 +1,105 @@
+"""What a checkpoint's folder holds, by its JSON files alone: no weight is opened.
+
+Importing this module is cheap, so that what a folder lacks is said before torch is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.text import FILES
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+SHOWN = 6  # pickled files that are named
+TEMPLATE = "chat_template"  # key of tokenizer_config.json, and stem of a file
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; DllmBenchError where it is missing or is no JSON object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DllmBenchError(
+            f"{path.parent} holds no {path.name}; point the model's path at a checkpoint folder."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise DllmBenchError(f"{path} is not valid JSON ({error}); fetch it again.") from None
+    if not isinstance(content, dict):
+        raise DllmBenchError(f"{path} is not a JSON object; fetch it again.")
+    return content
+
+
+def has_template(folder: Path) -> bool:
+    """Whether the tokenizer can write chat turns."""
+    file = folder / TOKENIZER_CONFIG
+    settings = read_json(file) if file.is_file() else {}
+    return TEMPLATE in settings or (folder / f"{TEMPLATE}.jinja").is_file()
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """All settings of a model but its name and path, as the checkpoint itself says them."""
+    adapter = recognised_adapter(read_json(folder / CONFIG))
+    layout = ADAPTERS[adapter] if adapter else None
+    absent = {field.name: None for field in fields(ModelSpec) if field.default is None}
+    return {
+        **absent,
+        "adapter": adapter,
+        "attention_form": layout and layout.attention,
+        "shifted": layout and layout.shifted,
+        "chat": has_template(folder),
+        "bos": False,
+    }
+
+
+def pickled_weights(folder: Path) -> str:
+    """The names of the pickled files in the folder, which nothing here opens."""
+    names = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    return ", ".join(names[:SHOWN])
+
+
+def lacking(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
+    """What a run of `model` (settings of its yaml) does not find in the folder.
+
+    DllmBenchError if the folder holds no config.json, or one that no adapter reads.
+    """
+    published = read_json(folder / CONFIG)
+    name = recognised_adapter(published)
+    if name is None:
+        raise DllmBenchError(
+            f"{folder} has model_type {published.get('model_type')!r}, which no adapter reads; use "
+            f"a checkpoint of one of {', '.join(ADAPTERS)}, or dllm_bench.wrap from Python."
+        )
+    if not any(folder.glob("*.safetensors")):
+        pickled = pickled_weights(folder)
+        why = f"; it holds pickled weights only ({pickled}), which can run code" if pickled else ""
+        yield f"weights (*.safetensors{why})"
+    if not any((folder / file).is_file() for file in FILES):
+        yield f"a tokenizer ({FILES[0]})"
+    elif not model.get("mask_token") and not _names_mask(folder, published, name, model):
+        yield "the id of a mask token in its JSON files; name its text with model.mask_token=TEXT"
+    if model.get("chat") and not has_template(folder):
+        yield f"a chat template ({TEMPLATE}.jinja); add it or set model.chat=false"
+
+
+def _names_mask(
+    folder: Path, published: Mapping[str, Any], adapter: str, model: Mapping[str, Any]
+) -> bool:
+    """Whether config or tokenizer name a mask token; an autoregressive model needs none."""
+    layout = ADAPTERS[adapter]
+    if (model.get("attention_form") or layout.attention) == "causal":
+        return True
+    config = {**layout.text_config(published), **published}
+    if config.get("mask_token_id") is not None:
+        return True
+    files = (folder / TOKENIZER_CONFIG, folder / "special_tokens_map.json")
+    return any(read_json(file).get("mask_token") for file in files if file.is_file())

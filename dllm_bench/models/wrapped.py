@@ -1,0 +1,259 @@
+"""Models that were made elsewhere: a transformers object that is already loaded, or a function.
+
+`wrap_module` decodes with a `*ForCausalLM` of transformers whose class an adapter uses too, with
+its keys and values cached. The object is borrowed: modes and flags that decoding changes are put
+back after every forward. `wrap_function` takes any function from ids (B, L) to logits (B, L, V).
+It has no cache, so every forward feeds the whole canvas, and decoders that cache are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import SpecialTokens
+from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.models.kv import PositionCache
+from dllm_bench.models.load import LoadedModel, ModelMetadata
+from dllm_bench.models.spec import CHOICES
+from dllm_bench.models.text import SpecialTokenSources, TextCodec, special_tokens
+from dllm_bench.models.transformer import TransformerDenoiser, is_causal, ready_to_decode
+
+Function = Callable[[Tensor], Tensor]
+"""ids (B, L), int64 -> logits (B, L, V)."""
+SUPPORTED = {f"{layout.family}ForCausalLM" for layout in ADAPTERS.values()}
+"""Classes of transformers whose layers `TransformerDenoiser` can run."""
+
+
+class BorrowedDenoiser(TransformerDenoiser):
+    """A denoiser over a module that belongs to someone else; make it while that is `borrowed`."""
+
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
+        """See `TransformerDenoiser.forward`."""
+        with borrowed(self.module):
+            return super().forward(tokens_KL, plan, kv)
+
+    def forward_batch(
+        self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
+    ) -> list[Tensor]:
+        """See `TransformerDenoiser.forward_batch`."""
+        with borrowed(self.module):
+            return super().forward_batch(tokens, plans, caches)
+
+
+@contextmanager
+def borrowed(module: Any) -> Iterator[None]:
+    """In the block the module is ready to decode; afterwards its modes and flags are as before."""
+    holders = [module.config, *(layer.self_attn for layer in module.model.layers)]
+    before = [(holder, vars(holder).get("is_causal")) for holder in holders]
+    training = [part for part in module.modules() if part.training]
+    ready_to_decode(module)
+    try:
+        yield
+    finally:
+        for holder, flag in before:
+            if flag is None:
+                del holder.is_causal
+            else:
+                holder.is_causal = flag
+        for part in training:
+            part.training = True
+
+
+class FunctionDenoiser(Denoiser):
+    """A denoiser over a function of ids, without a cache.
+
+    `attention_form` and `block` are the function's own, whatever a plan asks for; a plan that asks
+    for another attention is refused.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        special: SpecialTokens,
+        shifted: bool,
+        *,
+        attention_form: str = "full",
+        block: int | None = None,
+    ) -> None:
+        self._function = function
+        self.special = special
+        self.shifted = shifted
+        self.attention_form = attention_form
+        self.block = block
+        self.device = _device_of(function)
+        logits_11V = self._logits(torch.tensor([[special.eos]], device=self.device))
+        self.device, self.dtype = logits_11V.device, logits_11V.dtype
+        self.vocab_size: int = logits_11V.shape[-1]
+
+    def new_cache(self, length: int) -> PositionCache:
+        """A cache that stays empty."""
+        return PositionCache(0, length)
+
+    def reuse_prefix(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: object) -> None:
+        """Always raises: there are no keys and values to reuse."""
+        raise _needs_cache("reuses the prefix of the request before")
+
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
+        """Logits (K, R, V): entry [k, i] predicts position rows[0] + i."""
+        self._check(plan)
+        logits_KFV = self._visible_logits(tokens_KL[:, : plan.feed[1]], plan.visible_K)
+        rows_R = torch.arange(*plan.rows, device=self.device) - int(self.shifted)
+        return logits_KFV.index_select(1, rows_R.clamp_min(0))
+
+    def forward_batch(
+        self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
+    ) -> list[Tensor]:
+        """`forward` of several requests, one call of the function each."""
+        return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
+
+    def _check(self, plan: ForwardPlan) -> None:
+        if plan.feed[0] > 0 or plan.stores or plan.sets is not None:
+            raise _needs_cache("keeps keys and values")
+        if plan.shadow[0] < plan.shadow[1] or plan.alone is not None:
+            raise DllmBenchError(
+                "The decoder hides positions from each other within a forward, and a function has "
+                "one attention; choose another decoder, or wrap the model's object."
+            )
+        asked = "causal" if is_causal(plan) else plan.attention
+        if asked != self.attention_form or (asked == "block_causal" and plan.block != self.block):
+            raise DllmBenchError(
+                f"The decoder asks for {plan.attention} attention (blocks of {plan.block}), and a "
+                f"function has one attention, wrapped as {self.attention_form} (blocks of "
+                f"{self.block}); choose a decoder for that attention, or wrap the model's object."
+            )
+
+    def _visible_logits(self, ids_KF: Tensor, visible_K: Tensor | None) -> Tensor:
+        """Logits (K, F, V); a branch that sees less of the canvas is a call of its own."""
+        if visible_K is None:
+            return self._logits(ids_KF)
+        rows = [
+            self._logits(ids_F[None, :visible])[0]
+            for ids_F, visible in zip(ids_KF, visible_K.tolist(), strict=True)
+        ]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    @torch.inference_mode()
+    def _logits(self, ids_BL: Tensor) -> Tensor:
+        logits_BLV = self._function(ids_BL)
+        shape = tuple(getattr(logits_BLV, "shape", ()))
+        if shape[:2] != tuple(ids_BL.shape) or len(shape) != 3:
+            raise DllmBenchError(
+                f"A model function takes ids (B, L) and returns logits (B, L, V); for ids "
+                f"{tuple(ids_BL.shape)} this one returned {shape or type(logits_BLV).__name__}. "
+                "Return the logits alone, for example `lambda ids: model(ids).logits`."
+            )
+        return logits_BLV
+
+
+def is_supported(module: Any) -> bool:
+    """Whether the layers of a transformers object can be run here."""
+    return bool(SUPPORTED & {kind.__name__ for kind in type(module).__mro__})
+
+
+def _needs_cache(what: str) -> DllmBenchError:
+    return DllmBenchError(
+        f"The decoder {what}, and the model is a function of ids, which has no cache; choose a "
+        'piece without one, decoder(..., cache="none"), or wrap the model\'s object.'
+    )
+
+
+def _device_of(function: Function) -> torch.device:
+    """Where the function's parameters are, if it has any; else the CPU."""
+    parameters = function.parameters() if isinstance(function, torch.nn.Module) else iter(())
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+def wrap_module(
+    module: Any,
+    tokenizer: Any,
+    *,
+    mask_token: str | None,
+    attention_form: str,
+    block: int | None,
+    shifted: bool,
+    bos: bool,
+) -> LoadedModel:
+    """A loaded transformers object as a model; DllmBenchError for classes that are not supported.
+
+    For the settings see `ModelSpec`.
+    """
+    config, name = module.config, type(module).__name__
+    if not is_supported(module):
+        raise DllmBenchError(
+            f"{name} is no class whose layers can be run here ({', '.join(sorted(SUPPORTED))}); "
+            "wrap a function in place of it: wrap(lambda ids: model(ids).logits, tokenizer)."
+        )
+    if config._attn_implementation not in CHOICES["attention"]:
+        raise DllmBenchError(
+            f"{name} computes attention by {config._attn_implementation!r}, which takes no mask "
+            f"of blocks; call model.set_attn_implementation('sdpa') before you wrap it."
+        )
+    generation = getattr(module, "generation_config", None)
+    published = {**config.get_text_config().to_dict(), **config.to_dict()}
+    sources = SpecialTokenSources(
+        published, tokenizer, generation.to_dict() if generation is not None else {}
+    )
+    causal = attention_form == "causal"
+    special = special_tokens(sources, config.vocab_size, mask_token, causal)
+    with borrowed(module):
+        denoiser = BorrowedDenoiser(
+            module, special, shifted, attention_form=attention_form, block=block
+        )
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    label = str(config.name_or_path).rstrip("/").rpartition("/")[2] or name
+    return _wrapped(denoiser, tokenizer, label, name, config._attn_implementation, parameters, bos)
+
+
+def wrap_function(
+    function: Function,
+    tokenizer: Any,
+    *,
+    mask_token: str | None,
+    attention_form: str,
+    block: int | None,
+    shifted: bool,
+    bos: bool,
+) -> LoadedModel:
+    """A function from ids (B, L) to logits (B, L, V) as a model without a cache."""
+    sources = SpecialTokenSources({}, tokenizer, {})
+    causal = attention_form == "causal"
+    special = special_tokens(sources, len(tokenizer), mask_token, causal)
+    denoiser = FunctionDenoiser(
+        function, special, shifted, attention_form=attention_form, block=block
+    )
+    name = getattr(function, "__name__", type(function).__name__)
+    return _wrapped(denoiser, tokenizer, name, "function without a cache", "its own", 0, bos)
+
+
+def _wrapped(
+    denoiser: BorrowedDenoiser | FunctionDenoiser,
+    tokenizer: Any,
+    name: str,
+    kind: str,
+    attention: str,
+    parameters: int,
+    bos: bool,
+) -> LoadedModel:
+    chat = bool(getattr(tokenizer, "chat_template", None))
+    text = TextCodec(name, tokenizer, denoiser.special, chat=chat, bos=bos)
+    metadata = ModelMetadata(
+        name=name,
+        adapter=kind,
+        revision=None,
+        lora_revision=None,
+        weights_sha256=None,
+        tokenizer_sha256=None,
+        template_sha256=text.template_sha256,
+        dtype=str(denoiser.dtype).removeprefix("torch."),
+        device=str(denoiser.device),
+        attention=attention,
+        parameters=parameters,
+    )
+    return LoadedModel(denoiser, text, metadata, denoiser.attention_form, denoiser.block)

@@ -1,0 +1,122 @@
+"""What a run needs from outside: model, decoder, benchmark, clock. Tests replace them with fakes.
+
+Everything is made from a `RunSpec`. The model and the benchmark used last are kept, since the runs
+of a table share them; everything else is created for each run. Torch is imported on use, since
+SLURM jobs and status lines are handled without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dllm_bench.core.benchmark import Benchmark, Turns
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.registry import instantiate
+from dllm_bench.store.hardware import require_device, wait_for
+from dllm_bench.store.inputs import (
+    benchmark_of,
+    engine_of,
+    is_served,
+    model_spec,
+    require_memory,
+)
+from dllm_bench.store.spec import RunSpec
+
+if TYPE_CHECKING:
+    from dllm_bench.core.decoder import Decoder
+    from dllm_bench.core.denoiser import Denoiser
+
+PROCESSES = ("branch_parallel", "tensor_parallel", "replicas")  # hardware settings that multiply
+
+
+class Loaded(Protocol):
+    """A model ready to decode: the denoiser and its tokenizer."""
+
+    @property
+    def denoiser(self) -> Denoiser: ...
+
+    def encode(self, text: str | Turns, /) -> list[int]:
+        """Prompt ids of plain text or chat turns."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, without special tokens."""
+
+    def attention_warning(self, attention: str, block: int) -> str | None:
+        """A sentence if a decoder's attention is not that of the weights' training; else None."""
+
+
+@dataclass
+class ModelCache:
+    """Keeps the most recently used model loaded.
+
+    The old one is freed before the next is loaded, so two never occupy memory at the same time.
+    """
+
+    kept: dict[ModelSpec, Loaded] = field(default_factory=dict)
+
+    def load(self, model: ModelSpec) -> Loaded:
+        """The loaded model, from the cache if it is there."""
+        from dllm_bench.models import load as loading
+
+        if model not in self.kept:
+            self.kept.clear()
+            self.kept[model] = loading.load_model(model)
+        return self.kept[model]
+
+
+MODEL_CACHE = ModelCache()
+
+
+def real_model(spec: RunSpec) -> Loaded:
+    """The model of `spec` on its device, kept until another is loaded; or its server's client."""
+    if is_served(spec.model):
+        from dllm_bench.serving.client import Client
+
+        return Client(engine_of(spec.model))
+    model = model_spec(spec.model)
+    if model not in MODEL_CACHE.kept:
+        require_memory(spec.model)
+    return MODEL_CACHE.load(model)
+
+
+def real_decoder(spec: RunSpec) -> Decoder:
+    """The decoder of `spec`; None if a server decodes."""
+    decoder: Any = None if is_served(spec.model) else instantiate(spec.decoder, "decoder")
+    return decoder
+
+
+def real_benchmark(spec: RunSpec) -> Benchmark:
+    """The benchmark of `spec`, shared with other runs of this process."""
+    return benchmark_of(spec.benchmark)
+
+
+def prepare_device(spec: RunSpec) -> None:
+    """Set torch's threads and check that the device exists and is the configured one."""
+    import torch
+
+    torch.set_num_threads(int(spec.hardware.get("threads", 1)))
+    require_device(spec.hardware)
+
+
+def sync(spec: RunSpec) -> None:
+    """Wait until the device has finished all its work."""
+    wait_for(spec.hardware.get("device", "cpu"))
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """Functions that give a run what it needs."""
+
+    model: Callable[[RunSpec], Loaded] = real_model
+    decoder: Callable[[RunSpec], Decoder] = real_decoder
+    benchmark: Callable[[RunSpec], Benchmark] = real_benchmark
+    prepare: Callable[[RunSpec], None] = prepare_device  # called before the model is loaded
+    sync: Callable[[RunSpec], None] = sync  # waits for the device
+    clock: Callable[[], float] = time.perf_counter  # seconds, for durations
+    now: Callable[[], float] = time.time  # seconds since the epoch
+
+
+REAL: Dependencies = Dependencies()

@@ -1,0 +1,221 @@
+"""Progress on the terminal, of one run and of many, and the text about a finished run.
+
+Shown are done/total, time left, the score so far with its interval, TPF and TPS. On a terminal rich
+draws a bar; on any other stream a plain line is written every ten seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
+
+from dllm_bench.metrics import definitions
+from dllm_bench.metrics.accuracy import MeanScore
+from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED
+from dllm_bench.runs.observers import RunningMetrics, SilentObserver
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.spec import RunSpec
+
+TPF, TPS = "tpf/emitted", "tps/e2e"
+SHOWN = {  # format -> metric, those that the run has so far
+    "TPF (tpf/emitted) {:.2f}": TPF,
+    "TPS (tps/e2e) {:.1f}": TPS,
+    "{:.2f}× the baseline": "speedup/baseline",
+    "{:.1%} equal texts": "equal/baseline",
+    "{:.1f} tokens/s": "tps/throughput",
+    "{:.2f} requests/s": "requests/s",
+    "TTFT {:.3f} s": "ttft/p50",
+}
+PLAIN_EVERY_S = 10.0
+
+
+class _Display:
+    """Bars below scrolling lines on a terminal; elsewhere lines alone."""
+
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float]) -> None:
+        self.stream = stream or sys.stderr
+        self.clock = clock
+        self.shown_at = clock()
+        self.bars: Progress | None = None
+        if self.stream.isatty():
+            text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+            console = Console(file=self.stream)
+            self.bars = Progress(BarColumn(20), text, console=console, transient=True)
+
+    def line(self, text: str) -> None:
+        """Write a line that stays."""
+        if self.bars is not None:
+            self.bars.console.print(escape(text), highlight=False, soft_wrap=True)
+        else:
+            self.stream.write(text + "\n")
+            self.stream.flush()
+
+    def plain_is_due(self) -> bool:
+        """Whether it is time for a plain line; never on a terminal."""
+        if self.bars is not None or self.clock() - self.shown_at < PLAIN_EVERY_S:
+            return False
+        self.shown_at = self.clock()
+        return True
+
+    def bar(self, task: TaskID | None, text: str, done: int | None, total: int | None) -> TaskID:
+        """Update a bar, or make it if there is none; total: None for a pulsing bar."""
+        assert self.bars is not None  # on a terminal
+        self.bars.start()
+        if task is None:
+            task = self.bars.add_task("", total=total)
+        self.bars.update(task, description=escape(text), completed=done, total=total)
+        return task
+
+    def close(self) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+
+class RunProgress(SilentObserver):
+    """The progress of one run.
+
+    stream: standard error by default; clock: seconds, for tests.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.display = _Display(stream, clock)
+        self.title = ""
+        self.task: TaskID | None = None
+
+    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
+        self.title = spec.folder
+        self.display.shown_at = self.display.clock()
+        if running.note:
+            self.display.line(f"{self.title}: {running.note}")
+        if running.done:
+            self.display.line(f"{self.title}: resumed, {running.done} of {running.total} were done")
+
+    def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
+        text = f"{self.title}: {progress_text(running)}"
+        if self.display.bars is not None:
+            self.task = self.display.bar(self.task, text, running.done, running.total)
+        elif self.display.plain_is_due():
+            self.display.line(text)
+
+    def finish(self, record: RunRecord) -> None:
+        self.display.line(f"{self.title}: {headline(record)}")
+
+    def close(self) -> None:
+        self.display.close()
+
+
+class ManyRunsProgress:
+    """The progress of many runs: a line per finished run, and how far the current ones are.
+
+    total: number of runs; stream: standard error by default; clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.display = _Display(stream, clock)
+        self.total = total
+        self.done = 0
+        self.current: dict[str, str] = {}  # title -> how far the run is
+        self.started = clock()
+        self.tasks: dict[str, TaskID] = {}  # title -> bar, "" for the bar of all runs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.display.close()
+
+    def update(self, title: str, text: str) -> None:
+        """Show how far a run is."""
+        self.current[title] = text
+        if self.display.bars is not None:
+            self._bar("", self.overall(), self.done, self.total)
+            self._bar(title, f"{title}: {text}", None, None)
+        elif self.display.plain_is_due():
+            runs = " | ".join(f"{title}: {text}" for title, text in self.current.items())
+            self.display.line(f"{self.overall()} | {runs}")
+
+    def end(self, title: str, text: str) -> None:
+        """A run is over; `text` says how it ended."""
+        self.done += 1
+        self.current.pop(title, None)
+        if self.display.bars is not None:
+            self._bar("", self.overall(), self.done, self.total)
+            if title in self.tasks:
+                self.display.bars.remove_task(self.tasks.pop(title))
+        self.display.line(f"[{self.done}/{self.total}] {title}: {text}")
+
+    def overall(self) -> str:
+        """Finished runs, and the time left at their pace."""
+        pace_s = (self.display.clock() - self.started) / self.done if self.done else None
+        left = duration(pace_s * (self.total - self.done) if pace_s is not None else None)
+        return f"{self.done}/{self.total} runs, ETA {left}"
+
+    def _bar(self, key: str, text: str, done: int | None, total: int | None) -> None:
+        self.tasks[key] = self.display.bar(self.tasks.get(key), text, done, total)
+
+
+def progress_text(running: RunningMetrics) -> str:
+    """How far a run is, in one line."""
+    parts = [f"{running.done}/{running.total}", f"ETA {duration(running.eta_s)}"]
+    return " · ".join([*parts, *_metrics(running.score(), running.metric)])
+
+
+def headline(record: RunRecord) -> str:
+    """A finished run in one line."""
+    metrics = _metrics(record.score, record.summary.get)
+    return " · ".join([f"done, {len(record.columns['id'])} samples", *metrics])
+
+
+def _metrics(score: MeanScore | None, metric: Callable[[str], float | None]) -> list[str]:
+    parts = [f"score {100 * score.mean:.1f} ± {100 * score.margin:.1f}"] if score else []
+    values = ((form, metric(name)) for form, name in SHOWN.items())
+    return parts + [form.format(value) for form, value in values if value is not None]
+
+
+def summary(record: RunRecord) -> list[str]:
+    """What a finished run measured, one thing a line."""
+    verdicts = ", ".join(f"{name} {count}" for name, count in record.verdicts.items())
+    score = record.score
+    lines = [f"{record.spec.folder}"]
+    if score:
+        interval = f"[{100 * score.low:.1f}, {100 * score.high:.1f}]"
+        lines.append(f"score {100 * score.mean:.1f} {interval} ({score.method}, n = {score.n})")
+    if len(record.scores) > 1:
+        lines.append("also: " + ", ".join(f"{k} {100 * v:.1f}" for k, v in record.scores.items()))
+    lines.append(f"verdicts: {verdicts}")
+    if record.unused:
+        shares = (f"{name} on {100 * share:.0f} %" for name, share in record.unused.items())
+        lines.append(f"without effect (of samples): {', '.join(shares)}")
+    if record.spec.baseline:
+        lines.append(f"baseline: {record.spec.baseline.get('name')}, in the same run")
+    reasons = {**UNREPORTED, **UNTIMED}
+    empty = {why for name, why in reasons.items() if None in record.columns.get(name, ())}
+    lines += [f"left empty: {why}" for why in sorted(empty)]
+    for name, value in record.summary.items():
+        if value is not None:
+            lines.append(f"{name:28} {value:10.4g} {definitions.definition(name).unit}")
+    return lines
+
+
+def duration(seconds: float | None) -> str:
+    """1:02:03, 2:03, or a dash for None."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

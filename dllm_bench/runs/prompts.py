@@ -1,0 +1,86 @@
+"""Prompts that no benchmark brings: the requests of `dllm_bench.generate` and of lm-eval.
+
+A request is made ready, decoded and its text cut as in the runner, so all three give the same text
+for a prompt. Nothing is stored here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
+from dllm_bench.metrics.definitions import measure_all
+from dllm_bench.metrics.sample_stats import SampleStats
+from dllm_bench.runs import runner
+from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
+from dllm_bench.store.hardware import wait_for
+from dllm_bench.store.inputs import is_served
+from dllm_bench.store.spec import RunSpec
+
+if TYPE_CHECKING:
+    from dllm_bench.core.benchmark import Turns
+    from dllm_bench.core.decoder import Decoder
+
+
+@dataclass
+class PromptGenerator:
+    """(prompt, new tokens, stop strings) -> text, one request at a time.
+
+    A prompt that comes again is another sample with another seed, as repeats of a task intend.
+    """
+
+    spec: RunSpec
+    decoder: Decoder
+    loaded: Loaded
+    seen: Counter[str] = field(default_factory=Counter)  # prompt hash -> how often it came
+    stats: list[SampleStats] = field(default_factory=list)  # of the texts so far
+
+    @property
+    def name(self) -> str:
+        """Model, decoder and hash of the settings."""
+        return f"{self.spec.model['name']}-{self.spec.label}-{self.spec.short}"
+
+    def request(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> Request:
+        """The request for a prompt, ready for the decoder."""
+        ids = tuple(self.loaded.encode(prompt))
+        key = hashlib.sha256(repr(ids).encode()).hexdigest()
+        name = f"{key}#{self.seen[key]}"
+        self.seen[key] += 1
+        request = Request(name, ids, max_new_tokens, stop, str(prompt))
+        return runner.ready(self.spec, self.decoder, self.loaded, request)
+
+    def __call__(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> str:
+        request = self.request(prompt, max_new_tokens, stop)
+        denoiser, started_at = self.loaded.denoiser, time.time()
+        decoded = runner.timed(
+            lambda: self.decoder.generate(denoiser, request),
+            request,
+            self.loaded,
+            wait=lambda: wait_for(denoiser.device),
+        )
+        sample = runner.sample_record(request, decoded, self.loaded, started_at)
+        self.stats.append(sample.stats())
+        return sample.text
+
+    def metrics(self) -> dict[str, float | None]:
+        """The metrics of all texts so far, by name."""
+        return measure_all(self.stats)
+
+
+def generator(config: Mapping[str, Any], deps: Dependencies = REAL) -> PromptGenerator:
+    """The generator of a composed run configuration."""
+    spec = RunSpec.from_config(config)
+    if is_served(spec.model):
+        raise DllmBenchError(
+            f"Model {spec.model['name']!r} is served; lm-eval can use servers directly, with "
+            "--model local-completions or local-chat-completions."
+        )
+    decoder = deps.decoder(spec)
+    deps.prepare(spec)
+    return PromptGenerator(spec, decoder, deps.model(spec))

@@ -1,0 +1,152 @@
+"""Grading stored texts again, with today's scorers or with other benchmark settings.
+
+The texts come from samples.jsonl, as they were before any cut, so no model is needed. With the
+run's own settings, a sealed record is rewritten if a grade changed; with other settings nothing is
+stored, since that would be another run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.files import Lock, write_atomic
+from dllm_bench.store.inputs import benchmark_of
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.seal import seal
+from dllm_bench.store.settings import Compose, on_this_machine
+from dllm_bench.store.store import LOCK, RECORD, SAMPLES, RunEntry, read_record, read_samples
+
+Plain = dict[str, Any]
+SHOWN = 20  # changed samples that are listed one by one
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """What grading again gave."""
+
+    record: RunRecord  # with the new grades
+    before: RunRecord | None  # the stored record; None for a partial run
+    stored: bool  # whether the new record was written
+
+    @property
+    def changed(self) -> dict[str, tuple[str, str]]:
+        """Sample id -> (verdict before, verdict now), of the samples whose grade changed."""
+        if self.before is None:
+            return {}
+        old, new = ({**_grades(r)} for r in (self.before, self.record))
+        return {key: (old[key][1], new[key][1]) for key in new if old.get(key) != new[key]}
+
+
+def _grades(record: RunRecord) -> dict[str, tuple[float | None, str]]:
+    columns = record.columns
+    pairs = zip(columns["value"], columns["verdict"], strict=True)
+    return dict(zip(columns["id"], pairs, strict=True))
+
+
+def changes(texts: Sequence[str]) -> Plain:
+    """Settings written NAME=VALUE as plain data, values read as yaml."""
+    settings = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            settings[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise DllmBenchError(f"{text!r} cannot be read; write NAME=VALUE.") from error
+    return settings
+
+
+def settings(entry: RunEntry, changes: Mapping[str, Any], compose: Compose) -> Plain:
+    """The run's benchmark settings with `changes`; data and consent are this machine's."""
+    unknown = sorted(set(changes) - set(entry.spec.benchmark))
+    if unknown:
+        raise DllmBenchError(
+            f"Benchmark {entry.spec.benchmark['name']!r} has no setting {unknown[0]!r}; it has "
+            f"{', '.join(entry.spec.benchmark)}."
+        )
+    return {**on_this_machine("benchmark", entry.spec.benchmark, compose), **changes}
+
+
+def rescore(entry: RunEntry, plain: Plain) -> Rescored:
+    """Grade the run's samples with benchmark settings `plain`; rewrites a sealed record if these
+    are its own settings and a grade changed.
+    """
+    samples = list(read_samples(entry.path).values())
+    if not samples:
+        raise DllmBenchError(
+            f"Run {entry.spec.short} has no stored text at {entry.path}; decode it again with the "
+            "command that made it."
+        )
+    before = read_record(entry.path)
+    if before:
+        check_ids(entry, before, [sample.id for sample in samples])
+    scores = benchmark_of(plain).score(texts(samples))
+    order = {key: i for i, key in enumerate(before.columns["id"])} if before else {}
+    samples.sort(key=lambda sample: order.get(sample.id, len(order)))
+    sessions = before.sessions if before else []
+    record = seal(entry.spec, samples, scores, sessions, time.time())
+    rescored = Rescored(record, before, stored=False)
+    own = replace(entry.spec, benchmark=plain) == entry.spec
+    if not (own and rescored.changed):
+        return rescored
+    _write(entry.path, record)
+    return replace(rescored, stored=True)
+
+
+def check_ids(entry: RunEntry, before: RunRecord, ids: Sequence[str]) -> None:
+    """Raise DllmBenchError unless the stored samples are those of the sealed record."""
+    sealed = before.columns["id"]
+    if sorted(sealed) == sorted(ids):
+        return
+    other = sorted(set(sealed) ^ set(ids))
+    raise DllmBenchError(
+        f"Run {entry.spec.short} was sealed with {len(sealed)} samples, and {SAMPLES} holds "
+        f"{len(ids)} ({other[0]!r} is in one of them only); the record stays as it is. To decode "
+        f"what is missing, move {entry.path / RECORD} away and give the command that made the run."
+    )
+
+
+def texts(samples: Sequence[SampleRecord]) -> dict[str, str]:
+    """The answers by sample id, not cut at stop strings."""
+    return {sample.id: sample.raw or sample.text for sample in samples}
+
+
+def evalplus_lines(entry: RunEntry, plain: Plain) -> list[str]:
+    """The run's programs as lines of a samples file for `evalplus.evaluate`."""
+    benchmark = benchmark_of(plain)
+    if not isinstance(benchmark, EvalPlusBenchmark):
+        raise DllmBenchError(
+            f"Run {entry.spec.short} is of benchmark {plain['name']!r}, which EvalPlus does not "
+            "know; choose a run of humaneval_plus or mbpp_plus."
+        )
+    return list(benchmark.samples(texts(list(read_samples(entry.path).values()))))
+
+
+def _write(folder: Path, record: RunRecord) -> None:
+    lock = Lock(folder / LOCK)
+    lock.acquire()
+    try:
+        write_atomic(folder / RECORD, record.to_json())
+    finally:
+        lock.release()
+
+
+def report(rescored: Rescored) -> list[str]:
+    """What changed, one thing a line."""
+    lines = [f"{key}: {old} -> {new}" for key, (old, new) in rescored.changed.items()][:SHOWN]
+    rest = len(rescored.changed) - len(lines)
+    lines += [f"and {rest} more"] if rest > 0 else []
+    now = {"primary": rescored.record.score.mean} if rescored.record.score else {}
+    scores = {**now, **rescored.record.scores}
+    width = max(map(len, scores), default=0)
+    lines += [f"{name:{width}} {100 * mean:6.1f} %" for name, mean in scores.items()]
+    count = f"{len(rescored.changed)} of {len(rescored.record.columns['id'])} samples changed"
+    kept = "record rewritten" if rescored.stored else "nothing written"
+    return [*lines, f"{count}; {kept}" if rescored.before else f"not sealed yet; {kept}"]

@@ -1,0 +1,414 @@
+"""The path of a run from its spec to a sealed record: resume, warm up, decode, grade, seal.
+
+Only `decoder.generate` is timed, with the device synchronised before and after; encoding, decoding
+to text, cutting, disk and display happen outside of the timed part. Every sample is independent:
+its random numbers follow from the run's seed and its id, so a resumed run gives what an
+uninterrupted one gives. Scheduling several runs is in `launch`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from dllm_bench.benchmarks.items import cut_at_stop
+from dllm_bench.core.benchmark import JUDGE_ERROR, Benchmark, SampleScore
+from dllm_bench.core.decoder import Decoder
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request, cut_reasons
+from dllm_bench.core.trace import Trace
+from dllm_bench.metrics.sample_stats import count_sample
+from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
+from dllm_bench.runs.observers import Observer, ObserverGroup, RunningMetrics
+from dllm_bench.store import provenance
+from dllm_bench.store.hardware import memory_bytes
+from dllm_bench.store.record import BaselineSample, RunRecord, SampleRecord, Session
+from dllm_bench.store.seal import seal
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import OpenRunFolder, RunShare, Store
+
+WARMUPS = 2
+
+
+def run(
+    spec: RunSpec,
+    *,
+    store: Store,
+    logger: Observer | None = None,
+    progress: Observer | None = None,
+    deps: Dependencies = REAL,
+    session: type[RunSession] | None = None,
+) -> RunRecord:
+    """The record of `spec`: read if it is sealed, else the missing samples are decoded.
+
+    session: how requests are decoded, one at a time by default. Raises what decoding raises, after
+    writing it into the run's folder.
+    """
+    sealed = store.record(spec)
+    if sealed is not None:
+        return sealed
+    prepared = _prepare(spec, deps)
+    with store.open(spec) as opened:
+        if opened.record is not None:
+            return opened.record
+        observer = ObserverGroup([logger, progress])
+        current = (session or RunSession)(spec, deps, *prepared, opened, observer)
+        try:
+            return current.finish(current.decode())
+        except Exception as error:
+            opened.fail(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            observer.close()
+
+
+def decode_share(
+    spec: RunSpec,
+    share: RunShare,
+    *,
+    observer: Observer,
+    deps: Dependencies = REAL,
+    session: type[RunSession] | None = None,
+) -> None:
+    """Decode one process's share of the requests; the process that started the shares seals."""
+    with share:
+        (session or RunSession)(spec, deps, *_prepare(spec, deps), share, observer).decode()
+
+
+def _prepare(
+    spec: RunSpec, deps: Dependencies
+) -> tuple[Benchmark, Decoder, Decoder | None, Loaded]:
+    """What a run works with. The model is loaded last, once all else is known to be there."""
+    benchmark = deps.benchmark(spec)
+    benchmark.check()
+    decoder = deps.decoder(spec)
+    baseline = deps.decoder(spec.of_baseline) if spec.baseline else None
+    deps.prepare(spec)
+    loaded = deps.model(spec)
+    return benchmark, decoder, baseline, loaded
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded request."""
+
+    generation: Generation  # with its text
+    raw: str  # the text before it was cut at a stop string
+    seconds: float | None  # None if it was decoded in a batch
+
+    @property
+    def as_baseline(self) -> BaselineSample:
+        """What a sample stores of its baseline."""
+        assert self.seconds is not None  # runs in batches have no baseline
+        return BaselineSample(list(self.generation.ids[: self.generation.emitted]), self.seconds)
+
+
+@dataclass
+class RunSession:
+    """One session of one run: from opening its folder to sealing it, or to an interruption."""
+
+    spec: RunSpec
+    deps: Dependencies
+    benchmark: Benchmark
+    decoder: Decoder
+    baseline: Decoder | None  # decodes every request too, in alternating order
+    loaded: Loaded
+    opened: OpenRunFolder
+    observer: Observer
+
+    def requests(self) -> list[Request]:
+        """The requests of the run's `limit` items, in the benchmark's order; ids are distinct."""
+        every = self.benchmark.requests(self.loaded.encode)
+        repeats = int(self.spec.benchmark.get("repeats", 1))
+        limit = self.spec.limit
+        requests = list(islice(every, None if limit is None else limit * repeats))
+        if not requests:
+            raise DllmBenchError(
+                f"Benchmark {self.benchmark.name} with limit {self.spec.limit} gives no request; "
+                "raise the limit."
+            )
+        if len({request.id for request in requests}) < len(requests):
+            raise DllmBenchError(f"Benchmark {self.benchmark.name} gives two requests one id.")
+        return requests
+
+    def decode(self) -> list[SampleRecord]:
+        """Decode what is missing; returns all samples in request order."""
+        requests = self.requests()
+        self._check(requests)
+        self.opened.expect(len(requests))
+        running = self._running(len(requests))
+        self.observer.start(self.spec, self.opened.folder, running)
+        missing = [(turn, r) for turn, r in enumerate(requests) if self.opened.wants(turn, r.id)]
+        if missing:
+            session = self._begin(requests[:WARMUPS])
+            started = self.deps.clock()
+            for sample in self._samples(missing, session):
+                self.opened.append(sample)
+                running.add(sample.stats(), self._value(sample), self.deps.clock() - started)
+                self.observer.sample(sample, running)
+        done = self.opened.samples
+        return [done[request.id] for request in requests if request.id in done]
+
+    def _samples(
+        self, missing: Sequence[tuple[int, Request]], session: int
+    ) -> Iterator[SampleRecord]:
+        """Decode requests, given with their index in the run; yields samples as they finish."""
+        for turn, request in missing:
+            yield self._sample(request, turn, session)
+
+    def finish(self, samples: Sequence[SampleRecord]) -> RunRecord:
+        """Grade the stored texts and seal the run."""
+        scores = self.benchmark.score({sample.id: sample.text for sample in samples})
+        missing = [sample.id for sample in samples if sample.id not in scores]
+        if missing:
+            raise DllmBenchError(
+                f"Benchmark {self.benchmark.name} left {len(missing)} of {len(samples)} samples "
+                f"without a score, {missing[0]!r} first; fix its scorer and run again."
+            )
+        check_judge_errors(self.spec, scores)
+        record = seal(self.spec, samples, scores, self.opened.sessions, self.deps.now())
+        self.opened.seal(record)
+        self.opened.note(f"sealed with {len(samples)} samples")
+        self.observer.finish(record)
+        return record
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        """Refuse to resume if the stored samples answer other prompts than the benchmark gives."""
+        done = self.opened.samples
+        prompts = {r.id: prompt_hash(r) for r in requests if r.id in done}
+        for key, sample in done.items():
+            if prompts.get(key) != sample.prompt_sha256:
+                raise DllmBenchError(
+                    f"{self.opened.folder} holds sample {key!r} of another prompt than benchmark "
+                    f"{self.benchmark.name} gives now: its items or its template changed under the "
+                    "run; move the folder away and give the same command again."
+                )
+
+    def _running(self, total: int) -> RunningMetrics:
+        running = RunningMetrics(total, note=self._note())
+        for sample in self.opened.samples.values():
+            running.add(sample.stats(), self._value(sample))
+        return running
+
+    def _note(self) -> str | None:
+        """A warning if the decoder uses another attention than the weights were trained with."""
+        decoder = self.decoder.summary()
+        if decoder.attention is None:
+            return None
+        return self.loaded.attention_warning(decoder.attention, decoder.block or 0)
+
+    def _begin(self, warmups: Sequence[Request]) -> int:
+        """Warm up on fixed requests, whose results are discarded, and store the session's start."""
+        self._require_memory(max(warmups, key=lambda request: request.max_new_tokens))
+        self._warm_up(warmups)
+        environment = provenance.environment_of(self.spec)
+        index = self.opened.begin(Session(self.deps.now(), len(warmups), environment))
+        self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
+        return index
+
+    def _require_memory(self, request: Request) -> None:
+        """Refuse a run of which one layer's activations would not fit into the memory."""
+        decoder = self.decoder.summary()
+        new = request.max_new_tokens
+        branches = (decoder.branches - 1) * min(decoder.block or new, new)
+        positions = self.spec.batch * (len(request.prompt_ids) + new + branches)
+        needed = positions * getattr(self.loaded.denoiser, "position_bytes", 0)
+        available = memory_bytes(str(self.spec.hardware["device"]))
+        if needed > available:
+            raise DllmBenchError(
+                f"The run asks for {positions:,} positions at a time (batch {self.spec.batch}, "
+                f"{new} new tokens, {decoder.branches} branches), which take {needed / 2**30:,.0f} "
+                f"GiB in one layer, and the device has {available / 2**30:,.0f}; lower "
+                "benchmark.max_new_tokens, batch, or the number of branches."
+            )
+
+    def _warm_up(self, warmups: Sequence[Request]) -> None:
+        for request in warmups:
+            for decoder in self._in_turn(0):
+                decoder.generate(self._checked_denoiser, self._ready(decoder, request))
+
+    @property
+    def _checked_denoiser(self) -> Denoiser:
+        """The model for warming up, which raises if a logit is NaN or infinite."""
+        return cast("Denoiser", FiniteLogits(self.loaded.denoiser, str(self.spec.model["name"])))
+
+    def _ready(self, decoder: Decoder, request: Request) -> Request:
+        return ready(self.spec, decoder, self.loaded, request)
+
+    def _in_turn(self, turn: int) -> list[Decoder]:
+        """Decoder and baseline, the baseline first at odd turns: neither always has warm caches."""
+        both = [self.decoder, *([self.baseline] if self.baseline is not None else [])]
+        return both[:: -1 if turn % 2 else 1]
+
+    def _decode(self, decoder: Decoder, request: Request) -> Decoded:
+        """Decode one request under the clock."""
+        ready = self._ready(decoder, request)
+        return timed(
+            lambda: decoder.generate(self.loaded.denoiser, ready),
+            ready,
+            self.loaded,
+            wait=lambda: self.deps.sync(self.spec),
+            clock=self.deps.clock,
+        )
+
+    def _sample(self, request: Request, turn: int, session: int) -> SampleRecord:
+        """Decode one request, with the baseline too if there is one."""
+        started_at = self.deps.now()
+        decoded = [self._decode(decoder, request) for decoder in self._in_turn(turn)]
+        own, *baseline = decoded[:: -1 if turn % 2 else 1]
+        sample = sample_record(request, own, self.loaded, started_at, session)
+        return replace(sample, baseline=baseline[0].as_baseline if baseline else None)
+
+    def _value(self, sample: SampleRecord) -> float | None:
+        """The sample's score for the progress display, if the benchmark scores in no time."""
+        if not self.benchmark.scores_fast:
+            return None
+        return self.benchmark.score({sample.id: sample.text})[sample.id].value
+
+
+@dataclass(frozen=True)
+class FiniteLogits:
+    """A model whose forwards raise DllmBenchError if a row of logits gives no probabilities.
+
+    Such a row has a NaN, an infinite logit or -inf for every token; -inf for some is a token that
+    cannot follow. The check waits for the device at every forward, so such a model only warms up.
+    """
+
+    denoiser: Denoiser
+    name: str
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.denoiser, name)
+
+    def forward(self, *args: Any) -> Tensor:
+        return self._checked(self.denoiser.forward(*args))
+
+    def forward_batch(self, *args: Any) -> list[Tensor]:
+        return [self._checked(logits) for logits in self.denoiser.forward_batch(*args)]
+
+    def _checked(self, logits: Tensor) -> Tensor:
+        if not bool(logits.logsumexp(-1).isfinite().all()):
+            dtype = str(logits.dtype).removeprefix("torch.")
+            raise DllmBenchError(
+                f"Model {self.name!r} gives logits that are NaN or infinite in {dtype}; try "
+                "hardware.dtype=float32, and fetch the checkpoint again if that does not help."
+            )
+        return logits
+
+
+def check_judge_errors(spec: RunSpec, scores: Mapping[str, SampleScore]) -> None:
+    """Raise DllmBenchError if grading failed for more samples than `max_judge_errors` allows."""
+    allowed = spec.runtime.get("max_judge_errors")
+    failed = [key for key, score in scores.items() if score.verdict == JUDGE_ERROR]
+    if allowed is not None and len(failed) > int(allowed):
+        raise DllmBenchError(
+            f"At most {allowed} samples may fail to be graded and {len(failed)} of {len(scores)} "
+            f"did, {failed[0]!r} first ({scores[failed[0]].detail}); the texts are stored: "
+            "remove the cause and give the same command again, or raise --max-judge-errors."
+        )
+
+
+def timed(
+    generate: Callable[[], Generation],
+    request: Request,
+    loaded: Loaded,
+    *,
+    wait: Callable[[], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Decoded:
+    """What `generate` makes of a request, with its seconds.
+
+    wait: waits for the device, so that its work is between the two readings of the clock.
+    """
+    wait()
+    started = clock()
+    generation = generate()
+    wait()
+    return read(request, generation, loaded, clock() - started)
+
+
+def read(
+    request: Request, generation: Generation, loaded: Loaded, seconds: float | None
+) -> Decoded:
+    """The generation with its text, cut and not cut at the request's stop strings."""
+    raw = cut(generation, replace(request, stop=()), loaded).text
+    return Decoded(cut(generation, request, loaded), raw, seconds)
+
+
+def sample_record(
+    request: Request, own: Decoded, loaded: Loaded, started_at: float, session: int = 0
+) -> SampleRecord:
+    """What is stored of a decoded request; `started_at` in seconds since the epoch."""
+    generation, raw, timed = own.generation, own.raw, own.seconds is not None
+    rows = [replace(row, ms=round(row.ms, 4)) for row in generation.trace.forwards]
+    return SampleRecord(
+        id=request.id,
+        prompt_sha256=prompt_hash(request),
+        ids=list(generation.ids),
+        born=list(generation.born),
+        cut=generation.cut,
+        text=generation.text,
+        raw=raw if raw != generation.text else None,
+        trace=Trace(rows).columns(),
+        counts=count_sample(generation, loaded.denoiser.special),
+        seconds=own.seconds,
+        first_step_s=(rows[0].ms / 1000 if rows else 0.0) if timed else None,
+        started_at=started_at,
+        session=session,
+    )
+
+
+def prompt_hash(request: Request) -> str:
+    """sha256 that tells which prompt a sample answers."""
+    return hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
+
+
+def seed_of(spec: RunSpec, request: Request) -> int:
+    """Seed of the request's random numbers (56 bits), from the run's seed and the request's id."""
+    text = f"{spec.seed}/{request.id}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+
+
+def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> Request:
+    """The request prepared for the decoder; also seeds torch's random numbers with `seed_of`."""
+    seed = seed_of(spec, request)
+    torch.manual_seed(seed)
+    return decoder.prepare(loaded.denoiser, replace(request, seed=seed))
+
+
+def cut(generation: Generation, request: Request, loaded: Loaded) -> Generation:
+    """The generation with its text, cut at the first end token and the first stop string.
+
+    Each reason is stored as an index into the ids: "length" always, "eos" and "stop" if they occur.
+    """
+    special = loaded.denoiser.special
+    reasons = cut_reasons(generation.ids, request.max_new_tokens, special)
+    ids = [token for token in generation.ids[: min(reasons.values())] if token != special.mask]
+    whole = loaded.decode(ids)
+    text = cut_at_stop(whole, request.stop)
+    if text != whole:
+        kept = _tokens_within(ids, len(text), loaded)
+        reasons["stop"] = _position(generation.ids, kept, special.mask)
+    return replace(generation, cut=reasons, text=text)
+
+
+def _tokens_within(ids: Sequence[int], length: int, loaded: Loaded) -> int:
+    """How many of the first tokens decode to at most `length` characters."""
+    return bisect_left(
+        range(1, len(ids) + 1), True, key=lambda n: len(loaded.decode(ids[:n])) > length
+    )
+
+
+def _position(ids: Sequence[int], kept: int, mask: int) -> int:
+    """Index in `ids` of the token after `kept` tokens that are not masks."""
+    filled = [index for index, token in enumerate(ids) if token != mask]
+    return filled[kept] if kept < len(filled) else len(ids)

@@ -1,0 +1,216 @@
+"""Token replay: decode stored samples again and record each token's probability at every forward.
+
+The first samples of a sealed run are decoded a second time, with the same seed and so to the same
+tokens (this is checked; a sample with other tokens is skipped). Pieces that wrap the decoder's own
+record, for every masked position, the probability and rank of the token it ended with, and whether
+the candidate was that token already. The result is stored in a file of its own (`evolution.npz`)
+for the per-token figures; the run's record stays as it is. Left out: decoders whose forwards hold
+several branches, or which revise tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Score, Scores, Stop, StopFlags
+from dllm_bench.core.decoder import BlockLength, Condition
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.numerics import read_logits
+from dllm_bench.runs.dependencies import REAL, Dependencies
+from dllm_bench.store.files import atomic_path
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import Store, read_samples
+
+FILE = "evolution.npz"
+UNSEEN = -1  # rank_SP and found_SP of a position that a forward has no scores for
+
+
+@dataclass(frozen=True)
+class TokenReplay:
+    """One sample: arrays of forwards S by new positions P, filled where a position is masked."""
+
+    id: str  # of the request
+    chance_SP: Any
+    """float32: probability of the final token in the distribution that decides; NaN if unknown."""
+    rank_SP: Any  # int32: rank of the final token in that distribution, from 1; else `UNSEEN`
+    found_SP: Any
+    """int8: whether the candidate was the final token, beyond the open blocks too; or `UNSEEN`."""
+
+
+@dataclass
+class TokenLog:
+    """The arrays of a `TokenReplay` while its request is decoded."""
+
+    ids: Sequence[int]  # (P,) the final tokens
+    prompt: int  # length of the prompt
+    chance_SP: Any
+    rank_SP: Any
+    found_SP: Any
+
+    @classmethod
+    def empty(cls, request: Request, ids: Sequence[int], forwards: int) -> TokenLog:
+        """A log with room for `forwards` forwards."""
+        shape = (forwards, len(ids))
+        chance_SP = np.full(shape, np.nan, dtype=np.float32)
+        rank_SP, found_SP = (np.full(shape, UNSEEN, dtype=kind) for kind in ("int32", "int8"))
+        return cls(ids, len(request.prompt_ids), chance_SP, rank_SP, found_SP)
+
+    def span(self, start: int, width: int) -> tuple[slice, slice]:
+        """Where the `width` canvas positions from `start` on overlap the text: (columns of the log,
+        indices within those positions).
+        """
+        first = max(start - self.prompt, 0)
+        last = min(start - self.prompt + width, len(self.ids))
+        return slice(first, last), slice(first + self.prompt - start, last + self.prompt - start)
+
+
+@dataclass(frozen=True)
+class LoggedScore(Score):
+    """Logs probability and rank of the final tokens in the distribution that `inner` reads."""
+
+    inner: Score
+    log: TokenLog = field(compare=False)
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        return self.inner.gives
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        columns, places = self.log.span(window.start, window.width)
+        logits_WV = logits_KWV[-1, places].float()
+        final_1W = state.tokens_KL.new_tensor(self.log.ids[columns])[None]
+        own_W1 = logits_WV.gather(-1, final_1W.mT)
+        masked_W = window.of(state.masked_KL)[-1, places].cpu().numpy()
+        chance_W = read_logits(logits_WV[None], ids_KW=final_1W).probability_KW[0].cpu().numpy()
+        rank_W = ((logits_WV > own_W1).sum(-1) + 1).cpu().numpy()
+        self.log.chance_SP[state.forwards, columns][masked_W] = chance_W[masked_W]
+        self.log.rank_SP[state.forwards, columns][masked_W] = rank_W[masked_W]
+        return self.inner(logits_KWV, state, window)
+
+
+@dataclass(frozen=True)
+class LoggedStop(Stop):
+    """Logs which candidates are final tokens, beyond the open blocks too."""
+
+    inner: Stop
+    log: TokenLog = field(compare=False)
+
+    reads_ahead = True
+
+    def ended(self, branches: DecodeState) -> StopFlags:
+        return self.inner.ended(branches)
+
+    def shorten(
+        self, state: DecodeState, seen: Scores, window: Window, accepted_KW: Tensor | None
+    ) -> Tensor | None:
+        columns, places = self.log.span(window.start, seen.ids_KW.shape[1])
+        final_A = seen.ids_KW.new_tensor(self.log.ids[columns])
+        forward = state.forwards - 1  # the commit of this one is done
+        stop = columns.stop + self.log.prompt
+        born_A = state.born_KL[-1, columns.start + self.log.prompt : stop]
+        waited_A = ((born_A < 0) | (born_A == forward)).cpu().numpy()
+        found_A = (seen.ids_KW[-1, places] == final_A).cpu().numpy()
+        self.log.found_SP[forward, columns][: len(waited_A)][waited_A] = found_A[waited_A]
+        if not self.inner.reads_ahead:
+            three = (seen.ids_KW, seen.probability_KW, seen.confidence_KW)
+            seen = Scores(*(part[:, : window.width] for part in three))
+        return self.inner.shorten(state, seen, window, accepted_KW)
+
+
+def with_log(decoder: MaskedDecoder, log: TokenLog) -> MaskedDecoder:
+    """The decoder with its innermost score and its stop rule wrapped by logging pieces."""
+    score, stop = with_logged_score(decoder.score, log), LoggedStop(decoder.stop, log)
+    return replace(decoder, score=score, stop=stop)
+
+
+def with_logged_score(score: Score, log: TokenLog) -> Score:
+    """The score with its innermost one wrapped, whose logits hold the evidence of earlier steps."""
+    if score.row_by_row:  # reads the logits as they come, whatever it is made of
+        return LoggedScore(score, log)
+    inner = {f.name: getattr(score, f.name) for f in fields(score)}  # type: ignore[arg-type]
+    for name, piece in inner.items():
+        if isinstance(piece, Score):
+            return replace(score, **{name: with_logged_score(piece, log)})  # type: ignore[type-var]
+    return LoggedScore(score, log)
+
+
+def replay(
+    decoder: MaskedDecoder, model: Denoiser, request: Request, ids: Sequence[int]
+) -> TokenReplay | None:
+    """Decode `request` to the tokens it had before; None if other tokens come out."""
+    log = TokenLog.empty(request, ids, 2 * len(ids) + 2)
+    generation = with_log(decoder, log).generate(model, request)
+    if list(generation.ids) != list(ids):
+        return None
+    steps = slice(len(generation.trace))
+    return TokenReplay(request.id, log.chance_SP[steps], log.rank_SP[steps], log.found_SP[steps])
+
+
+def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies = REAL) -> Path:
+    """Replay the first samples of a sealed run and store the result in its folder.
+
+    Raises DllmBenchError if a forward of the decoder holds several branches, if it revises tokens,
+    if it fills no canvas, and if no sample has the tokens it had.
+    """
+    folder, stored = store.path(spec), read_samples(store.path(spec))
+    decoder = deps.decoder(spec)
+    if isinstance(decoder, MaskedDecoder) and decoder.revise.revises:
+        raise DllmBenchError(
+            f"The tokens of {spec.folder} cannot be replayed: {type(decoder.revise).__name__} "
+            "changes committed tokens, so a position has no single forward that decided it; choose "
+            "a decoder with decoder/revise=none, or read the changes in the sample's trace."
+        )
+    if not isinstance(decoder, MaskedDecoder) or not isinstance(decoder.explore, Greedy):
+        raise DllmBenchError(
+            f"The tokens of {spec.folder} cannot be replayed: its decoder fills no canvas, or "
+            "several at once; choose a masked decoder that explores one candidate."
+        )
+    deps.prepare(spec)
+    loaded = deps.model(spec)
+    requests = islice(deps.benchmark(spec).requests(loaded.encode), samples)
+    replays = [
+        replay(decoder, loaded.denoiser, request, stored[request.id].ids)
+        for request in requests
+        if request.id in stored
+    ]
+    kept = [one for one in replays if one is not None]
+    if not kept:
+        raise DllmBenchError(
+            f"Decoded again, no sample of {spec.folder} has the tokens it had; run it again on "
+            "this machine under another results directory."
+        )
+    write_replays(folder / FILE, kept)
+    return folder / FILE
+
+
+def write_replays(path: Path, replays: Sequence[TokenReplay]) -> None:
+    """Store replays in one file, atomically."""
+    arrays: dict[str, Any] = {"ids": np.array([one.id for one in replays])}
+    for index, one in enumerate(replays):
+        arrays |= {f"{index}.{f.name}": getattr(one, f.name) for f in fields(TokenReplay)[1:]}
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read_replays(folder: Path) -> list[TokenReplay]:
+    """The replays stored in a run's folder; empty if there are none."""
+    if not (folder / FILE).exists():
+        return []
+    with np.load(folder / FILE) as arrays:
+        return [
+            TokenReplay(str(key), *(arrays[f"{index}.{f.name}"] for f in fields(TokenReplay)[1:]))
+            for index, key in enumerate(arrays["ids"])
+        ]

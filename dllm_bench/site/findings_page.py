@@ -1,0 +1,52 @@
+"""The page of the findings: verdicts of published claims, with prose. Nothing is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from dllm_bench.claims.findings import HEADS, TESTS, VERDICTS, Findings, Paragraph
+from dllm_bench.site.pages import Page
+
+FINDINGS_PAGE = "findings.html"
+
+
+@dataclass(frozen=True)
+class FindingsView:
+    """What `templates/findings.html` lays out.
+
+    found: the findings.
+    heads: (title, CSS class) of the columns of claims.
+    verdicts: (verdict, what it means).
+    unmeasured: (title, text with links, commands).
+    """
+
+    found: Findings
+    heads: list[tuple[str, str]]
+    verdicts: list[tuple[str, str]]
+    tests: str
+    unmeasured: list[tuple[str, Markup, Sequence[str]]]
+
+
+def findings_page(found: Findings) -> str:
+    """The whole page."""
+    classes = ("wide", "", "number", "number", "wide", "")
+    view = FindingsView(
+        found=found,
+        heads=list(zip((head.capitalize() for head in HEADS), classes, strict=True)),
+        verdicts=[(str(verdict), text) for verdict, text in VERDICTS.items()],
+        tests=TESTS,
+        unmeasured=[(one.title, linked(one), one.commands) for one in found.unmeasured],
+    )
+    return Page(FINDINGS_PAGE, "Findings").render("findings.html", view)
+
+
+def linked(paragraph: Paragraph) -> Markup:
+    """The text; each number leads to the page of its table."""
+    links = {
+        name: Markup('<a href="tables/{}.html">{}</a>').format(table, text)
+        for name, (table, text) in paragraph.numbers.items()
+    }
+    return Markup(escape(paragraph.text)).format(**links)

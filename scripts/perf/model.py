@@ -1,0 +1,167 @@
+"""Modelled time of a round on a device that is not here, from bytes, operations and launches.
+
+    .venv/bin/python -m scripts.perf.model
+
+Assumed: weights, cached K/V and logits are read or written once, from memory; operations and
+memory traffic overlap; every launch adds a gap on the device and its time on the host; host and
+device overlap, so that the slower of them decides. Launches are those of the plain loop, without
+compilation: what one layer and what the rest of a forward start is counted on the CPU. Left out
+are activations, the copies of K/V that the attention makes, and the loop beside the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dllm_bench.api.random_model import DREAM_7B, random_model, random_request
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.trace import ForwardKind
+from scripts.perf.device import layer_parameters
+
+VOCAB, PREFIX = 152_064, 1024
+PROBE = {"width": 64, "heads": 4, "kv_heads": 2, "mlp": 128}
+
+
+@dataclass(frozen=True)
+class DeviceConstants:
+    """What a device is assumed to do."""
+
+    bytes_per_s: float
+    """Memory bandwidth, in bytes a second."""
+    flop_per_s: float
+    """Rate of large matrix products, in operations a second."""
+    gap_s: float
+    """Seconds between two kernels on the device."""
+    launch_s: float
+    """Seconds of the host for a launch."""
+
+
+H200 = DeviceConstants(bytes_per_s=4.8e12, flop_per_s=8e14, gap_s=2e-6, launch_s=6e-6)
+"""Bandwidth of the data sheet; bfloat16 at four fifths of its rate; gap and launch estimated."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A forward of K branches over a window behind a cached prefix."""
+
+    shape: dict[str, int]
+    """Of the model, as `DREAM_7B`."""
+    vocab: int
+    """Tokens of the vocabulary."""
+    prefix: int
+    """Cached positions."""
+    branches: int
+    """K, the base branch included."""
+    window: int
+    """W, positions that a branch feeds."""
+    number_bytes: int = 2
+    """Bytes of a weight, key, value or logit."""
+
+    @property
+    def rows(self) -> int:
+        """Positions that are fed."""
+        return self.branches * self.window
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers in the keys of a position and layer."""
+        return self.shape["width"] * self.shape["kv_heads"] // self.shape["heads"]
+
+    @property
+    def weights(self) -> int:
+        """Weights that every row is multiplied with: linear layers and head."""
+        return layer_parameters(self.shape) + self.shape["width"] * self.vocab
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of weights, cached K/V and logits."""
+        cached = 2 * self.shape["layers"] * self.kv_width * self.prefix
+        return self.number_bytes * (self.weights + cached + self.rows * self.vocab)
+
+    @property
+    def operations(self) -> int:
+        """Two per weight and row, four per head dimension, query and key.
+
+        Branches share a sequence: a query meets the keys of all of them, and a mask hides them.
+        """
+        attention = 4 * self.shape["layers"] * self.shape["width"] * (self.prefix + self.rows)
+        return self.rows * (2 * self.weights + attention)
+
+    @property
+    def launches(self) -> int:
+        """Kernels that a forward starts, see `launches`."""
+        one, two = launches(1, self.branches), launches(2, self.branches)
+        return one + (self.shape["layers"] - 1) * (two - one)
+
+
+@cache
+def launches(layers: int, branches: int) -> int:
+    """Tensor operations of a forward with a model of `layers` layers, counted on the CPU."""
+    counter = OperationCounter()
+    forward = probe(Round({**PROBE, "layers": layers}, 64, 8, branches, window=16))
+    forward()  # makes the masks and angles that later rounds find
+    with counter:
+        forward()
+    return counter.count
+
+
+def probe(one: Round) -> Callable[[], object]:
+    """The forward of a round with random weights on the CPU, its prefix cached."""
+    model = random_model(one.vocab, one.shape)
+    length = one.prefix + one.window
+    ids = random_request(length, 1, one.vocab).prompt_ids
+    tokens_1L = torch.tensor([ids])
+    kv = model.new_cache(length)
+    prefill = ForwardPlan(ForwardKind.PREFILL, (0, one.prefix), (0, 1), (0, one.prefix))
+    model.forward(tokens_1L, prefill, kv)
+    kv.keep(prefill, torch.tensor(0))
+    window = (one.prefix, length)
+    plan = ForwardPlan(ForwardKind.DENOISE, window, window, (0, 0), forward=1)
+    return lambda: model.forward(tokens_1L.expand(one.branches, -1), plan, kv)
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts operations that compute; a view starts no kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view and "empty" not in func.__name__
+        return func(*args, **(kwargs or {}))
+
+
+def modelled_ms(one: Round, device: DeviceConstants) -> dict[str, float]:
+    """Milliseconds of device, host and round."""
+    busy_s = max(one.bytes / device.bytes_per_s, one.operations / device.flop_per_s)
+    device_s = busy_s + one.launches * device.gap_s
+    host_s = one.launches * device.launch_s
+    return {
+        "device ms": 1000 * device_s,
+        "host ms": 1000 * host_s,
+        "round ms": 1000 * max(device_s, host_s),
+    }
+
+
+DREAM_ROUND = Round(DREAM_7B, VOCAB, PREFIX, branches=1, window=32)
+
+
+def main() -> None:
+    """Print the modelled rounds of Dream-7B's shape on an H200."""
+    for k, window in product((0, 3, 7), (32, 96)):
+        one = replace(DREAM_ROUND, branches=k + 1, window=window)
+        times = ", ".join(f"{name} {ms:.1f}" for name, ms in modelled_ms(one, H200).items())
+        size = f"{one.bytes / 1e9:.1f} GB, {one.operations / 1e12:.2f} TFLOP"
+        print(f"k = {k}, window {window}: {size}, {one.launches} launches; {times}")
+
+
+if __name__ == "__main__":
+    main()

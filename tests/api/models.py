@@ -1,0 +1,27 @@
+"""Embedded models as objects, shared by the tests of the Python interface."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import lru_cache
+from typing import Any
+
+import dllm_bench as db
+from dllm_bench.models.load import LoadedModel
+
+
+@lru_cache
+def loaded(name: str) -> LoadedModel:
+    """An embedded model."""
+    return db.load_model(name)
+
+
+def transformers_object(name: str) -> Any:
+    """An embedded model as transformers itself would load it, in training mode."""
+    model = loaded(name)
+    config = deepcopy(model.denoiser.module.config)
+    del config.is_causal
+    config.mask_token_id, config.eos_token_id = model.special.mask, model.special.eos
+    module = type(model.denoiser.module)(config)
+    module.load_state_dict(model.denoiser.module.state_dict())
+    return module.train()

@@ -1,0 +1,61 @@
+"""The five examples run as they are, each in an empty folder, and are short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.tiers import covering
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LONGEST = 40  # lines
+
+
+def test_there_are_five() -> None:
+    assert [path.stem for path in EXAMPLES] == [
+        "generate", "own_benchmark", "own_model", "own_piece", "sweep_and_plot",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", covering(5, EXAMPLES), ids=lambda path: path.stem)
+def test_an_example_runs_in_an_empty_folder(path: Path, tmp_path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < LONGEST
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DLLM_BENCH_RESULTS": "results"}
+    done = subprocess.run(
+        [sys.executable, path],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def fenced(page: str, language: str) -> list[str]:
+    """The code blocks of a language on a page."""
+    blocks = (ROOT / page).read_text(encoding="utf-8").split(f"```{language}\n")[1:]
+    return [block.partition("```")[0] for block in blocks]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/decoders.md"])
+def test_the_python_of_a_page_works_when_pasted(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All blocks of a page, one after the other, as in a notebook."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DLLM_BENCH_RESULTS", str(tmp_path / "results"))
+    module = ModuleType(f"pasted_from_{Path(page).stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    blocks = fenced(page, "python")
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), vars(module))

@@ -1,0 +1,99 @@
+"""A package that is installed beside this one, and a folder of yaml files, are found and used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import dllm_bench as db
+from dllm_bench import paths, registry
+from dllm_bench.api import compose as composing
+from dllm_bench.cli.main import main
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.paths import CONFIG_DIR, options
+from tests import pieces
+from tests.laws.test_product import check_laws, check_repeats
+
+PACKAGE = Path(__file__).parents[1] / "data" / "plugin"
+CACHES = (
+    paths.plugin_folders,
+    registry.load_plugins,
+    composing.compose_groups,
+    composing.merge_groups,
+    composing.parse_value_override,
+)
+
+
+def forget() -> None:
+    for cached in CACHES:
+        cached.cache_clear()
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package as pip would install it: on the path, with its entry points."""
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.exhaustive
+def test_a_piece_of_a_plug_in_obeys_the_laws() -> None:
+    from dllm_bench.registry import instantiate
+
+    stride = instantiate({"_target_": "select.stride"}, "select")
+    both = product(pieces.pieces("score").values(), pieces.pieces("cache").values())
+    checked = 0
+    for score, cache in both:
+        for schedule in pieces.pieces("schedule").values():
+            try:
+                decoder = MaskedDecoder(score, stride, schedule, cache, stop=Filled())
+            except DllmBenchError:
+                continue
+            check_laws(decoder)
+            check_repeats(decoder)
+            checked += 1
+    assert checked > 20
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_plug_in_goes_through_a_run_and_a_table(tmp_path: Path) -> None:
+    assert {"strided", "vanilla"} <= set(db.decoders())
+    choice = ("model=stride-llada", "decoder=strided", "benchmark=sums", "hardware=cpu", "limit=2")
+    assert main(["run", *choice, f"paths.results={tmp_path}"]) == 0
+    before = db.table("stride/table1", profile="own", results=tmp_path).to_pandas()
+    assert list(before.state) == ["sealed", "missing"]
+    flags = ("--profile", "own", "--results", str(tmp_path))
+    assert main(["table", "stride/table1", *flags, "--run"]) == 0
+    cells = db.table("stride/table1", profile="own", results=tmp_path)
+    frame = cells.to_pandas().set_index("decoder")
+    assert frame.measured["two"] > frame.measured["four"] > 1
+    assert "Every fourth" in cells._repr_html_()
+    runs = db.records(tmp_path)
+    assert set(runs["decoder.select.n"]) == {2, 4}
+    assert set(runs["model"]) == {"stride-llada"}
+
+
+def test_a_folder_of_yaml_files_goes_with_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CONFIG_DIR, "")
+    (tmp_path / "conf" / "decoder").mkdir(parents=True)
+    text = "defaults: [fast_dllm, _self_]\nselect: {tau: 0.5}\n"
+    (tmp_path / "conf" / "decoder" / "mine.yaml").write_text(text)
+    where = ["--config-dir", str(tmp_path / "conf")]
+    forget()
+    assert main(["generate", "tiny-llada", "mine", "2 + 2 =", *where]) == 0
+    assert "mine" in options("decoder")
+    assert main(["run", "--cfg", "job", "decoder=mine", *where]) == 0
+    assert "tau: 0.5" in capsys.readouterr().out
+    assert main(["status", "--config-dir", str(tmp_path / "none")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+    forget()

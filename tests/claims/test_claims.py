@@ -1,0 +1,248 @@
+"""Claims and their statistics on made-up runs: choice of settings, tests, verdicts, power."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dllm_bench.claims.evidence import DEVELOPMENT, TEST, Evidence, chosen_sides, only_half
+from dllm_bench.claims.spec import Claim, Direction, load_claim, read_claim
+from dllm_bench.claims.verdict import ClaimVerdict, Judgement, items_needed, judge_claims
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics.accuracy import holm, mean_score
+from dllm_bench.tables.load import names_of
+from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
+from dllm_bench.tables.spec import SCORE, Cell, FacetValue, TableMetric
+from tests.tables.builders import compose, record_of, spec_of
+
+CLAIMS = [load_claim(name) for name in names_of("claim")]
+TPF, FORWARDS = "tpf/committed", 10
+SPEC = spec_of(compose(["model=m", "decoder=d", "benchmark=quiz", "hardware=cpu"]))
+
+
+def claim(metric: str, direction: str = "higher", **changes: object) -> Claim:
+    """A claim on `ours` against `theirs`."""
+    sides = {"ours": ({"side": "ours"},), "theirs": ({"side": "theirs"},)}
+    plain = {"metric": metric, "direction": Direction(direction), "smallest": 0.1, **sides}
+    return Claim("paper/claim", "A is more than B.", "Table 1", table="x", **{**plain, **changes})
+
+
+def cell(side: str, metric: str, right: Sequence[float], forwards: Sequence[int]) -> PlannedCell:
+    """A sealed run whose items have these scores and forwards."""
+    record = record_of(SPEC, n=len(right))
+    columns = {**record.columns, "value": list(right), "forwards": list(forwards)}
+    record = replace(record, columns=columns, score=mean_score(list(right)))
+    run = PlannedRun((f"decoder={side}",), CellState.SEALED, record=record)
+    made_of = TableMetric("", "", metric)
+    return PlannedCell(Cell({"side": FacetValue(side)}, made_of, run.query, None, ()), run)
+
+
+def verdict(
+    one: Claim, right: Sequence[Sequence[float]], forwards: Sequence[Sequence[int]]
+) -> Judgement:
+    """The judgement of one claim that is a family of its own."""
+    sides = zip(("ours", "theirs"), right, forwards, strict=True)
+    return judge_claims([one], [[cell(side, one.metric, r, f) for side, r, f in sides]], "")[0]
+
+
+def test_every_claim_has_exactly_the_cells_it_names() -> None:
+    assert len(CLAIMS) >= 25
+    assert {one.name.partition("/")[0] for one in CLAIMS} == {
+        "creditdecoding",
+        "dspark",
+        "learn2pd",
+        "lopa",
+    }
+    for one in CLAIMS:
+        if one.untestable:
+            continue
+        found = [entry.keys for entry in one.cells().cells()]
+        wanted = [{**(one.at or {}), **side} for side in (*one.ours, *one.theirs)]
+        distinct = [keys for i, keys in enumerate(wanted) if keys not in wanted[:i]]
+        assert len(found) == len(distinct) * len(one.definitions), one.name
+        assert all(keys in wanted for keys in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{sentence: a, stands: b, tabel: c}", "tabel"),
+        ("{sentence: a, stands: b, table: lopa/table1}", "add what is missing"),
+        ("{sentence: a, stands: b, untestable: c, direction: equal}", "margin"),
+    ],
+)
+def test_a_wrong_claim_is_refused_with_what_to_do(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(DllmBenchError, match=words):
+        read_claim("paper/a", tmp_path / "a.yaml")
+
+
+def test_a_claim_on_a_value_that_the_table_lacks_names_the_facet() -> None:
+    wrong = replace(load_claim("lopa/tpf_gsm8k"), ours=({"decoder": "magic"},))
+    with pytest.raises(DllmBenchError, match="facet decoder has vanilla"):
+        wrong.cells()
+
+
+def test_two_equal_decoders_are_rarely_called_different() -> None:
+    """200 draws of 60 items; each is a family of a score and a speed claim."""
+    rng, called = np.random.default_rng(7), 0
+    claims = [claim(SCORE, smallest=5.0), claim(TPF)]
+    for _ in range(200):
+        hard = rng.uniform(0.3, 0.95, 60)
+        right = (rng.uniform(size=(2, 60)) < hard).astype(float).tolist()
+        forwards = (3 + rng.poisson(8 * hard, (2, 60))).tolist()
+        planned = [
+            [
+                cell(side, one.metric, right[i], forwards[i])
+                for i, side in enumerate(("ours", "theirs"))
+            ]
+            for one in claims
+        ]
+        found = {one.tests.supports < 0.05 for one in judge_claims(claims, planned, "")}
+        opposite = judge_claims(
+            [replace(one, direction=Direction.LOWER) for one in claims], planned, ""
+        )
+        called += True in found | {one.tests.supports < 0.05 for one in opposite}
+    assert called <= 0.05 * 200
+
+
+@pytest.mark.parametrize(
+    ("direction", "ours", "expected"),
+    [
+        ("higher", 5, ClaimVerdict.CONFIRMED),
+        ("higher", 10, ClaimVerdict.CONTRADICTED),
+        ("higher", 20, ClaimVerdict.CONTRADICTED),
+        ("lower", 20, ClaimVerdict.CONFIRMED),
+        ("lower", 5, ClaimVerdict.CONTRADICTED),
+    ],
+)
+def test_a_clear_ratio_is_judged_by_its_direction(
+    direction: str, ours: int, expected: ClaimVerdict
+) -> None:
+    jitter = [i % 3 for i in range(60)]
+    forwards = [[ours + j for j in jitter], [10 + j for j in reversed(jitter)]]
+    assert verdict(claim(TPF, direction), [[1.0] * 60] * 2, forwards).verdict is expected
+
+
+def test_a_shown_effect_below_the_stated_size_is_a_direction_only() -> None:
+    forwards = [[5 + i % 3 for i in range(60)], [10 + i % 3 for i in range(60)]]
+    assert verdict(claim(TPF, stated=4.0), [[1.0] * 60] * 2, forwards).verdict == "direction only"
+    assert verdict(claim(TPF, stated=1.5), [[1.0] * 60] * 2, forwards).verdict == "confirmed"
+
+
+def scores(only_ours: int, only_theirs: int, both: int) -> list[list[float]]:
+    ours = [1.0] * only_ours + [0.0] * only_theirs + [1.0] * both
+    return [ours, [0.0] * only_ours + [1.0] * only_theirs + [1.0] * both]
+
+
+@pytest.mark.parametrize(
+    ("right", "expected"),
+    [
+        (scores(2, 2, 596), ClaimVerdict.CONFIRMED),
+        (scores(0, 0, 20), ClaimVerdict.NOT_SETTLED),  # no item differs, and 20 are not enough
+        (scores(5, 60, 200), ClaimVerdict.CONTRADICTED),
+        (scores(30, 2, 100), ClaimVerdict.DIRECTION_ONLY),  # a gain is no loss, and not equality
+        (scores(6, 8, 46), ClaimVerdict.NOT_SETTLED),
+    ],
+)
+def test_no_loss_is_an_equivalence(right: list[list[float]], expected: ClaimVerdict) -> None:
+    one = claim(SCORE, "equal", margin=5.0, smallest=5.0)
+    assert verdict(one, right, [[FORWARDS] * len(right[0])] * 2).verdict is expected
+
+
+def test_sides_that_are_one_run_are_not_compared() -> None:
+    cells = [cell(side, TPF, [1.0] * 20, [FORWARDS] * 20) for side in ("ours", "theirs")]
+    same = replace(cells[1], run=cells[0].run)
+    judged = judge_claims([claim(TPF)], [[cells[0], same]], "")[0]
+    assert judged.verdict is ClaimVerdict.UNTESTABLE
+    assert "same runs" in judged.why
+
+
+def test_a_missing_run_weighs_on_the_family_and_changes_no_verdict_for_the_better() -> None:
+    forwards = [[9 + i % 4 for i in range(60)], [10 + i % 3 for i in range(60)]]
+    cells = [cell(s, TPF, [1.0] * 60, f) for s, f in zip(("ours", "theirs"), forwards, strict=True)]
+    missing = [replace(c, run=PlannedRun(c.run.query, CellState.MISSING)) for c in cells]
+    alone = judge_claims([claim(TPF)], [cells], "")[0]
+    among = judge_claims([claim(TPF)] * 3, [cells, missing, missing], "")
+    assert [one.verdict for one in among[1:]] == [ClaimVerdict.NOT_RUN] * 2
+    assert among[0].tests.supports > alone.tests.supports
+
+
+def test_settings_are_chosen_on_one_half_and_reported_on_the_other() -> None:
+    """The setting that is best on the test half alone must not be chosen."""
+    n = 40
+    early = [5 if i % 2 == 0 else 20 for i in range(n)]  # fast on the development half
+    late = [20 if i % 2 == 0 else 5 for i in range(n)]
+    ours = ({"side": "early"}, {"side": "late"}, {"side": "fast but wrong"})
+    one = claim(TPF, ours=ours, keep=5.0)
+    runs = {"early": early, "late": late, "fast but wrong": [1] * n, "theirs": [10] * n}
+    planned = [
+        cell(side, metric, [float("wrong" not in side)] * n, forwards)
+        for side, forwards in runs.items()
+        for metric in one.definitions
+    ]
+    names = [f"item-{i:02d}" for i in range(n)]
+    for entry in planned:
+        entry.run.record.columns["id"] = names
+    sides = chosen_sides(one, planned)
+    assert sides.ours.cell.keys == {"side": "early"}
+    assert sides.ours.run.record.columns["id"] == names[1::2]
+    assert judge_claims([one], [planned], "")[0].verdict is ClaimVerdict.CONTRADICTED
+
+
+def test_the_halves_share_no_item_and_leave_none_out() -> None:
+    whole = cell("ours", SCORE, [1.0, 0.0] * 10, [FORWARDS] * 20)
+    halves = [only_half(whole, half).run.record for half in (DEVELOPMENT, TEST)]
+    ids = [set(half.columns["id"]) for half in halves]
+    assert not ids[0] & ids[1]
+    assert ids[0] | ids[1] == set(whole.run.record.columns["id"])
+    assert halves[0].score.n == 10
+
+
+def test_holm_corrects_the_smallest_p_value_most() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # Holm 1979
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+
+
+def score_draw(rng: np.random.Generator, n: int, effect: float) -> Evidence:
+    """n items, a third of them discordant, with a true difference of `effect` points."""
+    shares = (0.15 + effect / 200, 0.15 - effect / 200, 0.7)
+    one = claim(SCORE, smallest=10.0)
+    found = verdict(one, scores(*rng.multinomial(n, shares)), [[FORWARDS] * n] * 2).evidence
+    assert found
+    return found
+
+
+def speed_draw(rng: np.random.Generator, n: int, effect: float) -> Evidence:
+    """n items whose forwards vary more than those of two decoders, with a true ratio."""
+    hard = rng.lognormal(5, 0.4, n)
+    noisy = rng.lognormal(0, 0.15, (2, n)) * hard * [[1], [1 + effect]]
+    found = verdict(claim(TPF), [[1.0] * n] * 2, noisy.astype(int).tolist()).evidence
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(("draw", "effect"), [(score_draw, 10.0), (speed_draw, 0.05)])
+def test_the_planned_items_give_the_power_they_promise(
+    draw: Callable[..., Evidence], effect: float
+) -> None:
+    """A pilot plans; 150 draws of that size with the smallest effect find it in about 80 %."""
+    rng = np.random.default_rng(3)
+    one = claim(SCORE if effect > 1 else TPF, smallest=effect)
+    needed = items_needed(one, draw(rng, 400, 0.0), runs=1, level=0.05)
+    assert needed
+    hits = sum(draw(rng, needed, effect).p_same < 0.05 for _ in range(150))
+    assert 0.7 <= hits / 150 <= 0.92
+
+
+def test_more_discordant_items_need_more_items() -> None:
+    one = claim(SCORE, smallest=5.0)
+    needed = [
+        verdict(one, scores(k, k, 100 - 2 * k), [[FORWARDS] * 100] * 2).needed for k in (2, 5, 20)
+    ]
+    assert needed == sorted(needed)
+    assert needed[0] < needed[-1]

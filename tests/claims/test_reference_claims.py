@@ -1,0 +1,143 @@
+"""Every claim on the committed results, its effect and interval computed a second time.
+
+The formulas here are written down again: which columns a metric divides, McNemar's table, the
+interval of paired shares, the bootstrap. Skips what a checkout does not have.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dllm_bench.api.compose import compose
+from dllm_bench.claims.verdict import Judgement, judge_stored
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.store import Store
+from dllm_bench.tables.load import load_profile
+from dllm_bench.tables.plan import PlannedCell
+from scripts.update_docs import findings_page
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+pytestmark = [
+    pytest.mark.xdist_group("reference claims"),  # which share `judgements`
+    pytest.mark.exhaustive,
+]
+here = pytest.mark.skipif(
+    not (REFERENCE / "runs.tar.xz").exists(), reason="no reference results are committed"
+)
+COUNTS = {  # metric -> (numerator, denominator) of one sample
+    "tpf/committed": lambda c, i: (c["committed"][i], c["forwards"][i]),
+    "tpf/lopa": lambda c, i: (c["allocated"][i], c["forwards"][i] + 1),
+    "tpf/lopa_dist": lambda c, i: (c["committed"][i], c["forwards"][i] + 1),
+    "tpf/lopa_coder": lambda c, i: (c["content"][i], c["forwards"][i]),
+    "forwards/mean": lambda c, i: (c["forwards"][i], 1),
+    "acceptance/length": lambda c, i: (sum(r[2] for r in c["rounds"][i]), len(c["rounds"][i])),
+    "acceptance/verify_rate": lambda c, i: (
+        sum(r[2] for r in c["rounds"][i]),
+        sum(r[0] + 1 for r in c["rounds"][i]),
+    ),
+    "acceptance/conditional@1": lambda c, i: (
+        sum(r[1] > 0 for r in c["rounds"][i]),
+        sum(r[0] > 0 for r in c["rounds"][i]),
+    ),
+}
+
+
+@cache
+def judgements() -> list[Judgement]:
+    """All claims on the committed records."""
+    settings = SettingsCache(REFERENCE, compose)
+    return judge_stored(load_profile("embedded"), Store(REFERENCE / "runs"), settings)
+
+
+def records(planned: PlannedCell) -> list[RunRecord]:
+    """The records behind a side, one for each benchmark that is averaged."""
+    if planned.parts:
+        return [record for part in planned.parts for record in records(part)]
+    return [planned.run.record] if planned.run.record else []
+
+
+def ratio_of(record: RunRecord, metric: str, weights: np.ndarray) -> np.ndarray:
+    """The metric with each sample counted `weights` times; one value per row of weights."""
+    places = range(len(record.columns["id"]))
+    tops, bottoms = np.array([COUNTS[metric](record.columns, i) for i in places], float).T
+    return weights @ tops / (weights @ bottoms)
+
+
+@here
+def test_every_ratio_and_its_interval_are_recomputed() -> None:
+    rng, seen = np.random.default_rng(11), 0
+    for one in judgements():
+        if one.evidence is None or one.claim.is_difference:
+            continue
+        seen += 1
+        metric = one.claim.metric
+        pairs = zip(records(one.sides.ours), records(one.sides.theirs), strict=True)
+        sides: tuple[list, list] = ([], [])
+        for pair in pairs:
+            n = len(pair[0].columns["id"])
+            assert pair[0].columns["id"] == pair[1].columns["id"]
+            weights = np.vstack([np.ones(n), rng.multinomial(n, [1 / n] * n, 4000)])
+            for side, record in zip(sides, pair, strict=True):
+                side.append(ratio_of(record, metric, weights))
+        drawn = np.mean(sides[0], axis=0) / np.mean(sides[1], axis=0)
+        exact, low, high = drawn[0], *np.quantile(drawn[1:], [0.025, 0.975])
+        assert one.evidence.effect == pytest.approx(exact), one.claim.name
+        slack = 0.12 * (high - low)
+        assert one.evidence.low == pytest.approx(low, abs=slack), one.claim.name
+        assert one.evidence.high == pytest.approx(high, abs=slack), one.claim.name
+    assert seen >= 15
+
+
+@here
+def test_every_score_difference_and_its_interval_are_recomputed() -> None:
+    seen = 0
+    for one in judgements():
+        if one.evidence is None or not one.claim.is_difference:
+            continue
+        seen += 1
+        effects, centres, variances = [], [], []
+        for ours, theirs in zip(records(one.sides.ours), records(one.sides.theirs), strict=True):
+            assert ours.columns["id"] == theirs.columns["id"]
+            both = list(zip(ours.columns["value"], theirs.columns["value"], strict=True))
+            b, c, n = both.count((1.0, 0.0)), both.count((0.0, 1.0)), len(both)
+            p12, p21 = (b + 0.5) / (n + 2), (c + 0.5) / (n + 2)  # half an item in each cell
+            effects.append(100 * (b - c) / n)
+            centres.append(100 * (p12 - p21))
+            variances.append(100**2 * (p12 + p21 - (p12 - p21) ** 2) / (n + 2))
+        k = len(effects)
+        width = 1.959964 * np.sqrt(sum(variances)) / k
+        assert one.evidence.effect == pytest.approx(sum(effects) / k), one.claim.name
+        assert one.evidence.low == pytest.approx(sum(centres) / k - width, abs=1e-4)
+        assert one.evidence.high == pytest.approx(sum(centres) / k + width, abs=1e-4)
+    assert seen >= 10
+
+
+@here
+def test_chosen_settings_are_reported_on_items_that_did_not_choose_them() -> None:
+    for one in judgements():
+        if one.evidence is None or not one.claim.chooses:
+            continue
+        used = {key for r in records(one.sides.ours) for key in r.columns["id"]}
+        whole = [run.record.columns["id"] for run in one.runs if run.record]
+        assert all(used < set(ids) for ids in whole)
+        assert len(used) == len(whole[0]) // 2
+
+
+@here
+def test_every_testable_claim_has_a_verdict_or_a_reason() -> None:
+    for one in judgements():
+        assert one.why.endswith(".")
+        assert one.command.startswith("dllm-bench claims ")
+
+
+@here
+def test_the_findings_page_is_what_the_records_give() -> None:
+    page = REFERENCE.parents[1] / "docs" / "findings.md"
+    assert page.read_text(encoding="utf-8") == findings_page(judgements()), (
+        "run scripts.update_docs"
+    )

@@ -1,0 +1,101 @@
+"""`dllm-bench doctor --gpu`, with the CPU in the device's place: its report, and what it finds."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dllm_bench.cli import doctor_gpu
+from dllm_bench.cli.main import main
+from dllm_bench.core.request import Generation
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def few_cases(monkeypatch: Patch) -> None:
+    """One decoder and short rows."""
+    monkeypatch.setattr(doctor_gpu, "DECODERS", {"fast_dllm": "tiny-llada"})
+    monkeypatch.setattr(doctor_gpu, "LENGTHS", (8, 1001))
+    monkeypatch.setattr(doctor_gpu, "LONG", 4613)
+    monkeypatch.setattr(doctor_gpu, "BATCH", 3)
+
+
+def checked(out: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit code, and the report's steps by name."""
+    code = main(["doctor", "--gpu", "--fake", "--quick", "--out", str(out)])
+    return code, {step["name"]: step for step in json.loads(out.read_text())["steps"]}
+
+
+def test_every_step_passes_or_says_why_it_was_skipped(tmp_path: Path) -> None:
+    code, steps = checked(tmp_path / "gpu.json")
+    assert code == 0
+    assert list(steps) == list(doctor_gpu.STEPS)
+    skipped = {name: step["why"] for name, step in steps.items() if step["state"] != "passed"}
+    assert skipped == doctor_gpu.NEED_CUDA
+    assert steps["bfloat16"]["facts"]["equal texts"].endswith("of 3")
+
+
+def test_wrong_numbers_and_other_tokens_are_found(tmp_path: Path, monkeypatch: Patch) -> None:
+    read, decoded = doctor_gpu.read_logits, doctor_gpu.decoded
+
+    def wrong_ids(*args: Any, **options: Any) -> Any:
+        seen = read(*args, **options)
+        return replace(seen, ids_KW=seen.ids_KW + 1)
+
+    def other_token(name: str, device: str, batch: int, *more: str) -> dict[str, Generation]:
+        made = decoded(name, device, batch, *more)
+        if batch > 1:
+            key = min(made)
+            changed = (*made[key].ids[:4], made[key].ids[4] + 1, *made[key].ids[5:])
+            made[key] = replace(made[key], ids=changed)
+        return made
+
+    two = {name: doctor_gpu.STEPS[name] for name in ("numerics", "decoders")}
+    monkeypatch.setattr(doctor_gpu, "STEPS", two)
+    monkeypatch.setattr(doctor_gpu, "read_logits", wrong_ids)
+    monkeypatch.setattr(doctor_gpu, "decoded", other_token)
+    code, steps = checked(tmp_path / "gpu.json")
+    assert code == 1
+    assert [step["state"] for step in steps.values()] == ["failed", "failed"]
+    (problem,) = steps["decoders"]["problems"]
+    assert problem.startswith("fast_dllm, batch 3") and "margin" in problem
+
+
+def test_tokens_that_were_close_may_differ(monkeypatch: Patch) -> None:
+    """The margin is read where the texts first differ, in the forward that committed it."""
+    law = next(iter(doctor_gpu.decoded("fast_dllm", "cpu", 1).values()))
+    other = replace(law, ids=(law.ids[0] + 1, *law.ids[1:]))
+    monkeypatch.setattr(doctor_gpu, "margin", lambda logits_KRV: torch.zeros(logits_KRV.shape[:2]))
+    assert doctor_gpu.margin_at_difference("fast_dllm", law, other) == 0
+
+
+def test_a_crash_is_reported_and_time_ends_the_rest(tmp_path: Path, monkeypatch: Patch) -> None:
+    def crashes(check: doctor_gpu.GpuCheck) -> doctor_gpu.Found:
+        later = time.monotonic() + doctor_gpu.QUICK_S
+        monkeypatch.setattr(doctor_gpu, "time", SimpleNamespace(monotonic=lambda: later))
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setitem(doctor_gpu.STEPS, "machine", crashes)
+    code, steps = checked(tmp_path / "gpu.json")
+    assert code == 1
+    assert steps["machine"]["problems"] == ["RuntimeError: CUDA error: an illegal memory access"]
+    assert {step["state"] for name, step in steps.items() if name != "machine"} == {"not run"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_and_options_without_gpu_are_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cases = (["--gpu"], "give --fake"), (["--fake"], "without --gpu"), (["--gpu", "m"], "model 'm'")
+    for arguments, words in cases:
+        assert main(["doctor", *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line

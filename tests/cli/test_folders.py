@@ -1,0 +1,88 @@
+"""A checkpoint in a folder of one's own, in the commands that take a model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.api.compose import compose
+from dllm_bench.api.preflight import check_folder
+from dllm_bench.cli.main import main
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import assets_dir, options
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An embedded model's files elsewhere, in a folder whose name needs quoting."""
+    return shutil.copytree(assets_dir() / "tiny-llada", tmp_path / "my model, v2")
+
+
+def test_a_folder_is_a_model_with_its_name(folder: Path) -> None:
+    for overrides in ([f"model='{folder}'"], ["model=llada-instruct", f"model.path='{folder}'"]):
+        model = compose(overrides)["model"]
+        assert (model["name"], model["path"]) == (folder.name, str(folder))
+    own, shipped = compose([f"model='{folder}'"])["model"], compose(["model=tiny-llada"])["model"]
+    assert {key for key in shipped if own[key] != shipped[key]} == {"name", "path"}
+
+
+def test_settings_replace_what_a_folder_says(folder: Path) -> None:
+    model = compose(["model.mask_token=X", f"model='{folder}'", "model.name=mine"])["model"]
+    assert (model["name"], model["mask_token"]) == ("mine", "X")
+
+
+def test_the_checkpoint_that_a_yaml_names_is_that_model() -> None:
+    assert compose(["model=GSAI-ML/LLaDA-8B-Instruct"])["model"]["name"] == "llada-instruct"
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("tokenizer.json", "a tokenizer"),
+        ("model.safetensors", "weights"),
+        ("config.json", "holds no config.json"),
+        ("mask", "model.mask_token=TEXT"),
+        ("template", "model.chat=false"),
+        ("adapter", "no adapter reads"),
+    ],
+)
+def test_what_a_folder_lacks_is_said(folder: Path, missing: str, words: str) -> None:
+    def change(file: str, **entries: object) -> None:
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps({**content, **entries}))
+
+    settings = {"name": "mine", "path": str(folder), "chat": missing == "template"}
+    if missing == "mask":
+        change("config.json", mask_token_id=None)
+        change("tokenizer_config.json", mask_token=None)
+    elif missing == "adapter":
+        change("config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"])
+    elif missing != "template":
+        (folder / missing).unlink()
+    with pytest.raises(DllmBenchError, match=words):
+        check_folder(settings)
+
+
+def test_an_experiment_is_a_preset_of_settings() -> None:
+    for name in options("experiment"):
+        config = compose([f"+experiment={name}", "limit=3"])
+        assert (config["decoder"]["name"], config["limit"]) == ("fast_dllm", 3)
+    assert compose(["+experiment=first_run", "decoder=vanilla"])["decoder"]["name"] == "vanilla"
+
+
+def test_doctor_and_prefetch_take_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prefetch", f"model='{folder}'"]) == 0
+    assert "nothing to fetch" in capsys.readouterr().out
+    (folder / "tokenizer.json").unlink()
+    assert main(["doctor", f"model='{folder}'"]) == 2
+    assert "lacks a tokenizer" in capsys.readouterr().err
+
+
+def test_shipped_models_lack_nothing() -> None:
+    for name in (name for name in options("model") if name.startswith("tiny-")):
+        model = compose([f"model={name}"])["model"]
+        source = str(model["path"]).removeprefix("assets/")
+        check_folder({**model, "path": str(assets_dir() / source)})

@@ -1,0 +1,215 @@
+"""Every decoder on a device decodes what it decodes on the CPU, and waits for it once a round.
+
+The device computes nothing (`device.py`): what the host reads is replayed. So a test finds tensors
+on two devices, dtypes that do not fit, a host that waits, and rounds that start too many kernels;
+it finds no wrong number. `launches.yaml` holds how many kernels a round may start beside the
+forward, for one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from dllm_bench.api.compose import compose
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.decoding import masked
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.paths import options
+from dllm_bench.registry import instantiate
+from tests.fakecuda.device import HostReads, Watch, claimed_model, device, load_guard
+from tests.helpers import VOCAB, tiny_denoiser
+from tests.pieces import BLOCK, decoders
+from tests.speculative import with_drafter
+
+BUDGETS: dict[str, int] = yaml.safe_load(Path(__file__).with_name("launches.yaml").read_text())
+DTYPES = ("float32", "bfloat16")
+BATCHED = ("fast_dllm_dual", "dspark")
+DEEP = ("d2f", "lopa", "lopa_dream", "d3llm", "sdar")
+"""Decoders with several open blocks, which need a second block to open."""
+TWICE = ("eagle3", "dspark_threshold", "dkv_cache", "dkv_cache_dream")
+"""Decoders that wait twice a round, because values decide the shape of its forward: the length of a
+draft, or the sizes of a plan's position sets.
+"""
+ON_CPU_ALONE = "decoding/numerics.py"
+"""Has a question that is worth its answer on a CPU alone."""
+
+pytestmark = pytest.mark.xdist_group("fakecuda")
+exhaustive, drill = pytest.mark.exhaustive, pytest.mark.drill
+
+
+@pytest.fixture(scope="module", autouse=True)
+def guard(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The device is there, and no vocabulary is too small to leave rows out."""
+    load_guard(tmp_path_factory.mktemp("guard"))
+
+
+@pytest.fixture(autouse=True)
+def rows_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a large vocabulary."""
+    monkeypatch.setattr(masked, "LARGE", 1)
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """Name -> decoder, with random drafters."""
+
+    @cache
+    def decoder(name: str) -> Any:
+        if name in decoders():
+            return decoders()[name]
+        plain = with_drafter(compose([f"decoder={name}"])["decoder"], tmp_path_factory.mktemp(name))
+        return instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+
+    return decoder
+
+
+@cache
+def model(layout: str, dtype: str) -> TransformerDenoiser:
+    """A random model, of one layer unless drafters read its layers."""
+    changes = {} if layout == "qwen3" else {"n_layers": 1, "num_hidden_layers": 1}
+    made = tiny_denoiser(layout, 1, **changes)
+    return TransformerDenoiser(
+        made.module.to(getattr(torch, dtype)),
+        made.special,
+        made.shifted,
+        attention_form=made.attention_form,
+    )
+
+
+def model_for(decoder: Any, dtype: str) -> TransformerDenoiser:
+    """A model that the decoder fits."""
+    if not isinstance(decoder, MaskedDecoder):
+        return model("qwen3", dtype)
+    return model("llada" if decoder.revise.shadow else "dream", dtype)
+
+
+def requests(count: int, new: int) -> list[Request]:
+    """Requests of different lengths."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(1, VOCAB - 6, (9 + i,), generator=generator) for i in range(count)]
+    return [Request(f"r{i}", (*ids.tolist(),), new, seed=i) for i, ids in enumerate(prompts)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A decoder, and what it decodes."""
+
+    name: str
+    dtype: str
+    batch: int = 1
+    new: int = BLOCK
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.dtype}-{self.batch}"
+
+
+def decoded(decoder: Any, dtype: str, batch: int, new: int) -> Watch:
+    """What decoding on the device cost; its generations are those of the CPU."""
+    real, watch, reads = model_for(decoder, dtype), Watch(), HostReads()
+    given = [decoder.prepare(real, request) for request in requests(batch, new)]
+    with reads.hooked():
+        expected = facts(decoder.generate_stream(real, given, batch))
+    fake = watch.watched(claimed_model(real))
+    with reads.hooked(watch), device(watch):
+        assert facts(decoder.generate_stream(fake, given, batch)) == expected
+    assert [key for key in reads.left() if not key.startswith(ON_CPU_ALONE)] == []
+    return watch
+
+
+def facts(generations: Any) -> list[Any]:
+    """Tokens, commit steps and cuts, in the order of the requests."""
+    found: list[Generation] = sorted(generations, key=lambda one: one.request_id)
+    return [(one.request_id, one.ids, one.born, one.cut) for one in found]
+
+
+def check_waits(watch: Watch, most: int = 1) -> None:
+    """Between two forwards the host waits once."""
+    rounds = watch.waits[1:-1]
+    assert rounds, "one forward is no round"
+    assert all(len(waits) <= most for waits in rounds), f"the host waits for {max(rounds, key=len)}"
+    assert any(rounds), "no round copies to the host"
+
+
+def check(case: Case, named: Callable[[str], Any]) -> Watch:
+    """Decode a case and check its waits."""
+    watch = decoded(named(case.name), case.dtype, case.batch, case.new)
+    check_waits(watch, 2 if case.name in TWICE else 1)
+    return watch
+
+
+ONE = [
+    Case(name, DTYPES[index % 2], new=2 * BLOCK if name in DEEP else BLOCK)
+    for index, name in enumerate(options("decoder"))
+]
+CASES = [
+    pytest.param(case, marks=drill if index % 2 else exhaustive) for index, case in enumerate(ONE)
+]
+PRODUCT = [
+    Case(name, dtype, batch, 2 * BLOCK)
+    for name in options("decoder")
+    for dtype in DTYPES
+    for batch in (1, 8)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_decoder_waits_once_a_round_and_keeps_its_launches(
+    named: Callable[[str], Any], case: Case
+) -> None:
+    watch = check(case, named)
+    launches = watch.launches["round"] / watch.forwards
+    assert launches <= BUDGETS.get(case.name, BUDGETS["other"]), watch.sites.most_common(20)
+
+
+@exhaustive
+@pytest.mark.parametrize("case", [Case(name, "bfloat16", 8) for name in BATCHED], ids=str)
+def test_a_batch_waits_once_a_round_for_all(named: Callable[[str], Any], case: Case) -> None:
+    check(case, named)
+
+
+@drill
+@pytest.mark.parametrize("case", PRODUCT, ids=str)
+def test_every_dtype_and_batch(named: Callable[[str], Any], case: Case) -> None:
+    check(case, named)
+
+
+def read(probability_KW: Tensor) -> object:
+    return probability_KW.max().item()
+
+
+def chosen_by_list(probability_KW: Tensor) -> object:
+    return probability_KW[:, [0, 1]]
+
+
+def mixed(probability_KW: Tensor) -> object:
+    return probability_KW + torch.zeros(probability_KW.shape[-1])
+
+
+PLANTED = {read: "the host waits", chosen_by_list: "the host waits", mixed: "same device"}
+
+
+@exhaustive
+@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_found(
+    named: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor], object]
+) -> None:
+    select = Threshold.__call__
+
+    def faulty(self: Threshold, scores: Any, window: Any, state: Any) -> Tensor:
+        fault(scores.probability_KW)
+        return select(self, scores, window, state)
+
+    monkeypatch.setattr(Threshold, "__call__", faulty)
+    with pytest.raises((AssertionError, RuntimeError), match=PLANTED[fault]):
+        check(Case("fast_dllm", "float32"), named)

@@ -1,0 +1,350 @@
+"""Damage to stored runs: every flipped byte is named or harmless, and no other run suffers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import socket
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.cli.main import main
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.runs.runner import run
+from dllm_bench.store.files import Lock
+from dllm_bench.store.store import (
+    ASIDE,
+    LOCK,
+    LOG,
+    RECORD,
+    SAMPLES,
+    SESSIONS,
+    SPEC,
+    RunState,
+    Store,
+    read_head,
+    read_record,
+    read_samples,
+)
+from dllm_bench.store.verify import verify
+from tests.resume import fakes
+
+N = 4
+SPEC_N = fakes.spec(N)
+FILES = (SPEC, SESSIONS, SAMPLES, RECORD)
+FLIPS = 160  # in each file
+SAMPLE_OF_FLIPS = 40  # in the default tier
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs folder with one sealed run."""
+    root = tmp_path_factory.mktemp("whole") / "runs"
+    run(SPEC_N, store=Store(root), deps=fakes.deps())
+    return root
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Store:
+    """A copy of it that may be damaged."""
+    shutil.copytree(whole, tmp_path / "runs")
+    return Store(tmp_path / "runs")
+
+
+def flipped(content: bytes, seed: int) -> bytes:
+    """One bit flipped, or, for odd seeds, one byte replaced."""
+    draw = random.Random(seed)
+    at = draw.randrange(len(content))
+    change = draw.randrange(1, 256) if seed % 2 else 1 << draw.randrange(8)
+    return content[:at] + bytes([content[at] ^ change]) + content[at + 1 :]
+
+
+def content_of(folder: Path) -> tuple[object, ...]:
+    """Everything that can be read of a run."""
+    record, head = read_record(folder), read_head(folder)
+    assert record is not None and head is not None
+    samples = {key: asdict(sample) for key, sample in read_samples(folder).items()}
+    sessions = (folder / SESSIONS).read_text().splitlines()
+    return (
+        record.to_json(),
+        head.spec.to_plain(),
+        head.total,
+        samples,
+        [json.loads(line) for line in sessions],
+    )
+
+
+def seeds(name: str) -> range:
+    start = FILES.index(name) * FLIPS
+    return range(start, start + FLIPS)
+
+
+def check_flips(store: Store, name: str, chosen: range) -> None:
+    """Each flip is named by `verify`, without a traceback, or what is read is the same."""
+    folder = store.path(SPEC_N)
+    before, content = content_of(folder), (folder / name).read_bytes()
+    named = 0
+    for seed in chosen:
+        (folder / name).write_bytes(flipped(content, seed))
+        found = verify(folder)
+        assert found is not None, seed
+        named += bool(found.damages)
+        if not found.damages:
+            assert content_of(folder) == before, f"flip {seed} in {name} was not seen"
+        list(store.entries())
+    assert named > 0.9 * len(chosen)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_byte_is_named_or_changes_nothing(store: Store, name: str) -> None:
+    check_flips(store, name, seeds(name)[:SAMPLE_OF_FLIPS])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FILES)
+def test_hundreds_of_flipped_bytes_are_named_or_change_nothing(store: Store, name: str) -> None:
+    check_flips(store, name, seeds(name)[SAMPLE_OF_FLIPS:])
+
+
+@pytest.mark.parametrize("name", [SPEC, SESSIONS, SAMPLES])
+def test_a_run_with_a_flipped_byte_goes_on_and_ends_as_if_nothing_had_been(
+    store: Store, name: str
+) -> None:
+    """What was damaged is set aside, its sample is decoded again, the record is the same."""
+    folder = store.path(SPEC_N)
+    first = store.record(SPEC_N)
+    assert first is not None
+    (folder / RECORD).unlink()
+    content = (folder / name).read_bytes()
+    for seed in seeds(name)[:12]:
+        (folder / name).write_bytes(flipped(content, seed))
+        record = run(SPEC_N, store=store, deps=fakes.deps())
+        assert fakes.timeless(record) == fakes.timeless(first)
+        (folder / RECORD).unlink()
+        found = verify(folder)
+        assert found is not None and found.damages == []
+    assert (folder / (name + ASIDE)).exists()
+    assert "set aside" in (folder / LOG).read_text()
+
+
+def lose_a_sample(folder: Path) -> bytes:
+    """Tear the last line of the samples; returns what they were."""
+    content = (folder / SAMPLES).read_bytes()
+    (folder / SAMPLES).write_bytes(content[:-40])
+    return content
+
+
+@pytest.mark.parametrize("torn", ["at the end", "in the middle"])
+def test_rescoring_never_loses_a_sample(
+    store: Store, torn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dllm_bench.runs import rescore
+
+    folder = store.path(SPEC_N)
+    sealed = (folder / RECORD).read_bytes()
+    if torn == "at the end":
+        lose_a_sample(folder)
+    else:
+        lines = (folder / SAMPLES).read_bytes().split(b"\n")
+        lines[1] = lines[1][:-30]
+        (folder / SAMPLES).write_bytes(b"\n".join(lines))
+    monkeypatch.setattr(rescore, "benchmark_of", lambda plain: Strict())
+    entry = store.find(SPEC_N.identity_hash)
+    with pytest.raises(DllmBenchError, match=r"samples\.jsonl"):
+        rescore.rescore(entry, dict(entry.spec.benchmark))
+    assert (folder / RECORD).read_bytes() == sealed
+
+
+class Strict(fakes.Letters):
+    """Grades every text another way, so that a record would be rewritten."""
+
+    def _grade(self, text: str):  # type: ignore[no-untyped-def]
+        score = super()._grade(text)
+        return type(score)(1.0 - score.value, "other", score.metrics)
+
+
+def test_status_names_damaged_runs_and_lists_the_others(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n, name in ((5, RECORD), (6, SPEC), (7, SAMPLES)):
+        spec = fakes.spec(n)
+        run(spec, store=store, deps=fakes.deps())
+        folder = store.path(spec)
+        if name != RECORD:
+            (folder / RECORD).unlink()
+        (folder / name).write_bytes(b"\xff\xfe" + (folder / name).read_bytes())
+    for word in ("status", "runs verify"):
+        code = main([*word.split(), "--results", str(tmp_path)])
+        printed = capsys.readouterr()
+        text = printed.out + printed.err
+        assert code == (0 if word == "status" else 1), text
+        for n in (5, 6, 7):
+            assert str(store.path(fakes.spec(n))) in text, word
+        assert "Traceback" not in text
+    main(["status", "--results", str(tmp_path)])
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in out.splitlines() if line}
+    assert f" {RunState.SEALED.value} " in rows[SPEC_N.short]
+    assert all(" damaged " in rows[fakes.spec(n).short] for n in (5, 6, 7))
+    assert main(["show", fakes.spec(6).short, "--results", str(tmp_path)]) == 2
+    assert "spec.json is damaged" in capsys.readouterr().err
+    assert "move it away" in out and "give the command that made the run again" in out
+
+
+def test_samples_of_another_run_are_not_adopted(store: Store) -> None:
+    """Copied into a new folder without spec.json, or from before lines named their run."""
+    source = store.path(SPEC_N)
+    for run_named in (True, False):
+        other = fakes.spec(N, seed=7 + run_named)
+        folder = store.root / other.folder
+        folder.mkdir(parents=True)
+        lines = (source / SAMPLES).read_bytes().splitlines()
+        if not run_named:
+            plain = [json.loads(line) for line in lines]
+            old = [{k: v for k, v in one.items() if k not in ("run", "check")} for one in plain]
+            lines = [json.dumps(one).encode() for one in old]
+        (folder / SAMPLES).write_bytes(b"".join(line + b"\n" for line in lines))
+        with store.open(other) as opened:
+            assert opened.samples == {}
+        assert len((folder / (SAMPLES + ASIDE)).read_bytes().splitlines()) == N
+
+
+def test_lines_from_before_checksums_are_read_and_counted(store: Store) -> None:
+    folder = store.path(SPEC_N)
+    plain = [json.loads(line) for line in (folder / SAMPLES).read_bytes().splitlines()]
+    old = [{k: v for k, v in one.items() if k not in ("run", "check")} for one in plain]
+    (folder / SAMPLES).write_text("".join(json.dumps(one) + "\n" for one in old))
+    head = json.loads((folder / SPEC).read_text())
+    (folder / SPEC).write_text(json.dumps({k: v for k, v in head.items() if k != "check"}))
+    found = verify(folder)
+    assert found is not None and (found.damages, found.unchecked) == ([], N)
+    (folder / RECORD).unlink()
+    with store.open(SPEC_N) as opened:
+        assert len(opened.samples) == N
+    assert not (folder / (SAMPLES + ASIDE)).exists()
+
+
+def test_a_damaged_session_keeps_the_numbers_of_the_others(store: Store) -> None:
+    folder = store.path(SPEC_N)
+    (folder / RECORD).unlink()
+    session = json.loads((folder / SESSIONS).read_text())
+    (folder / SESSIONS).write_text("damaged\n")
+    with store.open(SPEC_N) as opened:
+        assert [s.environment for s in opened.sessions] == [{}]
+        assert opened.begin(opened.sessions[0]) == 1
+    assert session["index"] == 0
+
+
+# --- the lock ------------------------------------------------------------------------------------
+
+
+def test_deleting_the_lock_file_lets_no_two_writers_in(store: Store) -> None:
+    folder = store.path(SPEC_N)
+    sample = next(iter(read_samples(folder).values()))
+    (folder / RECORD).unlink()
+    with store.open(SPEC_N) as first:
+        (folder / LOCK).unlink()
+        with store.open(SPEC_N) as second:
+            before = (folder / SAMPLES).read_bytes()
+            with pytest.raises(DllmBenchError, match="was taken over.*or its lock was deleted"):
+                first.append(sample)
+            assert (folder / SAMPLES).read_bytes() == before
+            second.append(sample)
+    with store.open(SPEC_N):
+        pass
+
+
+def test_a_folder_deleted_under_a_run_is_noticed_at_the_next_line(store: Store) -> None:
+    folder = store.path(SPEC_N)
+    samples = list(read_samples(folder).values())
+    (folder / RECORD).unlink()
+    with store.open(SPEC_N) as opened:
+        opened.append(samples[0])
+        shutil.rmtree(folder)
+        with pytest.raises(DllmBenchError, match="was deleted while the run"):
+            opened.append(samples[1])
+    assert not folder.exists()
+
+
+def test_a_worker_notices_that_its_file_was_deleted(store: Store) -> None:
+    folder = store.path(SPEC_N)
+    samples = list(read_samples(folder).values())
+    with store.share(SPEC_N, 0, 2, 0) as share:
+        share.append(samples[0])
+        share.samples_file.unlink()
+        with pytest.raises(DllmBenchError, match="was deleted or replaced"):
+            share.append(samples[1])
+
+
+def test_a_run_is_unlocked_unless_its_process_lives(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, words = store.path(SPEC_N), ["runs", "unlock", SPEC_N.short, "--results", str(tmp_path)]
+    (folder / RECORD).unlink()
+    assert main(words) == 2
+    assert "locked by nobody" in capsys.readouterr().err
+    with store.open(SPEC_N):
+        assert main(words) == 2
+        assert f"kill {os.getpid()}" in capsys.readouterr().err
+        with pytest.raises(DllmBenchError, match=f"runs unlock {SPEC_N.short}"):
+            Lock(folder / LOCK).acquire()
+    for owner in (
+        {"pid": 1, "host": "elsewhere"},
+        {"pid": 2**22 + 1, "host": socket.gethostname()},
+    ):
+        (folder / LOCK).write_text(json.dumps(owner))
+        assert main(words) == 0
+        assert f"process {owner['pid']}" in capsys.readouterr().out
+        with store.open(SPEC_N):
+            pass
+
+
+# --- what is printed -----------------------------------------------------------------------------
+
+
+def test_escape_sequences_of_a_record_are_not_sent_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj"
+    spec = fakes.spec(
+        N, label=evil, model={"name": evil}, benchmark={**SPEC_N.benchmark, "name": evil}
+    )
+    store = Store(tmp_path / "runs")
+    run(spec, store=store, deps=fakes.deps())
+    folder = store.path(spec)
+    for words in (
+        ["status"],
+        ["show", spec.short],
+        ["show", "\x1b[2J"],
+        ["compare", spec.short, spec.short],
+    ):
+        main([*words, "--results", str(tmp_path)])
+    (folder / RECORD).unlink()
+    (folder / "error.txt").write_text(f"failed {evil}")
+    for words in (["status"], ["show", spec.short]):
+        main([*words, "--results", str(tmp_path)])
+    printed = capsys.readouterr()
+    for character in "\x1b\x07\x9b\u202e":
+        assert character not in printed.out + printed.err
+    assert r"\x1b]0;owned\x07" in printed.out
+
+
+def test_a_report_on_a_disk_that_cannot_be_written_ends_with_a_sentence(
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for method in ("mkdir", "write_text"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, method, refuse)
+            assert main(["report", "--results", str(tmp_path)]) == 2
+        assert "could not be written (Read-only file system)" in capsys.readouterr().err

@@ -1,0 +1,263 @@
+"""Planted `_target_`s: settings and stored runs name things to call, at every depth.
+
+An audit hook, installed once, watches what a process does: opened files below a canary folder,
+started programs, sockets, and imported modules of the package that a configuration has no
+business with.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.api.compose import compose
+from dllm_bench.cli.main import main
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.registry import TARGET, instantiate
+from dllm_bench.runs.runner import run
+from dllm_bench.site.texts import TextSource
+from dllm_bench.store import cache
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.settings import on_this_machine
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import RECORD, SPEC, Store, read_samples
+from tests.resume import fakes
+from tests.tiers import covering
+
+PLANTS: dict[str, dict[str, Any]] = {
+    "a shell": {TARGET: "os.system", "command": "touch {canary}"},
+    "an open file": {TARGET: "builtins.open", "file": "{canary}", "mode": "w"},
+    "a writer of the package": {
+        TARGET: "dllm_bench.store.files.write_atomic",
+        "path": "{canary}",
+        "content": "x",
+    },
+    "a rule that is executed": {
+        TARGET: "dllm_bench.benchmarks.embedded.minicode._results",
+        "source": "open('{canary}', 'w')",
+    },
+    "the module of the command line": {TARGET: "dllm_bench.__main__.main"},
+    "a profile from a file": {TARGET: "length.read_step_profile", "source": "{canary}"},
+    "a filter from a file": {TARGET: "filter.learned", "source": "{canary}"},
+    "a drafter from a file": {TARGET: "drafter.model", "source": "{canary}"},
+    "another benchmark": {
+        TARGET: "benchmark.prompts",
+        "name": "x",
+        "dataset": "gsm8k",
+        "max_new_tokens": 1,
+        "data_dir": "{canary}",
+    },
+    "a logger": {TARGET: "logger.wandb"},
+    "no text at all": {TARGET: ["os.system"]},
+}
+EVENTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "socket.connect")
+DECODERS = ("fast_dllm", "lopa_dream", "learn2pd", "dspark")
+_watched: list[tuple[Path, list[str]]] = []
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    for canary, seen in _watched:
+        if event in EVENTS or (event == "open" and str(args[0]).startswith(str(canary))):
+            seen.append(f"{event} {args}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hooked() -> None:
+    sys.addaudithook(_audit)  # stays until the process ends
+
+
+@contextmanager
+def nothing_runs(canary: Path) -> Iterator[None]:
+    """Nothing is started, called over a network, or opened below `canary` in the block."""
+    seen: list[str] = []
+    modules = set(sys.modules)
+    _watched.append((canary, seen))
+    try:
+        yield
+    finally:
+        _watched.pop()
+    assert seen == []
+    assert "dllm_bench.__main__" not in set(sys.modules) - modules
+    assert not canary.exists()
+
+
+def plant(name: str, canary: Path) -> dict[str, Any]:
+    """A planted mapping that would touch `canary`."""
+    made: dict[str, Any] = json.loads(json.dumps(PLANTS[name]).replace("{canary}", str(canary)))
+    return made
+
+
+def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value in plain data, at any depth."""
+    numbered = enumerate(plain) if isinstance(plain, list) else ()
+    for key, value in plain.items() if isinstance(plain, dict) else numbered:
+        if key != TARGET:
+            yield (*path, key)
+            yield from places(value, (*path, key))
+
+
+def planted(plain: Any, path: tuple[Any, ...], value: Any, as_list: bool) -> Any:
+    """A copy of plain data with `value`, or a list of it, at `path`."""
+    made = copy.deepcopy(plain)
+    node = made
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = [value] if as_list else value
+    return made
+
+
+def without_name(plain: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in plain.items() if key != "name"}
+
+
+@pytest.mark.parametrize("name", covering(3, PLANTS))
+def test_a_target_planted_in_a_decoder_or_benchmark_is_refused_before_anything_is_made(
+    name: str, tmp_path: Path
+) -> None:
+    canary = tmp_path / "canary"
+    groups = [("decoder", without_name(compose([f"decoder={d}"])["decoder"])) for d in DECODERS]
+    for benchmark in ("minigsm", "minicode"):
+        groups.append(("benchmark", compose([f"benchmark={benchmark}"])["benchmark"]))
+    tried = 0
+    for kind, plain in groups:
+        for path in places(plain):
+            for as_list in (False, True):
+                if name == "a filter from a file" and path[-1] == "head" and not as_list:
+                    continue  # a filter belongs there
+                if path[-1] in ("profile", "drafter") and not as_list:
+                    continue
+                hostile = planted(plain, path, plant(name, canary), as_list)
+                with nothing_runs(canary), pytest.raises(DllmBenchError):
+                    instantiate(hostile, kind)
+                tried += 1
+    assert tried > 100
+
+
+def test_an_object_of_another_kind_is_refused_in_every_slot() -> None:
+    config = compose(["benchmark=minigsm"])
+    decoder = without_name(config["decoder"])
+    with pytest.raises(DllmBenchError, match="is a benchmark, and a decoder belongs here"):
+        instantiate(config["benchmark"], "decoder")
+    with pytest.raises(DllmBenchError, match="is a decoder, and a logger belongs here"):
+        instantiate(decoder, "logger")
+    for slot in ("score", "select", "schedule", "cache"):
+        for other in {"score", "select", "schedule", "cache"} - {slot}:
+            with pytest.raises(DllmBenchError, match=f"takes {slot} as"):
+                instantiate({**decoder, slot: decoder[other]}, "decoder")
+
+
+def test_a_served_request_cannot_carry_a_target(tmp_path: Path) -> None:
+    engine = {TARGET: "model.served", "name": "x", "url": "http://127.0.0.1:1/v1"}
+    for name in PLANTS:
+        for body in (
+            {"a": plant(name, tmp_path / "c")},
+            {"a": [{"b": plant(name, tmp_path / "c")}]},
+        ):
+            with nothing_runs(tmp_path / "c"), pytest.raises(DllmBenchError, match="takes body"):
+                instantiate({**engine, "body": body}, "model")
+
+
+def test_an_override_cannot_plant_a_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    canary = tmp_path / "canary"
+    target = f"{{_target_: dllm_bench.store.files.write_atomic, path: '{canary}', content: x}}"
+    for setting in ("benchmark.stop", "benchmark.template"):
+        words = ["run", f"{setting}=[{target}]", f"paths.results={tmp_path}", "limit=1"]
+        with nothing_runs(canary):
+            assert main(words) == 2
+        assert "write_atomic" in capsys.readouterr().err
+
+
+# --- a stranger's results folder -----------------------------------------------------------------
+
+
+def sealed(root: Path) -> tuple[Store, RunRecord]:
+    """A store with a sealed run of minigsm with a real decoder's settings."""
+    spec = RunSpec.from_config(
+        compose(["model=tiny-llada", "decoder=fast_dllm", "benchmark=minigsm", "limit=2"])
+    )
+    store = Store(root / "runs")
+    benchmark = fakes.Letters()
+    return store, run(spec, store=store, deps=fakes.deps(benchmark=benchmark))
+
+
+def replant(store: Store, record: RunRecord, plain: dict[str, Any]) -> str:
+    """Store the record with a changed specification under hashes that fit; returns its hash."""
+    folder = store.path(record.spec)
+    spec = RunSpec(**plain)
+    try:
+        identity = spec.identity_hash
+    except DllmBenchError:  # a key that no run has
+        identity = record.identity_hash
+    text = RunRecord(**{**vars(record), "spec": spec, "identity_hash": identity}).to_json()
+    (folder / RECORD).write_text(text)
+    (folder / SPEC).unlink(missing_ok=True)
+    return str(identity)
+
+
+@pytest.mark.parametrize("name", covering(12, PLANTS))
+def test_reading_a_strangers_results_runs_nothing(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted everywhere in a sealed record; no command reading it may call, open or crash."""
+    store, record = sealed(tmp_path)
+    canary, results = tmp_path / "canary", str(tmp_path)
+    plain = record.spec.to_plain()
+    groups = ("model", "decoder", "benchmark", "hardware", "inputs")
+    spots = [(group, *path) for group in groups for path in places(plain[group])]
+    for path in random.Random(name).sample(spots, 3):
+        shown = replant(store, record, planted(plain, path, plant(name, canary), False))[:10]
+        commands = [
+            ["status"],
+            ["show", shown],
+            ["show", shown, "--sample", "item-0"],
+            ["compare", shown, shown],
+            ["rescore", shown],
+        ]
+        with nothing_runs(canary):
+            for command in commands:
+                assert main([*command, "--results", results]) in (0, 2), command
+            texts = TextSource(compose)  # what `report` shows of a run
+            for entry in store.entries():
+                texts.prompts(entry.spec, read_samples(entry.path))
+                texts.decode(entry.spec)([5])
+        capsys.readouterr()
+
+
+def test_paths_consent_and_servers_of_a_record_are_not_used(tmp_path: Path) -> None:
+    """What a stored run says about files, consent and servers is not followed."""
+    canary = tmp_path / "canary"
+    canary.mkdir()
+    stored = {**compose(["benchmark=gsm8k"])["benchmark"], "data_dir": str(canary)}
+    stored["allow_code_execution"] = True
+    here = on_this_machine("benchmark", stored, compose)
+    assert here["data_dir"] is None and here["allow_code_execution"] is False
+    model = {**compose(["model=tiny-llada"])["model"], "path": str(canary)}
+    assert on_this_machine("model", model, compose)["path"] == "assets/tiny-llada"
+    assert "path" not in on_this_machine("model", {**model, "name": "../x,a=b"}, compose)
+
+
+def test_a_cache_that_came_with_a_results_folder_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache holds composed settings, consent among them: only this user's own counts."""
+    path = tmp_path / ".settings.json"
+    own = cache.DerivedCache(path, ["v"])
+    own.put("compose []", [], {"allow_code_execution": False})
+    own.save()
+    assert cache.DerivedCache(path, ["v"]).get("compose []", []) is not None
+    content = path.read_text()
+    path.write_text(content.replace("false", "true"))
+    assert cache.DerivedCache(path, ["v"]).get("compose []", []) is None
+    path.write_text(content)
+    monkeypatch.setattr(cache, "_key", lambda: b"another user's")
+    assert cache.DerivedCache(path, ["v"]).get("compose []", []) is None

@@ -1,0 +1,168 @@
+"""Hostile checkpoints: each is refused in one sentence, before a sample is decoded."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dllm_bench.cli import doctor_model
+from dllm_bench.cli.main import main
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models import sources
+from dllm_bench.models.filters import LearnedFilter
+from dllm_bench.models.load import inspect_checkpoint
+from tests.helpers import CONFIGS, shard, tiny_checkpoint
+from tests.tiers import covering
+from tests.unit.models.common import edit, spec, tensors
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+DEEP = '{"a":' * 100_000
+HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
+
+
+def with_number(folder: Path, number: float, name: str = NAME) -> None:
+    stored = tensors(folder)
+    stored[name].view(-1)[7] = number
+    save_file(stored, folder / "model.safetensors")
+
+
+def overflowing(folder: Path) -> None:
+    """Finite weights whose products are not."""
+    stored = tensors(folder)
+    for name in (NAME, NAME.replace("up", "gate"), NAME.replace("up", "down")):
+        stored[name] = torch.full_like(stored[name], 1e38)
+    save_file(stored, folder / "model.safetensors")
+
+
+def index(folder: Path, file: object) -> None:
+    shard(folder)
+    path = folder / "model.safetensors.index.json"
+    plain = json.loads(path.read_text())
+    plain["weight_map"][NAME] = file
+    path.write_text(json.dumps(plain))
+
+
+def text_in(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "nan": (lambda f: with_number(f, float("nan")), f"{NAME} holds numbers that are NaN"),
+    "inf": (lambda f: with_number(f, float("inf")), f"{NAME} holds numbers that are NaN"),
+    "nan in the head": (lambda f: with_number(f, float("nan"), "lm_head.weight"), "NaN"),
+    "overflow": (overflowing, "gives logits that are NaN or infinite in float32"),
+    "index of numbers": (lambda f: index(f, 5), "'5', which is no safetensors file"),
+    "index of lists": (lambda f: index(f, ["a"]), "which is no safetensors file"),
+    "index of null": (lambda f: index(f, None), "which is no safetensors file"),
+    "index out of the folder": (lambda f: index(f, "../a.safetensors"), "'../a.safetensors'"),
+    "index of a full path": (lambda f: index(f, "/etc/passwd"), "'/etc/passwd'"),
+    "index of a subfolder": (lambda f: index(f, "x/a.safetensors"), "'x/a.safetensors'"),
+    "index of a pickle": (lambda f: index(f, "a.bin"), "'a.bin'"),
+    "index as a list": (text_in("model.safetensors.index.json", "[]"), "is not a JSON object"),
+    "deep index": (text_in("model.safetensors.index.json", DEEP), "is not valid JSON"),
+    "deep config": (text_in("config.json", DEEP), "config.json is not valid JSON"),
+    "config as a list": (text_in("config.json", "[1]"), "config.json is not a JSON object"),
+    "empty config": (text_in("config.json", "{}"), "model_type None"),
+    "deep tokenizer": (text_in("tokenizer.json", DEEP), "tokenizer in"),
+    "deep generation config": (text_in("generation_config.json", DEEP), "is not valid JSON"),
+    "layers": (lambda f: edit(f / "config.json", num_hidden_layers=10**7), "have 2 layers"),
+    "no layers": (lambda f: edit(f / "config.json", num_hidden_layers=0), "have 2 layers"),
+    "minus a layer": (lambda f: edit(f / "config.json", num_hidden_layers=-1), "have 2 layers"),
+}
+
+
+@pytest.mark.parametrize("name", covering(4, FAULTS))
+def test_a_hostile_checkpoint_decodes_nothing(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant, words = FAULTS[name]
+    folder = tiny_checkpoint("dream", tmp_path / "planted", seed=5)
+    plant(folder)
+    started = time.process_time()
+    model = ["model=tiny-dream-base", f"model.path={folder}", "benchmark.max_new_tokens=32"]
+    arguments = [*model, "hardware=cpu", "limit=1", f"paths.results={tmp_path}"]
+    assert main(["run", *arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and words in lines[0], lines
+    assert time.process_time() - started < 10
+    assert not [*tmp_path.rglob("record.json")]
+    assert not [path for path in tmp_path.rglob("samples.jsonl") if path.read_text()]
+
+
+@pytest.mark.parametrize(("layout", "key"), [("llada", "n_layers"), ("llada_moe", "num_experts")])
+def test_a_huge_count_is_refused_before_a_module_is_built(
+    layout: str, key: str, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(layout, tmp_path, seed=5)
+    edit(folder / "config.json", **{key: 10**7})
+    started = time.process_time()
+    with pytest.raises(DllmBenchError, match=f"{key}=10000000, and the weights beside it have"):
+        inspect_checkpoint(spec(folder))
+    assert time.process_time() - started < 5
+
+
+VALUES: tuple[Any, ...] = ("32", -1, 0, 2**70, 1e400, [1], {"a": 1}, None, True, "\ud800")
+
+
+@pytest.mark.parametrize(
+    "key", covering(8, [(k, n) for k in ("dream", "llada") for n in CONFIGS[k]])
+)
+def test_a_wrong_value_in_a_config_is_a_sentence_or_has_no_effect(
+    key: tuple[str, str], tmp_path: Path
+) -> None:
+    layout, name = key
+    folder = tiny_checkpoint(layout, tmp_path, seed=5)
+    config = (folder / "config.json").read_text()
+    for value in VALUES:
+        (folder / "config.json").write_text(config)
+        edit(folder / "config.json", **{name: value})
+        try:
+            inspect_checkpoint(spec(folder))
+        except DllmBenchError as error:
+            assert str(error)
+
+
+def test_a_filter_of_no_numbers_is_refused(tmp_path: Path) -> None:
+    stored: dict[str, Tensor] = {
+        "0.weight": torch.ones(4, 4),
+        "0.bias": torch.full((4,), torch.nan),
+    }
+    save_file(stored, tmp_path / "filter.safetensors")
+    with pytest.raises(DllmBenchError, match=r"0.bias holds numbers that are NaN"):
+        assert LearnedFilter(str(tmp_path)).block
+
+
+def test_doctor_compares_files_with_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A swap of two tensors of one shape leaves every name and size as it was."""
+    folder = tiny_checkpoint("dream", tmp_path / "snapshot", seed=5)
+    monkeypatch.setattr(doctor_model, "hub_cache", lambda: tmp_path)
+
+    def line() -> tuple[str, str, str]:
+        model = {"name": "tiny", "path": str(folder)}
+        found = doctor_model.model_lines({"model": model, "hardware": HARDWARE})
+        return next(one for one in found if one[1] == "manifest")
+
+    assert line()[2].startswith(f"none lists {folder}")
+    manifest = {str(folder): sources.manifest_entry(folder, tmp_path)}
+    (tmp_path / sources.MANIFEST).write_text(json.dumps(manifest))
+    mark, _, text = line()
+    assert mark == doctor_model.OK and "files are as they were downloaded" in text
+    stored = tensors(folder)
+    other = NAME.replace("layers.1", "layers.0")
+    stored[NAME], stored[other] = stored[other], stored[NAME]
+    save_file(stored, folder / "model.safetensors")
+    mark, _, text = line()
+    assert mark == doctor_model.REQUIRED_MISSING and "model.safetensors has other content" in text
+    (tmp_path / sources.MANIFEST).write_text('{"tiny": {"files": [5]}}')
+    with pytest.raises(DllmBenchError, match="no list of files with hashes"):
+        sources.read_manifest(tmp_path)

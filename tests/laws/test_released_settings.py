@@ -1,0 +1,208 @@
+"""Settings that released code has and no decoder of `conf/decoder` uses, against their definition.
+
+Rules are written down position by position; loops are restated on a model of a few operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.select.factor import Factor
+from dllm_bench.decoding.select.hierarchy import Hierarchy
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.registry import describe, instantiate
+from tests.helpers import ROLES
+from tests.pieces import Table
+
+PROMPT = tuple(range(3, 19))  # 16 positions
+MASK = ROLES["mask"]
+BASE = MaskedDecoder(Confidence(), Threshold(0.6), Blocks(None), NoCache())
+DEFAULTS = (
+    Factor(1.0),
+    Threshold(0.9),
+    Hierarchy(0.9),
+    Lookahead(3),
+    Blocks(16),
+    Pipeline(8, 0.1, 0.9),
+)
+
+
+def decode(decoder: MaskedDecoder, new: int, model: Table | None = None) -> Generation:
+    return decoder.generate(model or Table(), Request("released", PROMPT, new))
+
+
+@pytest.mark.parametrize("piece", DEFAULTS, ids=lambda piece: type(piece).__name__)
+def test_a_default_leaves_the_hash_of_a_run_as_it_was(piece) -> None:
+    added = {"released", "fall", "base_competes", "short", "floor"}
+    assert not added & set(describe(piece))
+    assert instantiate(describe(piece), None) == piece
+
+
+# --- selectors -----------------------------------------------------------------------------------
+
+
+def chosen(select: Select, probability: list[float], forwards: int = 0) -> list[int]:
+    """What a selector commits of one block; 0 is a committed position."""
+    probability_KW = torch.tensor([probability], dtype=torch.float64)
+    scores = Scores(torch.zeros_like(probability_KW).long(), probability_KW, probability_KW)
+    state = DecodeState.start(Request("r", (5,), len(probability)), Table().special)
+    state.forwards = forwards
+    size = len(probability)
+    window = Window(1, 1 + size, 1 + size, 1, size, 1, probability_KW > 0)
+    decoder = replace(BASE, select=select)
+    before_KW = probability_KW == 0
+    state.born_KL[:, 1:][before_KW] = 0
+    decoder._commit(state, scores, window)
+    born = state.born_KL[0, 1:].tolist()
+    return [i for i, given in enumerate(probability) if given and born[i] == forwards]
+
+
+@pytest.mark.parametrize(
+    ("probability", "expected"),
+    [
+        ([0.9, 0.1, 0.2], [0]),
+        ([0.9, 0.1], [0, 1]),  # the last of two masks, whatever its probability
+        ([0.9, 0.0, 0.1], [0, 2]),
+        ([0.95, 0.9, 0.1], [0, 1, 2]),  # only the last one fails
+        ([0.95, 0.9, 0.1, 0.1], [0, 1]),
+        ([0.2, 0.1, 0.1], [0]),
+        ([0.3], [0]),
+    ],
+)
+def test_the_released_factor_commits_the_last_mask_with_the_others(probability, expected) -> None:
+    assert chosen(Factor(1.0, released=True), probability) == expected
+
+
+def test_the_released_factor_is_its_published_loop() -> None:
+    """Fast-dLLM's thresholds 1 - f / (n + 1), the first of which always holds."""
+    numbers = torch.Generator().manual_seed(0)
+    for case in range(200):
+        size = 1 + case % 8
+        probability = torch.rand(size, generator=numbers, dtype=torch.float64).sqrt().tolist()
+        factor = 0.5 + case % 4 / 2
+        ranked = sorted(probability, reverse=True)
+        fails = [n for n in range(1, size) if ranked[n] < 1 - factor / (n + 2)]
+        count = fails[0] if fails and fails[0] < size - 1 else size
+        found = [probability[i] for i in chosen(Factor(factor, released=True), probability)]
+        assert sorted(found, reverse=True) == ranked[:count], (probability, factor)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda fall: Threshold(0.5, fall=fall), lambda fall: Hierarchy(0.5, 0.999, fall)]
+)
+def test_a_falling_threshold_begins_at_one_and_stops_at_tau(
+    make: Callable[[float | None], Select],
+) -> None:
+    probability = [0.97, 0.0, 0.55, 0.75, 0.0, 0.3]
+    assert chosen(make(None), probability) == [0, 2, 3]
+    falling = [chosen(make(0.1), probability, forwards) for forwards in (0, 1, 3, 5, 50)]
+    assert falling == [[0], [0], [0, 3], [0, 2, 3], [0, 2, 3]]
+    with pytest.raises(DllmBenchError, match="has fall -1.0; give 0 or more"):
+        make(-1.0)
+
+
+# --- schedules -----------------------------------------------------------------------------------
+
+
+def test_forty_tokens_in_blocks_of_sixteen_end_with_a_block_of_eight() -> None:
+    """For a prompt of whole blocks this is the grid of absolute blocks, whose last may be short."""
+    short = decode(replace(BASE, schedule=Blocks(16, short=True)), 40)
+    absolute = decode(replace(BASE, schedule=Blocks(16, absolute=True)), 40)
+    assert (short.ids, short.born) == (absolute.ids, absolute.born)
+    blocks = [short.born[at : at + 16] for at in (0, 16, 32)]
+    assert [len(block) for block in blocks] == [16, 16, 8]
+    assert max(blocks[0]) < min(blocks[1]) and max(blocks[1]) < min(blocks[2])
+    with pytest.raises(DllmBenchError, match="does not divide"):
+        decode(replace(BASE, schedule=Blocks(16)), 40)
+
+
+def test_the_pipeline_makes_as_many_whole_blocks_as_fit() -> None:
+    pipeline = Pipeline(12, 0.5, 0.9, floor=True)
+    assert Pipeline(48, 0.1, 0.95, floor=True).length(100, 256) == 340
+    found, whole = (decode(replace(BASE, schedule=pipeline), new) for new in (32, 24))
+    assert (found.ids, found.born) == (whole.ids, whole.born)
+    assert len(found.ids) == 24
+    for schedule, new in ((replace(pipeline, floor=False), 32), (pipeline, 11)):
+        with pytest.raises(DllmBenchError, match="A block of 12 does not divide"):
+            decode(replace(BASE, schedule=schedule), new)
+
+
+# --- lookahead -----------------------------------------------------------------------------------
+
+
+def restated(new: int, k: int, tau: float, base: bool) -> list[list[int]]:
+    """LoPA's released loop over one block without a cache: the canvas after every round."""
+    model, canvas, canvases = Table(), [*PROMPT, *[MASK] * new], []
+    branches = [canvas]
+    while MASK in canvas:
+        probability = [distribution(model, branch) for branch in branches]
+        rating = [
+            sum(p for p, token in zip(best, branch, strict=True) if token == MASK)
+            / branch.count(MASK)
+            if MASK in branch
+            else 1.0
+            for (best, _), branch in zip(probability, branches, strict=True)
+        ]
+        winner = max(range(len(branches)), key=lambda index: rating[index])
+        canvas, (best, ids) = branches[winner], probability[winner]
+        masked = [at for at, token in enumerate(canvas) if token == MASK]
+        surest = sorted(masked, key=lambda at: -best[at])
+        fill = [at for at in masked if best[at] > tau] or surest[:1]
+        canvas = [ids[at] if at in fill else token for at, token in enumerate(canvas)]
+        canvases.append(canvas)
+        ahead = [at for at in surest if at not in fill][:k]
+        branches = [[ids[i] if i == at else t for i, t in enumerate(canvas)] for at in ahead]
+        branches += [canvas] if base or not branches else []
+    return canvases
+
+
+def distribution(model: Table, canvas: list[int]) -> tuple[list[float], list[int]]:
+    """Largest probability and token of every position, the mask token left out."""
+    logits_LV = model.place[: len(canvas)] + model.token[torch.tensor(canvas)].mean(0)
+    logits_LV[:, MASK] = -torch.inf
+    best: Tensor = logits_LV.softmax(-1).max(-1)
+    return best.values.tolist(), best.indices.tolist()
+
+
+def after_rounds(generation: Generation) -> list[list[int]]:
+    """The canvas after every round; a lookahead token counts to the round that took its branch."""
+    rows = list(zip(generation.ids, generation.born, strict=True))
+    return [
+        [*PROMPT, *(token if 0 <= born <= i else MASK for token, born in rows)]
+        for i in range(len(generation.trace))
+    ]
+
+
+@pytest.mark.parametrize("base", [True, False], ids=["with the base", "without the base"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_lookahead_is_the_released_loop_with_and_without_a_competing_base(k, base) -> None:
+    decoder = replace(
+        BASE, select=Threshold(0.6, strict=True), explore=Lookahead(k, base_competes=base)
+    )
+    generation = decode(decoder, 24)
+    wanted = restated(24, k, 0.6, base)
+    assert after_rounds(generation) == wanted
+    rounds = [f for f in generation.trace.forwards if f.branches > 1]
+    lost = [f for f in rounds if f.winner == f.branches - 1]
+    assert bool(lost) == base, "the base wins a round if it may, and never otherwise"
+
+
+def test_a_base_cannot_always_and_never_continue() -> None:
+    with pytest.raises(DllmBenchError, match="change one of the two"):
+        Lookahead(3, base_wins=True, base_competes=False)

@@ -1,0 +1,158 @@
+"""Laws of decoders that revise: traces, budgets, endings, and thresholds out of reach.
+
+`test_masked_batch_laws` decodes them in batches, `test_product` beside all other pieces.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from dllm_bench.core.contracts import Cache, Explore
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.state import MASKED
+from dllm_bench.core.trace import AGAIN_MASKED
+from dllm_bench.decoding.cache.delayed import DelayedCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.revise.edit import Edit
+from dllm_bench.decoding.revise.end_fill import EndFill
+from dllm_bench.decoding.revise.none import NoRevision
+from dllm_bench.decoding.revise.remask import Remask
+from dllm_bench.decoding.revise.wino import Wino
+from dllm_bench.decoding.schedule.multi_block import MultiBlock
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.entropy import EntropyThreshold
+from dllm_bench.decoding.stop.eos import Eos
+from dllm_bench.decoding.stop.filled import Filled
+from tests.pieces import Table, decoders
+
+REVISING = {name: one for name, one in decoders().items() if one.revise.revises}
+MODELS = [Table(seed) for seed in range(3)]
+REQUEST = Request("laws", (5, 9, 2), 16, seed=7)
+
+each = pytest.mark.parametrize("decoder", REVISING.values(), ids=REVISING)
+
+
+def decoded(decoder: MaskedDecoder) -> list[Generation]:
+    return [decoder.generate(model, REQUEST) for model in MODELS]
+
+
+def canvas(generation: Generation) -> tuple[list[tuple[int, int]], int, int]:
+    """Tokens with the forwards that committed them, forwards, and changes."""
+    drawn = list(zip(generation.ids, generation.born, strict=True))
+    return drawn, len(generation.trace), changes(generation)
+
+
+def block_of(decoder: MaskedDecoder, place: int) -> int:
+    """The block of the new position `place`; a reviser of the whole canvas has one."""
+    prompt = len(REQUEST.prompt_ids)
+    grid = decoder.schedule.grid(prompt, prompt + REQUEST.max_new_tokens)
+    return 0 if decoder.revise.whole else (prompt + place - grid.origin) // grid.block
+
+
+def changes(generation: Generation) -> int:
+    return sum(len(forward.changes) for forward in generation.trace.forwards)
+
+
+@each
+def test_the_changes_of_the_trace_lead_to_the_final_canvas(decoder: MaskedDecoder) -> None:
+    """Every change gives up what the canvas held: nothing was written that the trace leaves out."""
+    for generation in decoded(decoder):
+        chains: dict[int, list[tuple[int, int]]] = {}  # position -> (after, forward) of its changes
+        for index, forward in enumerate(generation.trace.forwards):
+            for change in forward.changes:
+                chain = chains.setdefault(change.position, [])
+                if chain and chain[-1][0] != AGAIN_MASKED:
+                    assert chain[-1] == (change.before, change.born)
+                assert (chain[-1][1] if chain else -1) <= change.born < index
+                chain.append((change.after, index))
+        for position, chain in chains.items():
+            after, index = chain[-1]
+            token, born = generation.ids[position], generation.born[position]
+            if after == AGAIN_MASKED:
+                assert born == MASKED or born > index
+            else:
+                assert (after, index) == (token, born)
+
+
+def test_the_laws_are_about_decoders_that_do_revise() -> None:
+    revised = {name for name, one in REVISING.items() if any(map(changes, decoded(one)))}
+    assert len(revised) > len(REVISING) / 2, revised
+
+
+@each
+@pytest.mark.parametrize("most", [0, 3])
+def test_budgets_bound_the_changes_and_decoding_ends(decoder: MaskedDecoder, most: int) -> None:
+    for budget in ("per_position", "per_block", "per_request"):
+        revise = replace(decoder.revise, **{budget: most})  # type: ignore[type-var]
+        for generation in decoded(replace(decoder, revise=revise)):
+            changed = [c.position for f in generation.trace.forwards for c in f.changes]
+            if budget == "per_request":
+                assert len(changed) <= most
+            if budget == "per_position":
+                assert max(Counter(changed).values(), default=0) <= most
+            if budget == "per_block":
+                blocks = Counter(block_of(decoder, place) for place in changed)
+                assert max(blocks.values(), default=0) <= most
+
+
+OUT_OF_REACH = {
+    "edit": ("llada21", Edit(tau=1)),
+    "probability": ("t2m", Remask(judge="probability", tau=0)),
+    "candidate": ("t2m", Remask(judge="candidate", tau=1)),
+    "drop": ("t2m", Remask(judge="drop", tau=1)),
+    "wino": ("wino", Wino(tau=0)),
+}
+
+
+@pytest.mark.parametrize(("name", "revise"), OUT_OF_REACH.values(), ids=OUT_OF_REACH)
+def test_a_threshold_out_of_reach_is_no_revision(name: str, revise) -> None:
+    """Tokens, forwards and what each committed; WINO's forwards hold shadow rows all the same."""
+    decoder = replace(REVISING[name], stop=Filled())
+    never, none = (decoded(replace(decoder, revise=piece)) for piece in (revise, NoRevision()))
+    assert [(g.ids, g.born, len(g.trace)) for g in never] == [
+        (g.ids, g.born, len(g.trace)) for g in none
+    ]
+
+
+@pytest.mark.parametrize("cache", [NoCache(), DelayedCache(), PrefixCache()], ids=str)
+@pytest.mark.parametrize("explore", [Greedy(), Lookahead(2)], ids=str)
+def test_end_tokens_are_written_behind_the_first_one(cache: Cache, explore: Explore) -> None:
+    """Alone and in batches; what the last forward commits there stays, as released."""
+    requests, filled = [replace(REQUEST, seed=s, prompt_ids=(5, s + 3)) for s in range(4)], 0
+    for tau, model in itertools.product((0.5, 2.0), MODELS):
+        decoder = MaskedDecoder(
+            NegEntropy(),
+            EntropyThreshold(tau, best=True),
+            MultiBlock(4, 0.25, opens_rest=True),
+            cache,
+            explore,
+            Eos("token", turn_end=False),
+            EndFill(),
+        )
+        alone = sorted(canvas(decoder.generate(model, request)) for request in requests)
+        assert alone == sorted(map(canvas, decoder.generate_stream(model, requests, 3)))
+        for drawn, forwards, changed in alone:
+            ends = [token == model.special.eos for token, _ in drawn]
+            behind = drawn[ends.index(True) :] if any(ends) else []
+            late = {born for token, born in behind if token != model.special.eos}
+            assert len(drawn) == 16 and late <= {forwards - 1}
+            assert all(born != MASKED for _, born in drawn)
+            filled += changed
+    assert filled, "no committed token stood behind an end token"
+
+
+def test_a_reviser_that_cycles_ends_with_a_sentence() -> None:
+    """Each token below probability 1 is masked again in the next forward, for ever."""
+    endless = Remask(judge="probability", tau=1, ratio=1, rounds=10**9)
+    with pytest.raises(DllmBenchError, match="Remask keeps changing its tokens.*per_position"):
+        decoded(replace(REVISING["t2m"], revise=endless))
+    decoded(replace(REVISING["t2m"], revise=replace(endless, per_position=2)))

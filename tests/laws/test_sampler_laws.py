@@ -1,0 +1,379 @@
+"""Laws of the adaptive samplers: out of reach is one token per forward, and what each reduces to.
+
+On tiny random models where the whole decoder matters, on random scores where the rule alone does.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.state import PROMPT
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.cache.delayed import DelayedCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.multi_block import MultiBlock
+from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.score.answer_gap import AnswerGap
+from dllm_bench.decoding.score.calibrated import Calibrated, TokenCounts
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.kl_history import KLHistory
+from dllm_bench.decoding.score.margin import Margin
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.score.sampled import Sampled
+from dllm_bench.decoding.score.with_entropy import WithEntropy
+from dllm_bench.decoding.select.dilated import Dilated, pattern
+from dllm_bench.decoding.select.early_exit import EarlyExit
+from dllm_bench.decoding.select.entropy import EntropyThreshold
+from dllm_bench.decoding.select.entropy_bound import EntropyBound
+from dllm_bench.decoding.select.local_leap import LocalLeap
+from dllm_bench.decoding.select.slow_fast import SlowFast
+from dllm_bench.decoding.select.stable import Stable
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.select.topk import TopK
+from tests.helpers import Watched, tiny_denoiser
+from tests.laws.test_select_laws import on_scores
+
+REQUEST = Request("samplers", tuple(range(3, 20)), 32)
+BY_8 = MaskedDecoder(NegEntropy(), TopK(), Blocks(8), NoCache())
+OUT = 1e9  # a gap that no logits reach
+NEVER, ALWAYS = -1.0, 1e9  # nats: no entropy is below the first, none above the second
+
+
+@dataclass(frozen=True)
+class Watching(Score):
+    """The scores of `inner`, kept in `seen`."""
+
+    inner: Score
+    seen: list[Scores] = field(compare=False)
+    reads_ahead = True
+
+    def __call__(self, logits_KRV, state, window) -> Scores:
+        self.seen.append(self.inner(logits_KRV, state, window))
+        return self.seen[-1]
+
+
+@pytest.fixture(scope="module", params=["llada", "dream"])
+def model(request: pytest.FixtureRequest):
+    return tiny_denoiser(request.param, seed=1)
+
+
+def generate(model, decoder: MaskedDecoder = BY_8, **pieces) -> Generation:
+    return replace(decoder, **pieces).generate(model, REQUEST)
+
+
+def same(one: Generation, other: Generation) -> bool:
+    return (one.ids, one.born) == (other.ids, other.born)
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        EntropyThreshold(NEVER),
+        EntropyThreshold(NEVER, best=True),
+        EntropyBound(NEVER),
+        EntropyBound(0.0),
+        EntropyBound(0.0, left_out="last"),
+        LocalLeap(1.1, 0.0, 4),
+    ],
+    ids=str,
+)
+def test_out_of_reach_is_one_token_per_forward(model, select) -> None:
+    assert same(generate(model, select=select), generate(model))
+
+
+@pytest.mark.parametrize("select", [EntropyThreshold(ALWAYS), EntropyBound(ALWAYS)], ids=str)
+def test_a_bound_that_nothing_exceeds_is_one_forward_per_block(model, select) -> None:
+    assert len(generate(model, select=select).trace) == 4
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 8.0])
+def test_in_order_of_entropy_the_largest_is_the_last(model, gamma) -> None:
+    largest, last = (
+        generate(model, select=EntropyBound(gamma, left_out=form)) for form in ("largest", "last")
+    )
+    assert same(largest, last)
+
+
+def test_in_order_of_confidence_an_earlier_one_may_have_more_entropy() -> None:
+    scores, window, state = on_scores(torch.tensor([0.9, 0.8, 0.7]), torch.ones(3) > 0, block=3)
+    scores = replace(scores, neg_entropy_KW=-torch.tensor([[1.0, 0.2, 0.2]]))
+    counts = [
+        int(EntropyBound(gamma, left_out=form)(scores, window, state).sum())
+        for form in ("largest", "last")
+        for gamma in (0.1, 0.3, 0.5, 1.1, 1.3)
+    ]
+    assert counts == [1, 2, 3, 3, 3, 1, 1, 1, 2, 3]
+
+
+def test_at_least_so_many_are_committed(model) -> None:
+    assert len(generate(model, select=EntropyBound(NEVER, least=4)).trace) == 8
+
+
+@pytest.mark.parametrize("inner", [Confidence(), Margin(), NegEntropy(), Confidence("bfloat16")])
+def test_the_entropy_comes_beside_an_unchanged_score(inner) -> None:
+    logits_KWV = 3 * torch.randn(1, 9, 50, generator=torch.Generator().manual_seed(0))
+    found = WithEntropy(inner)(logits_KWV, None, None)  # type: ignore[arg-type]
+    plain = inner(logits_KWV, None, None)
+    for name, values in plain.tensors().items():
+        torch.testing.assert_close(found.tensors()[name], values)
+    expected_KW = NegEntropy(inner.precision)(logits_KWV, None, None).confidence_KW  # type: ignore[arg-type]
+    torch.testing.assert_close(found.neg_entropy_KW, expected_KW)
+
+
+@pytest.mark.parametrize("select", [LocalLeap(0.4, 0.4, 4), LocalLeap(0.4, 0.1, 0)], ids=str)
+def test_without_relaxation_a_leap_is_a_threshold(model, select) -> None:
+    score = Confidence()
+    expected = generate(model, score=score, select=Threshold(0.4))
+    assert same(generate(model, score=score, select=select), expected)
+
+
+def test_a_leap_reaches_its_radius() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        sure_W = torch.rand(24, generator=generator)
+        masked_W = torch.rand(24, generator=generator) < 0.7
+        scores, window, state = on_scores(sure_W, masked_W, block=8)
+        where_KW = LocalLeap(0.9, 0.4, 2)(scores, window, state) & window.eligible_KW
+        anchors = [i for i in range(24) if masked_W[i] and sure_W[i] >= 0.9]
+        near = {i for i in range(24) if any(abs(i - anchor) <= 2 for anchor in anchors)}
+        expected = [i for i in sorted(near) if masked_W[i] and sure_W[i] >= 0.4]
+        assert where_KW[0].nonzero()[:, 0].tolist() == expected
+
+
+def test_the_best_of_all_open_blocks_is_committed() -> None:
+    sure_W, masked_W = torch.linspace(0.1, 0.8, 16), torch.ones(16, dtype=torch.bool)
+    scores, window, state = on_scores(sure_W, masked_W, block=8)
+    scores = replace(scores, neg_entropy_KW=scores.confidence_KW - 9)
+    assert EntropyThreshold(0.5, best=True)(scores, window, state)[0].nonzero().tolist() == [[15]]
+    assert not EntropyThreshold(0.5)(scores, window, state).any()
+
+
+def test_an_entropy_is_handed_on_by_samplers_and_pipelines(model) -> None:
+    drawn = generate(
+        model,
+        score=Sampled(NegEntropy(), temperature=0.5),
+        select=EntropyThreshold(1.0),
+        schedule=Pipeline(8, 0.1, 0.95),
+    )
+    assert len(drawn.trace) < 32
+
+
+def moving(tau: float, eps: float, length: int = 2, **changes) -> dict:
+    """KLASS's score and selector."""
+    score, select = KLHistory(Confidence(), length), Stable(TopK(4), tau, eps, **changes)
+    return {"score": score, "select": select}
+
+
+@pytest.mark.parametrize("numbers", [(1.1, 99.0), (0.0, 0.0)], ids=["probability", "divergence"])
+def test_nothing_ready_is_the_fallback(model, numbers) -> None:
+    expected = generate(model, score=Confidence(), select=TopK(4))
+    assert same(generate(model, **moving(*numbers)), expected)
+
+
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_everything_ready_waits_for_its_history(model, warm_up) -> None:
+    """The first divergence of a request is never small; later blocks bring theirs along."""
+    generation = generate(model, **moving(0.0, 9.0, length=3, warm_up=warm_up))
+    counts = [generation.born.count(step) for step in range(len(generation.trace))]
+    assert counts == [2, 2, 2, 2] + ([2, 2, 4] * 3 if warm_up else [8] * 3)
+
+
+def test_one_of_the_ready_positions() -> None:
+    sure_W, masked_W = torch.tensor([0.5, 0.9, 0.8, 0.7]), torch.tensor([True, False, True, True])
+    scores, window, state = on_scores(sure_W, masked_W, block=4)
+    scores = replace(scores, divergence_KWH=torch.tensor([[[0.1], [0.0], [0.2], [0.1]]]))
+    chosen = {
+        commits: Stable(TopK(), 0.6, 0.3, commits=commits)(scores, window, state)[0].tolist()
+        for commits in ("all", "most_probable", "most_stable")
+    }
+    assert chosen["all"] == [False, False, True, True]
+    assert chosen["most_probable"] == [False, False, True, False]
+    assert chosen["most_stable"] == [False, False, False, True]
+
+
+def test_divergences_are_those_of_the_whole_canvas(model) -> None:
+    """Also of positions that were behind the window when they were scored."""
+    seen: list[Scores] = []
+    watching = replace(
+        BY_8, forbid_mask=False, score=Watching(KLHistory(Confidence(), 2, "float64"), seen)
+    )
+    watched = Watched(model)
+    watching.generate(watched, REQUEST)
+    before = None
+    for step, canvas in enumerate(watched.canvases):
+        plan = ForwardPlan(ForwardKind.DENOISE, (0, 49), (0, 49), (0, 0))
+        now_KLV = model.forward(canvas, plan, model.new_cache(49)).double().softmax(-1)
+        if before is not None:
+            start = 17 + 8 * (step // 8)
+            expected = (now_KLV * (now_KLV / before).log()).sum(-1)[:, start : start + 8]
+            found = seen[step].divergence_KWH[..., -1]
+            torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-4)
+        before = now_KLV
+
+
+@pytest.mark.parametrize("kind", ["dilated", "binary"])
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 12, 31, 32])
+def test_a_pattern_has_every_position_in_spread_levels(kind, size) -> None:
+    level_P, levels = pattern(size, kind, 2, 1, torch.device("cpu"))
+    sizes = [int((level_P == level).sum()) for level in range(levels)]
+    assert sum(sizes) == size and 0 not in sizes
+    assert levels == 1 or sizes[-1] >= sizes[-2]
+    for level in range(levels - 1):
+        apart = (level_P == level).nonzero()[:, 0].diff()
+        assert apart.numel() == 0 or apart.min() > 1, "only the last level joins neighbours"
+
+
+def test_a_dilated_schedule_reads_no_scores(model) -> None:
+    assert len(generate(model, select=Dilated()).trace) == 4 * 3
+    assert len(generate(model, select=Dilated(base=1)).trace) == 4
+    waiting = generate(model, score=Confidence(), select=Dilated(least=1.1))
+    assert [waiting.born.count(step) for step in range(4)] == [0, 0, 4, 4]
+
+
+def test_one_block_at_a_time_is_block_by_block(model) -> None:
+    select = EntropyThreshold(1.0, best=True)
+    single = generate(model, select=select, schedule=MultiBlock(8, 1.0))
+    assert same(single, generate(model, select=select))
+    several = generate(model, select=select, schedule=MultiBlock(8, 0.1))
+    assert len(several.trace) < len(single.trace)
+
+
+PROPHET = replace(BY_8, score=AnswerGap(), schedule=Blocks(None))
+
+
+def exits(early: float, mid: float, late: float, **changes) -> EarlyExit:
+    return EarlyExit(TopK(), 8, early, mid, late, **changes)
+
+
+def test_an_answer_that_is_never_clear_is_decoded_to_its_end(model) -> None:
+    never = generate(model, PROPHET, select=exits(OUT, OUT, OUT))
+    assert same(never, generate(model, score=Confidence()))
+    assert len(generate(model, PROPHET, select=exits(0.0, OUT, OUT)).trace) == 1
+    assert len(generate(model, PROPHET, select=exits(OUT, 0.0, OUT)).trace) == 11, "0.33 of 32"
+    assert len(generate(model, PROPHET, select=exits(OUT, OUT, 0.0)).trace) == 22, "0.67 of 32"
+
+
+def test_pinned_tokens_stand_from_the_start(model) -> None:
+    pinned = ((3, 7), (20, 9))
+    watched = Watched(model)
+    select = exits(OUT, OUT, OUT, pinned=pinned)
+    generation = generate(watched, PROPHET, select=select)
+    for place, token in pinned:
+        assert generation.ids[place] == token and generation.born[place] == PROMPT
+        assert all(canvas[0, 17 + place] == token for canvas in watched.canvases)
+    assert len(generation.trace) == 30
+    idle = generate(model, PROPHET, select=replace(select, idle=True))
+    assert [idle.born.count(step) for step in range(9)] == [1] * 7 + [0, 1], "published"
+    with pytest.raises(DllmBenchError, match="pins a token at new position 32"):
+        generate(model, PROPHET, select=exits(1.0, 1.0, 1.0, pinned=((32, 5),)))
+
+
+def test_the_gap_is_that_of_the_answer(model) -> None:
+    logits_KWV = torch.randn(2, 32, 50, generator=torch.Generator().manual_seed(0))
+    eligible_KW = torch.arange(32) % torch.tensor([[2], [3]]) == 0
+    two = logits_KWV.topk(2).values
+    gap_KW = two[..., 0] - two[..., 1]
+    window = SimpleNamespace(eligible_KW=eligible_KW)
+    for answer, expected in (
+        (None, [gap_KW[k][eligible_KW[k]].mean() for k in range(2)]),
+        (4, gap_KW[:, 4:9].mean(1)),
+        (30, gap_KW[:, 30:].mean(1)),
+    ):
+        found_K = AnswerGap(answer=answer)(logits_KWV, None, window).answer_gap_K  # type: ignore[arg-type]
+        torch.testing.assert_close(found_K, torch.stack(list(expected)))
+
+
+def test_a_slow_phase_alone_is_a_threshold_of_two(model) -> None:
+    """As long as no cycle ends: with one token per forward, or as many slow forwards as tokens."""
+    one = generate(model, score=Confidence(), select=SlowFast(1.1, 0.3))
+    slow = generate(model, score=Confidence(), select=SlowFast(1.1, 0.3, explores=8))
+    assert [one.born.count(step) for step in range(32)] == [1] * 32
+    assert same(slow, generate(model, score=Confidence()))
+
+
+def test_a_fast_phase_stays_in_its_cycle(model) -> None:
+    """Nothing reaches `reach`: cycles of one position each, which is nearly from left to right."""
+    watched = Watched(model)
+    select = SlowFast(1.1, 1.1, explores=1, estimates=1)
+    generate(watched, score=Confidence(), select=select)
+    ends = [None if plan.visible_K is None else int(plan.visible_K) for plan in watched.plans]
+    assert ends[0] is None and set(ends[1:]) <= {*range(17, 50)}
+
+
+@pytest.mark.parametrize("position", ["exponential", "linear"])
+def test_calibration_without_surprise_goes_from_left_to_right(model, position, tmp_path) -> None:
+    counts = tmp_path / "counts.json"
+    counts.write_text(json.dumps({"num_token": 100, "p_baseline_dict": {"5": 50}}))
+    left = Calibrated(TokenCounts(str(counts)), 1.0, 1e-3, position)
+    assert generate(model, score=left).born == tuple(range(32))
+    with pytest.raises(DllmBenchError, match="should have sha256 0000"):
+        TokenCounts(str(counts), "0000")
+
+
+def test_calibration_prefers_what_the_corpus_lacks(tmp_path) -> None:
+    counts = tmp_path / "counts.json"
+    counts.write_text(json.dumps({"num_token": 100, "p_baseline_dict": {"1": 60, "2": 30}}))
+    logits_KWV = torch.full((1, 3, 5), -9.0)
+    for place, token in enumerate((1, 2, 4)):
+        logits_KWV[0, place, token] = 9.0
+    _, window, state = on_scores(torch.ones(3), torch.ones(3) > 0, block=3)
+    scores = Calibrated(TokenCounts(str(counts)), decay=0.0)(logits_KWV, state, window)
+    expected = -torch.tensor([[0.6, 0.3, 0.01]]).log()
+    torch.testing.assert_close(scores.confidence_KW, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "schedule", [Blocks(8), MultiBlock(8, 0.1), Pipeline(8, 0.1, 0.5)], ids=str
+)
+def test_a_delay_without_end_is_no_cache(model, schedule) -> None:
+    decoder = {"score": Confidence(), "select": Threshold(0.4), "schedule": schedule}
+    plain = generate(model, **decoder)
+    assert same(generate(model, cache=DelayedCache(delay=99), **decoder), plain)
+    assert not same(generate(model, cache=DelayedCache(delay=0), **decoder), plain)
+
+
+def test_a_delayed_cache_feeds_what_it_does_not_hold(model) -> None:
+    """One block of 8 tokens, one a forward: two rounds of waiting, then it is held."""
+    trace = generate(model, cache=DelayedCache(delay=2)).trace
+    fed = [(forward.fed, forward.cached) for forward in trace.forwards]
+    assert fed[:12] == [(49, 0)] * 2 + [(32, 17)] * 6 + [(49, 0)] * 2 + [(32, 17), (24, 25)]
+    renewed = generate(model, cache=DelayedCache(delay=1, every=1)).trace
+    assert sorted({forward.fed for forward in renewed.forwards}) == [16, 24, 32, 49]
+    assert sum(forward.fed == 49 for forward in renewed.forwards) == 32 - 3
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: replace(BY_8, score=Confidence(), select=EntropyBound(0.1)), "needs a score with"),
+        (lambda: EntropyBound(0.1, least=0), "EntropyBound least is 0"),
+        (lambda: EntropyBound(0.1, left_out="first"), "has left_out 'first'"),
+        (lambda: LocalLeap(0.9, 0.7, -1), "radius -1"),
+        (lambda: Stable(TopK(), 0.9, -1.0), "Stable has tau 0.9 and eps -1.0"),
+        (lambda: Stable(TopK(), 0.9, 0.1, commits="one"), "has commits 'one'"),
+        (lambda: KLHistory(length=0), "KLHistory length is 0"),
+        (lambda: replace(BY_8, select=Stable(TopK(), 0.9, 0.1)), "divergences from earlier"),
+        (lambda: Dilated(base=0), "Dilated has base 0"),
+        (lambda: SlowFast(0.9, 0.3, explores=1), "SlowFast has tau 0.9"),
+        (lambda: EarlyExit(block=0), "EarlyExit block is 0"),
+        (lambda: AnswerGap(width=0), "AnswerGap has answer None and width 0"),
+        (lambda: replace(PROPHET, schedule=Blocks(8)), "the whole generation as one block"),
+        (lambda: DelayedCache(delay=-1), "DelayedCache has delay -1"),
+        (lambda: TokenCounts("nowhere.json"), "There are no token counts 'nowhere.json'"),
+        (lambda: WithEntropy(Confidence(last="ends")), "inner score has last 'ends'"),
+    ],
+)
+def test_impossible_numbers_are_refused(make, sentence) -> None:
+    with pytest.raises(DllmBenchError, match=sentence):
+        make()

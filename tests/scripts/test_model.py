@@ -1,0 +1,49 @@
+"""The modelled time of a round counts what a forward on the CPU computes, reads and starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from dllm_bench.api.random_model import random_model
+from scripts.perf import model
+from scripts.perf.model import DREAM_ROUND, DeviceConstants, OperationCounter, Round
+
+SMALL = Round({**model.PROBE, "layers": 3}, vocab=64, prefix=8, branches=3, window=16)
+
+
+def test_operations_are_those_of_a_forward() -> None:
+    """torch counts the attention only where it is written as matrix products."""
+    forward = model.probe(SMALL)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        forward()
+    assert counted.get_total_flops() == SMALL.operations
+
+
+def test_weights_are_those_that_rows_are_multiplied_with() -> None:
+    module = random_model(SMALL.vocab, SMALL.shape).module
+    matrices = {name: p.numel() for name, p in module.named_parameters() if p.dim() == 2}
+    assert SMALL.weights == sum(matrices.values()) - matrices["model.embed_tokens.weight"]
+
+
+def test_launches_grow_by_the_layer() -> None:
+    forward, counter = model.probe(SMALL), OperationCounter()
+    forward()
+    with counter:
+        forward()
+    assert counter.count == SMALL.launches
+
+
+def test_the_slowest_part_decides() -> None:
+    def ms(**changes: float) -> dict[str, float]:
+        fast = DeviceConstants(bytes_per_s=1e30, flop_per_s=1e30, gap_s=0.0, launch_s=0.0)
+        return model.modelled_ms(DREAM_ROUND, replace(fast, **changes))
+
+    one, launches = DREAM_ROUND, DREAM_ROUND.launches
+    assert ms(bytes_per_s=1e12)["round ms"] == pytest.approx(one.bytes / 1e9)
+    assert ms(flop_per_s=1e12)["device ms"] == pytest.approx(one.operations / 1e9)
+    assert ms(gap_s=1e-3)["device ms"] == pytest.approx(launches)
+    assert ms(gap_s=1e-3, launch_s=2e-3)["round ms"] == pytest.approx(2 * launches)
