@@ -217,11 +217,14 @@ def add_gumbel(
     return values_KX - uniform_X.log_().neg_().log_().mul_(temperature)
 
 
-def keep_top_p(logits_KWV: Tensor, top_p: float) -> Tensor:
+def keep_top_p(logits_KWV: Tensor, top_p: float, released_ties: bool = False) -> Tensor:
     """-inf at tokens whose more probable tokens already sum to more than `top_p`.
 
-    The most probable one stays. Of equal tokens the earlier ones count as more probable.
+    The most probable one stays. Of equal tokens the earlier ones count as more probable, or, with
+    `released_ties`, those that torch.sort returns first.
     """
+    if released_ties:
+        return _keep_top_p_sorted(logits_KWV, top_p)
     sorted_KWV = descending(at_least_float32(logits_KWV))
     mass_KWV, last = sorted_KWV.softmax(dim=-1).cumsum(dim=-1), sorted_KWV.shape[-1] - 1
     enough_KW1 = mass_KWV.new_full((*mass_KWV.shape[:-1], 1), top_p)
@@ -237,6 +240,15 @@ def keep_top_p(logits_KWV: Tensor, top_p: float) -> Tensor:
     room_KW1 = 1 + before_KW1 - (logits_KWV > least_KW1).sum(dim=-1, keepdim=True)
     beyond_KWV = at_KWV & (at_KWV.cumsum(dim=-1, dtype=torch.int32) > room_KW1)
     return kept_KWV.masked_fill_(beyond_KWV, -torch.inf)
+
+
+def _keep_top_p_sorted(logits_KWV: Tensor, top_p: float) -> Tensor:
+    """`keep_top_p` in the order of torch.sort, which is not stable, in the logits' own dtype."""
+    sorted_KWV, order_KWV = torch.sort(logits_KWV, dim=-1, descending=True)
+    beyond_KWV = sorted_KWV.softmax(dim=-1).cumsum(dim=-1) > top_p
+    beyond_KWV = torch.nn.functional.pad(beyond_KWV[..., :-1], (1, 0))
+    cut_KWV = torch.empty_like(beyond_KWV).scatter_(-1, order_KWV, beyond_KWV)
+    return logits_KWV.masked_fill(cut_KWV, -torch.inf)
 
 
 def descending(values_X: Tensor) -> Tensor:

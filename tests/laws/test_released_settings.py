@@ -20,9 +20,11 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.numerics import keep_top_p
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.sampled import Sampled
 from dllm_bench.decoding.select.factor import Factor
 from dllm_bench.decoding.select.hierarchy import Hierarchy
 from dllm_bench.decoding.select.threshold import Threshold
@@ -40,6 +42,7 @@ DEFAULTS = (
     Lookahead(3),
     Blocks(16),
     Pipeline(8, 0.1, 0.9),
+    Sampled(),
 )
 
 
@@ -49,7 +52,7 @@ def decode(decoder: MaskedDecoder, new: int, model: Table | None = None) -> Gene
 
 @pytest.mark.parametrize("piece", DEFAULTS, ids=lambda piece: type(piece).__name__)
 def test_a_default_leaves_the_hash_of_a_run_as_it_was(piece) -> None:
-    added = {"released", "fall", "base_competes", "short", "floor"}
+    added = {"released", "fall", "base_competes", "short", "floor", "released_ties"}
     assert not added & set(describe(piece))
     assert instantiate(describe(piece), None) == piece
 
@@ -115,6 +118,25 @@ def test_a_falling_threshold_begins_at_one_and_stops_at_tau(
     assert falling == [[0], [0], [0, 3], [0, 2, 3], [0, 2, 3]]
     with pytest.raises(DllmBenchError, match="has fall -1.0; give 0 or more"):
         make(-1.0)
+
+
+# --- scores --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_released_ties_at_a_top_p_cut_are_those_of_a_published_loop(dtype: torch.dtype) -> None:
+    """Dream's top_p_logits: in the order of torch.sort, up to the sum and one more."""
+    numbers = torch.Generator().manual_seed(0)
+    logits_1WV = torch.randint(0, 6, (1, 6, 300), generator=numbers).to(dtype)
+    kept = [keep_top_p(logits_1WV, 0.9, ties)[0] > -torch.inf for ties in (True, False)]
+    for logits_V, kept_V in zip(logits_1WV[0], kept[0], strict=True):
+        ordered = torch.sort(logits_V, descending=True)
+        before = (ordered.values.softmax(-1).cumsum(-1) > 0.9).tolist().index(True)
+        assert sorted(ordered.indices[: before + 1].tolist()) == kept_V.nonzero()[:, 0].tolist()
+    if dtype == torch.bfloat16:  # sums differ too; in float32, a stable torch.sort has our order
+        assert not torch.equal(*kept)
+    cuts = [Sampled(top_p=0.9, released_ties=ties)._cut(logits_1WV)[0] for ties in (True, False)]
+    assert all(torch.equal(cut > -torch.inf, own) for cut, own in zip(cuts, kept, strict=True))
 
 
 # --- schedules -----------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """Temperature, top-p and top-k as Dream publishes them (D2F, LoPA and DiffuCoder alike).
 
 Logits are divided by T and cut to the smallest set of tokens that sums to more than `top_p` and to
-the `top_k` largest, ties kept; the token is drawn from their softmax. Its probability and the inner
-confidence (margin, entropy) are those of that distribution. Temperature 0 takes the most probable
-token, so with nothing cut it is the inner score.
+the `top_k` largest, ties at the latter kept. Of equal tokens at the `top_p` cut the lower ids stay;
+with `released_ties` those that torch.sort returns first, as published. The token is drawn from the
+softmax of what is left. Its probability and the inner confidence (margin, entropy) are those of
+that distribution. Temperature 0 takes the most probable token, so with nothing cut it is the inner
+score.
 Each forward has its own random numbers, from the request's seed.
 """
 
@@ -22,7 +24,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import draw, generator, keep_top_k, keep_top_p, rounded
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.ranked import Ranked, check_sampler
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 @register("score.sampled")
@@ -34,6 +36,8 @@ class Sampled(Score):
     temperature: float = 0.0  # T
     top_p: float = 1.0  # 1 cuts nothing
     top_k: int | None = None  # None cuts nothing
+    released_ties: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
+    """Whether equal tokens at the `top_p` cut follow the order of torch.sort."""
     row_by_row: ClassVar[bool] = True
 
     @property
@@ -66,7 +70,7 @@ class Sampled(Score):
         if self.temperature > 0:
             logits_KWV = rounded(logits_KWV, self.inner.precision) / self.temperature
         if self.top_p < 1:
-            logits_KWV = keep_top_p(logits_KWV, self.top_p)
+            logits_KWV = keep_top_p(logits_KWV, self.top_p, self.released_ties)
         if self.top_k is not None:
             logits_KWV = keep_top_k(logits_KWV, self.top_k)
         return logits_KWV
