@@ -1,8 +1,9 @@
 """What runs measured, in the forms that other programs read.
 
-`EXPORTS` names the forms: pandas' parquet, a data set of `datasets`, lm-eval's folder of results;
-`to_hub` writes the results that the Hugging Face hub shows on a model's page. The first three hold
-every sample with prompt, right answer, what was read of the text, and grade.
+`EXPORTS` names the forms: pandas' parquet, a data set of `datasets`, lm-eval's folder of results,
+the data of d3LLM's AUP leaderboard; `to_hub` writes the results that the Hugging Face hub shows on
+a model's page. The first three hold every sample with prompt, right answer, what was read of the
+text, and grade. Every Eval Ever's form is in `every_eval_ever`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dllm_bench.store.store import RunEntry, read_samples
 
 Plain = dict[str, Any]
 Metric, Filter = "score", "none"  # of lm-eval's results, for benchmarks that name none
+AUP_FILE = "data_dllm_bench.yaml"  # the leaderboard's own files are data_llada.yaml and so on
 
 
 def rows_of(entry: RunEntry, texts: TextSource) -> Iterator[Plain]:
@@ -146,6 +148,41 @@ def lm_eval_samples(record: RunRecord, rows: Iterator[Plain]) -> Iterator[Plain]
         }
 
 
+def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+    """A file of d3LLM's AUP leaderboard: benchmark -> method -> [TPF, score in percent] pairs.
+
+    A method is a decoder with a model; its runs, a threshold swept, are the points of its curve.
+    TPF counts tokens up to the text's end, as the leaderboard's scripts do.
+    DllmBenchError for runs without TPF or score, and for runs of a benchmark over other items.
+    """
+    curves: dict[str, dict[str, list[list[float]]]] = {}
+    items: dict[str, tuple[str, set[str]]] = {}  # of each benchmark's first run
+    for entry in entries:
+        record = sealed_record(entry)
+        spec, tpf, found = record.spec, record.summary.get("tpf/emitted"), set(record.values)
+        task, method = str(spec.benchmark["name"]), f"{spec.label}-{spec.model['name']}"
+        if record.score is None or tpf is None:
+            raise DllmBenchError(
+                f"Run {spec.short} has no score or no tokens per forward; choose graded runs of "
+                "models that are decoded here."
+            )
+        first, expected = items.setdefault(task, (spec.short, found))
+        if found != expected:
+            raise DllmBenchError(
+                f"Runs {first} and {spec.short} of {task} have {len(expected)} and {len(found)} "
+                "graded items that are not the same; choose runs over the same items."
+            )
+        point = [round(tpf, 4), round(100 * record.score.mean, 2)]
+        curves.setdefault(task, {}).setdefault(method, []).append(point)
+    for methods in curves.values():
+        for points in methods.values():
+            points.sort()
+    path = out / AUP_FILE
+    text = yaml.safe_dump(curves, sort_keys=False, default_flow_style=None)
+    path.write_text(text, encoding="utf-8")
+    yield path
+
+
 def to_hub(
     entries: Sequence[RunEntry], out: Path, dataset: str | None, task: str | None
 ) -> Iterator[Path]:
@@ -180,6 +217,7 @@ EXPORTS: Mapping[str, Callable[[Sequence[RunEntry], TextSource, Path], Iterator[
     "parquet": to_parquet,
     "hf-dataset": to_dataset,
     "lm-eval": to_lm_eval,
+    "aup": to_aup,
 }
 """Form -> what writes it."""
 HUB = "hub"

@@ -12,6 +12,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import explain_write_errors
 
 CUSTOM_GENERATE = "custom-generate"
+RELATIONSHIPS = ("third_party", "first_party", "collaborative", "other")
+"""What Every Eval Ever lets an evaluator be to a model's developer; the first is the default."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -19,11 +21,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_results_option(parser)
     text = f"hashes of runs; or {CUSTOM_GENERATE} DECODER NAME=VALUE …, settings as in `run`"
     parser.add_argument("words", nargs="+", metavar="RUN", help=text)
-    text = "parquet, hf-dataset, lm-eval or hub; for a decoder the folder to write"
+    text = "parquet, hf-dataset, lm-eval, aup, eee or hub; for a decoder the folder to write"
     parser.add_argument("--to", required=True, metavar="FORM", help=text)
     parser.add_argument("--out", type=Path, metavar="DIR", help="of runs; default: ./export")
-    parser.add_argument("--dataset", metavar="OWNER/NAME", help="the benchmark's name on the hub")
-    parser.add_argument("--task", metavar="ID", help="its task on the hub")
+    text = "the benchmark's name on the hub, for hub and eee"
+    parser.add_argument("--dataset", metavar="OWNER/NAME", help=text)
+    parser.add_argument("--task", metavar="ID", help="its task on the hub, for hub")
+    text = "who ran the evaluation, for eee"
+    parser.add_argument("--organization", metavar="NAME", help=text)
+    text = "the organization's to the model's developer, for eee; default: third_party"
+    parser.add_argument(
+        "--relationship", choices=RELATIONSHIPS, default=RELATIONSHIPS[0], help=text
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -51,18 +60,27 @@ def export_decoder(words: list[str], folder: Path) -> int:
 
 def export_runs(arguments: Namespace) -> int:
     """Runs in one of the forms."""
+    from dllm_bench.api.every_eval_ever import FORM, Publisher, to_eee
     from dllm_bench.api.exports import EXPORTS, HUB, to_hub
     from dllm_bench.site.texts import TextSource
 
-    if arguments.to not in (*EXPORTS, HUB):
-        raise DllmBenchError(unknown_name("form", arguments.to, (*EXPORTS, HUB)))
+    if arguments.to not in (forms := (*EXPORTS, HUB, FORM)):
+        raise DllmBenchError(unknown_name("form", arguments.to, forms))
+    if arguments.to == FORM and not arguments.organization:
+        raise DllmBenchError(
+            "--to eee was asked without who ran the evaluation; add --organization NAME, and "
+            "--relationship if it is not a third party."
+        )
     store, out = open_store(arguments), arguments.out or Path("export")
-    entries = [store.find(name) for name in arguments.words]
+    entries, texts = [store.find(name) for name in arguments.words], TextSource(compose)
+    publisher = (arguments.organization, arguments.relationship, arguments.dataset)
     with explain_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         if arguments.to == HUB:
             return listed(to_hub(entries, out, arguments.dataset, arguments.task))
-        return listed(EXPORTS[arguments.to](entries, TextSource(compose), out))
+        if arguments.to == FORM:
+            return listed(to_eee(entries, texts, out, Publisher(*publisher)))
+        return listed(EXPORTS[arguments.to](entries, texts, out))
 
 
 def listed(paths: Iterable[Path | str]) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pandas as pd
 import pytest
@@ -26,10 +29,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRecord]:
     return folder, db.run("tiny-llada", "fast_dllm", "minigsm", results=folder, **settings)
 
 
-def exported(run: tuple[Path, RunRecord], out: Path, *arguments: str) -> int:
+def exported(run: tuple[Path, RunRecord], out: Path, form: str, *arguments: str) -> int:
+    """arguments: further runs, and options."""
     results, record = run
     where = ("--results", str(results), "--out", str(out))
-    return main(["export", record.spec.short, *where, "--to", *arguments])
+    return main(["export", record.spec.short, *arguments, "--to", form, *where])
 
 
 @pytest.mark.parametrize("form", ["parquet", "hf-dataset"])
@@ -78,6 +82,112 @@ def test_the_hub_reads_its_form(
     assert record.score is not None
     assert (entry.dataset_id, entry.task_id) == ("me/minigsm", "default")
     assert entry.value == pytest.approx(100 * record.score.mean, abs=0.01)
+
+
+AGGREGATE = {
+    "schema_version": str, "evaluation_id": str, "retrieved_timestamp": str,
+    "source_metadata.source_type": {"documentation", "evaluation_run"},
+    "source_metadata.source_organization_name": str,
+    "source_metadata.evaluator_relationship": {
+        "first_party", "third_party", "collaborative", "other"},
+    "eval_library.name": str, "eval_library.version": str,
+    "model_info.name": str, "model_info.id": str, "model_info.additional_details": dict,
+    "model_info.additional_details.deployment_type": {
+        "self_deployed", "externally_managed", "unknown"},
+    "model_info.additional_details.model_availability": {
+        "open_weights", "closed_weights", "unknown"},
+    "evaluation_results.0.evaluation_result_id": str,
+    "evaluation_results.0.evaluation_name": str,
+    "evaluation_results.0.source_data.dataset_name": str,
+    "evaluation_results.0.source_data.source_type": {"url", "hf_dataset", "other"},
+    "evaluation_results.0.metric_config.lower_is_better": bool,
+    "evaluation_results.0.metric_config.score_type": {"binary", "continuous", "levels"},
+    "evaluation_results.0.metric_config.min_score": float,
+    "evaluation_results.0.metric_config.max_score": float,
+    "evaluation_results.0.score_details.score": float,
+    "evaluation_results.0.score_details.details": dict,
+    "evaluation_results.0.score_details.uncertainty.standard_error.value": float,
+    "evaluation_results.0.score_details.uncertainty.confidence_interval.lower": float,
+    "evaluation_results.0.score_details.uncertainty.confidence_interval.upper": float,
+    "evaluation_results.0.score_details.uncertainty.num_samples": int,
+    "evaluation_results.0.generation_config.generation_args.max_tokens": int,
+    "evaluation_results.0.generation_config.additional_details": dict,
+    "detailed_evaluation_results.format": {"jsonl"},
+    "detailed_evaluation_results.file_path": str,
+    "detailed_evaluation_results.hash_algorithm": {"sha256", "md5"},
+    "detailed_evaluation_results.checksum": str, "detailed_evaluation_results.total_rows": int,
+}  # fmt: skip
+"""Field -> type or allowed values, by Every Eval Ever's schema 0.3.0 and its validator."""
+INSTANCE = {
+    "schema_version": str, "evaluation_id": str, "model_id": str, "evaluation_name": str,
+    "sample_id": str, "sample_hash": str, "evaluation_result_id": str,
+    "interaction_type": {"single_turn"}, "input.raw": str, "input.reference.0": str,
+    "output.raw.0": str, "answer_attribution.0.turn_idx": int, "answer_attribution.0.source": str,
+    "answer_attribution.0.extracted_value": str, "answer_attribution.0.extraction_method": str,
+    "answer_attribution.0.is_terminal": bool, "evaluation.score": float,
+    "evaluation.is_correct": bool, "performance.latency_ms": float,
+    "performance.additional_details": dict, "metadata": dict,
+}  # fmt: skip
+"""The same of instance_level_eval.schema.json."""
+CLOSED = {"evaluation_timestamp", *(name.partition(".")[0] for name in {**AGGREGATE, **INSTANCE})}
+"""Names at the top: neither schema allows others."""
+
+
+def check_fields(found: dict[str, Any], fields: dict[str, Any]) -> None:
+    """The fields have their types; additional details are text."""
+    assert set(found) <= CLOSED
+    for name, kind in fields.items():
+        value: Any = found
+        for key in name.split("."):
+            value = value[int(key) if key.isdecimal() else key]
+        assert value in kind if isinstance(kind, set) else type(value) is kind, name
+        if kind is dict:
+            assert all(type(text) is str for text in value.values()), name
+
+
+def test_every_eval_ever_has_its_fields(run: tuple[Path, RunRecord], tmp_path: Path) -> None:
+    assert exported(run, tmp_path, "eee") == 2
+    assert exported(run, tmp_path, "eee", "--organization", "us") == 0
+    record, folder = run[1], tmp_path / "data" / "minigsm" / "dllm-bench" / "tiny-llada"
+    (whole,), (lines,) = folder.glob("*.json"), folder.glob("*.jsonl")
+    assert UUID(whole.stem).version == 4 and lines.name == f"{whole.stem}_samples.jsonl"
+    found, text = json.loads(whole.read_text()), lines.read_text()
+    samples = [json.loads(line) for line in text.splitlines()]
+    check_fields(found, AGGREGATE)
+    for sample in samples:
+        check_fields(sample, INSTANCE)
+        assert sample["evaluation_id"] == found["evaluation_id"]
+        assert sample["model_id"] == found["model_info"]["id"]
+    detail, (result,) = found["detailed_evaluation_results"], found["evaluation_results"]
+    assert tmp_path / detail["file_path"] == lines and detail["total_rows"] == len(samples) == 3
+    assert detail["checksum"] == hashlib.sha256(text.encode()).hexdigest()
+    assert record.score and result["score_details"]["score"] == record.score.mean
+    assert [one["evaluation"]["score"] for one in samples] == record.columns["value"]
+    tpf = json.loads(result["score_details"]["details"]["tpf/emitted"])
+    assert tpf == record.summary["tpf/emitted"]
+    assert str(tmp_path.parent) not in whole.read_text() + text  # no path of this machine
+
+
+def test_the_aup_leaderboard_has_a_curve_of_a_sweep(
+    run: tuple[Path, RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As d3LLM's data files: task -> method -> pairs of TPF and score in percent."""
+    results, fast = run
+    settings = {"hardware": "cpu", "benchmark.max_new_tokens": 32, "decoder.select.tau": 1.1}
+    slow, short = (
+        db.run("tiny-llada", "fast_dllm", "minigsm", results=results, limit=limit, **settings)
+        for limit in (3, 1)
+    )
+    assert exported(run, tmp_path, "aup", slow.spec.short) == 0
+    found = yaml.safe_load((tmp_path / "data_dllm_bench.yaml").read_text())
+    points = found["minigsm"]["fast_dllm-tiny-llada"]
+    assert list(found) == ["minigsm"] and len(found["minigsm"]) == 1
+    for point, one in zip(points, (slow, fast), strict=True):
+        assert one.score
+        tpf, score = one.summary["tpf/emitted"], 100 * one.score.mean
+        assert point == [pytest.approx(tpf, abs=1e-4), pytest.approx(score, abs=0.01)]
+    assert exported(run, tmp_path, "aup", short.spec.short) == 2
+    assert "choose runs over the same items" in capsys.readouterr().err
 
 
 def test_a_run_folder_of_somebody_else_is_graded_again(
