@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dllm_bench.cli import show_sample
 from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
@@ -41,16 +41,18 @@ def run(arguments: Namespace) -> int:
             )
         record = read_record(entry.path)
         return print_lines(summary_lines(record) if record else unfinished_lines(entry))
-    sample = named_sample(read_samples(entry.path), arguments.sample, arguments.run)
+    samples, record = read_samples(entry.path), read_record(entry.path)
+    order = record.columns["id"] if record else list(samples)
+    sample = named_sample(samples, order, arguments.sample, arguments.run)
     texts = TextSource(compose)
     decode = str if sample.served else texts.decode(entry.spec)
-    order = decoding_order(sample, decode, entry.spec.decoder)
+    decoding = decoding_order(sample, decode, entry.spec.decoder)
     if arguments.json:
-        return print_lines([order.to_json()])
+        return print_lines([decoding.to_json()])
     print_lines(grading_lines(entry, sample, texts))
     if sample.served:  # a server does not report its decoding order
         return print_lines(["", sample.text])
-    for line in show_sample.lines(order, show_sample.terminal(), arguments.canvas):
+    for line in show_sample.lines(decoding, show_sample.terminal(), arguments.canvas):
         print(line)  # its colours are escape sequences; the texts in it are escaped already
     return 0
 
@@ -100,12 +102,18 @@ def unfinished_lines(entry: RunEntry) -> Iterator[str]:
     yield "The command that started it continues it."
 
 
-def named_sample(samples: Mapping[str, SampleRecord], name: str, run: str) -> SampleRecord:
-    """The sample called `name`, or at that place; the error gives examples of names."""
-    if name in samples:
-        return samples[name]
-    if name.isdecimal() and int(name) < len(samples):
-        return list(samples.values())[int(name)]
+def named_sample(
+    samples: Mapping[str, SampleRecord], order: Sequence[str], name: str, run: str
+) -> SampleRecord:
+    """The sample called `name`, or at that place of `order`; the error gives examples of names.
+
+    order: sample ids as the report and W&B's table count them, which is the benchmark's order; the
+        lines of a run in batches or of several processes have another.
+    """
+    place = int(name) if name.isdecimal() else len(order)
+    chosen = order[place] if name not in samples and place < len(order) else name
+    if chosen in samples:
+        return samples[chosen]
     known = ", ".join(list(samples)[:3]) or "none"
     raise DllmBenchError(
         f"Run {run} has no stored sample {name!r} among {len(samples)}; the first are: {known}. A "

@@ -20,8 +20,8 @@ from dllm_bench.runs.progress import TPF, TPS
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 
-TABLE = ("id", "text", "seconds")
-"""Columns of W&B's table of samples."""
+TABLE = ("sample", "id", "text", "seconds")
+"""Columns of W&B's table of samples; `sample` is the number that `show --sample` takes, from 0."""
 
 
 @register("logger.none")
@@ -55,7 +55,7 @@ class WandbLogger(SilentObserver):
         self.project, self.mode, self.entity = project, mode, entity
         self.group, self.job_type, self.tags = group, job_type, list(tags)
         self.samples = samples
-        self._rows: list[Sequence[object]] = []  # of the table, in the order of `TABLE`
+        self._first: list[SampleRecord] = []  # of the table, in the order they were finished
         self._run: Any = None
         self._broken = False
 
@@ -70,8 +70,8 @@ class WandbLogger(SilentObserver):
             **_score(running.score()),
         }
         self._safely(lambda: self._log(values, running.done))
-        if len(self._rows) < self.samples:
-            self._rows.append([getattr(sample, column) for column in TABLE])
+        if len(self._first) < self.samples:
+            self._first.append(sample)
 
     def finish(self, record: RunRecord) -> None:
         values = {
@@ -83,7 +83,7 @@ class WandbLogger(SilentObserver):
             **{f"verdict/{name}": count for name, count in record.verdicts.items()},
         }
         step = len(record.columns["id"]) + 1
-        self._safely(lambda: self._log({**values, **self._table()}, step))
+        self._safely(lambda: self._log({**values, **self._table(record)}, step))
 
     def close(self) -> None:
         if self._run is not None:
@@ -120,12 +120,14 @@ class WandbLogger(SilentObserver):
         if self._run is not None:
             self._run.log({k: v for k, v in values.items() if v is not None}, step=step)
 
-    def _table(self) -> dict[str, Any]:
-        if self._run is None or not self._rows:
+    def _table(self, record: RunRecord) -> dict[str, Any]:
+        if self._run is None or not self._first:
             return {}
         import wandb
 
-        return {"samples": wandb.Table(columns=list(TABLE), data=self._rows)}
+        places = {name: place for place, name in enumerate(record.columns["id"])}
+        rows = [[places[one.id], *(getattr(one, c) for c in TABLE[1:])] for one in self._first]
+        return {"samples": wandb.Table(columns=list(TABLE), data=sorted(rows))}
 
     def _safely(self, action: Callable[[], object]) -> None:
         """Call `action`; after the first failure, which is a warning, nothing more is logged."""

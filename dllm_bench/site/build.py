@@ -171,9 +171,13 @@ class SiteBuilder:
         folder, spec = f"runs/{entry.spec.short}", entry.spec
         prompts, decode = self.texts.prompts(spec, samples), self.texts.decode(spec)
         answers = self.texts.answers(spec, samples)
-        for number, text in enumerate(scripts(record, samples, prompts, decode, answers)):
-            self._write(f"{folder}/samples-{number}.js", text)
-        self._write(f"{folder}/sample.html", sample_page(record))
+        if samples:
+            for number, text in enumerate(scripts(record, samples, prompts, decode, answers)):
+                self._write(f"{folder}/samples-{number}.js", text)
+            self._write(f"{folder}/sample.html", sample_page(record))
+        else:  # a page of an earlier report would be empty now
+            for stale in (self.out / folder).glob("sample*"):
+                stale.unlink()
         texts = {name: sample.text for name, sample in samples.items()}
         self._write(run_address(spec.short), run_page(record, texts))
 

@@ -57,9 +57,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class SampleLine:
-    """A sample in the list, as text. text: the beginning of what the model wrote."""
+    """A sample in the list, as text.
+
+    address: of its place in the viewer; empty if the run's folder has no samples.
+    text: the beginning of what the model wrote.
+    """
 
     id: str
+    address: str
     verdict: str
     tokens: str
     forwards: str
@@ -216,6 +221,7 @@ def sample_line(record: RunRecord, index: int, texts: Mapping[str, str]) -> Samp
     text = " ".join(texts.get(name, "").split())
     return SampleLine(
         id=name,
+        address=f"sample.html#{index}" if texts else "",
         verdict=verdict,
         tokens=number(tokens, 0),
         forwards=number(forwards, 0),

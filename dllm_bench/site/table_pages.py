@@ -49,7 +49,7 @@ class PointCell:
 class FigureView:
     """What `templates/figure.html` lays out.
 
-    image: address of the drawing.
+    image: address of the drawing; large: of the file to open or save, a PNG if there is one.
     files: (address, form) of all forms of the figure.
     columns: (title, CSS class) of the columns of the points; empty columns of the csv are left out.
     points_left_out: how many points only the csv has.
@@ -58,6 +58,7 @@ class FigureView:
     name: str
     title: str
     image: str
+    large: str
     files: list[tuple[str, str]]
     columns: list[tuple[str, str]]
     points: list[list[PointCell]]
@@ -105,6 +106,7 @@ def figure_page(
         name=name,
         title=title,
         image=f"{Path(stem).name}.svg",
+        large=f"{Path(stem).name}.{'png' if 'png' in forms else 'svg'}",
         files=file_links(Path(stem).name, forms),
         columns=list(css.items()),
         points=shown,

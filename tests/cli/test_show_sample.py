@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from rich.console import Console
 
 from dllm_bench.cli import show_sample
 from dllm_bench.cli.main import main
+from dllm_bench.cli.show import named_sample
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
 from dllm_bench.site.decoding_order import (
     CanvasToken,
@@ -299,3 +302,14 @@ def test_show_prints_the_picture_and_its_data(
     assert [token["born"] for token in plain["tokens"]] == [0, 1, 2, 2, 0, 0, 2, 2, 2, None]
     assert main([*show, "--json"]) == 2
     assert "add --sample ID" in capsys.readouterr().err
+
+
+def test_a_number_counts_samples_in_the_order_of_the_record() -> None:
+    """Not in that of the lines, which processes that share a run write as they finish."""
+    lines = {name: replace(example(), id=name) for name in ("c", "a", "7")}
+    order = ["a", "7", "b", "c"]
+    names = {"0": "a", "1": "7", "3": "c", "c": "c", "7": "7"}
+    assert {n: named_sample(lines, order, n, "run").id for n in names} == names
+    for missing in ("2", "4", "x"):
+        with pytest.raises(DllmBenchError, match="counts samples from 0"):
+            named_sample(lines, order, missing, "run")

@@ -106,8 +106,9 @@ def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> Non
         assert last.get(name) == value
     (table,) = store.path(record.spec).rglob("*.table.json")
     rows = json.loads(table.read_text())["data"]
-    assert [row[0] for row in rows] == record.columns["id"]
-    assert [row[2] for row in rows] == pytest.approx(record.columns["seconds"], abs=1e-6)
+    assert [row[0] for row in rows] == list(range(7)), "as show --sample counts"
+    assert [row[1] for row in rows] == record.columns["id"]
+    assert [row[3] for row in rows] == pytest.approx(record.columns["seconds"], abs=1e-6)
 
 
 @pytest.mark.usefixtures("offline")
