@@ -112,9 +112,10 @@ def fill(root: Path) -> dict[str, RunRecord]:
     with patch.context() as patched:
         builders.every_state(root / "runs", builders.TINY, patched)
     store = Store(root / "runs")
-    of_table = next(store.records())
-    first = lookaheads(of_table.columns["id"][0]).to_line() + "\n"  # of the others only the record
-    (store.path(of_table.spec) / SAMPLES).write_text(first, encoding="utf-8")
+    of_table, *others = store.records()
+    for record in (of_table, *others[:-1]):  # the last has no samples, these their first alone
+        first = lookaheads(record.columns["id"][0]).to_line() + "\n"
+        (store.path(record.spec) / SAMPLES).write_text(first, encoding="utf-8")
     n = SAMPLES_PER_RUN
     one = builders.record_of(decoded(of_table.spec, LOOKAHEADS, "lookahead", 1), right=30, n=n)
     two = builders.record_of(decoded(of_table.spec, SPECULATIVE, HOSTILE, 2), right=15, n=n)

@@ -287,3 +287,16 @@ def test_no_page_is_wider_than_a_phone(
         assert browser.value("document.documentElement.scrollWidth") <= 360, page
         grounds.add(browser.value("getComputedStyle(document.body).backgroundColor"))
     assert grounds == {"rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 31)"}
+
+
+def test_the_first_column_of_a_list_stays_readable_on_a_phone(
+    browser: Browser, pages: dict[str, str]
+) -> None:
+    browser.size(360, 740)
+    browser.open(f"{pages['lookahead']}/index.html")
+    browser.wait("document.querySelector('#samples td')")
+    cell = "document.querySelector('#samples td').getBoundingClientRect()"
+    left = browser.value(f"{cell}.left")
+    browser.value("document.querySelector('#samples').parentNode.scrollLeft = 150")
+    assert browser.value(f"{cell}.left") == left
+    assert browser.value(f"{cell}.height") < 40, "one line"
