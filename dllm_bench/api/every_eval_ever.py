@@ -230,7 +230,7 @@ def source_data(spec: RunSpec, dataset: str | None) -> Plain:
     name, sha256 = str(spec.benchmark["name"]), str(spec.inputs.get("dataset", ""))
     if dataset:
         return {"dataset_name": name, "source_type": "hf_dataset", "hf_repo": dataset}
-    where = {"source_id": f"{LIBRARY}/{name}", "source_version": sha256}
+    where = {"source_id": name, "source_version": sha256}
     return {"dataset_name": name, "source_type": "other", **where}
 
 
