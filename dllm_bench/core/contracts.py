@@ -256,6 +256,7 @@ class Cache(Piece, ABC):
     attention: Attention
     reuse: Reuse = "none"
     caches: ClassVar[bool] = True  # whether forwards read keys and values of earlier ones
+    reads_born: ClassVar[bool] = False  # whether `plan` reads `DecodeState.host_born_L`
 
     def grid(self, block: int) -> int:
         """Reused spans are multiples of this many positions; `block` is the schedule's."""

@@ -172,6 +172,8 @@ class MaskedDecoder(ComposedDecoder):
         host = yield from self._copy_to_host(branches, masked_KL, tracker.window, log)
         length = host.length[0] if host.length else branches.length
         branches.truncate(length)
+        if self.cache.reads_born:
+            branches.host_born_L = torch.tensor(host.born)[:length]
         tracker.ends += tuple(host.end)
         closed = host.closed or [False] * branches.branches
         progress = tracker.progress(length, log.winner, host.masks, closed, host.stays)
@@ -203,6 +205,7 @@ class MaskedDecoder(ComposedDecoder):
             "length": (branches.born_KL[-1] != CUT).sum() if log.cut else None,
             "winner": winner,
             "forced": forced,
+            "born": branches.born_KL[-1] if self.cache.reads_born else None,
         }
         parts = {name: part.reshape(-1) for name, part in wanted.items() if part is not None}
         values = iter((yield from host_values(torch.cat(list(parts.values())))))
@@ -331,6 +334,7 @@ class _HostValues:
     length: Sequence[int] = ()  # one number: length of a canvas that was cut
     winner: Sequence[int] = ()  # one number: branch that continued from the last round
     forced: Sequence[int] = ()  # one number: positions committed by the stall rule
+    born: Sequence[int] = ()  # per position: `DecodeState.born_KL` of the base
 
 
 @dataclass

@@ -4,7 +4,7 @@ Branch k goes to worker k mod size. There are two exchanges a round: the ratings
 (a number each), and the winner's scores (token, probability and confidence per window position)
 with what a score remembers. From these every worker makes the same next branches. K/V are kept by
 one of two protocols: "winner" stores the own branch's first and then overwrites it with the
-winner's, by one broadcast; "none" relies on block-causal attention, under which the K/V that are
+winner's, by one all-reduce; "none" relies on block-causal attention, under which the K/V that are
 kept are the same in all branches. Left out: overlap of an exchange with the next forward.
 """
 
@@ -85,11 +85,9 @@ class BranchWorkerGroup(WorkerGroup):
             return
         assert isinstance(kv, PositionCache)  # of the denoisers of this package
         with record_function(COMMIT):
-            packed = kv.packed(plan)
-            owner = int(winner) % self.size
-            dist.broadcast(packed, group=self.group, group_src=owner)
-            if owner != self.rank:
-                kv.unpack(plan, packed)
+            packed = self._winners(winner, kv.packed(plan))
+            dist.all_reduce(packed.view(torch.uint8), group=self.group)
+            kv.unpack(plan, packed)
         self.traffic.committed[-1] += packed.nbytes
 
     def collect_winner(
@@ -116,19 +114,24 @@ class BranchWorkerGroup(WorkerGroup):
     def _of_winner(self, winner: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
         """The winner's row (1, …) of per-branch tensors, from the worker that computed it.
 
-        The other workers add zeros to it, so the host need not know the winner. A tensor that is
-        given twice (a probability that is the confidence) is sent once.
+        A tensor that is given twice (a probability that is the confidence) is sent once.
         """
         turn = (winner // self.size).reshape(1)
         own = {id(value): shrunk(value.index_select(0, turn)) for value in values}
         packed = torch.cat([row.contiguous().flatten().view(torch.uint8) for row in own.values()])
-        packed *= winner % self.size == self.rank
-        parts = self._sum(packed).split([row.nbytes for row in own.values()])
+        parts = self._sum(self._winners(winner, packed)).split([row.nbytes for row in own.values()])
         rows = {
             key: part.clone().view(row.dtype).view(row.shape)
             for (key, row), part in zip(own.items(), parts, strict=True)
         }
         return [rows[id(value)].to(value.dtype) for value in values]
+
+    def _winners(self, winner: Tensor, packed: Tensor) -> Tensor:
+        """The values (X,) on the worker that computed the winner, zeros on all others: their sum
+        over the workers is the winner's, bit for bit, and the host need not know who that is.
+        """
+        packed.view(torch.uint8).mul_(winner % self.size == self.rank)
+        return packed
 
     def _sum(self, values: Tensor) -> Tensor:
         """On every worker, the values of the only worker where they are not 0, bit for bit."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from dllm_bench.decoding import masked
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.parallel import branch
 from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
 from tests.fakecuda.device import HostReads, Watch, claimed_model, device, load_guard
@@ -37,10 +39,8 @@ DTYPES = ("float32", "bfloat16")
 BATCHED = ("fast_dllm_dual", "dspark")
 DEEP = ("d2f", "lopa", "lopa_dream", "d3llm", "sdar")
 """Decoders with several open blocks, which need a second block to open."""
-TWICE = ("eagle3", "dspark_threshold", "dkv_cache", "dkv_cache_dream")
-"""Decoders that wait twice a round, because values decide the shape of its forward: the length of a
-draft, or the sizes of a plan's position sets.
-"""
+TWICE = ("eagle3", "dspark_threshold")
+"""Decoders that wait twice a round: the length of a draft decides the shape of the next forward."""
 ON_CPU_ALONE = "decoding/numerics.py"
 """Has a question that is worth its answer on a CPU alone."""
 
@@ -114,15 +114,21 @@ class Case:
         return f"{self.name}-{self.dtype}-{self.batch}"
 
 
-def decoded(decoder: Any, dtype: str, batch: int, new: int) -> Watch:
-    """What decoding on the device cost; its generations are those of the CPU."""
+def decoded(decoder: Any, dtype: str, batch: int, new: int, generate: Any = None) -> Watch:
+    """What decoding on the device cost; its generations are those of the CPU.
+
+    generate: decodes in another way, `generate(decoder, model, requests)`.
+    """
     real, watch, reads = model_for(decoder, dtype), Watch(), HostReads()
     given = [decoder.prepare(real, request) for request in requests(batch, new)]
+    generate = generate or (
+        lambda decoder, model, all_: decoder.generate_stream(model, all_, batch)
+    )
     with reads.hooked():
-        expected = facts(decoder.generate_stream(real, given, batch))
+        expected = facts(generate(decoder, real, given))
     fake = watch.watched(claimed_model(real))
     with reads.hooked(watch), device(watch):
-        assert facts(decoder.generate_stream(fake, given, batch)) == expected
+        assert facts(generate(decoder, fake, given)) == expected
     assert [key for key in reads.left() if not key.startswith(ON_CPU_ALONE)] == []
     return watch
 
@@ -176,6 +182,25 @@ def test_a_decoder_waits_once_a_round_and_keeps_its_launches(
 @pytest.mark.parametrize("case", [Case(name, "bfloat16", 8) for name in BATCHED], ids=str)
 def test_a_batch_waits_once_a_round_for_all(named: Callable[[str], Any], case: Case) -> None:
     check(case, named)
+
+
+@exhaustive
+def test_workers_that_share_branches_wait_for_nothing_more(
+    named: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two; the other one sends zeros."""
+    of_two = {"get_rank": lambda group: 0, "get_world_size": lambda group: 2}
+    shared = SimpleNamespace(**of_two, all_reduce=lambda values, group: None)
+    monkeypatch.setattr(branch, "dist", shared)
+    workers: list[branch.BranchWorkerGroup] = []
+
+    def generate(decoder: Any, model: Any, given: Any) -> list[Generation]:
+        workers.append(branch.BranchWorkerGroup(Any, commits=True))
+        return [decoder.generate(model, request, workers[-1]) for request in given]
+
+    check_waits(decoded(named("lopa_dist"), "bfloat16", 1, 2 * BLOCK, generate))
+    sent = [worker.traffic.committed for worker in workers]
+    assert any(sent[1]) and sent[0] == sent[1]
 
 
 @drill

@@ -22,7 +22,7 @@ from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices
 from dllm_bench.decoding.cache.steps import step_of_block
@@ -32,13 +32,14 @@ from dllm_bench.registry import register
 @register("cache.dkv")
 @dataclass(frozen=True)
 class DKVCache(Cache):
-    """Caches decoded tokens; counts the positions it feeds on the host in every forward."""
+    """Caches decoded tokens; which positions it feeds is worked out on the host."""
 
     every: int = 8  # forwards of a block between those that feed everything
     first: int = 2  # forwards at the start of a block that feed everything
     keeps_prompt: bool = False  # whether the prompt is fed by the request's first forward only
     early: bool = False  # whether a row is kept as soon as it predicts no mask, itself still masked
     attention: Attention = field(default="full", init=False)
+    reads_born: ClassVar[bool] = True
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
 
@@ -52,17 +53,17 @@ class DKVCache(Cache):
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         step, now, span = step_of_block(branches, window), branches.forwards, window.visible
         feeds_all = step < self.first or step % self.every == 0
-        masked_KL = branches.masked_KL
+        assert branches.host_born_L is not None  # because of reads_born
+        born_KL = branches.host_born_L[None]
         if not feeds_all:
-            feed_KL = self._pending(branches, masked_KL, kv, now - 1)
+            feed_KL = self._pending(born_KL, kv, now - 1)
         elif self.keeps_prompt and now:
-            feed_KL = ~self._prompt(branches, kv)
+            feed_KL = self._generated(born_KL, branches.prompt_len, kv)
         else:
-            feed_KL = torch.ones_like(masked_KL)
-        pending_KL = self._pending(branches, masked_KL, kv, now)
-        feed_L, pending_L = feed_KL[0, :span], pending_KL[0, :span]
+            feed_KL = torch.ones_like(born_KL, dtype=torch.bool)
+        feed_L, pending_L = feed_KL[0, :span], self._pending(born_KL, kv, now)[0, :span]
         masks_L = feed_L, ~feed_L, feed_L > pending_L
-        sets = PositionSets(*true_indices(masks_L, feed_L.device))
+        sets = PositionSets(*true_indices(masks_L, branches.born_KL.device))
         everything = ForwardKind.REFRESH if now else ForwardKind.PREFILL
         return ForwardPlan(
             kind=everything if feeds_all else ForwardKind.DENOISE,
@@ -73,17 +74,17 @@ class DKVCache(Cache):
             sets=sets,
         )
 
-    def _pending(self, state: DecodeState, masked_KL: Tensor, kv: KVCache, forward: int) -> Tensor:
+    def _pending(self, born_KL: Tensor, kv: KVCache, forward: int) -> Tensor:
         """Rows whose K/V the forward `forward` did not keep, bool (K, L).
 
         The request's first one keeps no row before its token is decoded.
         """
-        undecided_KL = masked_KL | (state.born_KL >= forward)
+        undecided_KL = (born_KL == MASKED) | (born_KL >= forward)
         rows_KL = kv.predicting(undecided_KL)
         return rows_KL if self.early and forward > 0 else rows_KL | undecided_KL
 
-    def _prompt(self, state: DecodeState, kv: KVCache) -> Tensor:
-        """Rows of the prompt that predict no new token, bool (K, L)."""
-        new_KL = torch.zeros_like(state.masked_KL)
-        new_KL[:, state.prompt_len :] = True
-        return ~(new_KL | kv.predicting(new_KL))
+    def _generated(self, born_KL: Tensor, prompt_len: int, kv: KVCache) -> Tensor:
+        """Rows behind the prompt, and those of it that predict a new token, bool (K, L)."""
+        new_KL = torch.zeros_like(born_KL, dtype=torch.bool)
+        new_KL[:, prompt_len:] = True
+        return new_KL | kv.predicting(new_KL)
