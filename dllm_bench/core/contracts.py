@@ -81,6 +81,7 @@ class Select(Piece, ABC):
 
     never_stalls: ClassVar[bool] = False  # chooses a position whenever one is masked
     one_per_forward: ClassVar[bool] = False  # commits one token per forward by construction
+    reaches_beyond: ClassVar[bool] = False  # windows reach to the canvas's end, for `beyond`
 
     @abstractmethod
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -96,6 +97,13 @@ class Select(Piece, ABC):
         best_KN1 = confidence_KNP.argmax(-1, keepdim=True)
         where_KNP = torch.zeros_like(confidence_KNP, dtype=torch.bool).scatter_(2, best_KN1, True)
         return window.flat(where_KNP) & window.eligible_KW, scores.ids_KW
+
+    def beyond(self, state: DecodeState) -> Tensor | None:
+        """Positions that the last call commits although they are not eligible, bool (1, W).
+
+        Committed ones stay as they are. None: nothing ever.
+        """
+        return None
 
     def accepted(self, state: DecodeState) -> Tensor | None:
         """Candidates that a learned filter judged final in the last call, bool (K, W).

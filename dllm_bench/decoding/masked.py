@@ -67,6 +67,7 @@ class MaskedDecoder(ComposedDecoder):
     guidance: float = 0.0  # scale of classifier-free guidance, 0 for none
     forbid: EndTokens | None = None  # takes end tokens out too (LLaDA's `logits_eos_inf`: eos)
 
+
     def __post_init__(self) -> None:
         if self.forbid is not None:
             check_choice(self, "forbid", self.forbid, EndTokens)
@@ -117,7 +118,9 @@ class MaskedDecoder(ComposedDecoder):
         if self.cache.reuse != "none":
             grid = self.cache.grid(self.schedule.block or 1)
             model.reuse_prefix(kv, request.prompt_ids, grid, by=self)
-        tracker = WindowTracker(self.schedule, state.prompt_len, whole=self.revise.whole)
+        tracker = WindowTracker(
+            self.schedule, state.prompt_len, self.revise.whole, self.select.reaches_beyond
+        )
         log = _RoundLog(new_positions=state.length - state.prompt_len)
         only = torch.zeros((), dtype=torch.long, device=model.device)  # index of a single branch
         last: tuple[Scores, Window] | None = None
@@ -240,6 +243,9 @@ class MaskedDecoder(ComposedDecoder):
             if fallback_ids_KW is not ids_KW:
                 ids_KW = torch.where(forced_KW, fallback_ids_KW, ids_KW)
             where_KW, forced = where_KW | forced_KW, forced_KW.sum()
+        beyond_KW = self.select.beyond(state)
+        if beyond_KW is not None:
+            where_KW = where_KW | beyond_KW
         state.commit(where_KW, ids_KW, window.start)
         return forced
 
@@ -344,6 +350,7 @@ class WindowTracker:
     schedule: Schedule
     prompt_len: int
     whole: bool = False  # whether windows begin with the first block
+    to_end: bool = False  # whether windows end with the last block, open or not
     window: Window | None = None  # of the last round
     opened: Sequence[int] = (0,)  # how many blocks each branch of the last round had open
     first: int = 0  # block with which that window begins
@@ -378,7 +385,8 @@ class WindowTracker:
         grid = branches[-1].grid
         ends = [grid.start(n) for n in opened]
         first = BlockProgress(grid).finished if self.whole else branches[-1].finished
-        start, stop = grid.start(first), max(ends)
+        start, stop = grid.start(first), grid.length if self.to_end else max(ends)
+        blocks = grid.blocks if self.to_end else max(opened)
         eligible_KW, end_K = masked_KL[:, start:stop], None
         if min(ends) < stop:
             end_K = to_device(ends, masked_KL.device)
@@ -393,7 +401,7 @@ class WindowTracker:
             block=grid.block,
             origin=grid.origin,
             eligible_KW=eligible_KW,
-            must_KN=self._must(branches, range(first, max(opened)), masked_KL.device),
+            must_KN=self._must(branches, range(first, blocks), masked_KL.device),
             visible_K=None if self.schedule.sees_future else end_K,
             masks=sum(map(BlockProgress.open_masks, branches, opened)),
         )

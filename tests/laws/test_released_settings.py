@@ -17,6 +17,7 @@ from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -26,11 +27,16 @@ from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.sampled import Sampled
 from dllm_bench.decoding.select.factor import Factor
+from dllm_bench.decoding.select.filter import Filter
 from dllm_bench.decoding.select.hierarchy import Hierarchy
 from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.decoding.select.union import Union
+from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
+from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.registry import describe, instantiate
-from tests.helpers import ROLES
-from tests.pieces import Table
+from tests.helpers import ROLES, Watched
+from tests.pieces import RandomHead, Table
 
 PROMPT = tuple(range(3, 19))  # 16 positions
 MASK = ROLES["mask"]
@@ -43,10 +49,11 @@ DEFAULTS = (
     Blocks(16),
     Pipeline(8, 0.1, 0.9),
     Sampled(),
+    TopK(),
 )
 
 
-def decode(decoder: MaskedDecoder, new: int, model: Table | None = None) -> Generation:
+def decode(decoder: MaskedDecoder, new: int, model: Table | Watched | None = None) -> Generation:
     return decoder.generate(model or Table(), Request("released", PROMPT, new))
 
 
@@ -118,6 +125,53 @@ def test_a_falling_threshold_begins_at_one_and_stops_at_tau(
     assert falling == [[0], [0], [0, 3], [0, 2, 3], [0, 2, 3]]
     with pytest.raises(DllmBenchError, match="has fall -1.0; give 0 or more"):
         make(-1.0)
+
+
+def learn2pd(new: int, steps: int, tau: float, cuts: bool) -> list[list[int]]:
+    """The loop of Learn2PD's authors over blocks of 8: the canvas after every forward."""
+    model, head, canvas, canvases = Table(), RandomHead(), [*PROMPT, *[MASK] * new], []
+    for start in range(len(PROMPT), len(PROMPT) + new, head.block):
+        block = range(start, start + head.block)
+        masks, step = canvas[start : block.stop].count(MASK), 0
+        while MASK in canvas[start : block.stop]:
+            best, ids = distribution(model, canvas)
+            read = best[start : block.stop] + [1.0] * (block.stop - len(canvas))  # of a cut block
+            judged_P = head(torch.tensor(read)[None, None])[0, 0].sigmoid()
+            masked = [at for at, token in enumerate(canvas) if token == MASK]
+            accepted = [at for at in block if at in masked and judged_P[at - start] > tau]
+            confidence = torch.full((len(canvas),), -torch.inf)
+            for at in set(masked) & set(block):
+                confidence[at] = best[at]
+            count = masks // steps + (step < masks % steps)
+            chosen = {*accepted, *confidence.topk(count).indices.tolist()} & {*masked}
+            canvas, step = [ids[i] if i in chosen else t for i, t in enumerate(canvas)], step + 1
+            ends = [at for at in masked if ids[at] == ROLES["eos"]]
+            if cuts and ends:
+                sure = [at for at in accepted if at in ends] or [max(ends, key=best.__getitem__)]
+                canvas = canvas[: sure[0] + 1]
+            canvases.append(canvas)
+    return canvases
+
+
+@pytest.mark.parametrize(("steps", "cuts"), [(2, False), (3, False), (2, True), (3, True)])
+def test_learn2pds_top_k_reaches_masks_behind_the_block_as_released(steps: int, cuts: bool) -> None:
+    stop = EndOfTextPrediction() if cuts else Filled()
+    topk = TopK(steps, released=True)
+    decoder = replace(
+        BASE, select=Union(Filter(RandomHead(), 0.6), topk), schedule=Blocks(8), stop=stop
+    )
+    wanted = learn2pd(48, steps, 0.6, cuts)
+    model = Watched(Table())
+    found = decode(decoder, 48, model)
+    canvases = [canvas[0].tolist() for canvas in model.canvases]
+    assert canvases[1:] == wanted[:-1]
+    assert [*PROMPT, *found.ids] == wanted[-1]
+    early = [(min(found.born[at:]), max(found.born[:at])) for at in range(8, len(found.born), 8)]
+    assert any(first < last for first, last in early), "a later block is begun"
+    within = replace(decoder, select=Union(Filter(RandomHead(), 0.6), TopK(steps)))
+    assert decode(within, 48).born != found.born
+    with pytest.raises(DllmBenchError, match="TopK needs a cache with the whole canvas"):
+        replace(decoder, cache=DualCache())
 
 
 # --- scores --------------------------------------------------------------------------------------

@@ -2,22 +2,31 @@
 
 A block entered with m masks and S steps commits floor(m / S) positions per step, one more in the
 first m mod S steps. Without `steps`, S is the block length: one token per forward.
+
+`released` is the code of Learn2PD's authors, where a filter commits positions too: `torch.topk`
+over the canvas takes as many positions as the step has, also when the block has fewer masks left.
+The others have confidence -inf: committed positions, which stay, and masks behind the block, which
+are committed to their candidates. Which ones is the order of `torch.topk`; the host waits for
+their number.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
-from dllm_bench.core.decoder import Need
+from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+BEYOND = MemoKey[Tensor]("topk.beyond")  # positions behind the open block, bool (K, W)
 
 
 @register("select.topk")
@@ -26,12 +35,28 @@ class TopK(Select):
     """Commits an equal number of positions in each step."""
 
     steps: int | None = None  # S, forwards per block; None: as many as the block has positions
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see the head of this file
     never_stalls: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise DllmBenchError(f"TopK steps is {self.steps}; give at least 1 step per block.")
+
+    @property
+    def reaches_beyond(self) -> bool:  # type: ignore[override]
+        """If it is the released code; one position per step never exceeds the masks."""
+        return self.released and self.steps is not None
+
+    @property
+    def reads_committed(self) -> bool:  # type: ignore[override]
+        """If it commits candidates behind the open block, whose rows are needed too."""
+        return self.reaches_beyond
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Step counts, and rows of the whole canvas where it commits beyond the block."""
+        canvas = {Need("cache", Condition.WHOLE_CANVAS), Need("explore", Condition.ONE_BRANCH)}
+        return COUNTS_STEPS | canvas if self.reaches_beyond else COUNTS_STEPS
 
     @property
     def one_per_forward(self) -> bool:  # type: ignore[override]
@@ -42,6 +67,23 @@ class TopK(Select):
         if self.steps is None:
             return most_confident(scores, window)
         step_K, total_K = step_in_block(state, window)
-        return most_confident(
-            scores, window, total_K // self.steps + (step_K < total_K % self.steps)
-        )
+        count_K = total_K // self.steps + (step_K < total_K % self.steps)
+        if not self.released:
+            return most_confident(scores, window, count_K)
+        where_KW = most_confident_of_canvas(scores, window, state.length, int(count_K))
+        state.memo[BEYOND] = where_KW & ~window.eligible_KW
+        return where_KW & window.eligible_KW
+
+    def beyond(self, state: DecodeState) -> Tensor | None:
+        return state.memo.get(BEYOND)
+
+
+def most_confident_of_canvas(scores: Scores, window: Window, length: int, count: int) -> Tensor:
+    """What `torch.topk` takes of `length` positions, those not eligible at -inf, bool (1, W)."""
+    confidence_1L = scores.confidence_KW.new_full((1, length), -torch.inf)
+    eligible_1W = window.eligible_KW
+    window.of(confidence_1L)[eligible_1W] = scores.confidence_KW[eligible_1W]
+    best_C = confidence_1L[0].topk(min(count, length)).indices
+    where_1L = torch.zeros_like(confidence_1L, dtype=torch.bool)
+    where_1L[0, best_C] = True
+    return window.of(where_1L)

@@ -28,11 +28,20 @@ class Union(Select):
         """If one of the two never stalls."""
         return self.first.never_stalls or self.second.never_stalls
 
+    @property
+    def reaches_beyond(self) -> bool:  # type: ignore[override]
+        """If one of the two does."""
+        return self.first.reaches_beyond or self.second.reaches_beyond
+
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         return self.first(scores, window, state) | self.second(scores, window, state)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         return self.first.on_stall(scores, window, state)
+
+    def beyond(self, state: DecodeState) -> Tensor | None:
+        beyond_KW = self.first.beyond(state)
+        return self.second.beyond(state) if beyond_KW is None else beyond_KW
 
     def accepted(self, state: DecodeState) -> Tensor | None:
         accepted_KW = self.first.accepted(state)
