@@ -73,6 +73,7 @@ class ForwardPlan:
     # model that `picks_rows`: its logits are (1, M, V) then; None: all rows, (K, R, V)
     sets: PositionSets | None = None  # positions in place of the spans `feed` and `store`, for one
     # branch with full attention; rows that no fed position predicts have logits of 0
+    added_KFH: Tensor | None = None  # added to the embeddings of the fed positions; None: nothing
     choose: KeyChoice | None = None  # makes `KVCache.chosen`; only with sets that feed [0, X)
 
     @property
@@ -165,6 +166,9 @@ class Denoiser(Protocol):
         computes other K/V. Takes whole spans of `grid` positions, and leaves at least one position
         of the prompt to be fed.
         """
+
+    def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
+        """The mean input embedding (K, R, H) of the distribution of each row of logits."""
 
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
         """Logits (K, R, V) in the model's dtype; entry [k, i] predicts position rows[0] + i."""

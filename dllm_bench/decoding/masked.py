@@ -44,6 +44,7 @@ from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.guidance import check_guidance, guided_forward
 from dllm_bench.decoding.numerics import forbid, top1
 from dllm_bench.decoding.revise.none import NoRevision
+from dllm_bench.decoding.smoothing import check_smoothing, remember_expected, with_expected
 from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
@@ -53,7 +54,7 @@ LARGE = 8192  # a vocabulary from which leaving rows out of head and softmax sav
 @register("decoder.masked")
 @dataclass(frozen=True)
 class MaskedDecoder(ComposedDecoder):
-    """Seven pieces and three switches; equal decoders produce equal tokens."""
+    """Seven pieces and four switches; equal decoders produce equal tokens."""
 
     score: Score
     select: Select
@@ -67,12 +68,15 @@ class MaskedDecoder(ComposedDecoder):
     guidance: float = 0.0  # scale of classifier-free guidance, 0 for none
     forbid: EndTokens | None = None  # takes end tokens out too (LLaDA's `logits_eos_inf`: eos)
 
+    smoothing: float = field(default=0.0, metadata=DEFAULT_LEFT_OUT)  # largest weight of the mean
+    # embeddings that are added at masks (dInfer's cont_weight: 0.3), 0 for none
 
     def __post_init__(self) -> None:
         if self.forbid is not None:
             check_choice(self, "forbid", self.forbid, EndTokens)
         self.check_pieces_fit()
         check_guidance(self.guidance, self.cache)
+        check_smoothing(self.smoothing, self.guidance, self.cache)
 
     def summary(self) -> DecoderSummary:
         return DecoderSummary(
@@ -133,13 +137,15 @@ class MaskedDecoder(ComposedDecoder):
             held = min(kv.length, branches.length)
             log.begin(plan, branches.branches * (2 if self.guidance else 1), plan.cached(held))
             own, own_window, plan = workers.divide(branches, window, plan)
-            plan = self._choose_rows(model, plan, own_window)
+            plan = with_expected(self._choose_rows(model, plan, own_window), own)
             logits_KRV = yield from guided_forward(own, plan, kv, self.guidance)
             if self.forbid_mask:
                 forbid(logits_KRV, [model.special.mask])
             if self.forbid:
                 forbid(logits_KRV, model.special.named(self.forbid))
             logits_KRV, read_KWV = without_shadow(logits_KRV, plan, own_window)
+            if self.smoothing:
+                remember_expected(model, logits_KRV, plan, own, self.smoothing)
             scores = self._score(logits_KRV, own, own_window, plan.only_M)
             scores = self.revise.read(scores, read_KWV, own, own_window)
             ahead = self._score_ahead(logits_KRV, window)
@@ -224,7 +230,8 @@ class MaskedDecoder(ComposedDecoder):
             plan = plan.limited_to(visible_K)
         if not self.schedule.sees_rest:
             plan = replace(plan, alone=branches.wanted)
-        if plan.sets is None and (self.stop.reads_ahead or self.score.reads_ahead):
+        ahead = self.stop.reads_ahead or self.score.reads_ahead or self.smoothing > 0
+        if plan.sets is None and ahead:
             plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
         if self.revise.shadow:
             plan = replace(plan, shadow=(window.start, window.stop))
@@ -265,7 +272,7 @@ class MaskedDecoder(ComposedDecoder):
     @cached_property
     def _reads_masked_only(self) -> bool:
         """Whether logits of committed positions change nothing."""
-        if self.guidance or self.stop.reads_ahead or not self.score.row_by_row:
+        if self.guidance or self.smoothing or self.stop.reads_ahead or not self.score.row_by_row:
             return False
         return not any(piece.reads_committed for piece in self.pieces())
 

@@ -70,7 +70,10 @@ class CompiledDenoiser(TransformerDenoiser):
         plan = self._padded(plan, branches, width)
         model = self.module.model
         masks = {kind: self._mask(kind, plan, branches, kv) for kind in set(self._kinds)}
-        hidden = model.embed_tokens(tokens_KF.reshape(1, -1))
+        added_KFH = plan.added_KFH
+        if added_KFH is not None:
+            added_KFH = torch.nn.functional.pad(added_KFH, (0, 0, 0, width - fed))
+        hidden = self._embed_fed(tokens_KF.reshape(1, -1), added_KFH)
         position_F = torch.arange(start, start + width, device=self.device)
         rotations = self._rotations(hidden, position_F.repeat(branches)[None])
         stored = [self._stored(layer, kv) for layer in kv.positions]

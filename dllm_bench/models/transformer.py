@@ -154,6 +154,18 @@ class TransformerDenoiser(Denoiser):
         embedded: Tensor = self.module.model.embed_tokens(ids)
         return embedded
 
+    @torch.inference_mode()
+    def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
+        """The mean embedding (K, R, H) of the distribution of each row, in the logits' dtype."""
+        table = self.module.model.embed_tokens
+        mean_KRH: Tensor = logits_KRV.softmax(-1) @ table.weight
+        return mean_KRH * getattr(table, "scalar_embed_scale", 1.0)
+
+    def _embed_fed(self, ids_PF: Tensor, added: Tensor | None) -> Tensor:
+        """Embeddings (P, F, H) of fed tokens, with what a plan adds to them."""
+        embedded_PFH = self.embed(ids_PF)
+        return embedded_PFH if added is None else embedded_PFH + added.reshape(embedded_PFH.shape)
+
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of normalised hidden states (..., H)."""
         logits: Tensor = self.module.lm_head(hidden)
@@ -196,8 +208,8 @@ class TransformerDenoiser(Denoiser):
         if groups == 1:
             position_1F = position_1F.repeat(1, branches)
         masks = {kind: self._mask(kind, plan, branches // groups, kv) for kind in set(self._kinds)}
-        ids = tokens_KF.reshape(groups, -1)
-        hidden, features = self._run_layers(ids, position_1F, masks, kv, plan.feature_layers)
+        hidden = self._embed_fed(tokens_KF.reshape(groups, -1), plan.added_KFH)
+        hidden, features = self._run_layers(hidden, position_1F, masks, kv, plan.feature_layers)
         if features is not None:
             kv.features = features.view(*tokens_KF.shape, -1)
         return hidden.view(*tokens_KF.shape, -1)
@@ -221,9 +233,10 @@ class TransformerDenoiser(Denoiser):
         position_1N = torch.cat(repeated)[None]
         masks = {kind: self._batch_mask(kind, requests) for kind in set(self._kinds)}
         ids_1N = torch.cat([fed_KF.flatten() for fed_KF in fed])[None]
+        hidden_1NH = self._embed_fed(ids_1N, self._added_of_batch(fed, plans))
         with per_request_attention(self.module.config):
             hidden, features = self._run_layers(
-                ids_1N, position_1N, masks, BatchCache(requests), plans[0].feature_layers
+                hidden_1NH, position_1N, masks, BatchCache(requests), plans[0].feature_layers
             )
         rows = [request.rows for request in requests]
         if features is not None:
@@ -234,6 +247,19 @@ class TransformerDenoiser(Denoiser):
             for hidden_NH, fed_KF in zip(hidden[0].split(rows), fed, strict=True)
         ]
 
+    def _added_of_batch(self, fed: Sequence[Tensor], plans: Sequence[ForwardPlan]) -> Tensor | None:
+        """What the plans add, one after the other, (N, H); None if they add nothing."""
+        if all(plan.added_KFH is None for plan in plans):
+            return None
+        nothing_1H = self.module.lm_head.weight.new_zeros(1, self.hidden_size)
+        added = [
+            nothing_1H.expand(fed_KF.numel(), -1)
+            if plan.added_KFH is None
+            else plan.added_KFH.flatten(0, 1)
+            for fed_KF, plan in zip(fed, plans, strict=True)
+        ]
+        return torch.cat(added)
+
     def _batch_mask(self, kind: str, requests: Sequence[BatchedRequest]) -> BatchMask:
         """The masks of all requests for the layers of one kind."""
         masks = [self._mask(kind, r.plan, r.branches // r.groups, r.kv) for r in requests]
@@ -241,15 +267,16 @@ class TransformerDenoiser(Denoiser):
 
     def _run_layers(
         self,
-        ids_PF: Tensor,
+        hidden: Tensor,
         position_PF: Tensor,
         masks: Mapping[str, Tensor | BatchMask | None],
         cache: PositionCache | BatchCache,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states (P, F, H), and the outputs of the feature layers concatenated (P, F, C)."""
+        """Hidden states (P, F, H) of embeddings `hidden`, and the outputs of the feature layers
+        concatenated (P, F, C).
+        """
         model = self.module.model
-        hidden = model.embed_tokens(ids_PF)
         rotations = self._rotations(hidden, position_PF)
         outputs = {EMBEDDING_TAP: hidden}
         for index, (layer, kind) in enumerate(zip(model.layers, self._kinds, strict=True)):

@@ -113,6 +113,13 @@ class FunctionDenoiser(Denoiser):
         """`forward` of several requests, one call of the function each."""
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
 
+    def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
+        """Always raises: a function takes ids."""
+        raise DllmBenchError(
+            "The decoder feeds mean embeddings (decoder.smoothing), and the model is a function of "
+            "ids; set smoothing to 0, or wrap the model's object."
+        )
+
     def _check(self, plan: ForwardPlan) -> None:
         if plan.feed[0] > 0 or plan.stores or plan.sets is not None:
             raise _needs_cache("keeps keys and values")

@@ -1,0 +1,186 @@
+"""Iteration smoothing: what is fed at masks by definition, and dInfer's loop without a cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.contracts import Cache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
+from dllm_bench.decoding.cache.causal import CausalCache
+from dllm_bench.decoding.cache.dpad import DPadCache
+from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.decoding.cache.sparse import SparseCache
+from dllm_bench.decoding.cache.vicinity import VicinityCache
+from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.models.acceleration import CompiledDenoiser
+from dllm_bench.models.wrapped import FunctionDenoiser
+from dllm_bench.registry import describe, instantiate
+from tests.helpers import ROLES, Watched, tiny_denoiser
+
+MASK, PROMPT, NEW, TAU, MOST = ROLES["mask"], tuple(range(3, 13)), 16, 0.5, 0.3
+REQUEST = Request("smoothed", PROMPT, NEW)
+PLAIN = MaskedDecoder(Confidence(), Threshold(TAU, band=1e-5, fall=0.02), Blocks(8), NoCache())
+SMOOTHED = replace(PLAIN, smoothing=MOST)
+
+
+class Probed(Watched):
+    """A model that also keeps the logits of every forward."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.mean_embeddings = model.mean_embeddings
+        self.logits: list[Tensor] = []
+
+    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
+        self.logits.append(super().forward(tokens_KL, plan, kv))
+        return self.logits[-1].clone()
+
+
+@pytest.fixture(scope="module", params=("llada", "dream"))
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny_denoiser(request.param, 4)
+
+
+def weight(forward: int) -> float:
+    return min(0.15 + 0.02 * forward, MOST)
+
+
+def restated(model: Any, smooths: bool) -> list[list[int]]:
+    """dInfer's loop with IterationSmooth and no cache: the canvas after every forward."""
+    table_VH = model.module.model.embed_tokens.weight
+    canvas_L = torch.tensor([*PROMPT, *[MASK] * NEW])
+    length, fed_LH, canvases = len(canvas_L), table_VH[canvas_L], []
+    for start in (len(PROMPT), len(PROMPT) + 8):
+        while (canvas_L[start : start + 8] == MASK).any():
+            everything = torch.zeros(1, 1, length, length)
+            raw_LV = model.module(inputs_embeds=fed_LH[None], attention_mask=everything).logits[0]
+            logits_LV = torch.cat([raw_LV[:1], raw_LV[:-1]]) if model.shifted else raw_LV
+            logits_LV[:, MASK] = -torch.inf  # as `forbid_mask`
+            law_LV = logits_LV.softmax(-1)
+            best_L, ids_L = law_LV.max(-1)
+            open_L = canvas_L == MASK
+            open_L[start + 8 :] = False
+            cut = min(max(1 - 0.02 * len(canvases), TAU), float(best_L[open_L].max()) - 1e-5)
+            canvas_L = torch.where(open_L & (best_L >= cut), ids_L, canvas_L)
+            mean_LH = weight(len(canvases)) * (law_LV @ table_VH)
+            fed_LH = table_VH[canvas_L]
+            if smooths:
+                fed_LH = torch.where((canvas_L == MASK)[:, None], fed_LH + mean_LH, fed_LH)
+            canvases.append(canvas_L.tolist())
+    return canvases
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("smooths", [True, False], ids=["smoothed", "plain"])
+def test_it_is_dinfers_loop(model: Any, smooths: bool) -> None:
+    wanted = restated(model, smooths)
+    probed = Probed(model)
+    found = (SMOOTHED if smooths else PLAIN).generate(probed, REQUEST)
+    assert [canvas[0].tolist() for canvas in probed.canvases[1:]] == wanted[:-1]
+    assert [*PROMPT, *found.ids] == wanted[-1]
+    assert wanted != restated(model, not smooths), "smoothing changes this text"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "cache",
+    [
+        NoCache(),
+        PrefixCache(),
+        DualCache(every=2),
+        VicinityCache(4, 4),
+        DPadCache(window=6, number=3, law="uniform"),
+        SparseCache(),
+    ],
+    ids=lambda cache: type(cache).__name__,
+)
+def test_a_mask_is_fed_with_what_was_last_expected_there(model: Any, cache: Cache) -> None:
+    """Row by row: of the last forward that computed the row, and nothing where a token stands."""
+    probed = Probed(model)
+    replace(SMOOTHED, cache=cache).generate(probed, REQUEST)
+    expected_LH = torch.zeros(len(PROMPT) + NEW, model.hidden_size)
+    added = 0
+    for i, (canvas, plan) in enumerate(zip(probed.canvases, probed.plans, strict=True)):
+        at_F = plan.positions(torch.device("cpu"))
+        wanted_FH = expected_LH[at_F] * (canvas[0, at_F] == MASK)[:, None]
+        if i:
+            torch.testing.assert_close(plan.added_KFH[0], wanted_FH, atol=0, rtol=0)
+            added += int(wanted_FH.any())
+        law_RV = probed.logits[i][0].index_fill(-1, torch.tensor([MASK]), -torch.inf).softmax(-1)
+        mean_RH = law_RV @ model.module.model.embed_tokens.weight
+        expected_LH[slice(*plan.rows)] = weight(i) * mean_RH
+    assert added > 2
+
+
+def test_the_mean_embedding_of_a_certain_token_is_its_embedding(model: Any) -> None:
+    ids_1R = torch.tensor([[5, 9, MASK]])
+    certain_1RV = 1e4 * torch.nn.functional.one_hot(ids_1R, model.vocab_size).float()
+    assert torch.equal(model.mean_embeddings(certain_1RV), model.embed(ids_1R))
+
+
+def test_a_cache_renewed_in_every_forward_is_no_cache(model: Any) -> None:
+    plain, cached = (
+        replace(SMOOTHED, cache=cache).generate(model, REQUEST)
+        for cache in (NoCache(), PrefixCache(every=1))
+    )
+    assert (cached.ids, cached.born) == (plain.ids, plain.born)
+
+
+def test_batches_and_branches_keep_what_is_theirs(model: Any) -> None:
+    """With plain requests in the batch, and with branches none of which ever wins."""
+    requests = [REQUEST, Request("other", (9, 8, 7), NEW)]
+    alone = [SMOOTHED.generate(model, request) for request in requests]
+    together = list(SMOOTHED.generate_stream(model, requests, 2))
+    assert [one.ids for one in alone] == [one.ids for one in together]
+    branched = replace(SMOOTHED, explore=Lookahead(2, base_wins=True)).generate(model, REQUEST)
+    assert (branched.ids, branched.born) == (alone[0].ids, alone[0].born)
+
+
+@pytest.mark.parametrize("mode", ["default", "max"])
+def test_compiled_layers_are_fed_alike(
+    model: Any, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers as they are: what is compiled is torch's."""
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
+    compiled = CompiledDenoiser(model.module, model.special, model.shifted).compile(mode)
+    found, wanted = (SMOOTHED.generate(one, REQUEST) for one in (compiled, model))
+    assert (found.ids, found.born) == (wanted.ids, wanted.born)
+
+
+def test_the_default_is_none_and_leaves_the_hash_of_a_run_as_it_was() -> None:
+    assert "smoothing" not in describe(PLAIN)
+    assert instantiate(describe(SMOOTHED), "decoder") == SMOOTHED
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"smoothing": -0.1}, "smoothing is -0.1; give a weight of 0"),
+        ({"guidance": 1.0}, "smoothing 0.3 and guidance 1.0"),
+        ({"cache": CausalCache(), "schedule": Blocks(1)}, "smoothing 0.3 needs a cache with"),
+    ],
+)
+def test_what_cannot_be_smoothed_is_refused(change: dict, message: str) -> None:
+    with pytest.raises(DllmBenchError, match=message):
+        replace(SMOOTHED, **change)
+
+
+def test_a_function_of_ids_is_refused(model: Any) -> None:
+    def function(ids_BL: Tensor) -> Tensor:
+        return model.module(ids_BL).logits
+
+    wrapped = FunctionDenoiser(function, model.special, False)
+    with pytest.raises(DllmBenchError, match="set smoothing to 0"):
+        SMOOTHED.generate(wrapped, REQUEST)
