@@ -18,6 +18,7 @@ from dllm_bench.tables.load import names_of
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun
 from dllm_bench.tables.spec import SCORE, Cell, FacetValue, TableMetric
 from tests.tables.builders import compose, record_of, spec_of
+from tests.tiers import covering
 
 CLAIMS = [load_claim(name) for name in names_of("claim")]
 TPF, FORWARDS = "tpf/committed", 10
@@ -226,7 +227,7 @@ def speed_draw(rng: np.random.Generator, n: int, effect: float) -> Evidence:
     return found
 
 
-@pytest.mark.parametrize(("draw", "effect"), [(score_draw, 10.0), (speed_draw, 0.05)])
+@pytest.mark.parametrize(("draw", "effect"), covering(2, [(score_draw, 10.0), (speed_draw, 0.05)]))
 def test_the_planned_items_give_the_power_they_promise(
     draw: Callable[..., Evidence], effect: float
 ) -> None:

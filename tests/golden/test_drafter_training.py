@@ -29,6 +29,7 @@ from dllm_bench.training.drafter_objectives import (
 from tests.golden.test_speculative_traces import decode, read
 from tests.helpers import golden_dir, load_denoiser
 from tests.speculative import WatchedLength, trainable
+from tests.tiers import covering
 
 FOLDER = golden_dir() / "spec"
 KINDS = ("dflash", "dspark_markov", "dspark_gated", "dspark_rnn")
@@ -82,7 +83,7 @@ def test_the_targets_own_part() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", covering(2, KINDS))
 @pytest.mark.parametrize("kernel", [objectives.dense, objectives.flex])
 def test_training_forward(kind: str, kernel: Any) -> None:
     name, net, at = f"train/{kind}", network(kind), blocks(kind)

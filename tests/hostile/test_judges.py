@@ -69,7 +69,7 @@ def test_no_pretending_program_is_judged_right(name: str, judge: str) -> None:
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-@pytest.mark.parametrize("name", covering(3, SLOW))
+@pytest.mark.parametrize("name", covering(5, SLOW))
 def test_time_is_bounded_asleep_or_not(name: str, judge: str) -> None:
     outcome = JUDGES[judge](f"{REFERENCE}\n{SLOW[name]}\n")
     assert outcome.verdict == "timeout"

@@ -169,7 +169,7 @@ def attempt(spec: RunSpec, url: str, timeout_s: float, folder: Path) -> SampleRe
     return sample
 
 
-@pytest.mark.parametrize("name", covering(4, CASES))
+@pytest.mark.parametrize("name", covering(9, CASES))
 def test_a_hostile_answer_ends_in_a_sentence_or_a_mark(
     name: str, spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

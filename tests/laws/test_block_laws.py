@@ -33,6 +33,7 @@ from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
 from tests.helpers import VOCAB
 from tests.pieces import Table
+from tests.tiers import covering
 
 REQUEST = Request("blocks", tuple(range(3, 14)), 32)
 
@@ -123,7 +124,9 @@ SELECTS = (Threshold(0.4), Threshold(1.5))
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
-@pytest.mark.parametrize("length", [None, 11 + 19, 11], ids=["whole", "cut", "all cut"])
+@pytest.mark.parametrize(
+    "length", covering(2, [None, 11 + 19, 11]), ids=["whole", "cut", "all cut"]
+)
 def test_the_host_knows_the_canvas(
     schedule: Schedule, explore: Explore, length: int | None
 ) -> None:

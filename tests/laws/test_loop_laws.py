@@ -43,6 +43,7 @@ from dllm_bench.decoding.stop.budget import Budget
 from dllm_bench.decoding.stop.eos import Eos
 from tests.helpers import ROLES, tiny_denoiser
 from tests.pieces import decoders
+from tests.tiers import covering
 
 REQUEST = Request("loop", tuple(range(3, 14)), 32)
 BASE = MaskedDecoder(Confidence(), Threshold(0.3), Blocks(8), NoCache())
@@ -170,7 +171,9 @@ class CutAt(Stop):
         return torch.tensor(self.length if state.forwards >= 2 else state.length)
 
 
-@pytest.mark.parametrize("schedule", [Blocks(8), Blocks(None), Pipeline(8, 0.5, 0.5)], ids=str)
+@pytest.mark.parametrize(
+    "schedule", covering(3, [Blocks(8), Blocks(None), Pipeline(8, 0.5, 0.5)]), ids=str
+)
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(2)], ids=["greedy", "lookahead"])
 @pytest.mark.parametrize(
     "cache", [NoCache(), BlockCache("full"), PrefixCache(), DualCache()], ids=str

@@ -86,6 +86,7 @@ def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(
             break
 
 
+@pytest.mark.exhaustive
 def test_death_at_every_touch_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each write torn in the middle, each open, rename, removal, truncation and flush."""
     monkeypatch.setattr(provenance, "environment_of", lambda spec: {})
@@ -173,6 +174,7 @@ class Hunter:
         self.thread.join()
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_at_any_file_is_a_sentence(tmp_path: Path) -> None:
     """A real limit on the size of files, a little short of what each file of a run needs."""
     undisturbed = whole(tmp_path)

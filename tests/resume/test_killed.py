@@ -21,6 +21,7 @@ from dllm_bench.store import store as store_module
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import SAMPLES, RunState, Store, read_samples
 from tests.resume import fakes
+from tests.tiers import covering
 
 N = 40
 
@@ -108,7 +109,7 @@ POINTS: dict[str, tuple[Any, str, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", covering(3, POINTS))
 def test_death_at_a_point_of_the_path(
     point: str, tmp_path: Path, whole: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:

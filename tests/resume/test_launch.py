@@ -42,6 +42,7 @@ def test_one_after_the_other(tmp_path: Path) -> None:
     assert stream.getvalue().removeprefix(text).count("[1/1]") == 1, "only the failed one is made"
 
 
+@pytest.mark.exhaustive
 def test_workers_share_the_runs_and_survive_a_dead_one(tmp_path: Path) -> None:
     store, stream = Store(tmp_path / "runs"), io.StringIO()
     log = tmp_path / "calls"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scripts import check_reference
 
 
+@pytest.mark.exhaustive
 def test_one_run_of_each_pair_of_decoder_and_model_is_chosen() -> None:
     chosen = list(check_reference.chosen_records((), every=False))
     pairs = [(record.spec.label, record.spec.model["name"]) for record in chosen]

@@ -36,6 +36,7 @@ from dllm_bench.tables.load import load_profile, load_table
 from dllm_bench.tables.plan import CellState, plan
 from dllm_bench.tables.spec import Cell
 from tests.tables.builders import run_cells
+from tests.tiers import covering
 
 PAPERS = ("creditdecoding", "learn2pd")
 TABLES = [f"{paper}/table{n}" for paper in PAPERS for n in range(1, 7)]
@@ -215,7 +216,9 @@ def test_averages_are_over_the_named_benchmarks() -> None:
 
 @pytest.mark.parametrize(
     ("name", "profile"),
-    [*((name, "embedded") for name in TABLES), *((f"{p}/table2", "paper") for p in PAPERS)],
+    covering(
+        4, [*((name, "embedded") for name in TABLES), *((f"{p}/table2", "paper") for p in PAPERS)]
+    ),
 )
 def test_no_cell_is_silently_empty(name: str, profile: str, tmp_path) -> None:
     table, chosen = load_table(name), load_profile(profile)

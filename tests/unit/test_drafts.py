@@ -54,6 +54,7 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint
 from tests.speculative import DRAFTERS, write_drafter
+from tests.tiers import covering
 
 FLAT = StepProfile((1, 4096), (100.0, 100.0))
 KNEE = StepProfile((1, 2, 8, 256), (100.0, 75.0, 30.0, 1.0))
@@ -124,7 +125,7 @@ CASES: list[tuple[str, VerifyLength, NewLengthRule]] = [
 
 
 @pytest.mark.parametrize("requests", [[ONE], SEVERAL], ids=["alone", "batch"])
-@pytest.mark.parametrize(("name", "piece", "rule"), CASES, ids=label)
+@pytest.mark.parametrize(("name", "piece", "rule"), covering(3, CASES), ids=label)
 def test_simulated_rounds_are_those_of_the_loop(
     name: str,
     piece: VerifyLength,

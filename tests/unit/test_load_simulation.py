@@ -230,6 +230,7 @@ def points() -> dict[str, list[FrontierPoint]]:
     return {name: [p for p in found if p.system == name] for name in RULES}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RULES)
 def test_more_users_are_slower_each_and_more_in_sum(
     name: str, points: dict[str, list[FrontierPoint]]

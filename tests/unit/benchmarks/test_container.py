@@ -88,6 +88,7 @@ def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert noisy.stdout == "seen\n"
 
 
+@pytest.mark.exhaustive
 def test_a_program_that_hangs_is_killed_in_its_container(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

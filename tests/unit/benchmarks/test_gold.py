@@ -75,7 +75,7 @@ def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -
         assert share <= CHANCE.get(task, 0.02), metric
 
 
-@pytest.mark.parametrize("postprocess", ["assembled", "evalplus"])
+@pytest.mark.parametrize("postprocess", covering(2, ["assembled", "evalplus"]))
 @pytest.mark.parametrize("dataset", ["humaneval_plus", "mbpp_plus"])
 def test_canonical_solutions_pass_base_and_plus(
     dataset: str, postprocess: str, real_data: Path

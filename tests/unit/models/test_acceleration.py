@@ -26,6 +26,7 @@ from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import IDS, VOCAB, load_denoiser, tiny_checkpoint
+from tests.tiers import covering
 
 LENGTH, PROMPT, BLOCK = 100, 5, 8
 FIRST = torch.tensor(0)
@@ -85,7 +86,7 @@ def as_it_is(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("branches", [1, 3])
 @pytest.mark.parametrize("mode", ["default", "max"])
-@pytest.mark.parametrize("layout", ["llada", "dream", "llada2", "qwen3"])
+@pytest.mark.parametrize("layout", covering(4, ["llada", "dream", "llada2", "qwen3"]))
 def test_a_compiled_model_gives_the_same_logits(
     layout: str, mode: str, branches: int, tmp_path: Path, as_it_is: list[dict[str, Any]]
 ) -> None:

@@ -17,6 +17,7 @@ from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import assets_dir, options
 from dllm_bench.registry import instantiate
 from scripts.embedded.recipes import RECIPES
+from tests.tiers import covering
 
 ITEMS = 3
 DECODERS: Mapping[str, str] = {"full": "fast_dllm", "block_causal": "d2f", "causal": "ar"}
@@ -29,7 +30,7 @@ def _decoder(model: Mapping[str, object]) -> list[str]:
     return [f"decoder={DECODERS[str(model['attention_form'])]}"]
 
 
-@pytest.mark.parametrize("name", SHIPPED_MODELS)
+@pytest.mark.parametrize("name", covering(4, SHIPPED_MODELS))
 def test_a_shipped_model_answers(name: str) -> None:
     task = RECIPES[name].tasks[0]
     overrides = [f"model={name}", f"benchmark={task}", f"+benchmark.limit={ITEMS}"]
