@@ -130,6 +130,7 @@ def load_profile(name: str) -> Profile:
         embedded=bool(plain["embedded"]),
         replace=replace,
         set=tuple(plain["set"]),
+        default=tuple(plain.get("default", ())),
         instead=instead,
         untrained=plain.get("untrained", {}),
         remarks=remarks,

@@ -353,6 +353,8 @@ class Profile:
     """
     set: Query
     """Overrides that replace those of the same key or follow the others."""
+    default: Query = ()
+    """Overrides for keys that a query leaves open."""
     instead: tuple[tuple[Query, Query], ...] = ()
     """(overrides that a query contains, overrides in their place), applied before all else: a
     decoder of this package for a served engine.
@@ -378,6 +380,8 @@ class Profile:
         for override in query:
             key, _, value = override.partition("=")
             result[key] = self._counterpart(key, value)
+        given = dict(override.partition("=")[::2] for override in self.default)
+        result |= {key: value for key, value in given.items() if key not in result}
         result.update(override.partition("=")[::2] for override in self.set)
         model, benchmark = result.get("model"), result.get("benchmark")
         if model in self.untrained.get(benchmark or "", ()):

@@ -22,7 +22,7 @@ LONG = ((64, 0.40), (88, 0.22), (112, 0.26), (144, 0.08), (192, 0.04))
 BLOCKWISE = ((72, 0.6), (104, 0.4))
 CANVAS = ((72, 0.52), (104, 0.32), (144, 0.10), (192, 0.06))
 FULL = ((48, 0.12), (64, 0.30), (88, 0.22), (112, 0.26), (144, 0.06), (192, 0.04))
-STORIES = ((152, 0.5), (208, 0.5))
+STORIES = ((224, 0.5), (304, 0.5))
 """Row lengths, each with its share of the batches; the answer may fill the row after its prompt."""
 
 Shares = tuple[tuple[str, float], ...]
@@ -45,6 +45,7 @@ SUMS: Shares = (
 )  # fmt: skip
 CODE: Shares = (("minicode", 1.0),)
 STORY: Shares = (("ministory", 0.95), (DRILL, 0.05))
+STATES = (0.45, 0.15, 0.40)
 """Tasks and drills, each with its share of the rows."""
 
 
@@ -228,17 +229,26 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-llada-long",
             "llada",
-            (Phase("masked", 850, 600, 2e-3, STORY, (0.45, 0.15, 0.40), STORIES, padding=0.1),),
+            (Phase("masked", 1300, 900, 2e-3, STORY, STATES, STORIES, padding=0.1),),
             start="tiny-llada",
             seed=21,
             pool_size=60_000,
             batch_tokens=3072,
         ),
         Recipe(
-            "tiny-d2f-llada-long",
-            "llada",
-            (Phase("rising", 250, 180, 3e-3, STORY, lengths=STORIES),),
-            start="tiny-llada-long",
+            "tiny-dream-long",
+            "dream",
+            (Phase("masked", 1600, 1000, 2e-3, STORY, STATES, STORIES, padding=0.1),),
+            start="tiny-dream-base",
+            seed=23,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-d2f-dream-long",
+            "dream",
+            (Phase("rising", 350, 250, 3e-3, STORY, lengths=STORIES),),
+            start="tiny-dream-long",
             lora_rank=16,
             seed=22,
             pool_size=60_000,

@@ -1,6 +1,6 @@
 """ministory: word problems of minigsm with long answers, in which most uncertainty is harmless.
 
-A problem has 2 to 5 steps. The answer restates the question, calls what is counted by a letter, and
+A problem has 4 to 8 steps. The answer restates the question, calls what is counted by a letter, and
 works through the steps; each result is repeated by a sentence of its own, the last one also at the
 end. Letter, connectives, subjects and the form of every sentence are drawn at random, so that most
 tokens a model is unsure of change nothing about the result; the letter is chosen once and kept. The
@@ -25,7 +25,7 @@ from dllm_bench.benchmarks.embedded.minigsm import (
     prompt_of,
 )
 
-STEPS = (2, 5)
+STEPS = (4, 8)
 LETTERS = ("a", "b", "c", "r", "x", "y")
 PLANS = (
     "How many {items} does {name} have now?",
