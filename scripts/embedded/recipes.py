@@ -24,6 +24,8 @@ CANVAS = ((72, 0.52), (104, 0.32), (144, 0.10), (192, 0.06))
 FULL = ((48, 0.12), (64, 0.30), (88, 0.22), (112, 0.26), (144, 0.06), (192, 0.04))
 STORIES = ((224, 0.5), (304, 0.5))
 """Row lengths, each with its share of the batches; the answer may fill the row after its prompt."""
+STORY_STATES = (0.45, 0.15, 0.40)
+"""Shares of states, see `Phase.states`; of `ministory`, where wording is most of an answer."""
 
 Shares = tuple[tuple[str, float], ...]
 FIRST: Shares = (("minigsm", 0.48), ("minicode", 0.40), (DRILL, 0.12))
@@ -45,7 +47,6 @@ SUMS: Shares = (
 )  # fmt: skip
 CODE: Shares = (("minicode", 1.0),)
 STORY: Shares = (("ministory", 0.95), (DRILL, 0.05))
-STATES = (0.45, 0.15, 0.40)
 """Tasks and drills, each with its share of the rows."""
 
 
@@ -229,7 +230,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-llada-long",
             "llada",
-            (Phase("masked", 1300, 900, 2e-3, STORY, STATES, STORIES, padding=0.1),),
+            (Phase("masked", 1300, 900, 2e-3, STORY, STORY_STATES, STORIES, padding=0.1),),
             start="tiny-llada",
             seed=21,
             pool_size=60_000,
@@ -238,7 +239,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-dream-long",
             "dream",
-            (Phase("masked", 1600, 1000, 2e-3, STORY, STATES, STORIES, padding=0.1),),
+            (Phase("masked", 1600, 1000, 2e-3, STORY, STORY_STATES, STORIES, padding=0.1),),
             start="tiny-dream-base",
             seed=23,
             pool_size=60_000,

@@ -114,7 +114,7 @@ def test_no_expert_holds_a_neuron_twice(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("layout", ["llada", "dream"])
 def test_an_adapter_is_added_to_the_weights_it_was_trained_on(layout: str, tmp_path: Path) -> None:
     weights, sizes = _random(layout)
-    recipe = replace(RECIPES["tiny-d2f-llada-long"], layout=layout)
+    recipe = replace(RECIPES["tiny-d2f-dream-long"], layout=layout)
     lora = training._new_lora(weights, recipe)
     lora = {n: (torch.randn_like(t) * 0.1).bfloat16().float() for n, t in lora.items()}
     export.write_checkpoint(tmp_path / "base", weights, sizes, layout, _tokenizer())
