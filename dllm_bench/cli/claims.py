@@ -14,7 +14,7 @@ from dllm_bench.claims import view
 from dllm_bench.claims.spec import load_claim
 from dllm_bench.claims.verdict import COMMAND, ClaimVerdict, Judgement, judge_claims
 from dllm_bench.cli.common import open_store, print_failures, print_lines
-from dllm_bench.cli.table import add_options, plan_and_fill
+from dllm_bench.cli.table import add_options, command_lines, plan_and_fill
 from dllm_bench.site.format import align
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import matching_names, names_of
@@ -34,6 +34,10 @@ def run(arguments: Namespace) -> int:
     """Run what is missing if asked to, judge, print the verdicts."""
     store = open_store(arguments)
     shown = matching_names("claim", arguments.claim)
+    if arguments.commands:
+        claims = [claim for claim in map(load_claim, shown) if not claim.untestable]
+        tables = [claim.cells() for claim in claims]
+        return print_lines(command_lines(plan_and_fill(arguments, tables, store)[0]))
     judgements, failed = judged(arguments, store, shown)
     if arguments.power:
         judgements, later = with_power(arguments, store, judgements, shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from dllm_bench.cli.common import open_store, print_failures, print_lines
-from dllm_bench.cli.table import add_options, output_folder, plan_and_fill
+from dllm_bench.cli.table import add_options, command_lines, output_folder, plan_and_fill
 from dllm_bench.figures.points import build_figure, make_replays, missing_replays
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.figures.write import headline, lines, write
@@ -24,6 +24,8 @@ def run(arguments: Namespace) -> int:
     figures = [load_figure(name) for name in matching_names("figure", arguments.figure)]
     tables = [figure.table for figure in figures]
     plans, failed = plan_and_fill(arguments, tables, store)
+    if arguments.commands:
+        return print_lines(command_lines(plans))
     folder = store.root.parent / output_folder("figures", arguments)
     for figure, (_, profile, planned) in zip(figures, plans, strict=True):
         missing = list(missing_replays(figure, planned, store))

@@ -28,8 +28,21 @@ from dllm_bench.store.store import Store
 from dllm_bench.tables import view
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.cost import cost_in_words, measured_runs
-from dllm_bench.tables.load import load_profile, load_table, matching_names, names_of
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, SharedRuns, distinct_runs, plan
+from dllm_bench.tables.load import (
+    available_here,
+    load_profile,
+    load_table,
+    matching_names,
+    names_of,
+)
+from dllm_bench.tables.plan import (
+    PlannedCell,
+    PlannedRun,
+    SharedRuns,
+    distinct_runs,
+    missing_trained_files,
+    plan,
+)
 from dllm_bench.tables.render import write
 from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
@@ -51,6 +64,8 @@ def run(arguments: Namespace) -> int:
     store = open_store(arguments)
     papers = [load_table(name) for name in matching_names("table", arguments.table)]
     planned, failed = plan_and_fill(arguments, papers, store)
+    if arguments.commands:
+        return print_lines(command_lines(planned))
     similar = measured_runs(store)
     tables = [build(*one, similar) for one in planned]
     folder = store.root.parent / output_folder("tables", arguments)
@@ -75,7 +90,11 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
     text = f"for example {example}; {paper}: every {kind} of the paper; all: every {kind}"
     count, metavar = "?" if kind == "claim" else None, f"PAPER/{kind.upper()}"
     parser.add_argument(kind, metavar=metavar, nargs=count, default="all", help=text)
-    parser.add_argument("--profile", default=EMBEDDED, help="embedded (default) or paper")
+    parser.add_argument(
+        "--profile",
+        default=EMBEDDED,
+        help="embedded (default), paper, or paper-nv (LoPA-Dist with a GPU per branch)",
+    )
     parser.add_argument("--run", action="store_true", help="run what is missing, here")
     parser.add_argument("--submit", action="store_true", help="submit what is missing to SLURM")
     parser.add_argument(
@@ -84,6 +103,9 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
     text = "with --submit: replaces settings of conf/hydra/launcher/slurm.yaml, as in "
     text += "partition=gpu; repeatable"
     parser.add_argument("--slurm", action="append", default=[], metavar="NAME=VALUE", help=text)
+    text = "print the commands of all runs without a record as a shell script, those that cannot "
+    text += "be made on this machine included, and nothing else"
+    parser.add_argument("--commands", action="store_true", help=text)
     parser.add_argument("--jobs", type=positive_int, metavar="N", help="runs at the same time")
     parser.add_argument(
         "--limit", type=positive_int, metavar="N", help="N items per run, for a quick look"
@@ -96,6 +118,8 @@ def check_options(arguments: Namespace) -> None:
     """Refuse options that contradict each other or would have no effect."""
     if arguments.run and arguments.submit:
         raise DllmBenchError("--run decodes here and --submit sends to SLURM; give one of them.")
+    if arguments.commands and (arguments.run or arguments.submit):
+        raise DllmBenchError("--commands prints what --run and --submit make; give one of them.")
     for flag in ("wait", "slurm"):
         if getattr(arguments, flag) and not arguments.submit:
             raise DllmBenchError(f"--{flag} goes with --submit, which was not given; add it.")
@@ -185,6 +209,9 @@ def row_cells(row: view.TableRow) -> tuple[str, ...]:
 def missing_lines(built: BuiltTable) -> Iterator[str]:
     """The cost of the missing runs, the command for all of them, and commands for single ones."""
     yield from view.cost_lines(built)
+    if any(run.is_for_elsewhere for run in distinct_runs(built.planned())):
+        flags = f"{built.profile.flags} --commands"
+        yield f"commands for a machine that can: dllm-bench table {built.table.name} {flags}"
     if not built.open:
         return
     yield f"all of them: dllm-bench table {built.table.name} {built.profile.flags} --run"
@@ -192,6 +219,27 @@ def missing_lines(built: BuiltTable) -> Iterator[str]:
         yield f"one of them ({run.state}: {run.reason}): {run.command}"
     if len(built.open) > SINGLE_COMMANDS:
         yield f"the other {len(built.open) - SINGLE_COMMANDS} commands are in the written table"
+
+
+def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
+    """A shell script that makes every run without a record: here, or where there is what this
+    machine lacks.
+    """
+    runs = distinct_runs(cell for _, _, cells in planned for cell in cells)
+    by_command = {run.command: run for run in runs if run.open or run.is_for_elsewhere}
+    yield f"# {len(by_command)} runs without a record"
+    names = {run.chosen.get("model", "") for run in by_command.values() if run.is_for_elsewhere}
+    names -= {"", "served", *available_here("model")}
+    if names:
+        yield f"dllm-bench prefetch {' '.join(sorted(names))}  # their weights"
+    sources = missing_trained_files(by_command.values())
+    yield from (f"# train first: {source} (dllm-bench train)" for source in sources)
+    reason = ""
+    for command, run in by_command.items():
+        if run.reason != reason:
+            reason = run.reason
+            yield "# " + " ".join(reason.split())
+        yield command
 
 
 def overview_lines(tables: Sequence[BuiltTable], folder: Path) -> Iterator[str]:

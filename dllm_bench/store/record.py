@@ -25,9 +25,11 @@ from dllm_bench.metrics.acceptance import speculative_columns
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.sample_stats import SampleStats, from_columns
 from dllm_bench.store.checked import checked_line, parse, read_checked
+from dllm_bench.store.hardware import uses_cuda
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 
 SCORE = "score/"  # begins the column of a further score
+ONE_PER_BRANCH = ", one per branch"  # LoPA's branches on devices of their own
 SCHEMA = 4  # raised with every change of the stored form
 HASHED = 3  # records from this version on carry a hash of their text
 NAMED = 4  # records from this version on hold registered names instead of module paths
@@ -185,7 +187,8 @@ class RunRecord:
     def devices(self) -> str:
         """What the samples were computed on, in words."""
         devices = (str(one.get("device") or "unknown device") for one in self.environments)
-        return " and ".join(dict.fromkeys(devices))
+        spread = uses_cuda(self.spec.hardware) and self.spec.hardware.get("branch_parallel", 1) > 1
+        return " and ".join(dict.fromkeys(devices)) + (ONE_PER_BRANCH if spread else "")
 
     @property
     def sample_stats(self) -> list[SampleStats]:

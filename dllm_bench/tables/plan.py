@@ -54,6 +54,7 @@ WORST_FIRST = (
 )
 SERVED = "model=served"
 NOT_SERVED_HERE = "A served engine, which profile {!r} does not ask; --profile paper does."
+DO_NOT_FIT = "unavailable: settings do not fit"
 TRAINED = "results/training/"  # where `dllm-bench train` writes, and decoders of tables read
 
 
@@ -96,6 +97,12 @@ class PlannedRun:
     def open(self) -> bool:
         """True if the run can be made here and is not complete."""
         return self.state in OPEN
+
+    @property
+    def is_for_elsewhere(self) -> bool:
+        """True if a machine with the device, weights or data that this one lacks can make it."""
+        unavailable = self.state is CellState.UNAVAILABLE and self.short != DO_NOT_FIT
+        return unavailable and bool(self.config)
 
 
 @dataclass(frozen=True)
@@ -249,8 +256,7 @@ def _without_spec(error: DllmBenchError, run: PlannedRun) -> PlannedRun:
     """A run that cannot be specified: an input is missing, or its settings do not fit together."""
     if isinstance(error, MissingInputError):
         return _unavailable("weights or data", str(error), run)
-    short = "unavailable: settings do not fit"
-    return replace(run, state=CellState.UNAVAILABLE, short=short, reason=str(error))
+    return replace(run, state=CellState.UNAVAILABLE, short=DO_NOT_FIT, reason=str(error))
 
 
 def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:

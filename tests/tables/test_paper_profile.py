@@ -1,0 +1,130 @@
+"""What the profiles of published sizes make of LoPA's tables, and the commands they print."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.api.compose import compose
+from dllm_bench.cli.main import main
+from dllm_bench.figures.spec import load_figure
+from dllm_bench.store.hardware import missing_device
+from dllm_bench.store.spec import digest
+from dllm_bench.tables.build import why_incomparable
+from dllm_bench.tables.load import load_profile, load_table
+from dllm_bench.tables.plan import DO_NOT_FIT, CellState, PlannedCell, PlannedRun
+from dllm_bench.tables.spec import Query
+from tests.tables.builders import compose as made_up
+from tests.tables.builders import record_of, spec_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
+BASE = {"model": "d2f-dream-7b-base", "benchmark": "gsm8k"}
+S12 = {**BASE, "setting": "S12"}
+
+
+def asked(table: Any, keys: Mapping[str, str]) -> Query:
+    """What the cells at `keys` ask for."""
+    (query,) = {cell.run for cell in table.cells() if cell.keys.items() >= keys.items()}
+    return query
+
+
+def composed(profile: str, table: Any, keys: Mapping[str, str]) -> dict[str, Any]:
+    return compose(load_profile(profile).translate(asked(table, keys)))
+
+
+@pytest.mark.parametrize(("profile", "hardware"), [("paper", "h200"), ("paper-nv", "nv-bp{}")])
+def test_lopa_dist_has_the_released_scores_and_may_have_its_devices(
+    profile: str, hardware: str
+) -> None:
+    table = load_table("lopa/table4")
+    for setting, branches in (("S1", 4), ("S12", 8)):
+        config = composed(profile, table, {**BASE, "setting": setting})
+        assert config["hardware"]["name"] == hardware.format(branches)
+        assert config["decoder"]["explore"]["k"] == branches
+        assert config["decoder"]["explore"]["counts_base"]
+        assert config["decoder"]["score"]["precision"] == "model"
+        assert config["decoder"]["score"]["eps"] == 1e-10
+    ascend = composed(profile, table, {**BASE, "setting": "S18"})
+    assert (ascend["hardware"]["name"], ascend["decoder"]["name"]) == ("h200", "lopa")
+
+
+@pytest.mark.parametrize("profile", ["paper", "paper-nv"])
+def test_a_setting_is_one_run_in_every_table_and_figure(profile: str) -> None:
+    """Table 3, Figure 1 and, for the paper's profile, the documentation ask for Table 4's S12."""
+    found = digest(composed(profile, load_table("lopa/table4"), S12))
+    system = {**BASE, "system": "lopa-dist-nv"}
+    assert digest(composed(profile, load_table("lopa/table3"), system)) == found
+    figure = load_figure("lopa/figure1").table
+    system.pop("model")
+    assert digest(composed(profile, figure, system)) == found
+
+
+def test_the_documented_command_is_the_run_of_its_cell() -> None:
+    (shown,) = re.findall(r"dllm-bench (run model=d2f-dream-base(?:.*\\\n)*.*)", PAGE.read_text())
+    query = shlex.split(shown.replace("\\\n", " "))[1:]
+    assert compose(query) == composed("paper", load_table("lopa/table4"), S12)
+
+
+def test_plain_d2f_ranks_by_negative_entropy_where_lopas_scripts_do() -> None:
+    keys = {"model": "d2f-dream-7b-instruct", "decoder": "vanilla", "benchmark": "gsm8k"}
+    table = load_table("lopa/table1")
+    paper, small = (composed(name, table, keys)["decoder"] for name in ("paper", "embedded"))
+    assert paper["score"]["_target_"].endswith("NegEntropy")
+    assert small["score"]["_target_"].endswith("Confidence")  # as in the committed results
+    assert {**paper, "score": None, "name": None} == {**small, "score": None, "name": None}
+
+
+def test_a_run_with_a_device_per_branch_is_compared_with_the_papers_speeds() -> None:
+    profile = load_profile("paper-nv")
+    cells = load_table("lopa/table4").cells()
+    cell = next(c for c in cells if c.metric.name == "tps_avg" and c.keys.items() >= S12.items())
+    record = record_of(spec_of(made_up(["model=a", "decoder=b", "benchmark=c", "hardware=d"])))
+    environment = {"device": "NVIDIA H200"}
+    session = replace(record.sessions[0], environment=environment)
+    for branches, comparable in ((1, False), (8, True)):
+        hardware = {"device": "cuda", "branch_parallel": branches}
+        spec = replace(record.spec, hardware=hardware)
+        run = PlannedRun(
+            (), CellState.SEALED, record=replace(record, spec=spec, sessions=[session])
+        )
+        assert (not why_incomparable(PlannedCell(cell, run), profile)) == comparable
+
+
+@pytest.mark.skipif(not missing_device({"device": "cuda"}), reason="the runs can be made here")
+@pytest.mark.parametrize("kind", ["table", "figure"])
+def test_commands_of_runs_for_another_machine_are_a_script(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = {"table": "lopa/table3", "figure": "lopa/figure1"}[kind]
+    ask = [kind, name, "--profile", "paper-nv", "--commands", "--results", str(tmp_path)]
+    assert main(ask) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(path.suffix in (".md", ".svg") for path in tmp_path.rglob("*"))
+    commands = [line for line in lines if line.startswith("dllm-bench run ")]
+    assert lines[0] == f"# {len(commands)} runs without a record"
+    assert len(commands) == 4, "all but those for Ascend"
+    assert {line.split()[0] for line in lines} == {"#", "dllm-bench"}
+    (fetch,) = [line for line in lines if line.startswith("dllm-bench prefetch ")]
+    models = {word for line in commands for word in line.split() if word.startswith("model=")}
+    assert models == {f"model={name}" for name in fetch.partition("  #")[0].split()[2:]}
+
+
+def test_commands_go_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["table", "lopa/table3", "--commands", "--run", "--results", str(tmp_path)]
+    assert main(ask) == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
+def test_runs_that_no_machine_can_make_have_no_command() -> None:
+    def run(short: str, **parts: Any) -> PlannedRun:
+        return PlannedRun((), CellState.UNAVAILABLE, short, **parts)
+
+    assert run("unavailable: needs a GPU", config={"model": {}}).is_for_elsewhere
+    assert not run(DO_NOT_FIT, config={"model": {}}).is_for_elsewhere
+    assert not run("unavailable: needs Ascend 910C").is_for_elsewhere
