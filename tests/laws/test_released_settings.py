@@ -16,7 +16,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.explore.lookahead import Lookahead
@@ -32,6 +32,7 @@ from dllm_bench.decoding.select.hierarchy import Hierarchy
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.decoding.select.union import Union
+from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
 from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.registry import describe, instantiate
@@ -50,6 +51,7 @@ DEFAULTS = (
     Pipeline(8, 0.1, 0.9),
     Sampled(),
     TopK(),
+    Eos(),
 )
 
 
@@ -59,7 +61,7 @@ def decode(decoder: MaskedDecoder, new: int, model: Table | Watched | None = Non
 
 @pytest.mark.parametrize("piece", DEFAULTS, ids=lambda piece: type(piece).__name__)
 def test_a_default_leaves_the_hash_of_a_run_as_it_was(piece) -> None:
-    added = {"released", "fall", "base_competes", "short", "floor", "released_ties"}
+    added = {"released", "fall", "base_competes", "short", "floor", "released_ties", "prompt"}
     assert not added & set(describe(piece))
     assert instantiate(describe(piece), None) == piece
 
@@ -217,6 +219,32 @@ def test_the_pipeline_makes_as_many_whole_blocks_as_fit() -> None:
     for schedule, new in ((replace(pipeline, floor=False), 32), (pipeline, 11)):
         with pytest.raises(DllmBenchError, match="A block of 12 does not divide"):
             decode(replace(BASE, schedule=schedule), new)
+
+
+# --- stop rules ----------------------------------------------------------------------------------
+
+
+def test_an_end_token_of_the_prompt_counts_where_released_loops_look_for_it() -> None:
+    ended = Request("released", (ROLES["eos"], *PROMPT[1:]), 24)
+    plain, early = Table(), Table()
+    plain.place[:, ROLES["eos"]], early.place[:, ROLES["eos"]] = -99.0, 99.0
+    decoder = replace(BASE, schedule=Blocks(8))
+
+    def born(stop: Eos, model: Table, request: Request) -> tuple[int, ...]:
+        return replace(decoder, stop=stop).generate(model, request).born
+
+    clean = Request("released", PROMPT, 24)
+    for prompt, length in ((True, 8), (False, 24)):  # ReMDM's decodes the first block alone
+        closes = Eos(turn_end=False, prompt=prompt)
+        assert len(born(closes, plain, ended)) == length
+        assert len(born(closes, plain, clean)) == 24
+    writes = Eos("write", turn_end=False)
+    everything = replace(decoder, stop=Filled()).generate(early, ended).born
+    assert born(replace(writes, prompt=True), early, ended) == everything
+    for stop, request in ((writes, ended), (replace(writes, prompt=True), clean)):
+        assert MASKED in born(stop, early, request) or len(born(stop, early, request)) < 24
+    with pytest.raises(DllmBenchError, match="would end a request at once"):
+        Eos("token", prompt=True)
 
 
 # --- lookahead -----------------------------------------------------------------------------------

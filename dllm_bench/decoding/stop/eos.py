@@ -6,11 +6,14 @@ is committed (CreditDecoding's early stop). Scope "write": finish in a forward t
 token if everything before the first one is committed, and go on to the next block otherwise
 (diffusers' block refinement of LLaDA2.1). The rule of Learn2PD's paper for end-of-text prediction
 is "block" without the end of a turn.
+
+Two released loops look for end tokens in the prompt as well (`prompt`): with one there, ReMDM's
+decodes the first block alone, and diffusers' block refinement never stops early.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -19,8 +22,9 @@ from torch import Tensor
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Stop, StopFlags
 from dllm_bench.core.decoder import BlockLength, Condition
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 Scope = Literal["block", "token", "write"]
 
@@ -32,10 +36,16 @@ class Eos(Stop):
 
     scope: Scope = "block"  # see the head of this file
     turn_end: bool = True  # whether the end of a chat turn counts as well
+    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see the head of this file
     stops_on_end_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice(self, "scope", self.scope, Scope)
+        if self.prompt and self.scope == "token":
+            raise DllmBenchError(
+                'Eos has prompt true and scope "token", under which an end token of the prompt '
+                'would end a request at once; set scope to "block" or "write".'
+            )
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
@@ -44,23 +54,27 @@ class Eos(Stop):
         return frozenset({Condition.END_OF_TEXT} if at_token else ())
 
     def _ends(self, branches: DecodeState) -> Tensor:
-        """True where a generated position holds an end token, bool (K, G)."""
-        generated_KG = branches.tokens_KL[:, branches.prompt_len :]
-        ends_KG = generated_KG == branches.special.eos
+        """True where a position holds an end token, bool (K, L)."""
+        ends_KL = branches.tokens_KL == branches.special.eos
         for end in branches.special.ends[1:] if self.turn_end else ():
-            ends_KG = ends_KG | (generated_KG == end)
-        return ends_KG
+            ends_KL = ends_KL | (branches.tokens_KL == end)
+        return ends_KL
 
     def ended(self, branches: DecodeState) -> StopFlags:
-        ends_KG = self._ends(branches)
+        ends_KL, start = self._ends(branches), branches.prompt_len
+        ends_KG, born_KG = ends_KL[:, start:], branches.born_KL[:, start:]
         closed_K = ends_KG.any(dim=1)
+        given_K = ends_KL[:, :start].any(dim=1) if self.prompt else None
         if self.scope == "block":
+            if given_K is not None:
+                closed_K = closed_K | (given_K & (born_KG >= 0).any(dim=1))
             return StopFlags(closed_K)
         masked_KG = branches.masked_KL[:, branches.prompt_len :]
         first_K1 = (ends_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
         finished_K = ends_KG.gather(1, first_K1)[:, 0]
         if self.scope == "token":
             return StopFlags(closed_K, finished_K)
-        born_KG = branches.born_KL[:, branches.prompt_len :]
+        if given_K is not None:
+            finished_K = finished_K & ~given_K
         written_K = (ends_KG & (born_KG == branches.forwards - 1)).any(1)
         return StopFlags(finished_K=finished_K & written_K)
