@@ -51,7 +51,7 @@ def test_the_text_of_changes_is_stored_only_on_request(
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
         git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", *words]
         subprocess.run(git, check=True, capture_output=True)
-    file.write_text(f"a = 2\n{SECRETS[0]}\n")
+    file.write_text(f"a = 2\n{SECRETS[0]}\n" + "b = 3\n" * 2000)
     monkeypatch.setattr(provenance, "PACKAGE", root / "dllm_bench")
     for choice, kept in (("hash", False), ("text", True)):
         spec = fakes.spec(2, runtime={"provenance": {"diff": choice}})
@@ -60,6 +60,7 @@ def test_the_text_of_changes_is_stored_only_on_request(
         assert environment["dirty"] and environment["changed"] == ["dllm_bench/a.py"]
         assert len(environment["diff_sha256"]) == 64
         assert (environment["diff"] is not None and "+a = 2" in environment["diff"]) is kept
+        assert len(environment["diff"] or "") == 4000 * kept
         assert "efgh-1234" not in (store.path(spec) / SESSIONS).read_text()
     with pytest.raises(DllmBenchError, match="provenance.diff='all' is no choice"):
         check_provenance({"diff": "all"})

@@ -1,10 +1,17 @@
-"""How tests run: with closed sockets (conftest.py), and those of a group on one worker."""
+"""How tests run: with closed sockets (conftest.py), and those of a group on one worker.
+
+And that the tests which docs/security.md names are there.
+"""
 
 from __future__ import annotations
 
+import re
 import socket
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_other_machines_are_out_of_reach() -> None:
@@ -25,3 +32,10 @@ def test_a_group_is_kept_together(request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("loadgroup", default=False):
         pytest.skip("no worker of `--dist loadgroup`")
     assert request.node.nodeid.endswith("@surroundings")
+
+
+def test_every_test_that_security_promises_name_is_there() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = re.findall(r"`([^`]*test_\w+\.py)`", page)
+    assert len(set(named)) > 10
+    assert not [name for name in named if not (ROOT / name).exists()]

@@ -12,12 +12,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
+from dllm_bench.benchmarks.sandbox.child import supervise
 from dllm_bench.benchmarks.sandbox.container import child_source
 from tests.unit.benchmarks.sandbox_drills import drill, needs, nothing_is_left  # noqa: F401
 
@@ -141,3 +142,31 @@ def test_root_gives_up_its_rights_without_namespaces(monkeypatch: pytest.MonkeyP
     outcome = drill("print(open('/proc/self/status').read())")
     assert not {"namespaces", "other_uid"} & set(outcome.held)
     assert "CapEff:\t0000000000000000" in outcome.stdout
+
+
+@pytest.mark.parametrize(("waited_s", "verdict"), [(9.5, None), (0.0, "timeout")])
+def test_seconds_in_which_a_program_waits_for_a_processor_do_not_count(
+    waited_s: float, verdict: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten seconds pass in a call that may take one; the kernel says how many the machine took."""
+    schedule, passed_s = tmp_path / "schedstat", [0.0]
+    schedule.write_text("0 0 0")
+    clock = SimpleNamespace(
+        monotonic=lambda: passed_s[0], clock_gettime=lambda which: passed_s[0] / 100
+    )
+    monkeypatch.setattr(supervise, "time", clock)
+
+    def step() -> bytes:
+        passed_s[0] += 10
+        schedule.write_text(f"0 {int(waited_s * 1e9)} 0")
+        return b"done"
+
+    with schedule.open("rb") as opened:
+        limits = {"cpu_s": 2.0, "wall_s": 60.0}
+        judged = supervise.JudgedProcess(1, -1, -1, opened.fileno(), limits)
+        if verdict is None:
+            assert judged._wait(step, 1.0) == b"done"
+            return
+        with pytest.raises(supervise.AnswerEnded) as ended:
+            judged._wait(step, 1.0)
+    assert ended.value.args[0] == verdict
