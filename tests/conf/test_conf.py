@@ -61,14 +61,14 @@ def test_the_root_is_a_table_of_contents() -> None:
     assert set(root) == {"defaults", "hydra"} | settings
 
 
-@pytest.mark.parametrize("choice", covering(4, CHOICES, often=2))
+@pytest.mark.parametrize("choice", covering(8, CHOICES, often=2))
 def test_every_choice_composes_to_classed_plain_data(choice: str) -> None:
     config = compose(within(choice))
     assert all(role_of(key) for key, _ in leaves(config))
     assert not [value for _, value in leaves(config) if str(value) in ("???", "${")]
 
 
-@pytest.mark.parametrize("name", options("decoder"))
+@pytest.mark.parametrize("name", covering(3, options("decoder")))
 def test_every_decoder_can_be_made_and_its_pieces_fit(name: str, tmp_path: Path) -> None:
     plain = with_drafter(compose([f"decoder={name}"])["decoder"], tmp_path)
     decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
@@ -113,7 +113,7 @@ def test_every_model_is_weights_or_a_served_engine(name: str) -> None:
     assert found.name == name
 
 
-@pytest.mark.parametrize("name", options("benchmark"))
+@pytest.mark.parametrize("name", covering(3, options("benchmark")))
 def test_every_benchmark_can_be_made(name: str, real_data: Path) -> None:
     plain = compose([f"benchmark={name}", f"paths.data={real_data}"])["benchmark"]
     if "evalplus" in plain["_target_"]:

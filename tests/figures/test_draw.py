@@ -31,6 +31,7 @@ def texts(found: BuiltFigure) -> list[str]:
     return [t.get_text() for t in drawn.findobj(lambda a: hasattr(a, "get_text")) if t.get_text()]
 
 
+@pytest.mark.exhaustive
 def test_equal_points_give_equal_bytes(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
     first, second = images(found), images(found)

@@ -176,7 +176,7 @@ def name(run: dict) -> str:
 
 
 @absent
-@pytest.mark.parametrize("run", covering(12, RUNS, often=2), ids=name)
+@pytest.mark.parametrize("run", covering(24, RUNS, often=2), ids=name)
 def test_runs(run: dict) -> None:
     generation = check(run, decoder(run))
     if is_runaway(run):

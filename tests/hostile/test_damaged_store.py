@@ -33,6 +33,7 @@ from dllm_bench.store.store import (
 )
 from dllm_bench.store.verify import verify
 from tests.resume import fakes
+from tests.tiers import covering
 
 N = 4
 SPEC_N = fakes.spec(N)
@@ -111,7 +112,7 @@ def test_hundreds_of_flipped_bytes_are_named_or_change_nothing(store: Store, nam
     check_flips(store, name, seeds(name)[SAMPLE_OF_FLIPS:])
 
 
-@pytest.mark.parametrize("name", [SPEC, SESSIONS, SAMPLES])
+@pytest.mark.parametrize("name", covering(3, [SPEC, SESSIONS, SAMPLES]))
 def test_a_run_with_a_flipped_byte_goes_on_and_ends_as_if_nothing_had_been(
     store: Store, name: str
 ) -> None:

@@ -102,7 +102,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert main([*RUN, "benchmark.max_new_tokens=32", f"paths.results={folder}"]) == 0
 
 
-@pytest.mark.parametrize("name", HUGE)
+@pytest.mark.parametrize("name", covering(4, HUGE))
 def test_a_setting_beyond_the_memory_is_refused_at_once(
     name: str,
     imported: None,

@@ -35,6 +35,7 @@ from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
 from tests.helpers import ROLES, Watched, tiny_denoiser
 from tests.pieces import RandomHead
+from tests.tiers import covering
 
 REQUEST = Request("learn2pd", tuple(range(3, 14)), 32)
 VANILLA = MaskedDecoder(Confidence(), TopK(), Blocks(8), NoCache())
@@ -171,7 +172,7 @@ def test_the_oracle_reproduces_its_reference(model, select, stall, schedule) -> 
         assert len(found.trace) < len(wanted.trace)
 
 
-@pytest.mark.parametrize("stall", ["token", "block"])
+@pytest.mark.parametrize("stall", covering(2, ["token", "block"]))
 def test_the_oracle_needs_no_more_forwards_than_any_selector_of_the_same_text(model, stall) -> None:
     """Selectors that are given the text by the same model: what they commit is never wrong."""
     checked = 0

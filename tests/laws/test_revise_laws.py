@@ -33,6 +33,7 @@ from dllm_bench.decoding.select.entropy import EntropyThreshold
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
 from tests.pieces import Table, decoders
+from tests.tiers import covering
 
 REVISING = {name: one for name, one in decoders().items() if one.revise.revises}
 MODELS = [Table(seed) for seed in range(3)]
@@ -89,7 +90,7 @@ def test_the_laws_are_about_decoders_that_do_revise() -> None:
 
 
 @each
-@pytest.mark.parametrize("most", [0, 3])
+@pytest.mark.parametrize("most", covering(2, [3, 0]))
 def test_budgets_bound_the_changes_and_decoding_ends(decoder: MaskedDecoder, most: int) -> None:
     for budget in ("per_position", "per_block", "per_request"):
         revise = replace(decoder.revise, **{budget: most})  # type: ignore[type-var]

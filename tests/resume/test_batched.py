@@ -21,6 +21,7 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
 from tests.resume import fakes
+from tests.tiers import covering
 
 TIMED = [
     *("tps/decode", "tps/e2e", "tps/no_first_step", "tps/max", "tps/top10", "step_ms"),
@@ -132,7 +133,7 @@ def test_what_has_no_batches_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("model", "decoder"),
-    [("tiny-llada", "fast_dllm_dual"), ("tiny-qwen3", "ngram_speculative")],
+    covering(2, [("tiny-llada", "fast_dllm_dual"), ("tiny-qwen3", "ngram_speculative")]),
 )
 def test_a_real_batch_gives_the_samples_of_one_at_a_time(
     model: str, decoder: str, tmp_path: Path

@@ -80,6 +80,7 @@ def test_a_score_is_judged_by_its_interval(tmp_path, monkeypatch, right, verdict
     assert found.delta == pytest.approx(5 * right - 55)
 
 
+@pytest.mark.exhaustive
 def test_a_score_outside_of_a_narrow_interval_may_be_inside_the_tolerance(
     tmp_path, monkeypatch
 ) -> None:

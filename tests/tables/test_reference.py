@@ -99,7 +99,7 @@ def recomputed(planned: PlannedCell) -> float:
 
 
 @here
-@pytest.mark.parametrize("name", covering(5, TABLES))
+@pytest.mark.parametrize("name", covering(9, TABLES))
 def test_every_committed_number_follows_from_its_record(name: str) -> None:
     """Cell -> record -> samples -> number, to the last printed digit."""
     found = committed(name)["cells"]
@@ -117,7 +117,7 @@ def test_every_committed_number_follows_from_its_record(name: str) -> None:
 
 
 @here
-@pytest.mark.parametrize("name", covering(5, TABLES))
+@pytest.mark.parametrize("name", covering(9, TABLES))
 def test_the_committed_bytes_follow_from_the_records(name: str) -> None:
     forms = render(built(name))
     for form in ("md", "json"):

@@ -127,6 +127,7 @@ def test_a_changed_yaml_forgets_everything(conf: Path, tmp_path: Path, file: str
     assert after == composing.compose(QUERY)
 
 
+@pytest.mark.exhaustive
 def test_a_changed_yaml_changes_what_is_rendered(conf: Path, tmp_path: Path) -> None:
     def rendered() -> str:
         assert main(["table", "creditdecoding/table3", "--results", str(tmp_path)]) == 0

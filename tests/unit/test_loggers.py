@@ -197,6 +197,7 @@ def test_a_failure_of_wandb_is_one_warning(
     assert store.state(fakes.spec(4)) is RunState.SEALED
 
 
+@pytest.mark.exhaustive
 def test_no_logger_needs_no_wandb(tmp_path: Path) -> None:
     """In a fresh process in which wandb cannot be imported."""
     code = (

@@ -24,6 +24,7 @@ from dllm_bench.benchmarks.embedded.generated import (
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, task_file
 from dllm_bench.benchmarks.tasks import sources
 from scripts.embedded import tokenizer as embedded
+from tests.tiers import covering
 
 COUNT = 400
 TASKS: Mapping[str, GeneratedTask] = {
@@ -41,7 +42,7 @@ def _problems(name: str, split: str, count: int, seed: int = 0) -> list[Generate
     return list(TASKS[name].problems(split, count, seed))
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", covering(4, TASKS))
 def test_problems_are_the_same_for_a_seed(
     name: str, test_items: dict[str, list[GeneratedProblem]]
 ) -> None:

@@ -212,6 +212,7 @@ def evalplus_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("evalplus_cache")
 def test_twenty_mixed_programs_are_graded_as_by_evalplus(real_data: Path) -> None:
     """EvalPlus's checker runs in a process of its own, because it changes the process it is in."""
