@@ -77,6 +77,7 @@ class MaskedDecoder(ComposedDecoder):
         self.check_pieces_fit()
         check_guidance(self.guidance, self.cache)
         check_smoothing(self.smoothing, self.guidance, self.cache)
+        check_reach(self.select)
 
     def summary(self) -> DecoderSummary:
         return DecoderSummary(
@@ -311,6 +312,16 @@ class MaskedDecoder(ComposedDecoder):
         if length is not None:
             state.cut(length)
         return length is not None
+
+
+def check_reach(select: Select) -> None:
+    """Refuse a selector that keeps a part of it from committing behind the open block."""
+    for part in select.parts():
+        if isinstance(part, Select) and part.reaches_beyond and not select.reaches_beyond:
+            raise DllmBenchError(
+                f"{type(part).__name__} commits behind the open block (released), where "
+                f"{type(select).__name__} commits nothing; use it alone or in a union."
+            )
 
 
 def without_shadow(logits_KXV: Tensor, plan: ForwardPlan, window: Window) -> tuple[Tensor, Tensor]:

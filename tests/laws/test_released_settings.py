@@ -28,6 +28,7 @@ from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.sampled import Sampled
 from dllm_bench.decoding.select.factor import Factor
 from dllm_bench.decoding.select.filter import Filter
+from dllm_bench.decoding.select.first_of_block import FirstOfBlock
 from dllm_bench.decoding.select.hierarchy import Hierarchy
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
@@ -174,6 +175,8 @@ def test_learn2pds_top_k_reaches_masks_behind_the_block_as_released(steps: int, 
     assert decode(within, 48).born != found.born
     with pytest.raises(DllmBenchError, match="TopK needs a cache with the whole canvas"):
         replace(decoder, cache=DualCache())
+    with pytest.raises(DllmBenchError, match="where FirstOfBlock commits nothing"):
+        replace(decoder, select=FirstOfBlock(topk))
 
 
 # --- scores --------------------------------------------------------------------------------------
