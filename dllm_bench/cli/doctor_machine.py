@@ -91,6 +91,18 @@ def device_lines() -> Iterator[Line]:
     for index in range(count):
         memory = torch.cuda.get_device_properties(index).total_memory // MEBIBYTE
         yield OK, "device", f"cuda:{index} {torch.cuda.get_device_name(index)}, {memory} MiB"
+    yield kernel_line(bool(count))
+
+
+def kernel_line(has_cuda: bool) -> Line:
+    """Whether this package's Triton kernels run; they are tried on two rows of logits."""
+    from dllm_bench.decoding import fused  # imports torch
+
+    if not has_cuda:
+        return OPTIONAL_MISSING, "kernels", "need a CUDA device; torch reads the logits here"
+    if fused.works():
+        return OK, "kernels", "work: a round reads its logits once"
+    return OPTIONAL_MISSING, "kernels", "do not work here: logits are read in several passes"
 
 
 def asset_lines() -> Iterator[Line]:

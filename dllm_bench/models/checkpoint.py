@@ -22,6 +22,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import pickled_weights, read_json
 from dllm_bench.models.layouts import CheckpointLayout, PublishedTensor, Shapes
 
+MAPPED_BYTES = 2**26  # that one mapping of a file may have in memory, or one tensor
 SHOWN = 6  # names listed per kind of problem
 SHOWN_CHARACTERS = 80  # of a wrong value
 MATCHES_NOTHING = r"$^"
@@ -79,16 +80,21 @@ def first_names(names: Iterable[str]) -> str:
 class Weights:
     """The tensors of safetensors files; only headers are read until `read` is called.
 
-    `ignored` is a regular expression of tensor names to leave out.
+    `ignored` is a regular expression of tensor names to leave out. Files are mapped into memory,
+    and what was read of a mapping stays there until it is closed, so `read` begins a new one now
+    and then: tensors that were copied elsewhere do not add up.
     """
 
     def __init__(self, files: Iterable[Path], ignored: str | None = None) -> None:
         self._file_of: dict[str, Any] = {}
+        self._path_of: dict[str, Path] = {}
+        self._mapped: tuple[Path, Any] | None = None  # what `read` reads from
+        self._left = 0  # bytes that it may still read
         for file in files:
             handle = _open(file)
             for key in handle.keys():  # noqa: SIM118 - a safetensors handle is no mapping
                 if not DERIVED.search(key) and not re.match(ignored or MATCHES_NOTHING, key):
-                    self._file_of[key] = handle
+                    self._file_of[key], self._path_of[key] = handle, file
         self.names = self._file_of.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -101,7 +107,11 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """The tensor, on the CPU."""
-        tensor: Tensor = self._file_of[name].get_tensor(name)
+        file = self._path_of[name]
+        if self._mapped is None or self._mapped[0] != file or self._left <= 0:
+            self._mapped, self._left = (file, _open(file)), MAPPED_BYTES
+        tensor: Tensor = self._mapped[1].get_tensor(name)
+        self._left -= tensor.nbytes
         return tensor
 
     def count(self, part: str) -> int:
@@ -178,11 +188,14 @@ def fill(
     merge: Callable[[str, Tensor], Tensor],
     device: torch.device,
     dtype: torch.dtype,
+    copied: bool = False,
 ) -> None:
     """Load the weights, tensor by tensor, into a module built on the meta device.
 
     `merge` maps (published name, tensor) to the tensor that is used. Parameters are cast to
-    `dtype`; buffers (a router's selection bias) keep their own dtype.
+    `dtype`; buffers (a router's selection bias) keep their own dtype. On the CPU a tensor that is
+    used as it is in the file stays a part of the file's mapping unless it is to be `copied`, which
+    takes less memory where a merge replaces other tensors of the mapping.
     """
     _compute_buffers(module, device)
     empty, shapes = module.state_dict(), shapes_of(module)
@@ -191,7 +204,8 @@ def fill(
     for name, like in empty.items():
         parts = layout.parts(name, shapes)
         if all(part.name in weights.names for part in parts):
-            reader = _Reader(weights, merge, device, like.dtype if name in buffers else dtype)
+            wanted = like.dtype if name in buffers else dtype
+            reader = _Reader(weights, merge, device, wanted, copied)
             state[name] = reader.parameter(parts, shapes[name])
     module.load_state_dict(state, strict=False, assign=True)
     module.tie_weights()
@@ -206,13 +220,18 @@ class _Reader:
     merge: Callable[[str, Tensor], Tensor]
     device: torch.device
     dtype: torch.dtype
+    copied: bool
 
     def tensor(self, part: PublishedTensor) -> Tensor:
         """One published tensor, or the rows of it that are wanted."""
-        tensor = self.merge(part.name, self.weights.read(part.name).to(self.device))
+        stored = self.weights.read(part.name)
+        tensor = self.merge(part.name, stored.to(self.device))
         if part.rows is not None:
             tensor = tensor[slice(*part.rows)].clone()
-        return require_finite(part.name, tensor.to(device=self.device, dtype=self.dtype))
+        tensor = tensor.to(device=self.device, dtype=self.dtype)
+        if self.copied and tensor.data_ptr() == stored.data_ptr():
+            tensor = tensor.clone()
+        return require_finite(part.name, tensor)
 
     def parameter(self, parts: list[PublishedTensor], shape: tuple[int, ...]) -> Tensor:
         """A parameter of the module."""
@@ -226,7 +245,8 @@ class _Reader:
 
 def require_finite(name: str, tensor: Tensor) -> Tensor:
     """The tensor; DllmBenchError if one of its numbers is NaN or infinite."""
-    if not bool(tensor.isfinite().all()):
+    # the extremes, since a flag for every number takes half as much memory as a bfloat16 tensor
+    if tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise DllmBenchError(
             f"Tensor {name} holds numbers that are NaN or infinite in {dtype}; fetch the weights "

@@ -261,8 +261,9 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
     special = opened.special(tokenizer, module.config.vocab_size)
     weights = opened.weights(module)
     adapter = _lora_adapter(spec, opened.expected_shapes(module))
-    merge = adapter.merge if spec.merge_lora else lora.NO_LORA.merge
-    checkpoint.fill(module, opened.layout, weights, merge, device, dtype_of(spec))
+    merged = adapter if spec.merge_lora else lora.NO_LORA
+    dtype, copied = dtype_of(spec), bool(merged.pairs)
+    checkpoint.fill(module, opened.layout, weights, merged.merge, device, dtype, copied)
     if not spec.merge_lora:
         lora.attach(adapter, module, opened.layout)
     if spec.quantization != NONE:

@@ -76,6 +76,9 @@ def test_an_experiment_is_a_preset_of_settings() -> None:
 def test_doctor_and_prefetch_take_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prefetch", f"model='{folder}'"]) == 0
     assert "nothing to fetch" in capsys.readouterr().out
+    main(["doctor", str(folder), "model.chat=false", "hardware.dtype=bfloat16"])
+    said = capsys.readouterr().out
+    assert "plain prompts" in said and "run in bfloat16" in said
     (folder / "tokenizer.json").unlink()
     assert main(["doctor", f"model='{folder}'"]) == 2
     assert "lacks a tokenizer" in capsys.readouterr().err

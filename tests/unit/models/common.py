@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -42,3 +44,13 @@ def edit(file: Path, **changes: Any) -> None:
 
 def tensors(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
+
+
+def resident(file: Path) -> int:
+    """Bytes of this process's mappings of a file that are in memory."""
+    maps = Path("/proc/self/smaps")
+    if not maps.exists():
+        pytest.skip(f"needs {maps}")
+    sections = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", maps.read_text())
+    mine = (one for one in sections if str(file) in one)
+    return sum(1024 * int(re.findall(r"(?m)^Rss: +(\d+)", one)[0]) for one in mine)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dllm_bench.cli import doctor_model
+from dllm_bench.cli import doctor_machine, doctor_model
+from dllm_bench.decoding import fused
 from tests.helpers import IDS, shard, tiny_checkpoint
 
 HARDWARE = {"name": "cpu", "device": "cpu", "dtype": "float32", "attention": "sdpa", "threads": 1}
@@ -54,6 +55,13 @@ def test_base_and_adapter_are_both_named_where_both_are_missing() -> None:
     found = report(Path("nobody/base"), lora="nobody/adapter")
     assert [(mark, topic) for mark, topic, _ in found] == [("no", "tiny"), ("no", "tiny lora")]
     assert "'nobody/base' is not" in found[0][2] and "'nobody/adapter' is not" in found[1][2]
+
+
+def test_the_kernels_have_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for here, works, mark in ((False, True, "--"), (True, True, "ok"), (True, False, "--")):
+        monkeypatch.setattr(fused, "works", lambda works=works: works)
+        assert doctor_machine.kernel_line(here)[:2] == (mark, "kernels")
+    assert "kernels" in {topic for _, topic, _ in doctor_machine.device_lines()}
 
 
 def test_a_model_that_does_not_fit_is_not_loaded(

@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import save_file
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models import checkpoint
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.load import LoadedModel, load_model
 from dllm_bench.models.sources import content_hash
@@ -26,7 +27,7 @@ from tests.helpers import (
     tiny_checkpoint,
     tiny_denoiser,
 )
-from tests.unit.models.common import LAYOUTS, PARAMETER, edit, logits, spec, tensors
+from tests.unit.models.common import LAYOUTS, PARAMETER, edit, logits, resident, spec, tensors
 
 
 def test_a_folder_loads_as_what_was_written(layout: str, folder: Path) -> None:
@@ -45,6 +46,20 @@ def test_shards_equal_one_file(folder: Path) -> None:
     files[1].unlink()
     with pytest.raises(DllmBenchError, match=r"lacks b\.safetensors"):
         load_model(spec(folder))
+
+
+def test_what_was_read_of_a_file_does_not_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, many, size = tmp_path / "model.safetensors", 16, 2**18
+    save_file({f"t{i:02}": torch.full((size // 4,), float(i)) for i in range(many)}, file)
+    for most in (2 * size, many * size):
+        monkeypatch.setattr(checkpoint, "MAPPED_BYTES", most)
+        weights = checkpoint.Weights([file])
+        sums = [float(weights.read(name).sum()) for name in sorted(weights.names)]
+        assert sums == [float(i * size // 4) for i in range(many)]
+        assert most - size <= resident(file) <= most + size
+        del weights
 
 
 def test_bfloat16_on_a_cpu(folder: Path) -> None:

@@ -20,7 +20,7 @@ from tests.helpers import (
     tiny_denoiser,
     tiny_weights,
 )
-from tests.unit.models.common import PARAMETER, logits, spec, tensors
+from tests.unit.models.common import PARAMETER, logits, resident, spec, tensors
 
 
 def test_a_merge_equals_peft(tmp_path: Path) -> None:
@@ -59,6 +59,9 @@ def test_an_adapter_uses_the_published_names(layout: str, folder: Path, tmp_path
     expected = tensors(folder)[PARAMETER[layout]] + 3 * up @ down
     torch.testing.assert_close(merged.model.layers[1].self_attn.o_proj.weight.data, expected)
     assert content_hash(spec(folder)) != content_hash(spec(folder, lora=str(adapter)))
+    assert not resident(folder / "model.safetensors"), "weights are no longer parts of the file"
+    whole = load_model(spec(folder))
+    assert resident(folder / "model.safetensors"), whole.metadata
 
 
 def test_adapters_that_a_merge_would_get_wrong(layout: str, folder: Path, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_failed_download_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_the_command(hub: list[dict[str, Any]], tmp_path: Path, capsys: Capture) -> None:
     arguments = ["prefetch", "--to", str(tmp_path / "cache")]
-    assert main([*arguments, "d2f-dream-base", "dream-base", "tiny-llada"]) == 0
+    assert main([*arguments, "model=d2f-dream-base", "dream-base", "tiny-llada"]) == 0
     printed = capsys.readouterr().out
     assert "Dream-org/Dream-v0-Base-7B: " in printed and "D2F_Dream_Base_7B_Lora: " in printed
     assert "assets/tiny-llada: not on the hub" in printed
