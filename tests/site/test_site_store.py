@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from dllm_bench.cli.main import main
 from dllm_bench.site import build as site_module
 from dllm_bench.site.pages import run_address
+from dllm_bench.store.cache import PACKED
 from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import build as tables
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.cost import measured_runs
+from scripts.update_reference import pack
 from tests.site import builders
 
 
@@ -50,3 +53,21 @@ def test_a_damaged_record_costs_its_own_page_alone(tmp_path: Path) -> None:
     builders.make(tmp_path)
     assert not (tmp_path / "site" / run_address(lost.spec.short)).exists()
     assert "is no run record" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+
+
+def test_a_report_of_packed_runs_is_written_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builders.fill(tmp_path)
+    packed = tmp_path / "reference"
+    packed.mkdir()
+    pack(tmp_path, packed / PACKED)
+    content = (packed / PACKED).read_bytes()
+    monkeypatch.setenv("DLLM_BENCH_RESULTS", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(site_module, "names_of", lambda kind: [])
+    assert main(["report", "--results", str(packed)]) == 0
+    assert capsys.readouterr().out
+    assert (tmp_path / "own" / "site" / "index.html").exists()
+    assert [path.name for path in packed.iterdir()] == [PACKED]
+    assert (packed / PACKED).read_bytes() == content
