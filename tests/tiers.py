@@ -16,12 +16,16 @@ from allpairspy import AllPairs
 
 def covering(step: int, cases: Iterable[Any], often: int = 1) -> list[Any]:
     """All cases: every `step`-th in the default tier, of the others every `often`-th in the whole
-    suite, and what is left with `-m drill`.
+    suite, and what is left with `-m drill`. A tuple is a case of several arguments.
     """
     return [
-        case if index % step == 0 else pytest.param(case, marks=_rest(index, often))
+        case if index % step == 0 else pytest.param(*_arguments(case), marks=_rest(index, often))
         for index, case in enumerate(cases)
     ]
+
+
+def _arguments(case: Any) -> tuple[Any, ...]:
+    return case if isinstance(case, tuple) else (case,)
 
 
 def _rest(index: int, often: int) -> pytest.MarkDecorator:

@@ -113,12 +113,11 @@ VALUES: tuple[Any, ...] = ("32", -1, 0, 2**70, 1e400, [1], {"a": 1}, None, True,
 
 
 @pytest.mark.parametrize(
-    "key", covering(8, [(k, n) for k in ("dream", "llada") for n in CONFIGS[k]])
+    ("layout", "name"), covering(8, [(k, n) for k in ("dream", "llada") for n in CONFIGS[k]])
 )
 def test_a_wrong_value_in_a_config_is_a_sentence_or_has_no_effect(
-    key: tuple[str, str], tmp_path: Path
+    layout: str, name: str, tmp_path: Path
 ) -> None:
-    layout, name = key
     folder = tiny_checkpoint(layout, tmp_path, seed=5)
     config = (folder / "config.json").read_text()
     for value in VALUES:
