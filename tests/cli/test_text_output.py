@@ -155,12 +155,13 @@ def test_board_counts_the_cells_of_rendered_tables(tmp_path: Path) -> None:
 
 def test_an_unknown_sample_is_a_sentence_with_examples() -> None:
     with pytest.raises(DllmBenchError, match="no stored sample 'z' among 2; the first are: a, b"):
-        show.named_sample({"a": sample("a"), "b": sample("b")}, "z", "run")
+        show.named_sample({"a": sample("a"), "b": sample("b")}, ["a", "b"], "z", "run")
 
 
 def test_a_number_counts_samples_unless_it_is_a_name() -> None:
     samples = {"a": sample("a"), "0": sample("0"), "c": sample("c")}
-    assert [show.named_sample(samples, name, "run").id for name in "c20"] == ["c", "c", "0"]
+    found = [show.named_sample(samples, ["0", "c", "a"], name, "run").id for name in "c20"]
+    assert found == ["c", "a", "0"]
 
 
 def test_only_sealed_runs_are_compared(tmp_path: Path) -> None:

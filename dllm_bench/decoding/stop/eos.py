@@ -53,28 +53,31 @@ class Eos(Stop):
         at_token = self.scope == "token" and not self.turn_end
         return frozenset({Condition.END_OF_TEXT} if at_token else ())
 
-    def _ends(self, branches: DecodeState) -> Tensor:
-        """True where a position holds an end token, bool (K, L)."""
-        ends_KL = branches.tokens_KL == branches.special.eos
+    def _ends(self, branches: DecodeState, start: int, stop: int | None = None) -> Tensor:
+        """True where a position from `start` to `stop` holds an end token, bool (K, X)."""
+        tokens_KX = branches.tokens_KL[:, start:stop]
+        ends_KX = tokens_KX == branches.special.eos
         for end in branches.special.ends[1:] if self.turn_end else ():
-            ends_KL = ends_KL | (branches.tokens_KL == end)
-        return ends_KL
+            ends_KX = ends_KX | (tokens_KX == end)
+        return ends_KX
 
     def ended(self, branches: DecodeState) -> StopFlags:
-        ends_KL, start = self._ends(branches), branches.prompt_len
-        ends_KG, born_KG = ends_KL[:, start:], branches.born_KL[:, start:]
+        start = branches.prompt_len
+        ends_KG = self._ends(branches, start)
         closed_K = ends_KG.any(dim=1)
-        given_K = ends_KL[:, :start].any(dim=1) if self.prompt else None
+        given_K = self._ends(branches, 0, start).any(dim=1) if self.prompt else None
         if self.scope == "block":
             if given_K is not None:
-                closed_K = closed_K | (given_K & (born_KG >= 0).any(dim=1))
+                begun_K = (branches.born_KL[:, start:] >= 0).any(dim=1)
+                closed_K = closed_K | (given_K & begun_K)
             return StopFlags(closed_K)
-        masked_KG = branches.masked_KL[:, branches.prompt_len :]
+        masked_KG = branches.masked_KL[:, start:]
         first_K1 = (ends_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
         finished_K = ends_KG.gather(1, first_K1)[:, 0]
         if self.scope == "token":
             return StopFlags(closed_K, finished_K)
         if given_K is not None:
             finished_K = finished_K & ~given_K
+        born_KG = branches.born_KL[:, start:]
         written_K = (ends_KG & (born_KG == branches.forwards - 1)).any(1)
         return StopFlags(finished_K=finished_K & written_K)
