@@ -61,6 +61,12 @@ def whole_lines(path: Path) -> list[bytes]:
     return (stored_bytes(path) or b"").split(b"\n")[:-1]
 
 
+def every_line(path: Path) -> list[bytes]:
+    """The lines of a file that is replaced as a whole, the last one with or without a newline."""
+    content = stored_bytes(path) or b""
+    return content.removesuffix(b"\n").split(b"\n") if content else []
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Give a temporary path in the same folder; when the block ends, its file replaces `path`.

@@ -36,9 +36,9 @@ from dllm_bench.store.checked import CHECK, checked_line, checksum, read_checked
 from dllm_bench.store.files import (
     Appender,
     Lock,
+    every_line,
     explain_write_errors,
     stored_bytes,
-    whole_lines,
     write_atomic,
 )
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
@@ -443,7 +443,7 @@ class OpenRunFolder:
     def _read_sessions(self) -> None:
         """Read the sessions; one whose line is damaged keeps its number and has no environment."""
         by_index, damaged = dict[int, Session](), dict[str, bytes]()
-        for number, line in enumerate(whole_lines(self.folder / SESSIONS)):
+        for number, line in enumerate(every_line(self.folder / SESSIONS)):
             try:
                 plain = read_checked(line)
                 index = int(plain.pop("index", number))

@@ -9,7 +9,7 @@ from pathlib import Path
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.checked import is_checked, read_checked
-from dllm_bench.store.files import whole_lines
+from dllm_bench.store.files import every_line
 from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import (
@@ -58,7 +58,7 @@ def verify(folder: Path) -> VerifiedRun | None:
 
 def damaged_sessions(folder: Path) -> Iterator[str]:
     """A clause for each line of sessions.jsonl that is no session."""
-    for number, line in enumerate(whole_lines(folder / SESSIONS), start=1):
+    for number, line in enumerate(every_line(folder / SESSIONS), start=1):
         try:
             plain = read_checked(line)
             plain.pop("index", None)

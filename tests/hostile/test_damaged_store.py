@@ -112,6 +112,16 @@ def test_hundreds_of_flipped_bytes_are_named_or_change_nothing(store: Store, nam
     check_flips(store, name, seeds(name)[SAMPLE_OF_FLIPS:])
 
 
+def test_a_lost_end_of_the_only_session_is_named(store: Store) -> None:
+    folder = store.path(SPEC_N)
+    content = (folder / SESSIONS).read_bytes()
+    assert content.count(b"\n") == 1
+    for end, damaged in ((b"x", True), (b"", False)):
+        (folder / SESSIONS).write_bytes(content[:-1] + end)
+        found = verify(folder)
+        assert found is not None and bool(found.damages) == damaged
+
+
 @pytest.mark.parametrize("name", covering(3, [SPEC, SESSIONS, SAMPLES]))
 def test_a_run_with_a_flipped_byte_goes_on_and_ends_as_if_nothing_had_been(
     store: Store, name: str
