@@ -73,7 +73,7 @@ def sealed_record(entry: RunEntry) -> RunRecord:
     if record is None:
         raise DllmBenchError(
             f"Run {entry.spec.short} is {entry.state.value} ({entry.done} samples); complete it "
-            "with the command that started it, then compare."
+            "with the command that started it."
         )
     return record
 
