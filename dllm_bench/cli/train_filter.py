@@ -17,6 +17,7 @@ from dllm_bench.cli.common import (
 from dllm_bench.models.filters import FilterMetadata, convert_filter
 from dllm_bench.store import inputs
 from dllm_bench.training import filters
+from dllm_bench.training.prompts import TASKS
 
 COUNTS = {  # option -> (default, help)
     "--block": (32, "positions of a block"),
@@ -48,8 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--benchmark",
         action="append",
-        choices=("minigsm", "minicode", "minimath"),
-        help="take prompts from this benchmark's train split; may be repeated; default: all",
+        choices=tuple(TASKS),
+        help="take prompts from this benchmark's train split; may be repeated; default: "
+        + ", ".join(filters.FilterJob.benchmarks),
     )
     parser.add_argument(
         "--flan", type=Path, metavar="DIR", help="take prompts from jsonl rows (task, inputs)"

@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 from uuid import UUID
+from zipfile import ZipFile
 
 import pandas as pd
 import pytest
 import yaml
 from datasets import load_from_disk
 from huggingface_hub import parse_eval_result_entries
+from jsonschema import Draft7Validator
 from lm_eval.utils import get_results_filenames, get_sample_results_filenames, make_table
 
 import dllm_bench as db
 from dllm_bench.cli.main import main
 from dllm_bench.store.record import RunRecord
+
+SCHEMAS = sorted(Path(sys.prefix, "schemas").glob("every_eval_ever-*.whl"))  # see the Makefile
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +171,28 @@ def test_every_eval_ever_has_its_fields(run: tuple[Path, RunRecord], tmp_path: P
     tpf = json.loads(result["score_details"]["details"]["tpf/emitted"])
     assert tpf == record.summary["tpf/emitted"]
     assert str(tmp_path.parent) not in whole.read_text() + text  # no path of this machine
+
+
+@pytest.mark.skipif(not SCHEMAS, reason="every-eval-ever's wheel is not below .venv/schemas")
+def test_every_eval_ever_fits_the_published_schemas(
+    run: tuple[Path, RunRecord], tmp_path: Path
+) -> None:
+    """The schemas are read from the published package, and refuse a file that lacks a field."""
+    assert exported(run, tmp_path, "eee", "--organization", "us") == 0
+    (whole,), (lines,) = tmp_path.rglob("*.json"), tmp_path.rglob("*.jsonl")
+    found = json.loads(whole.read_text())
+    published_schema("eval").validate(found)
+    for line in lines.read_text().splitlines():
+        published_schema("instance_level_eval").validate(json.loads(line))
+    del found["evaluation_results"][0]["metric_config"]
+    assert not published_schema("eval").is_valid(found)
+
+
+def published_schema(name: str) -> Draft7Validator:
+    """A validator of a schema of Every Eval Ever."""
+    with ZipFile(SCHEMAS[-1]) as wheel:
+        schema = json.loads(wheel.read(f"every_eval_ever/schemas/{name}.schema.json"))
+    return Draft7Validator(schema)
 
 
 def test_the_aup_leaderboard_has_a_curve_of_a_sweep(
