@@ -17,6 +17,7 @@ from dllm_bench.benchmarks.embedded import (
     minicode,
     minigsm,
     minimath,
+    miniparallel,
     miniread,
     minirule,
     ministory,
@@ -42,6 +43,7 @@ TASKS: Mapping[str, GeneratedTask] = {
         "minirule", from_draw(mixture(minirule.draw_free, minirule.draw_choice))
     ),
     "ministory": ministory.TASK,
+    "miniparallel": miniparallel.TASK,
 }
 """Task -> its problems, all of its forms included."""
 

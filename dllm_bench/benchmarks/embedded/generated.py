@@ -54,6 +54,11 @@ class GeneratedTask:
     stream: Stream
     """Where the problems come from, see `from_draw`."""
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names that `items` takes."""
+        return SPLITS
+
     def problems(self, split: str, limit: int, seed: int = 0) -> Iterator[GeneratedProblem]:
         """Yield `limit` problems with distinct prompts; a larger limit extends the same list.
 

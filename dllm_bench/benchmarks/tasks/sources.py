@@ -17,8 +17,15 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dllm_bench.benchmarks.embedded import minigsm, minimath, miniread, minirule, ministory
-from dllm_bench.benchmarks.embedded.generated import SPLITS, GeneratedTask
+from dllm_bench.benchmarks.embedded import (
+    minigsm,
+    minimath,
+    miniparallel,
+    miniread,
+    minirule,
+    ministory,
+)
+from dllm_bench.benchmarks.embedded.generated import GeneratedTask
 from dllm_bench.benchmarks.items import (
     choose_items,
     data_file,
@@ -56,7 +63,7 @@ GENERATED: Mapping[str, GeneratedTask] = {
     task.name: task
     for task in (
         minigsm.TASK, minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE,
-        ministory.TASK,
+        ministory.TASK, miniparallel.TASK,
     )
 }  # fmt: skip
 """Item sets of this project."""
@@ -180,7 +187,8 @@ PUBLISHED: Mapping[str, PublishedSet] = {
 
 def splits(source: str) -> tuple[str, ...]:
     """The splits of an item set."""
-    return SPLITS if source in GENERATED else tuple(PUBLISHED[source].files)
+    generated = source in GENERATED
+    return GENERATED[source].splits if generated else tuple(PUBLISHED[source].files)
 
 
 def check(source: str, split: str, data_dir: str | None) -> None:

@@ -11,6 +11,7 @@ import string
 from collections import Counter
 from typing import Any
 
+from dllm_bench.benchmarks.embedded.miniparallel import is_right
 from dllm_bench.benchmarks.tasks import math_answers
 
 Doc = dict[str, Any]
@@ -70,6 +71,11 @@ def mmlu_letter(doc: Doc, results: list[str]) -> Metrics:
     letter = LETTER.search(results[0])
     right = letter is not None and letter[1].upper() == LETTERS[doc["answer"]]
     return {"accuracy": float(right)}
+
+
+def miniparallel(doc: Doc, results: list[str]) -> Metrics:
+    """Whether the text is one of the right answers."""
+    return {"valid": float(is_right(doc, results[0]))}
 
 
 def bare_words(text: str) -> str:

@@ -26,7 +26,8 @@ from tests.tiers import covering
 
 ALL = os.environ.get("DLLM_BENCH_ALL_ITEMS") == "1"
 TEXTS, PROGRAMS, FOREIGN = (None, None, None) if ALL else (300, 8, 150)
-SPLITS = {"squad_v2": "dev", "drop": "dev", "livecodebench": "release_v1", "math": "math500"}
+SPLITS = {"squad_v2": "dev", "drop": "dev", "livecodebench": "release_v1", "math": "math500",
+          "miniparallel": "reverse"}  # fmt: skip
 CHANCE: Mapping[str, float] = {
     "mmlu": 0.27,  # four letters, the most frequent has this share
     "mmlu_opencompass": 0.27,
