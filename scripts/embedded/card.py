@@ -21,6 +21,9 @@ OBJECTIVES = {
     "mask ratios rising from block to block, blocks of 8, 16, 32",
     "blocks": "block diffusion, answer only: a noised block sees itself and the clean blocks "
     "before it",
+    "edits": "block diffusion, answer only, as `blocks`, in which a share of the masks, drawn for "
+    "each row, is filled with tokens of the model's own prediction; the loss asks for the right "
+    "token at masked and at filled positions",
 }
 PROMPTS = {
     "minigsm": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
@@ -28,6 +31,7 @@ PROMPTS = {
     "minimath": "`Problem:\\n{problem}\\n\\nSolution:`; the answer ends in `\\boxed{ N}.`",
     "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
     "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options behind the question.",
+    "miniparallel": "`Rule: {rule}\\nQuestion: Apply the rule to {words}.\\nAnswer:`.",
     "ministory": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
 }
 DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill that repeats facts"}

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scripts.embedded.network import NetworkSizes, Weights
+from scripts.embedded.network import NetworkSizes, Weights, shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -97,7 +97,7 @@ def published(weights: Weights, sizes: NetworkSizes, layout: str) -> Weights:
         for expert, rows in enumerate(
             weight.split(sizes.experts.size, dim=1 if part == "down" else 0)
         ):
-            out[f"{NAMES[layout][2]}{index}.mlp.experts.{expert}.{EXPERT[part]}.weight"] = rows
+            out[_expert_name(index, expert, part, layout)] = rows
     if layout == "llada2" and sizes.experts:
         bias = torch.zeros(sizes.experts.count)  # not trained: the router alone chooses
         sparse = range(sizes.experts.dense_layers, sizes.n_layers)
@@ -105,10 +105,30 @@ def published(weights: Weights, sizes: NetworkSizes, layout: str) -> Weights:
     return out
 
 
-def read_weights(folder: Path, names: list[str], layout: str) -> Weights:
-    """Load the named weights of a checkpoint folder (without experts) in fp32."""
+def read_weights(folder: Path, sizes: NetworkSizes, layout: str) -> Weights:
+    """Load the weights of a checkpoint folder under our names, in fp32."""
     tensors = load_file(folder / "model.safetensors")
-    return {n: tensors[published_name(n, layout)].float() for n in names}
+    return {n: _read(tensors, n, sizes, layout).float() for n in shapes(sizes)}
+
+
+def _read(tensors: Weights, name: str, sizes: NetworkSizes, layout: str) -> Tensor:
+    """One of our weights: experts stacked, LLaDA2's q, k and v taken apart."""
+    index, _, part = name.partition(".")
+    if layout == "llada2" and part in ("q", "k", "v"):
+        parts = [sizes.d_model, sizes.kv_size, sizes.kv_size]
+        joined = tensors[published_name(f"{index}.qkv", layout)]
+        return joined.split(parts)["qkv".index(part)]
+    if part in EXPERT and sizes.experts and int(index) >= sizes.experts.dense_layers:
+        experts = [
+            tensors[_expert_name(index, e, part, layout)] for e in range(sizes.experts.count)
+        ]
+        return torch.cat(experts, dim=1 if part == "down" else 0)
+    return tensors[published_name(name, layout)]
+
+
+def _expert_name(index: str, expert: int, part: str, layout: str) -> str:
+    """The published name of an expert's matrix."""
+    return f"{NAMES[layout][2]}{index}.mlp.experts.{expert}.{EXPERT[part]}.weight"
 
 
 def write_checkpoint(

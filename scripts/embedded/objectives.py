@@ -3,7 +3,8 @@
 `causal`: next token of the answer (autoregressive models, and the start of Dream). `masked`: masked
 diffusion with weights 1/t (LLaDA, Eq. 3, answers only as in its SFT), on whole answers and on
 windows with clean text to the left and masks to the right. `rising`: D2F, mask ratios that rise
-from block to block. `blocks`: block diffusion (SDAR, LLaDA2), all blocks of a text at once. Each
+from block to block. `blocks`: block diffusion (SDAR, LLaDA2), all blocks of a text at once.
+`edits` is `blocks` with tokens planted that the model guessed (LLaDA2.1), see `with_guesses`. Each
 returns an `Example`; with `shift=1` row p - 1 predicts position p, as in Dream.
 
 Shapes: B rows of a batch, L positions of a row, N scored positions, J blocks, V vocabulary.
@@ -11,7 +12,7 @@ Shapes: B rows of a batch, L positions of a row, N scored positions, J blocks, V
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -256,6 +257,19 @@ def blocks(
     targets_N, weights_N = batch.ids_BL.reshape(-1)[flat], weights_BL.reshape(-1)[flat] / count
     both_BL, twice_L = torch.cat([inputs_BL, batch.ids_BL], 1), torch.arange(length).repeat(2)
     return Example(both_BL, rows_N, targets_N, weights_N, twin_mask(length, size), twice_L)
+
+
+def with_guesses(example: Example, guess_N: Tensor, rng: torch.Generator) -> Example:
+    """The example with the guesses at some of its scored positions instead of masks.
+
+    In each row of the batch a share of them, drawn from U(0, 1), is planted; for `shift` 0.
+    """
+    count, length = example.inputs_BL.shape
+    share_N = _uniform(rng, count)[example.rows_N // length]
+    planted_N = _uniform(rng, len(guess_N)) < share_N
+    inputs = example.inputs_BL.flatten().clone()
+    inputs[example.rows_N[planted_N]] = guess_N[planted_N]
+    return replace(example, inputs_BL=inputs.view(count, length))
 
 
 def twin_mask(length: int, size: int) -> Tensor:

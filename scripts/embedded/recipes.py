@@ -46,6 +46,9 @@ SUMS: Shares = (
     ("minirule", 0.15),
 )  # fmt: skip
 CODE: Shares = (("minicode", 1.0),)
+LINES = ((48, 0.6), (64, 0.4))
+"""Row lengths of `miniparallel`; squares fit the longer rows."""
+PARALLEL: Shares = (("miniparallel", 1.0),)
 STORY: Shares = (("ministory", 0.95), (DRILL, 0.05))
 """Tasks and drills, each with its share of the rows."""
 
@@ -202,6 +205,15 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=2048,
         ),
         Recipe(
+            "tiny-llada21",
+            "llada2",
+            (Phase("edits", 800, 600, 1.5e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),),
+            start="tiny-llada2",
+            seed=24,
+            pool_size=60_000,
+            batch_tokens=2048,
+        ),
+        Recipe(
             "tiny-diffucoder",
             "dream",
             (Phase("masked", 1600, 1200, 1.5e-3, CODE),),
@@ -235,6 +247,15 @@ RECIPES: dict[str, Recipe] = {
             seed=21,
             pool_size=60_000,
             batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-llada-parallel",
+            "llada",
+            (Phase("masked", 1000, 700, 2e-3, PARALLEL, (0.70, 0.15, 0.15), LINES, padding=0.1),),
+            start="tiny-llada",
+            seed=25,
+            pool_size=60_000,
+            batch_tokens=2048,
         ),
         Recipe(
             "tiny-dream-long",

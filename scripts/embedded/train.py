@@ -158,7 +158,7 @@ def _starting_weights(
     start = RECIPES[str(recipe.start)]
     words = tokenizer.build_tokenizer(first=start.first_vocabulary)
     source = network.sizes_of_layout(start.layout, len(words))
-    weights = export.read_weights(start_dir, list(network.shapes(source)), start.layout)
+    weights = export.read_weights(start_dir, source, start.layout)
     if len(weights["wte"]) != source.vocab_size:
         raise DllmBenchError(
             f"{recipe.name} starts from a {start.name} of {source.vocab_size} words, the one in "
@@ -255,8 +255,23 @@ def make_example(training: ModelTraining, phase: Phase, rng: torch.Generator) ->
         "masked": partial(objectives.masked, shares=phase.states, padding=phase.padding),
         "rising": objectives.rising,
         "blocks": partial(objectives.blocks, size=phase.block, padding=phase.padding),
+        "edits": partial(objectives.blocks, size=phase.block, padding=phase.padding),
     }
     return functions[phase.objective](batch, training.vocabulary, rng, shift)
+
+
+def plant_guesses(
+    training: ModelTraining, example: objectives.Example, rng: torch.Generator, forward: Callable
+) -> objectives.Example:
+    """Objective `edits`: some masked positions hold a token drawn from the model's own prediction.
+
+    The loss stays that of `blocks`, at every position that was masked, so a planted token is to be
+    kept where it is right and replaced where it is wrong (LLaDA2.1, arXiv 2602.08676).
+    """
+    logits_NV = logits_of(training, training.trained, example, forward).detach()
+    logits_NV[:, training.vocabulary.mask_id] = -torch.inf
+    guess_N = torch.multinomial(logits_NV.softmax(-1), 1, generator=rng)[:, 0]
+    return objectives.with_guesses(example, guess_N, rng)
 
 
 def loss_of(
@@ -268,15 +283,25 @@ def loss_of(
     """Weighted cross-entropy (nats) at the scored positions; `forward` is
     `network.hidden_states`, compiled or not.
     """
+    logits_NV = logits_of(training, weights, example, forward)
+    losses_N = F.cross_entropy(logits_NV, example.targets_N, reduction="none")
+    return (losses_N * example.weights_N).sum()
+
+
+def logits_of(
+    training: ModelTraining,
+    weights: network.Weights,
+    example: objectives.Example,
+    forward: Callable,
+) -> Tensor:
+    """Float32 logits (N, V) at the scored positions."""
     positions_L = example.positions_L
     if positions_L is None:
         positions_L = torch.arange(example.inputs_BL.shape[1])
     rope = network.rotary(training.sizes, positions_L)
     states = forward(weights, training.sizes, example.inputs_BL, rope, example.bias)
     rows_NH = states.reshape(-1, training.sizes.d_model)[example.rows_N]
-    logits_NV = F.linear(rows_NH, weights["head"].to(rows_NH.dtype)).float()
-    losses_N = F.cross_entropy(logits_NV, example.targets_N, reduction="none")
-    return (losses_N * example.weights_N).sum()
+    return F.linear(rows_NH, weights["head"].to(rows_NH.dtype)).float()
 
 
 # --- a phase -------------------------------------------------------------------------------------
@@ -299,7 +324,10 @@ def _run_phase(
     losses = []
     while training.step < phase.steps:
         key = (training.recipe.seed * 10 + training.phase) * 1_000_000 + training.step
-        example = make_example(training, phase, torch.Generator().manual_seed(key))
+        rng = torch.Generator().manual_seed(key)
+        example = make_example(training, phase, rng)
+        if phase.objective == "edits":
+            example = plant_guesses(training, example, rng, forward)
         loss = loss_of(training, effective_weights(training, training.trained), example, forward)
         loss.backward()
         optimizer.step(learning_rate_factor(training.step, phase.steps, phase.decay_steps))
@@ -342,7 +370,7 @@ def probe(training: ModelTraining, phase: Phase, trained: network.Weights, task:
     position_L = torch.arange(batch.ids_BL.shape[1])
     hidden_BL = (position_L[None] >= chosen_B[:, None]) & (offset_BL >= 0)
     inputs_BL = batch.ids_BL.masked_fill(hidden_BL, training.vocabulary.mask_id)
-    size = {"causal": 1, "blocks": phase.block}.get(phase.objective)
+    size = {"causal": 1, "blocks": phase.block, "edits": phase.block}.get(phase.objective)
     bias = objectives.causal_mask(len(position_L), size) if size else None
     weights = effective_weights(training, trained)
     rope = network.rotary(training.sizes, position_L)

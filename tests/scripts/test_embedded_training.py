@@ -71,6 +71,15 @@ def test_a_layout_is_read_back_as_it_was_trained(layout: str, tmp_path: Path) ->
     assert (ours_BLD - model.norm(states_BLD)).abs().max() < TOLERANCE
 
 
+@pytest.mark.parametrize("layout", list(network.LAYOUTS))
+def test_a_model_starts_from_the_weights_of_another(layout: str, tmp_path: Path) -> None:
+    weights, sizes = _random(layout)
+    export.write_checkpoint(tmp_path, weights, sizes, layout, _tokenizer())
+    read = export.read_weights(tmp_path, sizes, layout)
+    assert {n: tuple(w.shape) for n, w in read.items()} == network.shapes(sizes)
+    assert all(torch.equal(read[name], weights[name]) for name in weights)
+
+
 def test_a_wider_vocabulary_and_more_heads_change_nothing_else() -> None:
     source = network.sizes_of_layout("qwen3", len(embedded.first_pieces()))
     weights = network.initial_weights(source, 0, [300])
@@ -184,6 +193,47 @@ def test_blocks_scores_masked_answers_by_their_own_token() -> None:
     assert torch.equal(example.inputs_BL[:, length:], batch.ids_BL)
     sums_B = torch.zeros(len(batch.ids_BL)).index_add_(0, rows_N, example.weights_N)
     assert torch.allclose(sums_B, torch.full_like(sums_B, 1 / len(sums_B)))
+
+
+def test_guesses_stand_at_scored_positions_and_are_asked_to_be_right() -> None:
+    batch, vocabulary = _batch(count=200), _vocabulary()
+    example = objectives.blocks(batch, vocabulary, torch.Generator().manual_seed(2), 0, BLOCK)
+    guess_N = example.targets_N + 1
+    made = objectives.with_guesses(example, guess_N, torch.Generator().manual_seed(3))
+    before_N, after_N = (e.inputs_BL.flatten()[example.rows_N] for e in (example, made))
+    planted_N = after_N != vocabulary.mask_id
+    assert torch.equal(after_N[planted_N], guess_N[planted_N])
+    assert (before_N == vocabulary.mask_id).all()
+    changed_BL = made.inputs_BL != example.inputs_BL
+    assert changed_BL.sum() == planted_N.sum()
+    assert planted_N.float().mean().item() == pytest.approx(0.5, abs=0.1)
+    length = example.inputs_BL.shape[1]
+    shares = [planted_N[example.rows_N // length == row].float().mean() for row in range(200)]
+    assert min(shares) < 0.1
+    assert max(shares) > 0.9
+    assert (made.targets_N, made.weights_N) == (example.targets_N, example.weights_N)
+
+
+def test_a_model_that_edits_is_asked_for_what_it_guessed_itself(tmp_path: Path) -> None:
+    weights, sizes = _random("llada2")
+    export.write_checkpoint(tmp_path, weights, sizes, "llada2", _tokenizer())
+    recipe = replace(RECIPES["tiny-llada21"], pool_size=60, batch_tokens=800)
+    run = training.prepare(recipe, None, tmp_path)
+    rng = torch.Generator().manual_seed(0)
+    example = training.make_example(run, recipe.phases[0], rng)
+    probable = network.hidden_states
+
+    def certain(*given: Any) -> torch.Tensor:
+        return probable(*given) * 1e4
+
+    made = training.plant_guesses(run, example, rng, certain)
+    best_N = training.logits_of(run, run.trained, example, probable)
+    best_N[:, run.vocabulary.mask_id] = -torch.inf
+    after_N = made.inputs_BL.flatten()[example.rows_N]
+    planted_N = after_N != run.vocabulary.mask_id
+    assert planted_N.any()
+    assert torch.equal(after_N[planted_N], best_N.argmax(-1)[planted_N])
+    assert training.loss_of(run, run.trained, made, probable).requires_grad
 
 
 def test_a_drill_of_recall_asks_only_for_what_was_said_before() -> None:
