@@ -65,6 +65,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "embedding_size": VOCAB,
     },
     "dream": {**STANDARD, "model_type": "Dream", "use_sliding_window": False},
+    "fast_dllm_v2": {
+        **STANDARD,
+        "model_type": "Fast_dLLM_Qwen",
+        "use_sliding_window": False,
+        "bd_size": 32,
+    },
     "sdar": {
         **STANDARD,
         "model_type": "sdar",

@@ -25,7 +25,7 @@ from dllm_bench.registry import instantiate
 from tests.helpers import ROLES, VOCAB
 
 BLOCK = 8
-SMALL = {"block": BLOCK, "steps": 4, "forwards": 5}
+SMALL = {"block": BLOCK, "small": 4, "steps": 4, "forwards": 5}
 SLOTS = ("score", "select", "explore", "schedule", "stop", "cache", "revise")
 
 
@@ -104,7 +104,7 @@ class Table:
     def forward(self, tokens_KL: Tensor, plan: Any, kv: PositionCache) -> Tensor:
         first, last = plan.feed
         assert 0 <= first <= kv.length and first < last <= tokens_KL.shape[1]
-        assert first <= plan.rows[0] < plan.rows[1] <= last + (plan.block == 1)
+        assert first <= plan.rows[0] < plan.rows[1] <= last + (plan.rows[0] == last)
         kv.begin(plan, tokens_KL.shape[1])
         if plan.choose is not None:
             nothing_1X1 = torch.zeros(1, last, 1)

@@ -26,6 +26,7 @@ class Condition(StrEnum):
     ONE_OPEN_BLOCK = "one open block at a time"
     BLOCKS_IN_ORDER = "blocks that finish in order"
     EQUAL_BLOCKS = "blocks of equal length"
+    SUB_BLOCKS = "sub-blocks"  # blocks that are decoded in parts, the first position first
     ABSOLUTE_BLOCKS = "absolute blocks"  # at multiples of the block length, whatever the prompt is
     WHOLE_CANVAS = "the whole canvas in every forward"
     RAW_CONFIDENCE = "raw confidence"  # `Scores.raw_KW`, or a confidence without added evidence

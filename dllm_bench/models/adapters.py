@@ -119,6 +119,13 @@ class DreamLayout(StandardLayout):
     }
 
 
+class FastDllmV2Layout(DreamLayout):
+    """`Fast_dLLM_QwenForCausalLM`: Qwen2.5 trained on block diffusion, blocks of `bd_size`."""
+
+    model_type = "Fast_dLLM_Qwen"
+    attention = "block_causal"
+
+
 EXPERTS = re.compile(r"(?P<stem>.+\.mlp\.experts)\.(?P<kind>gate_up_proj|down_proj)$")
 
 
@@ -361,6 +368,7 @@ ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in this o
     "llada_moe": LladaMoeLayout(),
     "llada2": Llada2Layout(),
     "dream": DreamLayout(),
+    "fast_dllm_v2": FastDllmV2Layout(),
     "sdar": SdarLayout(),
     "qwen2": Qwen2Layout(),
     "qwen3": Qwen3Layout(),

@@ -27,6 +27,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.adablock import AdaBlock
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.schedule.sub_blocks import SubBlockGrid, SubBlocks
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.stop.eos import Eos
@@ -140,6 +141,37 @@ def test_the_host_knows_blocks_that_end_at_delimiters(length: int | None) -> Non
     schedule = AdaBlock(8, delimiters=tuple(range(0, VOCAB, 3)), tau=0.1)
     for stop, select in product((Filled(), Eos("block"), Eos("token")), SELECTS):
         check(schedule, Greedy(), select, stop, length)
+
+
+@pytest.mark.parametrize("length", [None, 11 + 19, 11], ids=["whole", "cut", "all cut"])
+@pytest.mark.parametrize("small", [1, 4, 8])
+def test_the_host_knows_sub_blocks(small: int, length: int | None) -> None:
+    for whole, stop in product((True, False), (Filled(), Eos("block"), Eos("token"))):
+        for select in SELECTS:
+            check(SubBlocks(8, small, whole), Greedy(), select, stop, length)
+
+
+def test_a_grid_of_sub_blocks_holds_every_position_once() -> None:
+    for small, length in product((1, 2, 8), range(1, 26)):
+        grid = SubBlockGrid(0, 8, 5, length, small=small)
+        edges = [grid.start(n) for n in range(grid.blocks + 1)]
+        ends = {n for n in range(length) if n % 8 in (0, 1) or n % small == 0}
+        assert edges == sorted(edges) and set(edges) == ends | {length}
+        assert sum(grid.new_positions(n) for n in range(grid.blocks)) == max(length - 5, 0)
+
+
+def test_a_block_with_an_end_token_is_decoded_to_its_end() -> None:
+    """All its sub-blocks, and not the next block's first position."""
+    decoder = MaskedDecoder(
+        Confidence(), Threshold(1.5), SubBlocks(8, 4), NoCache(), stop=Eos("block")
+    )
+    prompt, end, ended = len(REQUEST.prompt_ids), Table().special.eos, 0
+    for seed in range(6):
+        ids = decoder.generate(Table(seed), REQUEST).ids
+        if end in ids:
+            assert prompt + len(ids) == (prompt + ids.index(end)) // 8 * 8 + 8
+            ended += prompt + len(ids) < decoder.schedule.length(prompt, REQUEST.max_new_tokens)
+    assert ended
 
 
 def test_blocks_without_a_delimiter_have_the_length_that_is_set() -> None:

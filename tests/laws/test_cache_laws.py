@@ -25,6 +25,7 @@ from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dkv import DKVCache
 from dllm_bench.decoding.cache.dpad import DPadCache
 from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.hierarchical import HierarchicalCache
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.cache.prefix import PrefixCache
 from dllm_bench.decoding.cache.sparse import SparseCache
@@ -34,6 +35,7 @@ from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
@@ -203,6 +205,66 @@ def test_sparse_blocks_of_two_forwards_have_no_cache(model) -> None:
     watched = replace(BASE, select=TopK()), replace(BASE, select=TopK(), cache=SparseCache())
     plain, other = (decoder.generate(model, REQUEST) for decoder in watched)
     assert plain.ids != other.ids
+
+
+IN_PARTS = MaskedDecoder(
+    Confidence(), Threshold(0.3), SubBlocks(BLOCK, 4), HierarchicalCache(inside=True)
+)
+LONG_AND_SHORT = [replace(REQUEST, prompt_ids=tuple(range(3, 3 + n))) for n in (3, 8, 11, 16, 21)]
+
+
+@pytest.fixture(scope="module")
+def shifted():
+    return tiny_denoiser("fast_dllm_v2", seed=1)
+
+
+@pytest.mark.parametrize("small", [1, 4, BLOCK])
+def test_finished_blocks_may_be_kept(shifted, small) -> None:
+    """Under block-causal attention their K/V are final."""
+    kept = replace(IN_PARTS, schedule=SubBlocks(BLOCK, small), cache=HierarchicalCache())
+    plain = replace(kept, cache=NoCache("block_causal"))
+    for request in LONG_AND_SHORT:
+        one, other = (decoder.generate(shifted, request) for decoder in (plain, kept))
+        assert (one.ids, one.born) == (other.ids, other.born)
+
+
+@pytest.mark.parametrize("small", [1, BLOCK])
+def test_a_block_store_renewed_every_forward_is_none(shifted, small) -> None:
+    """With sub-blocks of one position every forward renews it, with one sub-block it is read
+    nowhere; in between it is approximate.
+    """
+    differs = []
+    for request in LONG_AND_SHORT:
+        for size in (small, 4):
+            stored = replace(IN_PARTS, schedule=SubBlocks(BLOCK, size))
+            plain = replace(stored, cache=HierarchicalCache())
+            one, other = (decoder.generate(shifted, request) for decoder in (plain, stored))
+            same_text = (one.ids, one.born) == (other.ids, other.born)
+            assert same_text or size == 4
+            differs.append(not same_text)
+    assert any(differs)
+
+
+@pytest.mark.parametrize("request_", LONG_AND_SHORT, ids=lambda one: str(len(one.prompt_ids)))
+def test_a_forward_inside_of_a_block_feeds_a_sub_block_and_sees_the_block(request_) -> None:
+    watched = Watched()
+    forwards = IN_PARTS.generate(watched, request_).trace.forwards
+    assert [(f.fed, f.cached) for f in forwards] == [seen[:2] for seen in watched.seen]
+    for fed, cached, _, window_end in watched.seen:
+        gives_first = (window_end - 1) % BLOCK == 0
+        assert fed + cached == (window_end - 1 if gives_first else -(-window_end // BLOCK) * BLOCK)
+        assert not gives_first or fed >= BLOCK
+    assert 4 in [fed for fed, *_ in watched.seen[1:]]
+
+
+def test_a_model_without_shifted_logits_gives_no_token_after_a_block() -> None:
+    with pytest.raises(DllmBenchError, match="predicts each position at its own row"):
+        IN_PARTS.generate(tiny_denoiser("sdar", seed=1), REQUEST)
+
+
+def test_sub_blocks_divide_the_block() -> None:
+    with pytest.raises(DllmBenchError, match="block of 8 and small 3.*divides"):
+        SubBlocks(8, 3)
 
 
 def rounds_of_dinfer(masks: Sequence[int], every: int) -> str:

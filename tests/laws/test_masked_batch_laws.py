@@ -22,12 +22,14 @@ from dllm_bench.decoding import batching, masked
 from dllm_bench.decoding.batching import RunForward, forward
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.hierarchical import HierarchicalCache
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.cache.prefix import PrefixCache
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
+from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -85,6 +87,13 @@ PLANS = {  # what a forward may feed, see and keep
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_on_every_layout(name: str, layout: str) -> None:
     check(PLANS[name], model(layout), batch=2)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_sub_blocks_on_a_model_of_theirs(inside: bool) -> None:
+    """Rows of a batch keep their own block stores."""
+    decoder = replace(BLOCKS, schedule=SubBlocks(8, 4), cache=HierarchicalCache(inside))
+    check(decoder, model("fast_dllm_v2"), batch=3)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 9])

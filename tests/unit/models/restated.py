@@ -209,5 +209,5 @@ FORWARDS: dict[str, Callable[..., Tensor]] = {
     "llada": llada,
     "llada_moe": llada_moe,
     "llada2_moe": llada2,
-    **dict.fromkeys(("dream", "sdar", "qwen2", "qwen3", "llama"), standard),
+    **dict.fromkeys(("dream", "fast_dllm_qwen", "sdar", "qwen2", "qwen3", "llama"), standard),
 }
