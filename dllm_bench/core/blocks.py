@@ -112,6 +112,7 @@ class Window:
     masks: int | None = None  # eligible positions of all branches; None: unknown to the host
     rows_M: Tensor | None = None  # indices into flattened (K, W) of the rows scored; None: all
     end: Tensor | None = None  # where the open block ends, 0-d int64, if this round decided it
+    due_X: Tensor | None = None  # `Select.due`, for the plan of a cache
 
     def take(self, index: Tensor) -> Window:
         """The window of the branches `index` (int64), in that order."""

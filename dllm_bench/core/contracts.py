@@ -105,6 +105,12 @@ class Select(Piece, ABC):
         """
         return None
 
+    def due(self, state: DecodeState, window: Window) -> Tensor | None:
+        """Where in the window the next forward commits whatever its scores are, first to last,
+        int64 (X,), on the host; what is committed already may be there too. None: scores decide.
+        """
+        return None
+
     def accepted(self, state: DecodeState) -> Tensor | None:
         """Candidates that a learned filter judged final in the last call, bool (K, W).
 
@@ -264,11 +270,15 @@ class Cache(Piece, ABC):
     attention: Attention
     reuse: Reuse = "none"
     caches: ClassVar[bool] = True  # whether forwards read keys and values of earlier ones
-    reads_born: ClassVar[bool] = False  # whether `plan` reads `DecodeState.host_born_L`
+    leaves_masks_out: ClassVar[bool] = False  # whether forwards may predict some masks only
 
     def grid(self, block: int) -> int:
         """Reused spans are multiples of this many positions; `block` is the schedule's."""
         return block if self.reuse == "exact" else 1
+
+    def on_host(self, branches: DecodeState) -> Tensor | None:
+        """What `plan` reads on the host as `DecodeState.host_L`, integers (L,); None: nothing."""
+        return None
 
     @abstractmethod
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:

@@ -33,6 +33,9 @@ class PositionSets:
     own, as many as the others."""
     store_S: Tensor
     """Fed positions whose K/V are kept."""
+    scored_M: Tensor | None = None
+    """Where masks are left out: the masks that a fed position predicts, as indices into
+    `ForwardPlan.rows`. No other mask is committed. None: every mask is predicted."""
 
 
 class KeyChoice(Protocol):

@@ -93,8 +93,7 @@ class DecodeState:
     changes_KL: Tensor | None = None  # how often a committed position was revised, int32; None if
     # the decoder does not revise
     remasked_K: Tensor | None = None  # positions that the last revision masked again, int64
-    host_born_L: Tensor | None = None  # the base's `born_KL` on the host, as this round began;
-    # None unless the cache reads it
+    host_L: Tensor | None = None  # `Cache.on_host` of the base, as this round began
     reference_KL: Tensor | None = None  # `Request.reference` on the canvas, mask ids beyond its end
 
     @classmethod

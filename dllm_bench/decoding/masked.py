@@ -78,6 +78,7 @@ class MaskedDecoder(ComposedDecoder):
         check_guidance(self.guidance, self.cache)
         check_smoothing(self.smoothing, self.guidance, self.cache)
         check_reach(self.select)
+        check_rows(self.score, self.cache)
 
     def summary(self) -> DecoderSummary:
         return DecoderSummary(
@@ -148,6 +149,7 @@ class MaskedDecoder(ComposedDecoder):
             if self.smoothing:
                 remember_expected(model, logits_KRV, plan, own, self.smoothing)
             scores = self._score(logits_KRV, own, own_window, plan.only_M)
+            scores = without_unfed(scores, plan, model.special.mask)
             scores = self.revise.read(scores, read_KWV, own, own_window)
             ahead = self._score_ahead(logits_KRV, window)
             winner, several = only, branches.branches > 1
@@ -182,8 +184,7 @@ class MaskedDecoder(ComposedDecoder):
         host = yield from self._copy_to_host(branches, masked_KL, tracker.window, log)
         length = host.length[0] if host.length else branches.length
         branches.truncate(length)
-        if self.cache.reads_born:
-            branches.host_born_L = torch.tensor(host.born)[:length]
+        branches.host_L = torch.tensor(host.cache)[:length] if host.cache else None
         tracker.ends += tuple(host.end)
         closed = host.closed or [False] * branches.branches
         progress = tracker.progress(length, log.winner, host.masks, closed, host.stays)
@@ -215,7 +216,7 @@ class MaskedDecoder(ComposedDecoder):
             "length": (branches.born_KL[-1] != CUT).sum() if log.cut else None,
             "winner": winner,
             "forced": forced,
-            "born": branches.born_KL[-1] if self.cache.reads_born else None,
+            "cache": self.cache.on_host(branches),
         }
         parts = {name: part.reshape(-1) for name, part in wanted.items() if part is not None}
         values = iter((yield from host_values(torch.cat(list(parts.values())))))
@@ -225,6 +226,9 @@ class MaskedDecoder(ComposedDecoder):
 
     def _plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         """The cache's plan, with what the other pieces see and read."""
+        due_X = self.select.due(branches, window)
+        if due_X is not None:
+            window = replace(window, due_X=due_X)
         plan = self.cache.plan(branches, window, kv)
         visible_K = self.select.visible(branches)
         if visible_K is not None:
@@ -266,6 +270,8 @@ class MaskedDecoder(ComposedDecoder):
             return plan
         if not ((self.score.costly or model.vocab_size >= LARGE) and self._reads_masked_only):
             return plan
+        if plan.sets is not None and plan.sets.scored_M is not None:
+            return replace(plan, only_M=plan.sets.scored_M)
         eligible_X = window.eligible_KW.flatten().byte()
         only_M = eligible_X.sort(descending=True, stable=True).indices[: window.masks]
         return replace(plan, only_M=only_M)
@@ -324,6 +330,27 @@ def check_reach(select: Select) -> None:
             )
 
 
+def check_rows(score: Score, cache: Cache) -> None:
+    """Refuse a score that compares rows, or forwards, where the cache leaves masks out."""
+    if cache.leaves_masks_out and not score.row_by_row:
+        raise DllmBenchError(
+            f"score {type(score).__name__} needs a cache that feeds every mask in every forward, "
+            f"which {type(cache).__name__} does not; choose another cache or score."
+        )
+
+
+def without_unfed(scores: Scores, plan: ForwardPlan, mask: int) -> Scores:
+    """The scores, in which masks that the forward left out come last and stay masks."""
+    if plan.sets is None or plan.sets.scored_M is None:
+        return scores
+    unfed_W = torch.ones_like(scores.ids_KW[0], dtype=torch.bool)
+    unfed_W = unfed_W.index_fill_(0, plan.sets.scored_M, False)
+    low = scores.map(
+        lambda v: v.masked_fill(unfed_W, -torch.inf if v.is_floating_point() else mask)
+    )
+    return replace(low, probability_KW=scores.probability_KW.masked_fill(unfed_W, 0))
+
+
 def without_shadow(logits_KXV: Tensor, plan: ForwardPlan, window: Window) -> tuple[Tensor, Tensor]:
     """Logits of the plan's rows (K, R, V), and those a reviser reads (K, W, V): of the window's
     shadow rows, or of its own rows if there are none.
@@ -358,7 +385,7 @@ class _HostValues:
     length: Sequence[int] = ()  # one number: length of a canvas that was cut
     winner: Sequence[int] = ()  # one number: branch that continued from the last round
     forced: Sequence[int] = ()  # one number: positions committed by the stall rule
-    born: Sequence[int] = ()  # per position: `DecodeState.born_KL` of the base
+    cache: Sequence[int] = ()  # per position: `Cache.on_host` of the base
 
 
 @dataclass

@@ -21,6 +21,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dkv import DKVCache
+from dllm_bench.decoding.cache.dkv_greedy import DKVGreedyCache
 from dllm_bench.decoding.cache.dpad import DPadCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.hierarchical import HierarchicalCache
@@ -34,6 +35,7 @@ from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.margin import Margin
 from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.drawn import Drawn
 from dllm_bench.decoding.select.epsilon import Epsilon
 from dllm_bench.decoding.select.first_of_block import FirstOfBlock
 from dllm_bench.decoding.select.threshold import Threshold
@@ -136,7 +138,8 @@ def dkv_llada(params: dict) -> MaskedDecoder:
 
 def dkv_dream(params: dict) -> MaskedDecoder:
     early, prompt = params["shift_type"] == "un", params["cache_type"] != "decoded"
-    cache = DKVCache(params["cache_steps"] or 1, 1, keeps_prompt=prompt, early=early)
+    every = params["cache_steps"] or 1
+    cache = DKVCache(every, 1, keeps_prompt=prompt, early=early, released_end=not early)
     score, select = SCORES[params["alg"]](), Epsilon(params["steps"], idle=True)
     return MaskedDecoder(score, select, Blocks(None), cache, forbid_mask=False)
 
@@ -204,17 +207,38 @@ def test_sparse_dllm() -> None:
         assert all(theirs == ours for theirs, ours in pairs)
 
 
+@dataclass(frozen=True)
+class ReplayedOrder(Drawn):
+    """The orders that a recorded run drew for its blocks."""
+
+    orders: tuple[tuple[int, ...], ...] = ()
+
+    def order(self, state: DecodeState, window: Window) -> Tensor:
+        block = (window.start - state.prompt_len) // window.block
+        return torch.tensor(self.orders[block]) - window.start
+
+
+def dkv_greedy(case: dict) -> MaskedDecoder:
+    params, orders = case["params"], tuple(map(tuple, case["decode_order"]))
+    return MaskedDecoder(
+        Confidence("float64"),
+        ReplayedOrder(steps_per_block(params), orders),
+        Blocks(params["block_length"]),
+        DKVGreedyCache(params["cache_reloading_step"], params["window_size"]),
+        forbid_mask=False,
+    )
+
+
+def dkv(case: dict) -> MaskedDecoder:
+    if "greedy" in case["method"]:
+        return dkv_greedy(case)
+    return {"llada": dkv_llada, "dream": dkv_dream}[case["method"].split("_")[-1]](case["params"])
+
+
 def test_dkv_cache() -> None:
-    """Left out are "greedy", which decodes in an order drawn beforehand, and a run of "un_right"
-    whose end is decoded early: released code keeps the last row with its left neighbour.
-    """
-    decoders = {"llada": dkv_llada, "dream": dkv_dream}
+    """The orders in which "greedy" decodes are replayed."""
     for case in cases("dkv_cache"):
-        last_row = (case["params"].get("shift_type"), case["nfe"]) == ("un_right", 24)
-        if "greedy" in case["method"] or last_row:
-            continue
-        decoder = decoders[case["method"].split("_")[-1]](case["params"])
-        generation, model = replay(case, decoder)
+        generation, model = replay(case, dkv(case))
         assert list(generation.ids) == case["output"]
         assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
         assert fed(model) == recorded_fed(case)

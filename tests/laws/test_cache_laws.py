@@ -23,6 +23,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dkv import DKVCache
+from dllm_bench.decoding.cache.dkv_greedy import DKVGreedyCache
 from dllm_bench.decoding.cache.dpad import DPadCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.hierarchical import HierarchicalCache
@@ -37,6 +38,8 @@ from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
 from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.credit import Credit
+from dllm_bench.decoding.select.drawn import Drawn
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.models.kv import PositionCache
@@ -155,7 +158,8 @@ def test_dkv_feeds_a_token_once_as_itself_and_reads_no_other(model, schedule) ->
     stored: dict[int, int] = {}
     for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
         tokens = dict(enumerate(canvas_KL[0].tolist()))
-        feed, read, store = (part.tolist() for part in vars(plan.sets).values())
+        sets = plan.sets
+        feed, read, store = (one.tolist() for one in (sets.feed_F, sets.read_C, sets.store_S))
         assert sorted(feed + read) == list(range(plan.feed[1]))
         assert all(stored[p] == tokens[p] != model.special.mask for p in read)
         assert set(store) <= set(feed)
@@ -352,3 +356,58 @@ def test_a_forward_behind_the_cache_reads_one_buffer_and_joins_nothing() -> None
     assert keys.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()
     assert stored[:, :, :6].equal(torch.cat([known, fresh[:, :, 2:]], 2))
     assert values.shape == keys.shape == (1, 2, 8, 5) and cache.length == 6
+
+
+GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
+def test_a_greedy_dkv_cache_renewed_every_forward_is_none(model, schedule) -> None:
+    plain = replace(BASE, select=Drawn(3), schedule=schedule)
+    same(model, plain, DKVGreedyCache(every=1))
+    other = replace(plain, select=Drawn(), cache=DKVGreedyCache(every=8, window=0))
+    assert other.generate(model, REQUEST).ids != plain.generate(model, REQUEST).ids
+
+
+@pytest.mark.parametrize("decoder", [GREEDY], ids=lambda one: type(one.cache).__name__)
+@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
+def test_what_is_read_was_stored_for_the_token_that_stands_there(model, schedule, decoder) -> None:
+    """Masks are read as masks, and a decoded token is fed as itself before it is read."""
+    watched = Seen(model)
+    replace(decoder, schedule=schedule).generate(watched, REQUEST)
+    stored: dict[int, int] = {}
+    for canvas_KL, plan in zip(watched.canvases, watched.plans, strict=True):
+        tokens = dict(enumerate(canvas_KL[0].tolist()))
+        fed = plan.positions(model.device).tolist()
+        read = [] if plan.sets is None else plan.sets.read_C.tolist()
+        assert sorted(fed + read) == list(range(plan.feed[1]))
+        assert all(stored[p] == tokens[p] for p in read)
+        stored |= {p: tokens[p] for p in fed}
+
+
+def test_a_greedy_dkv_cache_feeds_the_last_and_the_next_token_and_masks_around(model) -> None:
+    watched = Seen(model)
+    generation = GREEDY.generate(watched, REQUEST)
+    order, masks = generation.born, set(range(len(REQUEST.prompt_ids), 11 + NEW))
+    at = {step: 11 + order.index(step) for step in range(NEW)}
+    for step, plan in enumerate(watched.plans):
+        fed = set(plan.positions(model.device).tolist())
+        if step % BLOCK % 3 == 0:
+            assert fed == set(range(11 + NEW))
+        else:
+            must = {at[step - 1], at[step]}
+            nearest = sorted(masks - must, key=lambda p: (abs(p - at[step]), p))[:2]
+            rows = set() if not model.shifted else {at[step] - 1}
+            assert fed == must | {*nearest} | rows
+        masks -= {at[step]}
+
+
+def test_scores_that_compare_rows_are_refused_where_masks_are_left_out() -> None:
+    with pytest.raises(DllmBenchError, match="Credit needs a cache that feeds every mask"):
+        replace(GREEDY, score=Credit(Confidence()))
+    with pytest.raises(DllmBenchError, match="DKVGreedyCache needs a select with an order that is"):
+        replace(GREEDY, select=TopK())
+    with pytest.raises(DllmBenchError, match="every 0 and window 4"):
+        DKVGreedyCache(every=0)
+    with pytest.raises(DllmBenchError, match="Drawn steps is 0"):
+        Drawn(0)

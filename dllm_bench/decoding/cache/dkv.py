@@ -26,7 +26,7 @@ from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices
 from dllm_bench.decoding.cache.steps import step_of_block
-from dllm_bench.registry import register
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 @register("cache.dkv")
@@ -38,8 +38,9 @@ class DKVCache(Cache):
     first: int = 2  # forwards at the start of a block that feed everything
     keeps_prompt: bool = False  # whether the prompt is fed by the request's first forward only
     early: bool = False  # whether a row is kept as soon as it predicts no mask, itself still masked
+    released_end: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether a row that
+    # predicts nothing, the last one where logits are shifted, is kept with its left neighbour only
     attention: Attention = field(default="full", init=False)
-    reads_born: ClassVar[bool] = True
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
 
@@ -50,11 +51,14 @@ class DKVCache(Cache):
                 "more forwards of a block, and again after 1 or more."
             )
 
+    def on_host(self, branches: DecodeState) -> Tensor:
+        return branches.born_KL[-1]
+
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         step, now, span = step_of_block(branches, window), branches.forwards, window.visible
         feeds_all = step < self.first or step % self.every == 0
-        assert branches.host_born_L is not None  # because of reads_born
-        born_KL = branches.host_born_L[None]
+        assert branches.host_L is not None  # because of on_host
+        born_KL = branches.host_L[None]
         if not feeds_all:
             feed_KL = self._pending(born_KL, kv, now - 1)
         elif self.keeps_prompt and now:
@@ -81,7 +85,13 @@ class DKVCache(Cache):
         """
         undecided_KL = (born_KL == MASKED) | (born_KL >= forward)
         rows_KL = kv.predicting(undecided_KL)
-        return rows_KL if self.early and forward > 0 else rows_KL | undecided_KL
+        if self.early and forward > 0:
+            return rows_KL
+        pending_KL = rows_KL | undecided_KL
+        if self.released_end:
+            predicts_KL = kv.predicting(torch.ones_like(rows_KL))
+            pending_KL = pending_KL | (pending_KL.roll(1, 1) & ~predicts_KL)
+        return pending_KL
 
     def _generated(self, born_KL: Tensor, prompt_len: int, kv: KVCache) -> Tensor:
         """Rows behind the prompt, and those of it that predict a new token, bool (K, L)."""
