@@ -148,8 +148,7 @@ class MaskedDecoder(ComposedDecoder):
             logits_KRV, read_KWV = without_shadow(logits_KRV, plan, own_window)
             if self.smoothing:
                 remember_expected(model, logits_KRV, plan, own, self.smoothing)
-            scores = self._score(logits_KRV, own, own_window, plan.only_M)
-            scores = without_unfed(scores, plan, model.special.mask)
+            scores = self._score(logits_KRV, own, own_window, plan)
             scores = self.revise.read(scores, read_KWV, own, own_window)
             ahead = self._score_ahead(logits_KRV, window)
             winner, several = only, branches.branches > 1
@@ -284,18 +283,21 @@ class MaskedDecoder(ComposedDecoder):
         return not any(piece.reads_committed for piece in self.pieces())
 
     def _score(
-        self, logits_KRV: Tensor, branches: DecodeState, window: Window, only_M: Tensor | None
+        self, logits_KRV: Tensor, branches: DecodeState, window: Window, plan: ForwardPlan
     ) -> Scores:
         """Scores of the window; 0 at positions whose logits were not computed."""
-        if only_M is None:
+        if plan.only_M is None:
             if logits_KRV.shape[1] > window.width and not self.score.reads_ahead:
                 logits_KRV = logits_KRV[:, : window.width]
-            return self.score(logits_KRV, branches, window)
+            scores = self.score(logits_KRV, branches, window)
+            return without_unfed(scores, plan, branches.special.mask)
+        only_M = plan.only_M
         scores = self.score(logits_KRV, branches, replace(window, rows_M=only_M))
         shape = window.eligible_KW.shape
-        return scores.map(
+        scores = scores.map(
             lambda v: v.new_zeros(shape.numel()).index_copy_(0, only_M, v[0]).view(shape)
         )
+        return without_unfed(scores, plan, branches.special.mask)
 
     def _score_ahead(self, logits_KRV: Tensor, window: Window) -> list[Scores]:
         """Scores of what was fed behind the window, if the stop rule reads them."""
