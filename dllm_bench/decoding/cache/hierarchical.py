@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch import Tensor
+
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
@@ -36,10 +38,8 @@ class HierarchicalCache(Cache):
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset()
     needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.SUB_BLOCKS)})
 
-    @property
-    def reads_born(self) -> bool:  # type: ignore[override]
-        """If it has to know whether a sub-block's first position is masked."""
-        return self.inside
+    def on_host(self, branches: DecodeState) -> Tensor | None:
+        return branches.born_KL[-1] if self.inside else None
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         feed, store = self._spans(branches, window, kv)
@@ -74,5 +74,5 @@ class HierarchicalCache(Cache):
         """Whether the forward feeds the whole block; `first`: where the sub-block begins."""
         if last is None or last.rows[0] != window.start:
             return True
-        assert branches.host_born_L is not None  # because of reads_born
-        return branches.host_born_L[first].item() == MASKED
+        assert branches.host_L is not None  # because of on_host
+        return branches.host_L[first].item() == MASKED
