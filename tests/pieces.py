@@ -25,7 +25,14 @@ from dllm_bench.registry import instantiate
 from tests.helpers import ROLES, VOCAB
 
 BLOCK = 8
-SMALL = {"block": BLOCK, "small": 4, "steps": 4, "forwards": 5}
+SMALL = {
+    "block": BLOCK,
+    "small": 4,
+    "steps": 4,
+    "forwards": 5,
+    "initial": 4,
+    "eos_window": 4,
+}
 SLOTS = ("score", "select", "explore", "schedule", "stop", "cache", "revise")
 
 

@@ -58,6 +58,7 @@ class BlockProgress:
     opened: int = 0  # how many blocks were open in the last round, from block 0 on
     closed: bool = False  # whether the branch may open no further block
     stays: int = 0  # what a reviser says of the last open block: `HELD`, `LEFT`, or 0
+    sizing: bool = False  # whether the next forward only finds the canvas's length
 
     def masks_left(self, n: int) -> int:
         """Masks of block `n`."""
@@ -86,7 +87,7 @@ class BlockProgress:
 
     def all_finished(self, opened: int) -> bool:
         """Whether the first `opened` blocks are finished."""
-        return self.finished >= min(opened, self.grid.blocks)
+        return not self.sizing and self.finished >= min(opened, self.grid.blocks)
 
     def open_masks(self, opened: int) -> int:
         """Masks in the first `opened` blocks."""
@@ -113,6 +114,7 @@ class Window:
     rows_M: Tensor | None = None  # indices into flattened (K, W) of the rows scored; None: all
     end: Tensor | None = None  # where the open block ends, 0-d int64, if this round decided it
     due_X: Tensor | None = None  # `Select.due`, for the plan of a cache
+    sizing: bool = False  # whether this forward only finds the canvas's length; it commits nothing
 
     def take(self, index: Tensor) -> Window:
         """The window of the branches `index` (int64), in that order."""

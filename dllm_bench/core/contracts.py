@@ -141,6 +141,7 @@ class Revise(Piece, ABC):
 
     revises: ClassVar[bool] = True
     reads_committed: ClassVar[bool] = True
+    by_position: ClassVar[bool] = True
     shadow: ClassVar[bool] = False  # reads a shadow row of every window position instead of its own
     whole: ClassVar[bool] = False  # revises finished blocks too: the window begins with the first
     forwards_per_position: ClassVar[int] = 64  # a request that needs more on average is cycling
@@ -198,13 +199,29 @@ class Explore(Piece, ABC):
         return rating_K.argmax()
 
 
+class Growth(NamedTuple):
+    """Positions that a schedule inserts into the canvas after a commit (K = 1); see
+    `DecodeState.insert`.
+    """
+
+    at: Tensor  # 0-d int64: canvas position in front of which they are inserted
+    count: Tensor  # 0-d int64: how many; 0: none
+    ends: Tensor  # 0-d bool: they are end tokens instead of masks
+    most: int  # the largest count
+
+
 class Schedule(Piece, ABC):
-    """Which blocks of the canvas are open: the first ones, up to a number that never falls."""
+    """Which blocks of the canvas are open: the first ones, up to a number that never falls.
+
+    One that `grows` may insert positions, up to the request's new tokens. Windows are then the
+    whole generation, so that the rule reads all of its scores.
+    """
 
     block: int | None  # positions of a block; None: the whole generation is one block
     sees_future = True  # whether the model sees the masks behind the open blocks
     sees_rest = True  # whether it sees positions that only round the canvas up to whole blocks; if
     # not, each of them still sees itself
+    grows: ClassVar[bool] = False  # whether `grow` inserts positions
 
     def length(self, prompt_len: int, new: int) -> int:
         """Canvas length for `new` tokens; raises DllmBenchError if blocks do not fit it."""
@@ -223,6 +240,14 @@ class Schedule(Piece, ABC):
 
         At most `window.stop`. None: blocks end where the grid says.
         """
+        return None
+
+    def sizing(self, state: DecodeState) -> Tensor | None:
+        """Whether the next forward only finds the canvas's length, 0-d bool. None: never."""
+        return None
+
+    def grow(self, scores: Scores, window: Window, state: DecodeState) -> Growth | None:
+        """What is inserted after the commit of a forward; None: nothing this time."""
         return None
 
     def must_progress(self, branch: BlockProgress, n: int) -> bool:
@@ -269,6 +294,7 @@ class Cache(Piece, ABC):
 
     attention: Attention
     reuse: Reuse = "none"
+    by_position: ClassVar[bool] = True
     caches: ClassVar[bool] = True  # whether forwards read keys and values of earlier ones
     leaves_masks_out: ClassVar[bool] = False  # whether forwards may predict some masks only
 

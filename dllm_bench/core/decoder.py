@@ -66,6 +66,8 @@ class Piece:
     needs: ClassVar[frozenset[Need]] = frozenset()  # what the other pieces have to give
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset()  # what this piece gives
     reads_committed: ClassVar[bool] = False  # whether it reads the scores of committed positions
+    by_position: ClassVar[bool] = False  # whether it knows or remembers something of certain canvas
+    # positions from one forward to the next, or cuts the canvas; such a canvas cannot grow
 
     def parts(self) -> Iterator[Piece]:
         """The pieces this one is made of, at any depth."""

@@ -1,8 +1,8 @@
 """`DecodeState`: how far one request is decoded, for K candidate branches at once.
 
 Masked positions hold the mask id, or a token that a reviser shows there. The canvas may be cut
-shorter and never grows. Tokens are written by `commit`, at masked positions, and by `revise`, at
-committed ones; nothing else writes them.
+shorter, and grows only by `insert`, for a schedule that declares it. Tokens are written by
+`commit`, at masked positions, and by `revise`, at committed ones; nothing else writes them.
 `fork` and `pick` copy tokens and `memo` alike, so what a method remembers (credits, step counts)
 follows its branch and ends with its request.
 """
@@ -20,7 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 
 MASKED = -1  # value of `born` at a position that is still masked
-PROMPT = -2  # value of `born` at a position that stands from the start: prompt, pinned tokens
+PROMPT = -2  # value of `born` at a position that nobody decodes: prompt, pinned and inserted tokens
 CUT = -3  # value of `born` at a position beyond the end of a canvas that was cut
 
 Remembered = TypeVar("Remembered", Tensor, int)
@@ -89,7 +89,9 @@ class DecodeState:
     forwards: int = 0  # forwards made so far
     memo: Memo = field(default_factory=Memo)
     seed: int = 0  # seed of the request's random numbers
-    wanted: int = 0  # positions without those that round the canvas up to whole blocks
+    wanted: int = 0  # positions without those that round the canvas up to whole blocks; a canvas
+    # that grows has no more
+    ends_given: bool = False  # whether end tokens that nobody decoded may stand in the canvas
     changes_KL: Tensor | None = None  # how often a committed position was revised, int32; None if
     # the decoder does not revise
     remasked_K: Tensor | None = None  # positions that the last revision masked again, int64
@@ -200,6 +202,25 @@ class DecodeState:
         self.born_KL = self.born_KL[:, :length]
         if self.changes_KL is not None:
             self.changes_KL = self.changes_KL[:, :length]
+
+    def insert(self, at: Tensor, count: Tensor, ends: Tensor, room: int) -> None:
+        """Insert `count` positions in front of `at` (0-d int64), without a copy to the host.
+
+        They are masks, or end tokens if `ends` (0-d bool). What was there moves to the right. The
+        tensors get `room` positions longer: what does not fit is gone, and what is left over counts
+        as cut (`cut`). Memo values do not move: pieces that are `by_position` are refused.
+        """
+        position_L = torch.arange(self.length + room, device=self.born_KL.device)
+        behind_L = position_L >= at + count
+        new_L = (position_L >= at) & ~behind_L
+        before_L = (position_L - behind_L * count).clamp(max=self.length - 1)
+        token = torch.where(ends, self.special.eos, self.special.mask)
+        born = torch.where(ends, PROMPT, MASKED).to(self.born_KL.dtype)
+        length = (self.born_KL[-1] != CUT).sum() + count
+        self.tokens_KL = torch.where(new_L, token, self.tokens_KL.index_select(1, before_L))
+        self.born_KL = torch.where(new_L, born, self.born_KL.index_select(1, before_L))
+        self.ends_given = True
+        self.cut(length)
 
     def take(self, index: Tensor) -> DecodeState:
         """The branches `index` (int64), in that order, memo included."""

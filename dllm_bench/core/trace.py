@@ -36,6 +36,7 @@ class Writes(NamedTuple):
 class ForwardKind(StrEnum):
     """What a forward was for."""
 
+    SIZE = "size"  # finds the canvas's length and commits nothing
     PREFILL = "prefill"  # feeds the prompt for the first time
     REFRESH = "refresh"  # feeds cached positions again to renew their K/V
     DENOISE = "denoise"
@@ -62,6 +63,9 @@ class Forward:
     drafted: tuple[int, ...] = ()  # the whole proposal, before it was cut to `proposed`
     survival: tuple[float, ...] = ()  # logits of a confidence head, one per drafted token
     changes: tuple[Change, ...] = ()  # what was revised after this forward
+    canvas: int = 0  # new positions of the canvas that it saw, where the canvas grows
+    inserted: tuple[int, ...] = ()  # (position behind the prompt, count) of what was inserted after
+    # this forward; the positions from there on moved right, and what did not fit is gone
 
 
 @dataclass

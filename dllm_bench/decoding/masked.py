@@ -23,6 +23,7 @@ from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import (
     Cache,
     Explore,
+    Growth,
     Revise,
     Schedule,
     Score,
@@ -79,6 +80,7 @@ class MaskedDecoder(ComposedDecoder):
         check_smoothing(self.smoothing, self.guidance, self.cache)
         check_reach(self.select)
         check_rows(self.score, self.cache)
+        check_growth(self)
 
     def summary(self) -> DecoderSummary:
         return DecoderSummary(
@@ -116,6 +118,7 @@ class MaskedDecoder(ComposedDecoder):
     ) -> DecodeSteps:
         """The loop: yields the copies and forwards it wants, returns the generation."""
         request = self.prepare(model, request)
+        check_pins(self.schedule, request)
         length = self.schedule.length(len(request.prompt_ids), request.max_new_tokens)
         state = DecodeState.start(request, model.special, model.device, length)
         if self.revise.revises:
@@ -124,10 +127,15 @@ class MaskedDecoder(ComposedDecoder):
         if self.cache.reuse != "none":
             grid = self.cache.grid(self.schedule.block or 1)
             model.reuse_prefix(kv, request.prompt_ids, grid, by=self)
+        grows = self.schedule.grows
         tracker = WindowTracker(
-            self.schedule, state.prompt_len, self.revise.whole, self.select.reaches_beyond
+            self.schedule,
+            state.prompt_len,
+            self.revise.whole or grows,
+            self.select.reaches_beyond or grows,
         )
-        log = _RoundLog(new_positions=state.length - state.prompt_len)
+        longest = max(state.length, state.wanted if grows else 0)
+        log = _RoundLog(new_positions=longest - state.prompt_len)
         only = torch.zeros((), dtype=torch.long, device=model.device)  # index of a single branch
         last: tuple[Scores, Window] | None = None
         while True:
@@ -161,7 +169,7 @@ class MaskedDecoder(ComposedDecoder):
             )
             window = window.pick(winner) if several else window
             window = tracker.size_block(scores, window, state)
-            forced = self._commit(state, scores, window)
+            forced = None if window.sizing else self._commit(state, scores, window)
             revision = self.revise(scores, window, state)
             if revision is not None:
                 state.revise(*revision, start=window.start)
@@ -169,6 +177,7 @@ class MaskedDecoder(ComposedDecoder):
             state.forwards += 1
             log.outcome = winner if several else None, forced
             log.cut = self._shorten(state, window, scores, *ahead)
+            log.grown = self._grow(state, window, scores)
             log.check_progress(request, self.revise)
             last = (scores, window)
 
@@ -184,9 +193,12 @@ class MaskedDecoder(ComposedDecoder):
         length = host.length[0] if host.length else branches.length
         branches.truncate(length)
         branches.host_L = torch.tensor(host.cache)[:length] if host.cache else None
+        if self.schedule.grows:
+            log.canvas_lengths.append(length - branches.prompt_len)
         tracker.ends += tuple(host.end)
         closed = host.closed or [False] * branches.branches
-        progress = tracker.progress(length, log.winner, host.masks, closed, host.stays)
+        sizing = bool(host.sizing and host.sizing[0])
+        progress = tracker.progress(length, log.winner, host.masks, closed, host.stays, sizing)
         opened = list(map(self.schedule.opened, progress))
         masks = progress[-1].open_masks(opened[-1])
         log.tick(masks, progress[-1].grid.start(opened[-1]))
@@ -205,6 +217,8 @@ class MaskedDecoder(ComposedDecoder):
     ) -> Generator[Step, Answer, _HostValues]:
         """The round's only copy to the host, of what the pieces in use decide."""
         flags, (winner, forced) = self.stop.ended(branches), log.outcome or (None, None)
+        if window and self.schedule.grows:  # blocks behind the window may have moved, too
+            window = replace(window, stop=branches.length)
         wanted = {
             "masks": masks_per_block(masked_KL, window),
             "closed": flags.closed_K,
@@ -212,7 +226,9 @@ class MaskedDecoder(ComposedDecoder):
             "end": window.end if window else None,
             "stays": self.revise.stays(branches),
             "valid": self.explore.valid(branches),
-            "length": (branches.born_KL[-1] != CUT).sum() if log.cut else None,
+            "length": (branches.born_KL[-1] != CUT).sum() if log.cut or log.grown else None,
+            "grown": torch.stack([log.grown.at, log.grown.count]) if log.grown else None,
+            "sizing": self.schedule.sizing(branches),
             "winner": winner,
             "forced": forced,
             "cache": self.cache.on_host(branches),
@@ -229,6 +245,8 @@ class MaskedDecoder(ComposedDecoder):
         if due_X is not None:
             window = replace(window, due_X=due_X)
         plan = self.cache.plan(branches, window, kv)
+        if window.sizing:
+            plan = replace(plan, kind=ForwardKind.SIZE)
         visible_K = self.select.visible(branches)
         if visible_K is not None:
             plan = plan.limited_to(visible_K)
@@ -278,7 +296,9 @@ class MaskedDecoder(ComposedDecoder):
     @cached_property
     def _reads_masked_only(self) -> bool:
         """Whether logits of committed positions change nothing."""
-        if self.guidance or self.smoothing or self.stop.reads_ahead or not self.score.row_by_row:
+        if self.guidance or self.smoothing or self.schedule.grows:
+            return False
+        if self.stop.reads_ahead or not self.score.row_by_row:
             return False
         return not any(piece.reads_committed for piece in self.pieces())
 
@@ -320,6 +340,42 @@ class MaskedDecoder(ComposedDecoder):
         if length is not None:
             state.cut(length)
         return length is not None
+
+    def _grow(self, state: DecodeState, window: Window, scores: Scores) -> Growth | None:
+        """Insert what the schedule wants, up to the request's new tokens."""
+        room = state.wanted - state.length
+        growth = self.schedule.grow(scores, window, state) if self.schedule.grows else None
+        if growth is None or min(growth.most, room) < 1:
+            return None
+        state.insert(growth.at, growth.count, growth.ends, min(growth.most, room))
+        return growth
+
+
+def check_growth(decoder: MaskedDecoder) -> None:
+    """Refuse what goes by positions of a canvas that grows."""
+    schedule = type(decoder.schedule).__name__
+    for slot, whole in decoder.slots().items() if decoder.schedule.grows else ():
+        for piece in (whole, *whole.parts()):
+            if piece.by_position:
+                raise DllmBenchError(
+                    f"schedule {schedule} needs a {slot} that goes by no positions, because it "
+                    f"inserts some, and {type(piece).__name__} does; choose another {slot} or "
+                    "schedule."
+                )
+    if decoder.schedule.grows and decoder.smoothing:
+        raise DllmBenchError(
+            f"schedule {schedule} inserts positions, and smoothing {decoder.smoothing} remembers "
+            "embeddings by position; set smoothing to 0 or choose another schedule."
+        )
+
+
+def check_pins(schedule: Schedule, request: Request) -> None:
+    """Refuse pinned tokens on a canvas that grows in front of them."""
+    if schedule.grows and request.pinned:
+        raise DllmBenchError(
+            f"Request {request.id!r} pins tokens at new positions, which {type(schedule).__name__} "
+            "moves when the canvas grows; pin none or choose another schedule."
+        )
 
 
 def check_reach(select: Select) -> None:
@@ -384,7 +440,9 @@ class _HostValues:
     end: Sequence[int] = ()  # one number: where the block ends that the last round sized
     stays: Sequence[int] = ()  # per branch: `Revise.stays`
     valid: Sequence[int] = ()  # one number: branches before the base that are worth a forward
-    length: Sequence[int] = ()  # one number: length of a canvas that was cut
+    length: Sequence[int] = ()  # one number: length of a canvas that was cut or grew
+    grown: Sequence[int] = ()  # two numbers: where positions were inserted, and how many
+    sizing: Sequence[int] = ()  # one number: whether the next forward only finds the length
     winner: Sequence[int] = ()  # one number: branch that continued from the last round
     forced: Sequence[int] = ()  # one number: positions committed by the stall rule
     cache: Sequence[int] = ()  # per position: `Cache.on_host` of the base
@@ -410,6 +468,7 @@ class WindowTracker:
         masks: Sequence[int],
         closed: Sequence[int],
         stays: Sequence[int] = (),
+        sizing: bool = False,
     ) -> list[BlockProgress]:
         """Every branch at the beginning of a round; for `masks` see `_HostValues`."""
         grid = self.schedule.grid(self.prompt_len, length)
@@ -418,7 +477,13 @@ class WindowTracker:
         blocks, opened = len(masks) // len(closed), self.opened[winner]
         return [
             BlockProgress(
-                grid, self.first, masks[k * blocks : (k + 1) * blocks], opened, bool(flag), stay
+                grid,
+                self.first,
+                masks[k * blocks : (k + 1) * blocks],
+                opened,
+                bool(flag),
+                stay,
+                sizing,
             )
             for k, (flag, stay) in enumerate(zip_longest(closed, stays, fillvalue=0))
         ]
@@ -451,6 +516,7 @@ class WindowTracker:
             must_KN=self._must(branches, range(first, blocks), masked_KL.device),
             visible_K=None if self.schedule.sees_future else end_K,
             masks=sum(map(BlockProgress.open_masks, branches, opened)),
+            sizing=branches[-1].sizing,
         )
         return self.window
 
@@ -484,6 +550,10 @@ class _RoundLog:
     forced: list[int] = field(default_factory=list)
     outcome: tuple[Tensor | None, Tensor | None] | None = None  # last winner and forced; None: 0
     cut: bool = False  # whether the last round cut the canvas
+    grown: Growth | None = None  # what the last round inserted
+    insertions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Forward -> (canvas position, count) of what was inserted after it."""
+    canvas_lengths: list[int] = field(default_factory=list)  # new positions, of a canvas that grows
     open_end: int = 0  # canvas position at which the open blocks end
     canvases: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Tokens and `born` (L,) after each round of a decoder that revises."""
@@ -498,6 +568,8 @@ class _RoundLog:
         if self.outcome is not None:
             self.winners += host.winner or [0]
             self.forced += host.forced or [0]
+        if host.grown and host.grown[1]:
+            self.insertions[len(self.forwards) - 1] = (host.grown[0], host.grown[1])
 
     def tick(self, masks: int, open_end: int) -> None:
         """Take the time. Called right after a copy to the host, when the device has caught up."""
@@ -534,6 +606,10 @@ class _RoundLog:
         ]
         for index, changes in enumerate(self._changes(span)):
             forwards[index] = replace(forwards[index], changes=changes)
+        for index, canvas in enumerate(self.canvas_lengths[: len(forwards)]):
+            at, count = self.insertions.get(index, (0, 0))
+            inserted = (at - span.start, count) if count else ()
+            forwards[index] = replace(forwards[index], canvas=canvas, inserted=inserted)
         return Trace(forwards)
 
     def _changes(self, span: slice) -> Iterator[tuple[Change, ...]]:

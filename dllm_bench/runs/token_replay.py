@@ -5,7 +5,7 @@ tokens (this is checked; a sample with other tokens is skipped). Pieces that wra
 record, for every masked position, the probability and rank of the token it ended with, and whether
 the candidate was that token already. The result is stored in a file of its own (`evolution.npz`)
 for the per-token figures; the run's record stays as it is. Left out: decoders whose forwards hold
-several branches, or which revise tokens.
+several branches, or which revise tokens or insert positions.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def replay(
 def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies = REAL) -> Path:
     """Replay the first samples of a sealed run and store the result in its folder.
 
-    Raises DllmBenchError if a forward of the decoder holds several branches, if it revises tokens,
-    if it fills no canvas, and if no sample has the tokens it had.
+    Raises DllmBenchError if a forward of the decoder holds several branches, if it revises tokens or
+    inserts positions, if it fills no canvas, and if no sample has the tokens it had.
     """
     folder, stored = store.path(spec), read_samples(store.path(spec))
     decoder = deps.decoder(spec)
@@ -172,6 +172,12 @@ def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies
             f"The tokens of {spec.folder} cannot be replayed: {type(decoder.revise).__name__} "
             "changes committed tokens, so a position has no single forward that decided it; choose "
             "a decoder with decoder/revise=none, or read the changes in the sample's trace."
+        )
+    if isinstance(decoder, MaskedDecoder) and decoder.schedule.grows:
+        raise DllmBenchError(
+            f"The tokens of {spec.folder} cannot be replayed: {type(decoder.schedule).__name__} "
+            "inserts positions, so a token has no single position; choose a decoder with another "
+            "schedule, or read the insertions in the sample's trace."
         )
     if not isinstance(decoder, MaskedDecoder) or not isinstance(decoder.explore, Greedy):
         raise DllmBenchError(

@@ -31,9 +31,11 @@ from dllm_bench.decoding.cache.sparse import SparseCache
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.adablock import AdaBlock
 from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.daedal import Daedal
 from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.margin import Margin
+from dllm_bench.decoding.score.mask_last import MaskLast
 from dllm_bench.decoding.score.neg_entropy import NegEntropy
 from dllm_bench.decoding.select.drawn import Drawn
 from dllm_bench.decoding.select.epsilon import Epsilon
@@ -118,6 +120,35 @@ def test_adablock() -> None:
         assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
         assert fed(model) == [list(range(first, first + n)) for first, n in case["calls"]]
         assert [b - a for a, b in zip(starts, ends, strict=True)] == case["block_lengths"]
+
+
+def daedal(params: dict) -> MaskedDecoder:
+    schedule = Daedal(
+        params["block_length"],
+        params["initial_gen_length"],
+        params["expansion_factor"],
+        params["eos_confidence_threshold"],
+        params["expand_eos_confidence_threshold"],
+        params["low_conf_threshold"],
+        params["eos_check_tokens"],
+    )
+    select = Threshold(params["high_conf_threshold"], strict=True)
+    return MaskedDecoder(MaskLast(), select, schedule, NoCache(), forbid_mask=False)
+
+
+def test_daedal() -> None:
+    """The end token is one that the tiny model likes."""
+    for case in cases("daedal"):
+        params, prompt = case["params"], tuple(case["prompt"])
+        model = Watched(denoiser(case["checkpoint"]))
+        model.special = replace(model.special, eos=params["eos_token_id"])
+        request = Request("golden", prompt, params["max_gen_length"])
+        generation = daedal(params).generate(model, request)
+        canvases = [canvas[0].tolist() for canvas in model.canvases]
+        assert list(generation.ids) == case["output"]
+        assert canvases == case["states"]
+        lengths = [forward.canvas for forward in generation.trace.forwards]
+        assert lengths == [len(state) - len(prompt) for state in case["states"]]
 
 
 def recorded_fed(case: dict) -> list[list[int]]:

@@ -20,7 +20,8 @@ from dllm_bench.core.contracts import Score, Select
 from dllm_bench.core.decoder import Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.core.state import MASKED
+from dllm_bench.core.state import MASKED, PROMPT
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.revise.none import NoRevision
@@ -38,11 +39,15 @@ def check_laws(decoder: MaskedDecoder) -> None:
     generation = decoder.generate(MODEL, REQUEST)
     writes = generation.trace.writes(generation.born)
     standing = sum(one.committed - one.remasked for one in writes)
-    assert standing == sum(b != MASKED for b in generation.born), "committed counts add up"
+    given = decoder.schedule.grows * generation.born.count(PROMPT)  # end tokens it has inserted
+    decoded = sum(b != MASKED for b in generation.born) - given
+    assert standing == decoded, "committed counts add up"
     idle = getattr(decoder.select, "idle", False)  # Dream's published forwards that commit nothing
-    gives_up = decoder.stop.reads_ahead  # what was committed beyond a later cut is gone
+    # what was committed beyond a later cut, or is pushed out of a full canvas, is gone
+    gives_up = decoder.stop.reads_ahead or decoder.schedule.grows
     looks_on = decoder.revise.revises  # a forward may find nothing to change
-    counts = [sum(one) for one in writes]
+    kinds = [forward.kind for forward in generation.trace.forwards]
+    counts = [sum(one) for one, kind in zip(writes, kinds, strict=True) if kind != ForwardKind.SIZE]
     assert idle or gives_up or looks_on or 0 not in counts[:-1], "every forward makes progress"
     for token, born in zip(generation.ids, generation.born, strict=True):
         assert (token == MODEL.special.mask) == (born == MASKED), "what is decoded is no mask"

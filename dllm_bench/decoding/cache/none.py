@@ -20,6 +20,7 @@ class NoCache(Cache):
     """Caches nothing."""
 
     attention: Attention = "full"  # bidirectional; or "block_causal" over the schedule's blocks
+    by_position: ClassVar[bool] = False
     caches: ClassVar[bool] = False
 
     @property

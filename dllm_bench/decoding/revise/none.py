@@ -18,6 +18,7 @@ class NoRevision(Revise):
 
     revises: ClassVar[bool] = False
     reads_committed: ClassVar[bool] = False
+    by_position: ClassVar[bool] = False
     forwards_per_position: ClassVar[int] = 2
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> None:

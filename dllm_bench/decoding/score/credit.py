@@ -10,7 +10,7 @@ which is exact; `full_distribution` (Eq. 13) credits every id and needs a dense 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class Credit(Score):
     scope: Scope = "block"  # where `adaptive` counts masks: the block or the whole generation
     full_distribution: bool = False  # credit every id instead of the top-1 token
     keep_raw: bool = False  # score the raw logits too, for a lookahead that reads those
+    by_position: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice(self, "scope", self.scope, Scope)

@@ -40,6 +40,7 @@ class KLHistory(Score):
     length: int = 2  # H, forwards that are remembered
     precision: Precision = "float32"  # of the distributions that are compared
     reads_ahead: ClassVar[bool] = True
+    by_position: ClassVar[bool] = True
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]

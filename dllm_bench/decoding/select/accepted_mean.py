@@ -31,6 +31,7 @@ class AcceptedMean(Select):
 
     number: int = 2  # n
     never_stalls: ClassVar[bool] = True
+    by_position: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("explore", Condition.ONE_BRANCH)}
 
     def __post_init__(self) -> None:

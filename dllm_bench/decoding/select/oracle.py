@@ -9,7 +9,7 @@ forward). Algorithm 1 does not end if no candidate is right; here the reference 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -39,6 +39,7 @@ class Oracle(Select):
     stall: Stall = "token"  # what is written of the reference if no candidate is right: the most
     # confident position, or the whole "block" (the authors' code, which first spends a forward that
     # changes nothing)
+    by_position: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice(self, "stall", self.stall, Stall)

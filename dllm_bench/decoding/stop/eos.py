@@ -54,11 +54,16 @@ class Eos(Stop):
         return frozenset({Condition.END_OF_TEXT} if at_token else ())
 
     def _ends(self, branches: DecodeState, start: int, stop: int | None = None) -> Tensor:
-        """True where a position from `start` to `stop` holds an end token, bool (K, X)."""
+        """True where a position from `start` to `stop` holds an end token, bool (K, X).
+
+        Those that a schedule puts behind the text do not count.
+        """
         tokens_KX = branches.tokens_KL[:, start:stop]
         ends_KX = tokens_KX == branches.special.eos
         for end in branches.special.ends[1:] if self.turn_end else ():
             ends_KX = ends_KX | (tokens_KX == end)
+        if branches.ends_given and start:
+            ends_KX = ends_KX & (branches.born_KL[:, start:stop] >= 0)
         return ends_KX
 
     def ended(self, branches: DecodeState) -> StopFlags:

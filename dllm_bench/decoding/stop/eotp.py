@@ -10,6 +10,7 @@ Fig. 6: halt after a decoded block with an end token) is `Eos("block", turn_end=
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class EndOfTextPrediction(Stop):
     """Cuts the canvas behind a predicted end token; without a filter the most probable one."""
 
     ahead: bool = True  # whether positions behind the open block count too
+    by_position: ClassVar[bool] = True
 
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]

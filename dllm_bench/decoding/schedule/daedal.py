@@ -1,0 +1,117 @@
+"""DAEDAL (arXiv 2508.00819): a canvas that begins short and grows where the model wants more room.
+
+At first forwards over prompt and masks find the length: `factor` masks are appended until the model
+is confident enough (`eos_enough`) that the text ends within the canvas; then half of `eos_window`
+end tokens are put behind it. While blocks are decoded, a forward whose confidence in the end is
+below `eos_expand` replaces the least probable mask of the open block by `factor` masks, if its
+candidate is less probable than `low`. The canvas has at most the request's new tokens; what an
+expansion pushes beyond them is gone.
+
+The confidence is the sum of the probabilities of the last `eos_window` candidates that are the end
+token, wherever they stand, divided by `eos_window` even if there are fewer (released code).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import BlockProgress, Window
+from dllm_bench.core.contracts import Growth, Scores
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import CUT, DecodeState, MemoKey
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.registry import register
+
+SIZING = MemoKey[Tensor]("daedal.sizing")  # whether the canvas is still too short, bool (1,)
+
+
+@register("schedule.daedal")
+@dataclass(frozen=True)
+class Daedal(Blocks):
+    """One open block at a time, on a canvas that grows."""
+
+    block: int  # positions of a block; the last one may be short
+    initial: int = 64  # new positions of the first canvas
+    factor: int = 8  # masks that are appended, and that replace one
+    eos_enough: float = 0.5  # confidence in the end from which the first length is enough
+    eos_expand: float = 0.9  # confidence in the end below which a mask may be replaced
+    low: float = 0.1  # probability below which a candidate may be replaced
+    eos_window: int = 32  # candidates that the confidence in the end counts
+    sees_future: bool = field(default=True, init=False)
+    absolute: bool = field(default=False, init=False)
+    whole: bool = field(default=False, init=False)
+    short: bool = field(default=True, init=False)
+    sees_rest: bool = field(default=True, init=False)
+    grows: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            Need("score", Condition.RAW_CONFIDENCE),
+            Need("explore", Condition.ONE_BRANCH),
+            Need("cache", Condition.WHOLE_CANVAS),
+            Need("cache", Condition.FULL_ATTENTION),
+        }
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.initial, self.factor, self.eos_window) < 1:
+            raise DllmBenchError(
+                f"Daedal has initial {self.initial}, factor {self.factor} and eos_window "
+                f"{self.eos_window}; give 1 or more positions."
+            )
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What other pieces can rely on; no steps can be counted in a block that changes."""
+        return super().gives - {Condition.HELD_BLOCKS, Condition.EQUAL_BLOCKS}
+
+    def length(self, prompt_len: int, new: int) -> int:
+        return prompt_len + min(self.initial, new)
+
+    def opened(self, branch: BlockProgress) -> int:
+        """None while the length is sought."""
+        return 0 if branch.sizing else super().opened(branch)
+
+    def sizing(self, state: DecodeState) -> Tensor:
+        """From the first forward on, until one finds the canvas long enough."""
+        known = state.memo.get(SIZING)
+        return torch.ones_like(state.masked_KL[0, 0]) if known is None else known
+
+    def grow(self, scores: Scores, window: Window, state: DecodeState) -> Growth | None:
+        ends = self._end_confidence(scores, state)
+        if window.sizing:
+            return self._append(ends < self.eos_enough, state)
+        return self._expand(ends < self.eos_expand, scores, window, state)
+
+    def _append(self, short: Tensor, state: DecodeState) -> Growth:
+        """Masks to a canvas that is too short, end tokens to one that is not."""
+        if state.length == state.wanted:
+            short = torch.zeros_like(short)
+        state.memo[SIZING] = short.reshape(1)
+        count = torch.where(short, self.factor, self.eos_window // 2)
+        at = (state.born_KL[-1] != CUT).sum()
+        return Growth(at, count, ~short, max(self.factor, self.eos_window // 2))
+
+    def _expand(
+        self, wanted: Tensor, scores: Scores, window: Window, state: DecodeState
+    ) -> Growth | None:
+        """All but one of the masks that replace the least probable one, in front of it."""
+        if state.length == state.wanted:
+            return None
+        probability_KW = scores.probability_KW if scores.raw_KW is None else scores.raw_KW
+        open_KW = window.eligible_KW & window.of(state.masked_KL)
+        least, index = probability_KW.masked_fill(~open_KW, torch.inf)[0].min(0)
+        grows = wanted & (least < self.low)
+        count = torch.where(grows, self.factor - 1, 0)
+        return Growth(window.start + index, count, torch.zeros_like(grows), self.factor - 1)
+
+    def _end_confidence(self, scores: Scores, state: DecodeState) -> Tensor:
+        """How sure the model is that the text ends within the canvas, 0-d."""
+        ends_W = (scores.ids_KW[0] == state.special.eos) & (scores.probability_KW[0] > 0)
+        last_W = ends_W & (ends_W.flip(0).cumsum(0).flip(0) <= self.eos_window)
+        return (scores.probability_KW[0] * last_W).sum() / self.eos_window
