@@ -23,7 +23,7 @@ from dllm_bench.site.format import printable
 
 MASK, BORDER, SPACE, FORCED, DIM = "░", "│", "␣", "!", "dim"
 SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-OVERWRITTEN, REMASKED = "↻", "⌫"
+OVERWRITTEN, REMASKED, INSERTED = "↻", "⌫", "+"
 LOOKAHEAD, BASE = ("○", "●"), ("□", "■")  # dropped, continued with
 LONG_RUN = 4  # this many equal neighbours or more are written once, with their number
 SWATCHES = 16  # colours in the legend, at most
@@ -162,6 +162,8 @@ class DecodingOrderPainter:
             drawn.append(f"({step.forced}{FORCED})")
         for mark, places in ((OVERWRITTEN, step.overwritten), (REMASKED, step.remasked)):
             drawn.append(mark + ",".join(map(str, places)) + " " if places else "")
+        if step.inserted:
+            drawn.append("{2}{1}:{0} ".format(*step.inserted, INSERTED))
         return drawn if drawn else Text("none", DIM)
 
     def legend(self) -> Text:
@@ -181,6 +183,9 @@ class DecodingOrderPainter:
             ),
             f"{OVERWRITTEN} positions overwritten": any(step.overwritten for step in order.steps),
             f"{REMASKED} positions masked again": any(step.remasked for step in order.steps),
+            f"{INSERTED}n:p n positions inserted in front of p": any(
+                step.inserted for step in order.steps
+            ),
             f"{LOOKAHEAD[0]} lookahead, {BASE[0]} base; filled: the one continued with": several,
             f"{LOOKAHEAD[1]} one of its tokens was tried before the forward": any(
                 step.lookahead_won for step in order.steps

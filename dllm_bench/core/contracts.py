@@ -199,7 +199,8 @@ class Explore(Piece, ABC):
         return rating_K.argmax()
 
 
-class Growth(NamedTuple):
+@dataclass(frozen=True)
+class Growth:
     """Positions that a schedule inserts into the canvas after a commit (K = 1); see
     `DecodeState.insert`.
     """

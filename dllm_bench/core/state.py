@@ -18,9 +18,10 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
+from dllm_bench.core.trace import GIVEN
 
 MASKED = -1  # value of `born` at a position that is still masked
-PROMPT = -2  # value of `born` at a position that nobody decodes: prompt, pinned and inserted tokens
+PROMPT = GIVEN  # value of `born` at a position that nobody decodes: prompt, pinned or inserted
 CUT = -3  # value of `born` at a position beyond the end of a canvas that was cut
 
 Remembered = TypeVar("Remembered", Tensor, int)

@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+GIVEN = -2  # `Generation.born` of a token that nobody decoded: it was pinned or inserted
 AGAIN_MASKED = -1  # `Change.after` of a position that was masked again
 
 

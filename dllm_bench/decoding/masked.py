@@ -127,15 +127,7 @@ class MaskedDecoder(ComposedDecoder):
         if self.cache.reuse != "none":
             grid = self.cache.grid(self.schedule.block or 1)
             model.reuse_prefix(kv, request.prompt_ids, grid, by=self)
-        grows = self.schedule.grows
-        tracker = WindowTracker(
-            self.schedule,
-            state.prompt_len,
-            self.revise.whole or grows,
-            self.select.reaches_beyond or grows,
-        )
-        longest = max(state.length, state.wanted if grows else 0)
-        log = _RoundLog(new_positions=longest - state.prompt_len)
+        tracker, log = self._follow(state)
         only = torch.zeros((), dtype=torch.long, device=model.device)  # index of a single branch
         last: tuple[Scores, Window] | None = None
         while True:
@@ -180,6 +172,14 @@ class MaskedDecoder(ComposedDecoder):
             log.grown = self._grow(state, window, scores)
             log.check_progress(request, self.revise)
             last = (scores, window)
+
+    def _follow(self, state: DecodeState) -> tuple[WindowTracker, _RoundLog]:
+        """What follows the blocks and the rounds of a request."""
+        grows, start = self.schedule.grows, state.prompt_len
+        whole, to_end = self.revise.whole or grows, self.select.reaches_beyond or grows
+        longest = max(state.length, state.wanted) if grows else state.length
+        tracker = WindowTracker(self.schedule, start, whole, to_end)
+        return tracker, _RoundLog(new_positions=longest - start)
 
     def _open_blocks(
         self, branches: DecodeState, tracker: WindowTracker, log: _RoundLog

@@ -162,8 +162,8 @@ def replay(
 def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies = REAL) -> Path:
     """Replay the first samples of a sealed run and store the result in its folder.
 
-    Raises DllmBenchError if a forward of the decoder holds several branches, if it revises tokens or
-    inserts positions, if it fills no canvas, and if no sample has the tokens it had.
+    Raises DllmBenchError if a forward of the decoder holds several branches, if it revises tokens,
+    inserts positions or fills no canvas, and if no sample has the tokens it had.
     """
     folder, stored = store.path(spec), read_samples(store.path(spec))
     decoder = deps.decoder(spec)

@@ -10,11 +10,11 @@ characters: whoever shows them must make them safe.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dllm_bench.core.trace import AGAIN_MASKED, Trace
+from dllm_bench.core.trace import AGAIN_MASKED, GIVEN, ForwardKind, Trace
 from dllm_bench.site.texts import DecodeTokens
 from dllm_bench.store.record import SampleRecord
 
@@ -25,7 +25,8 @@ class CanvasToken:
 
     id: the token's id.
     text: the token's text.
-    born: index of the forward that committed it; None if the position is still masked.
+    born: index of the forward that committed it; None if the position is still masked. A token that
+        nobody decoded counts with the first forward, or with the last that sized the canvas.
     """
 
     id: int
@@ -48,8 +49,10 @@ class ForwardStep:
         branch had tried before the forward.
     overwritten: committed positions to which a reviser gave another token after this forward.
     remasked: committed positions that it masked again.
+    inserted: position in front of which positions were inserted after this forward, and how many;
+        empty if none were.
     forced: how many of these the stall rule added; which ones is not recorded.
-    filled: share of the canvas that is committed after this forward.
+    filled: share of the canvas after this forward that holds its final token.
     proposed: draft tokens that this forward verified.
     accepted: how many of them were kept. They are the first of `committed`; the rest are the
         target's own tokens.
@@ -67,6 +70,7 @@ class ForwardStep:
     committed: list[int]
     overwritten: list[int]
     remasked: list[int]
+    inserted: list[int]
     forced: int
     filled: float
     proposed: int
@@ -109,14 +113,18 @@ def decoding_order(
     """The decoding order of `sample`; `decoder` is the configuration in the run's spec."""
     drafts = {token for row in sample.trace.get("drafted", ()) for token in row}
     texts = {token: decode([token]) for token in drafts.union(sample.ids)}
-    born = [index if index >= 0 else None for index in sample.born]
+    trace = Trace.from_columns(sample.trace)
+    born = commit_forwards(sample, trace)
     ends = dict(sorted(sample.cut.items(), key=lambda item: (item[1], item[0])))
     ended_by, end = next(iter(ends.items()), (None, len(sample.ids)))
     return DecodingOrder(
         id=sample.id,
         text=sample.text,
-        tokens=[CanvasToken(i, texts[i], at) for i, at in zip(sample.ids, born, strict=True)],
-        steps=forward_steps(sample, texts, passes=2 if decoder.get("guidance") else 1),
+        tokens=[
+            CanvasToken(i, texts[i], at if at >= 0 else None)
+            for i, at in zip(sample.ids, born, strict=True)
+        ],
+        steps=forward_steps(trace, born, texts, passes=2 if decoder.get("guidance") else 1),
         borders=block_borders(len(sample.ids), decoder),
         ends=ends,
         end=end,
@@ -124,17 +132,26 @@ def decoding_order(
     )
 
 
-def forward_steps(sample: SampleRecord, texts: Mapping[int, str], passes: int) -> list[ForwardStep]:
+def commit_forwards(sample: SampleRecord, trace: Trace) -> list[int]:
+    """The forward with which each token counts; negative if the position is still masked."""
+    sizing = sum(forward.kind == ForwardKind.SIZE for forward in trace.forwards)
+    return [max(sizing - 1, 0) if index == GIVEN else index for index in sample.born]
+
+
+def forward_steps(
+    trace: Trace, born: Sequence[int], texts: Mapping[int, str], passes: int
+) -> list[ForwardStep]:
     """The forwards in order; `passes` is 2 with guidance, which feeds every branch twice."""
-    trace, total = Trace.from_columns(sample.trace), len(sample.ids)
-    forwards = trace.forwards
+    forwards, total = trace.forwards, len(born)
+    canvases = [forward.canvas or total for forward in forwards[1:]] + [total]
     committed: list[list[int]] = [[] for _ in forwards]
-    for position, index in enumerate(sample.born):
+    for position, index in enumerate(born):
         if index >= 0:
             committed[index].append(position)
     steps, filled = [], 0
-    writes = trace.writes(sample.born)
-    for forward, positions, made in zip(forwards, committed, writes, strict=True):
+    writes = trace.writes(born)
+    rows = zip(forwards, committed, writes, canvases, strict=True)
+    for forward, positions, made, canvas in rows:
         filled += made.committed - made.remasked
         again = {change.position: change.after == AGAIN_MASKED for change in forward.changes}
         branches = forward.branches // passes
@@ -149,8 +166,9 @@ def forward_steps(sample: SampleRecord, texts: Mapping[int, str], passes: int) -
             committed=positions,
             overwritten=[position for position, masked in again.items() if not masked],
             remasked=[position for position, masked in again.items() if masked],
+            inserted=list(forward.inserted),
             forced=forward.forced,
-            filled=filled / total if total else 1.0,
+            filled=filled / canvas if canvas else 1.0,
             proposed=forward.proposed,
             accepted=forward.accepted,
             drafted=[texts[token] for token in forward.drafted],

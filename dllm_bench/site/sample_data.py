@@ -103,9 +103,11 @@ def pack_decoding_order(order: DecodingOrder, texts: TextNumbers) -> Plain:
     steps: Plain = {name: [getattr(step, name) for step in order.steps] for name in STEP_COLUMNS}
     if any(step.drafted for step in order.steps):
         steps["drafted"] = [[*map(texts, step.drafted)] for step in order.steps]
-    for name in ("overwritten", "remasked"):
+    for name in ("overwritten", "remasked", "inserted"):
         if any(getattr(step, name) for step in order.steps):
             steps[name] = [getattr(step, name) for step in order.steps]
+    if "inserted" in steps:
+        steps["filled"] = [step.filled for step in order.steps]
     if any(step.survival for step in order.steps):
         steps["survival"] = [step.survival for step in order.steps]
     return {

@@ -24,7 +24,7 @@ from dllm_bench.cli import show_sample
 from dllm_bench.cli.main import main
 from dllm_bench.cli.show import named_sample
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
+from dllm_bench.core.trace import AGAIN_MASKED, GIVEN, Change, Forward, ForwardKind, Trace
 from dllm_bench.site.decoding_order import (
     CanvasToken,
     DecodingOrder,
@@ -199,6 +199,27 @@ def test_revisions_are_drawn_by_position_and_count_in_what_is_filled() -> None:
     text = "\n".join(drawn(view))
     assert "↻0" in text and "⌫1" in text
     assert "positions overwritten" in text and "positions masked again" in text
+
+
+def test_a_canvas_that_grows_is_drawn_by_its_final_positions() -> None:
+    """Two masks, two more, an end token; the first is decoded, two masks replace the last."""
+    size, denoise = ForwardKind.SIZE, ForwardKind.DENOISE
+    trace = Trace(
+        [
+            Forward(size, branches=1, fed=5, cached=0, canvas=2, inserted=(2, 2)),
+            Forward(size, branches=1, fed=7, cached=0, canvas=4, inserted=(4, 1)),
+            Forward(denoise, branches=1, fed=8, cached=0, canvas=5, inserted=(3, 1)),
+            Forward(denoise, branches=1, fed=9, cached=0, canvas=6),
+        ]
+    )
+    one = sample([1, 2, 3, 4, 5, 6], [2, 3, 3, 3, 3, GIVEN], {"eos": 5, "length": 6}, trace)
+    view = view_of(one)
+    assert [step.filled for step in view.steps] == [0, 1 / 5, 2 / 6, 1]
+    assert [step.inserted for step in view.steps] == [[2, 2], [4, 1], [3, 1], []]
+    assert [token.born for token in view.tokens] == [2, 3, 3, 3, 3, 1], "none is masked"
+    text = "\n".join(drawn(view))
+    assert "+2:2" in text and "+1:4" in text and "positions inserted" in text
+    assert "<end>₁" in text and "still masked" not in text
 
 
 def test_guidance_runs_every_branch_twice_and_is_no_lookahead() -> None:

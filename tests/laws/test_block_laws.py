@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import Explore, Schedule, Scores, Select, Stop, StopFlags
+from dllm_bench.core.contracts import Explore, Growth, Schedule, Scores, Select, Stop, StopFlags
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.cache.block import BlockCache
@@ -26,6 +26,7 @@ from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.adablock import AdaBlock
 from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.daedal import Daedal
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.schedule.sub_blocks import SubBlockGrid, SubBlocks
 from dllm_bench.decoding.score.confidence import Confidence
@@ -95,20 +96,33 @@ class Counts(Schedule):
     def end(self, scores: Scores, window: Window, state: DecodeState) -> Tensor | None:
         return self.inner.end(scores, window, state)
 
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        return self.inner.grows
+
+    def sizing(self, state: DecodeState) -> Tensor | None:
+        return self.inner.sizing(state)
+
+    def grow(self, scores: Scores, window: Window, state: DecodeState) -> Growth | None:
+        return self.inner.grow(scores, window, state)
+
     def opened(self, branch: BlockProgress) -> int:
         assert self.canvas.born_KL is not None
         born_L, grid = self.canvas.born_KL[self.canvas.asked], branch.grid
         self.canvas.asked += 1
         spans = [born_L[grid.start(n) : grid.start(n + 1)] for n in range(grid.blocks)]
         left = [int((span == MASKED).sum()) for span in spans]
+        starts = [max(grid.start(n), grid.prompt_len) for n in range(grid.blocks)]
+        new = [born_L[start : grid.start(n + 1)] for n, start in enumerate(starts)]
         assert [branch.masks_left(n) for n in range(grid.blocks)] == left
         assert [branch.begun(n) for n in range(grid.blocks)] == [
-            bool((span > MASKED).any()) for span in spans
+            bool((span != MASKED).any()) for span in new
         ]
         assert branch.finished == next((n for n, masks in enumerate(left) if masks), grid.blocks)
         opened = self.inner.opened(branch)
         assert branch.opened <= opened or opened >= grid.blocks
         assert branch.open_masks(opened) == sum(left[:opened])
+        assert not branch.sizing or (opened == 0 and not branch.all_finished(opened))
         return opened
 
 
@@ -141,6 +155,11 @@ def test_the_host_knows_blocks_that_end_at_delimiters(length: int | None) -> Non
     schedule = AdaBlock(8, delimiters=tuple(range(0, VOCAB, 3)), tau=0.1)
     for stop, select in product((Filled(), Eos("block"), Eos("token")), SELECTS):
         check(schedule, Greedy(), select, stop, length)
+
+
+def test_the_host_knows_a_canvas_that_grows() -> None:
+    for low, stop, select in product((0.5, 1.1), (Filled(), Eos("block"), Eos("token")), SELECTS):
+        check(Daedal(8, 4, 5, 0.2, 0.9, low, 5), Greedy(), select, stop, None)
 
 
 @pytest.mark.parametrize("length", [None, 11 + 19, 11], ids=["whole", "cut", "all cut"])

@@ -9,7 +9,7 @@ import torch
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
-from dllm_bench.core.state import MASKED, PROMPT, DecodeState, MemoKey
+from dllm_bench.core.state import CUT, MASKED, PROMPT, DecodeState, MemoKey
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 
 SPECIAL = SpecialTokens(mask=1, eos=2, eot=3)
@@ -120,6 +120,20 @@ def test_truncate_cuts_tokens_and_born() -> None:
     state = fresh()
     state.truncate(4)
     assert state.length == 4 and state.born_KL.shape == (1, 4)
+
+
+@pytest.mark.parametrize(("count", "room", "left"), [(0, 2, 5), (2, 2, 7), (2, 3, 7), (3, 1, 6)])
+def test_what_is_inserted_moves_the_rest(count: int, room: int, left: int) -> None:
+    """Masks, or end tokens; what does not fit is gone, and what is left over is cut."""
+    for ends, token, born in ((True, SPECIAL.eos, PROMPT), (False, SPECIAL.mask, MASKED)):
+        state = fresh()
+        state.commit(torch.tensor([[True, True, True]]), torch.tensor([[4, 5, 6]]), start=2)
+        numbers = (torch.tensor(value) for value in (3, count, ends))
+        state.insert(*numbers, room)
+        assert state.length == 5 + room
+        state.truncate(int((state.born_KL != CUT).sum()))
+        assert state.tokens_KL[0].tolist() == [7, 8, 4, *[token] * count, 5, 6][:left]
+        assert state.born_KL[0].tolist() == [PROMPT, PROMPT, 0, *[born] * count, 0, 0][:left]
 
 
 def test_requests_without_prompt_or_room_are_refused() -> None:

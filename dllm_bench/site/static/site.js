@@ -217,7 +217,7 @@ class Viewer {
     swatch.style.background = this.heats[i].ground;
     const numbers = [steps.fed[i], steps.cached[i], steps.ms[i] ? steps.ms[i].toFixed(1) : "–", this.committed[i].length,
       steps.forced[i], steps.proposed[i] ? `${steps.accepted[i]}/${steps.proposed[i]}` : "",
-      `${Math.round(100 * this.filled[i] / Math.max(this.tokens.length, 1))} %`];
+      `${this.percent(i)} %`];
     const cells = numbers.map((text, column) => make("td", { class: "number",
       hidden: this.hides(column) }, `${text}`));
     return make("tr", { onclick: () => this.go(i + 1) }, swatch,
@@ -299,16 +299,22 @@ class Viewer {
       && this.committed[forward].indexOf(position) >= accepted[forward];
   }
 
+  percent(i) { // of the canvas after forward i
+    const { filled } = this.sample.steps; // there if the canvas grew
+    return Math.round(100 * (filled ? filled[i] : this.filled[i] / Math.max(this.tokens.length, 1)));
+  }
+
   sentence(i) {
     if (i < 0) return `Before the first of ${this.forwards} forwards: all positions are masked.`;
     const { kind, branches, winner, fed, cached, ms, forced, proposed, accepted } = this.sample.steps;
     const parts = [`Forward ${i + 1} of ${this.forwards}: ${kind[i]}`,
       `${this.committed[i].length} committed`,
-      `${Math.round(100 * this.filled[i] / Math.max(this.tokens.length, 1))} % filled`,
+      `${this.percent(i)} % filled`,
       `${fed[i]} fed, ${cached[i]} cached`, `${ms[i].toFixed(1)} ms`];
-    const { overwritten, remasked } = this.sample.steps;
+    const { overwritten, remasked, inserted } = this.sample.steps;
     if (overwritten && overwritten[i].length) parts.push(`overwritten: ${overwritten[i].join(", ")}`);
     if (remasked && remasked[i].length) parts.push(`masked again: ${remasked[i].join(", ")}`);
+    if (inserted && inserted[i].length) parts.push(`${inserted[i][1]} positions inserted at ${inserted[i][0]}`);
     if (forced[i]) parts.push(`${forced[i]} by the stall rule`);
     if (branches[i] > 1) {
       const base = winner[i] === branches[i] - 1;
