@@ -1,9 +1,9 @@
 """Points to one drawing, as svg and png: which panel stands where, titles, axes, legend, footnote.
 
-A row of panels per quantity, the paper's panels below the measured ones where both have panels in
-common. Measured and reported numbers never share a panel; reported ones are pale and hollow. Where
-there is no number, the reason stands in its place. How a panel is filled is in `panels`, how a
-series looks in `style`. Equal points give equal bytes.
+A row of panels per quantity. The paper's numbers are drawn over the measured ones, hollow, and have
+a panel of their own only where they are of another target, on the same range. Panels with the same
+points are one panel with both names. Where there is no number, the reason stands in its place. How
+a panel is filled is in `panels`, how a series looks in `style`. Equal points give equal bytes.
 """
 
 from __future__ import annotations
@@ -11,25 +11,37 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, cast
 
 from dllm_bench.figures import style
-from dllm_bench.figures.panels import PANEL_KINDS, Panel, front_swatch, pareto_front
+from dllm_bench.figures.panels import (
+    PANEL_KINDS,
+    Panel,
+    box_swatch,
+    draw_stated,
+    draw_switches,
+    front_swatch,
+    pareto_front,
+    reported_swatch,
+    separate_numbers,
+)
 from dllm_bench.figures.points import BuiltFigure, FigurePoint
+from dllm_bench.figures.spec import StatedNumber
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-MEASURED_ONLY, REPORTED_ONLY, BOTH = (True,), (False,), (True, False)
-"""Values of `FigurePoint.measured` that a row of panels shows."""
-FEW_CATEGORIES = 4  # panels with at most this many categories share a row
 TITLE_CHARACTERS, LEGEND_CHARACTERS, FOOTER_CHARACTERS = 11, 17, 20  # per inch
 SWATCH_CHARACTERS = 7  # width of the piece of line beside a label
-LEGEND_LINE, FOOTER_LINE = 0.18, 0.11  # inches
+TITLE_INCHES, LEGEND_LINE, FOOTER_LINE = 0.4, 0.18, 0.11  # heights
 LABEL_CHARACTERS = 26  # per line of a y axis label
+PANEL_TITLE_CHARACTERS = 14  # per inch
+LOG_ROOM = 1.02  # least factor between the outermost values and the ends of a logarithmic axis
+FEW_TICKS = 7  # a logarithmic axis with at most this many places has a tick at each
 MAX_UPRIGHT = 4  # more category names than this are slanted
 SLANT_INCHES = 0.45  # more height for slanted names
 
@@ -40,10 +52,17 @@ class PanelSlot:
 
     quantity: str
     """Name of the quantity on its y axis."""
-    name: str
-    """Name of the panel."""
+    names: tuple[str, ...]
+    """Names of the panel; several if panels with the same points are merged."""
     points: tuple[FigurePoint, ...]
-    """Its points, also those without a number."""
+    """Its points, measured and reported, also those without a number."""
+    same_runs: str = ""
+    """Name of an earlier panel with the same measured points, but other reported ones."""
+
+    @property
+    def name(self) -> str:
+        """Its first name."""
+        return self.names[0]
 
     @property
     def drawable(self) -> list[FigurePoint]:
@@ -51,26 +70,30 @@ class PanelSlot:
         return [point for point in self.points if point.y is not None]
 
     @property
-    def reported(self) -> bool:
-        """True if it shows numbers of the paper."""
-        return any(not point.measured for point in self.drawable)
+    def measured(self) -> list[FigurePoint]:
+        """The measured points that have a number."""
+        return [point for point in self.drawable if point.measured]
 
     @property
     def models(self) -> list[str]:
         """The models measured."""
-        return _part_of_sources(self.drawable, 0)
+        return _part_of_sources(self.measured, 0)
 
     @property
     def tasks(self) -> list[str]:
         """The benchmarks measured."""
-        return _part_of_sources(self.drawable, 2)
+        return _part_of_sources(self.measured, 2)
 
     @property
     def origin(self) -> str:
         """The line below its title: what was measured, or that the numbers are the paper's."""
-        if self.reported:
-            return f"the paper's ({', '.join(sorted({point.kind for point in self.drawable}))})"
-        return " on ".join(filter(None, (", ".join(self.models), ", ".join(self.tasks))))
+        if self.drawable and not self.measured:
+            kinds = ", ".join(sorted({point.kind for point in self.drawable}))
+            reasons = dict.fromkeys(p.reason for p in self.points if p.measured and p.reason)
+            return "; ours ".join([f"the paper's ({kinds})", *list(reasons)[:1]])
+        several = isinstance(self.points[0].x, str) and len(self.models) > 1
+        models = "models below" if several else ", ".join(self.models)
+        return " on ".join(filter(None, (models, ", ".join(self.tasks))))
 
 
 def _part_of_sources(points: Sequence[FigurePoint], part: int) -> list[str]:
@@ -79,43 +102,43 @@ def _part_of_sources(points: Sequence[FigurePoint], part: int) -> list[str]:
 
 
 def grid(built: BuiltFigure) -> list[list[PanelSlot | None]]:
-    """The panels, row by row; None where the figure has no such panel. A figure of one panel has
-    its quantities in one row.
+    """The panels, a row per quantity; None where the figure has no such panel. A figure of one
+    panel has its quantities in one row.
     """
-    quantities, panels = list(built.figure.quantities), panel_names(built)
-    if len(panels) > 1 or len(quantities) == 1:
-        rows = [
-            [_slot(built, quantity, panel, shown) for panel in panels]
-            for quantity in quantities
-            for shown in _rows_of(built, quantity)
-        ]
-        one_row = len(panels) == 1 and len(categories(built)) <= FEW_CATEGORIES
-        return [[slot for row in rows for slot in row]] if one_row else rows
-    columns = {quantity: _rows_of(built, quantity) for quantity in quantities}
-    return [
-        [
-            _slot(built, quantity, panels[0], shown[row]) if row < len(shown) else None
-            for quantity, shown in columns.items()
-        ]
-        for row in range(max(map(len, columns.values())))
+    panels = merged_panels(built)
+    rows = [
+        [_slot(built, quantity, names, panels) for names in panels]
+        for quantity in built.figure.quantities
     ]
+    return rows if len(panels) > 1 else [[slot for row in rows for slot in row]]
 
 
-def _rows_of(built: BuiltFigure, quantity: str) -> list[tuple[bool, ...]]:
-    """One row for all points if no panel has measured and reported ones, else a row for each."""
-    measured, reported = (
-        {p.panel for p in built.points if p.quantity == quantity and p.measured == is_measured}
-        for is_measured in (True, False)
-    )
-    return [MEASURED_ONLY, REPORTED_ONLY] if measured & reported else [BOTH]
+def merged_panels(built: BuiltFigure) -> list[tuple[str, ...]]:
+    """The names of each panel: panels with the same points, the paper's too, are one."""
+    merged: dict[frozenset[FigurePoint], list[str]] = {}
+    for name in panel_names(built):
+        same = merged.setdefault(_points_of(built, name, (True, False)) or frozenset(), [])
+        same.append(name)
+    return [tuple(names) for names in merged.values()]
+
+
+def _points_of(
+    built: BuiltFigure, panel: str, measured: tuple[bool, ...]
+) -> frozenset[FigurePoint]:
+    """What is drawn in a panel, without its name."""
+    drawn = (p for p in built.points if p.panel == panel and p.y is not None)
+    return frozenset(replace(p, panel="") for p in drawn if p.measured in measured)
 
 
 def _slot(
-    built: BuiltFigure, quantity: str, panel: str, shown: tuple[bool, ...]
+    built: BuiltFigure, quantity: str, names: tuple[str, ...], panels: Sequence[tuple[str, ...]]
 ) -> PanelSlot | None:
-    key = (quantity, panel)
-    points = [p for p in built.points if (p.quantity, p.panel) == key and p.measured in shown]
-    return PanelSlot(quantity, panel, tuple(points)) if points else None
+    key = (quantity, names[0])
+    points = tuple(p for p in built.points if (p.quantity, p.panel) == key)
+    mine = _points_of(built, names[0], (True,))
+    earlier = [other[0] for other in panels[: panels.index(names)]]
+    same = [name for name in earlier if mine and _points_of(built, name, (True,)) == mine]
+    return PanelSlot(quantity, names, points, same[0] if same else "") if points else None
 
 
 def panel_names(built: BuiltFigure) -> list[str]:
@@ -161,58 +184,144 @@ def drawing(built: BuiltFigure) -> Figure:
     slots, kind = grid(built), PANEL_KINDS[built.figure.draw.kind]
     wide, high = style.PANEL_INCHES
     names = len(categories(built))
-    width = kind.width(names) * wide * len(slots[0]) + 0.3
-    height = (high + (SLANT_INCHES if names > MAX_UPRIGHT else 0)) * len(slots) + 0.9
+    panel_width = kind.width(names) * wide
+    width = panel_width * len(slots[0]) + 0.3
+    height = (high + (SLANT_INCHES if names > MAX_UPRIGHT else 0)) * len(slots) + TITLE_INCHES
     drawn = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawn)
     title = textwrap.fill(built.figure.table.title, round(TITLE_CHARACTERS * width))
     drawn.suptitle(title, fontsize=9.5, fontweight="bold")
     axes = drawn.subplots(len(slots), len(slots[0]), squeeze=False)
-    for ax, slot in zip(axes.flat, (slot for row in slots for slot in row), strict=True):
-        ax.set_axis_off() if slot is None else draw_panel(ax, built, slot)
+    room = round(PANEL_TITLE_CHARACTERS * panel_width)
+    for row, row_slots in zip(axes, slots, strict=True):
+        for ax, slot in zip(row, row_slots, strict=True):
+            ax.set_axis_off() if slot is None else draw_panel(ax, built, slot, room)
+        if kind.one_range:
+            share_ranges(list(row), row_slots)
+        for ax, slot in zip(row, row_slots, strict=True):
+            if slot and slot.drawable:
+                draw_stated(ax, stated_in(built, slot))
     draw_below(drawn, built)
+    if kind.numbered:
+        drawn.draw_without_rendering()  # now the axes have their places
+        for ax in axes.flat:
+            separate_numbers(ax)
     return drawn
 
 
-def draw_panel(ax: Axes, built: BuiltFigure, slot: PanelSlot) -> None:
-    """Draw one panel."""
+def stated_in(built: BuiltFigure, slot: PanelSlot) -> list[StatedNumber]:
+    """The stated numbers that belong into a panel."""
+    return [
+        number
+        for number in built.figure.stated
+        if number.quantity in ("", slot.quantity) and number.panel in ("", *slot.names)
+    ]
+
+
+def share_ranges(axes: Sequence[Axes], slots: Sequence[PanelSlot | None]) -> None:
+    """Give the panels of one quantity one y range, and one x range where a panel has the paper's
+    numbers alone, so that they compare.
+    """
+    shown = [ax for ax, slot in zip(axes, slots, strict=True) if slot and slot.drawable]
+    if not shown or len({slot.quantity for slot in slots if slot}) > 1:
+        return
+    ys = [end for ax in shown for end in ax.get_ylim()]
+    xs = [end for ax in shown for end in ax.get_xlim()]
+    apart = any(slot and slot.drawable and not slot.measured for slot in slots)
+    for ax in shown:
+        ax.set_ylim(min(ys), max(ys))
+        if apart:
+            ax.set_xlim(min(xs), max(xs))
+
+
+def draw_panel(ax: Axes, built: BuiltFigure, slot: PanelSlot, room: int) -> None:
+    """Draw one panel. `room`: characters in a line of its title."""
     figure = built.figure
-    ax.set_title(f"{figure.label(slot.name)}\n{slot.origin}".strip(), color=style.INK)
+    ax.set_title(panel_title(built, slot, room), color=style.INK)
     if not slot.drawable:
         write_reasons(ax, [point.reason for point in slot.points])
         return
     order = {x: i for i, x in enumerate(categories(built))}
     numbers = {name: number for number, name in enumerate(series_names(built), start=1)}
-    panel = Panel(slot.drawable, numbers, order, slot.reported, figure.draw.z)
-    if figure.draw.front and not slot.reported:
+    panel = Panel(slot.drawable, numbers, order, figure.draw.z)
+    if figure.draw.front:
         pareto_front(ax, panel)
     PANEL_KINDS[figure.draw.kind].fill(ax, panel)
     ax.set_xlabel(figure.draw.x.label)
     ax.set_ylabel(textwrap.fill(figure.quantities[slot.quantity], LABEL_CHARACTERS))
-    if figure.draw.x.log:
-        ax.set_xscale("log", base=2)
+    drawn = [point for point in built.points if point.y is not None]
+    of_row = [point for point in drawn if point.quantity == slot.quantity]
+    set_ticks(ax, "x", figure.draw.x.log, [] if order else [panel.place(p) for p in drawn])
+    set_ticks(ax, "y", slot.quantity in figure.draw.log_y, panel.heights(of_row))
     if order:
         name_categories(ax, built, slot, order)
+    draw_switches(ax, panel)
+
+
+def panel_title(built: BuiltFigure, slot: PanelSlot, room: int) -> str:
+    """Its names, and what was measured."""
+    names = " = ".join(built.figure.label(name) for name in slot.names)
+    same = f"the runs of {built.figure.label(slot.same_runs)}" if slot.same_runs else slot.origin
+    parts = (textwrap.fill(part, room, break_on_hyphens=False) for part in (names, same))
+    return "\n".join(part for part in parts if part)
+
+
+def set_ticks(ax: Axes, axis: Literal["x", "y"], log: bool, values: Sequence[float]) -> None:
+    """Plain numbers at the ticks of an axis, whole ones for whole values. A logarithmic axis starts
+    with 0 if a value is 0 and has a tick at each value if they are few. `values`: of all panels,
+    which so have one range there.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    places = sorted(set(values))
+    if not log:
+        if places and all(place == int(place) for place in places):
+            ax.locator_params(axis, integer=True, min_n_ticks=1)
+        return
+    set_scale, set_limits = (
+        (ax.set_xscale, ax.set_xlim) if axis == "x" else (ax.set_yscale, ax.set_ylim)
+    )
+    set_scale("log" if places[0] > 0 else "symlog", base=2)
+    if places[0] > 0:
+        room = LOG_ROOM * (places[-1] / places[0]) ** 0.05
+        set_limits(places[0] / room, places[-1] * room)
+    ticks = ax.xaxis if axis == "x" else ax.yaxis
+    if len(places) <= FEW_TICKS:
+        ticks.set_major_locator(FixedLocator(places))
+    ticks.set_minor_locator(NullLocator())
+    ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def name_categories(
     ax: Axes, built: BuiltFigure, slot: PanelSlot, order: Mapping[str, int]
 ) -> None:
-    """Label the categories of the x axis, with the benchmark measured where there are several; a
-    category without a number shows the reason.
+    """Label the categories of the x axis, with the model and benchmark measured where there are
+    several, and with the earlier category that has the same runs; a category without a number
+    shows the reason.
     """
     labels = built.figure.facet_labels(built.figure.draw.x.facet)
-    texts = []
+    texts: list[str] = []
+    runs: dict[frozenset[FigurePoint], str] = {}
     for x, place in order.items():
         points = [point for point in slot.points if point.x == x]
-        tasks = {point.source.partition(" on ")[2] for point in points if point.y is not None}
-        own = f"\n{'/'.join(sorted(tasks))}" if len(slot.tasks) > 1 else ""
-        texts.append(f"{labels.get(x, x)}{own}")
-        if points and all(point.y is None for point in points):
-            why = points[0].reason
-            ax.text(place, 0.02, why, rotation=90, fontsize=5.5, color=style.FAINT, ha="center",
-                    transform=ax.get_xaxis_transform())  # fmt: skip
-    ax.set_xticks(range(len(order)), texts, rotation=30 if len(order) > MAX_UPRIGHT else 0)
+        measured = [point for point in points if point.measured and point.y is not None]
+        own = [*_part_of_sources(measured, 0)] if len(slot.models) > 1 else []
+        own += _part_of_sources(measured, 2) if len(slot.tasks) > 1 else []
+        same = runs.setdefault(frozenset(replace(point, x="", at="") for point in measured), x)
+        if measured and same != x:
+            own = [f"= {labels.get(same, same)}"]
+        star = " *" if any(point.switched for point in measured) else ""
+        texts.append("\n".join([f"{labels.get(x, x)}{star}", *own]))
+        reasons = [point.reason for point in points if point.measured]
+        if reasons and not measured:
+            ax.text(place - 0.1, 0.02, reasons[0], rotation=90, fontsize=5.5, color=style.FAINT,
+                    ha="right", transform=ax.get_xaxis_transform())  # fmt: skip
+    slanted = len(order) > MAX_UPRIGHT
+    ax.set_xticks(range(len(order)), texts)
+    if slanted:
+        ax.tick_params(axis="x", labelrotation=30)
+        for text in ax.get_xticklabels():
+            text.set(ha="right", rotation_mode="anchor")
     ax.set_xlim(-0.6, len(order) - 0.4)
 
 
@@ -224,45 +333,58 @@ def write_reasons(ax: Axes, reasons: Sequence[str]) -> None:
 
 
 def draw_below(drawn: Figure, built: BuiltFigure) -> None:
-    """Draw legend and footnote in a strip below the panels."""
+    """Draw legend, what the paper states and footnote in a strip that is added below the panels."""
     width, height = drawn.get_size_inches()
-    lines = textwrap.wrap(footnote(built), round(FOOTER_CHARACTERS * width))
+    room = round(FOOTER_CHARACTERS * width)
+    texts = (stated(built), footnote(built))
+    lines = [line for text in texts for line in textwrap.wrap(text, room)]
+    entries = legend_entries(built)
+    widest = max((len(str(entry.get_label())) for entry in entries), default=0)
+    columns = int(LEGEND_CHARACTERS * width / (widest + SWATCH_CHARACTERS))
+    columns = max(1, min(len(entries), columns))
     foot = FOOTER_LINE * len(lines) + 0.08
-    strip = foot + LEGEND_LINE * draw_legend(drawn, built, foot / height)
+    strip = foot + LEGEND_LINE * -(-len(entries) // columns)
+    height += strip
+    drawn.set_size_inches(width, height)
     rect = (0, strip / height, 1, 1 - strip / height)
     cast("ConstrainedLayoutEngine", drawn.get_layout_engine()).set(rect=rect)
     text = drawn.text(0.5, 0.04 / height, "\n".join(lines), ha="center", va="bottom")
-    text.set(fontsize=6, color=style.FAINT)
+    text.set(fontsize=6, color=style.FOOT)
+    if entries:
+        drawn.legend(handles=entries, loc="lower center", bbox_to_anchor=(0.5, foot / height),
+                     borderaxespad=0, ncols=columns)  # fmt: skip
+
+
+def legend_entries(built: BuiltFigure) -> list[Artist]:
+    """The series, the Pareto front, and how the paper's numbers look."""
+    kind = PANEL_KINDS[built.figure.draw.kind]
+    named = [(name, built.figure.label(name)) for name in series_names(built) if name]
+    if kind.numbered:
+        named = [(name, f"{n} {label}") for n, (name, label) in enumerate(named, start=1)]
+    ours = {point.series for point in built.drawn(measured=True)}
+    entries = [kind.swatch(style.look(name), label, name not in ours) for name, label in named]
+    if built.figure.draw.front:
+        entries.append(front_swatch())
+    shared = [point for point in built.drawn(measured=False) if point.series in ours]
+    for paper in dict.fromkeys(point.kind for point in shared):
+        entries.append(reported_swatch(f"the paper's, {paper}", kind.swatch is box_swatch))
+    return entries
+
+
+def stated(built: BuiltFigure) -> str:
+    """What the paper's text says of the figure, in one line; the numbers of one kind together."""
+    values: dict[str, list[str]] = {}
+    for number in built.figure.stated:
+        values.setdefault(number.text, []).append(number.value)
+    said = [text.format(", ".join(numbers)) for text, numbers in values.items()]
+    return f"The paper's text: {'; '.join(said)}." if said else ""
 
 
 def footnote(built: BuiltFigure) -> str:
     """The hardware measured on, and how many points have no number."""
     empty = len(built.without_number())
     missing = f" {empty} points have no number here; the csv says why." if empty else ""
-    return f"Measured on {'; '.join(built.built.hardware) or 'nothing yet'}.{missing}"
-
-
-def draw_legend(drawn: Figure, built: BuiltFigure, bottom: float) -> int:
-    """Draw the legend of all series, from `bottom` upwards; returns its number of rows."""
-    series = [name for name in series_names(built) if name]
-    if not series:
-        return 0
-    kind = PANEL_KINDS[built.figure.draw.kind]
-    labels = [built.figure.label(name) for name in series]
-    if kind.numbered:
-        labels = [f"{number} {label}" for number, label in enumerate(labels, start=1)]
-    swatch = kind.swatch
-    handles = [swatch(style.look(name), label) for name, label in zip(series, labels, strict=True)]
-    if built.figure.draw.front:
-        handles.append(front_swatch())
-        labels.append(str(handles[-1].get_label()))
-    room = LEGEND_CHARACTERS * drawn.get_size_inches()[0]
-    columns = max(1, min(len(labels), int(room / (max(map(len, labels)) + SWATCH_CHARACTERS))))
-    drawn.legend(
-        handles=handles,
-        loc="lower center",
-        bbox_to_anchor=(0.5, bottom),
-        borderaxespad=0,
-        ncols=columns,
-    )
-    return -(-len(labels) // columns)
+    switched = len({p.switched for p in built.drawn(measured=True)}) > 1
+    mark = "* Other settings than the paper's" if categories(built) else "Settings below a tick"
+    other = f" {mark}: see `switched` in the csv." if switched else ""
+    return f"Measured on {'; '.join(built.built.hardware) or 'nothing yet'}.{other}{missing}"

@@ -1,18 +1,20 @@
 """How one panel is drawn: lines, bars, scatter, band, heat map, histogram, reliability diagram.
 
-A kind of panel is a function of (axes, panel) and what its legend shows. Reported numbers are pale
-or hollow, in the colour of their series. Intervals are thin bars. Only places are computed here.
+A kind of panel is a function of (axes, panel) and what its legend shows. The paper's numbers are in
+the same panel as the measured ones: hollow, on pale lines, in the colour of their series; on bars,
+diamonds. Intervals are thin bars. Only places are computed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
 from dllm_bench.figures.points import FigurePoint
+from dllm_bench.figures.spec import StatedNumber
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 BAR_ROOM = 0.84  # share of a category's width that its bars take
 BAND_ALPHA = 0.18
 MANY_POINTS = 24  # markers on more points than this would hide the line
+STAR_SIZE = 7.5  # a star looks smaller than other markers of its size
 MARKERS = 8  # number of markers drawn instead
 DOT_COLOUR = "#e8452c"  # of points on a heat map
 FRONT_LINE: Mapping[str, Any] = {
@@ -34,19 +37,37 @@ FRONT_LINE: Mapping[str, Any] = {
     "zorder": 1.5,
 }
 
+REPORTED_BAR: Mapping[str, Any] = {
+    "color": style.INK,
+    "linestyle": "none",
+    "marker": "D",
+    "markersize": 4.5,
+    "markerfacecolor": "white",
+    "markeredgewidth": 0.9,
+    "zorder": 3,
+}
+STATED_LINE: Mapping[str, Any] = {"color": style.INK, "linewidth": 0.8, "linestyle": (0, (5, 2))}
+NOTE: Mapping[str, Any] = {
+    "fontsize": 6,
+    "color": style.INK,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
+}
+COUNT_ROW = 0.12  # height of a row of counts on an axis from 0 to 1
+NUMBER_SIDES = (0.8, 0.6), (-0.8, 0.6), (0.8, -0.6), (-0.8, -0.6), (0, 1), (0, -1), (1, 0), (-1, 0)
+NUMBER_PLACES = [(round(far * x), round(far * y)) for far in (7, 11, 15) for x, y in NUMBER_SIDES]
+"""Where the number of a point may stand, in points of type from it, the best place first."""
+
 
 @dataclass(frozen=True)
 class Panel:
     """What one panel shows."""
 
     points: Sequence[FigurePoint]
-    """Its points; all of them have a number."""
+    """Its points, measured and reported; all of them have a number."""
     series: Mapping[str, int]
     """Name of a series -> its number, from 1."""
     order: Mapping[str, int]
     """Category -> its place on the x axis."""
-    reported: bool
-    """True for numbers of the paper, which are drawn pale."""
     z: str = ""
     """What the colours of a heat map mean."""
 
@@ -58,12 +79,31 @@ class Panel:
         """Where points stand on the y axis."""
         return [float(point.y or 0) for point in points]
 
-    def by_series(self) -> Iterator[tuple[style.Look, list[FigurePoint]]]:
-        """Look and points of each series, the points from left to right."""
+    def by_series(self, measured: bool) -> Iterator[tuple[style.Look, list[FigurePoint]]]:
+        """Look and points of each series, measured or reported, the points from left to right."""
         for name in self.series:
-            points = [point for point in self.points if point.series == name]
+            points = [p for p in self.points if p.series == name and p.measured == measured]
             if points:
                 yield style.look(name), sorted(points, key=self.place)
+
+    def curves(self) -> Iterator[tuple[style.Look, list[FigurePoint]]]:
+        """What one line goes through: the points of a series that are all measured or all the
+        paper's, and whose runs have the same settings but for what the axis says.
+        """
+        for measured in (True, False):
+            for look, points in self.by_series(measured):
+                for switched in dict.fromkeys(point.switched for point in points):
+                    yield look, [point for point in points if point.switched == switched]
+
+    def switches(self) -> dict[float, str]:
+        """Place on the x axis -> settings in place of those asked, of curves that mix settings."""
+        mixed = [
+            points
+            for _, points in self.by_series(measured=True)
+            if len({point.switched for point in points}) > 1
+        ]
+        marked = (p for points in mixed for p in points if p.switched)
+        return {self.place(p): p.switched for p in marked if not isinstance(p.x, str)}
 
 
 def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
@@ -71,6 +111,7 @@ def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
     return {
         "color": look.colour,
         "marker": look.marker,
+        "markersize": STAR_SIZE if look.marker == "*" else style.SETTINGS["lines.markersize"],
         "linestyle": look.line,
         "alpha": 0.75 if reported else 1.0,
         "markerfacecolor": "white" if reported else look.colour,
@@ -91,10 +132,11 @@ def draw_intervals(
 
 def lines(ax: Axes, panel: Panel) -> None:
     """One line per series."""
-    for look, points in panel.by_series():
+    for look, points in panel.curves():
         xs = [panel.place(point) for point in points]
         every = max(1, len(points) // MARKERS) if len(points) > MANY_POINTS else 1
-        ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, panel.reported))
+        reported = not points[0].measured
+        ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, reported))
         draw_intervals(ax, xs, points, look.colour)
 
 
@@ -107,10 +149,11 @@ def pareto_front(ax: Axes, panel: Panel) -> None:
 
 def band(ax: Axes, panel: Panel) -> None:
     """A line per series, in a band from its low to its high ends."""
-    for look, points in panel.by_series():
+    for look, points in panel.curves():
         xs = [panel.place(point) for point in points]
         every = max(1, len(points) // MARKERS)
-        ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, panel.reported))
+        reported = not points[0].measured
+        ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, reported))
         ends = [(p.low, p.high) for p in points if p.low is not None and p.high is not None]
         if len(ends) == len(points):
             low, high = zip(*ends, strict=True)
@@ -119,25 +162,55 @@ def band(ax: Axes, panel: Panel) -> None:
 
 def scatter(ax: Axes, panel: Panel) -> None:
     """A marker per point with the number of its series: two metrics against each other."""
-    for look, points in panel.by_series():
+    for look, points in panel.curves():
         xs, ys = [panel.place(point) for point in points], panel.heights(points)
-        ax.plot(xs, ys, **{**line_settings(look, panel.reported), "linestyle": "none"})
+        reported = not points[0].measured
+        ax.plot(xs, ys, **{**line_settings(look, reported), "linestyle": "none"})
         draw_intervals(ax, xs, points, look.colour)
         for x, y, point in zip(xs, ys, points, strict=True):
             number = str(panel.series[point.series])
-            text = ax.annotate(number, (x, y), xytext=(4, 3), textcoords="offset points")
-            text.set(fontsize=7, color=look.colour)
+            text = ax.annotate(number, (x, y), xytext=NUMBER_PLACES[0], textcoords="offset points")
+            text.set(fontsize=7, color=look.colour, ha="center", va="center")
+
+
+def separate_numbers(ax: Axes) -> None:
+    """Move the numbers of a scatter so that none lies on another or on a point, as far as there is
+    room; the axes have their final place.
+    """
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
+    numbers = [text for text in ax.texts if isinstance(text, Annotation)]
+    figure = ax.get_figure(root=True)
+    assert figure
+    half = style.SETTINGS["lines.markersize"] / 2 * figure.dpi / 72
+    places = [ax.transData.transform(text.xy) for text in numbers]
+    taken = [Bbox([place - half, place + half]) for place in places]
+    for text in numbers:
+        tried = {}
+        for offset in NUMBER_PLACES:
+            text.set_position(offset)
+            box = text.get_window_extent()
+            tried[offset] = sum(box.overlaps(other) for other in taken)
+        text.set_position(min(tried, key=lambda offset: tried[offset]))
+        taken.append(text.get_window_extent())
 
 
 def bars(ax: Axes, panel: Panel) -> None:
-    """Groups of bars, one group per category."""
-    shown = list(panel.by_series())
+    """Groups of bars, one group per category; a diamond where the paper's bar ends."""
+    shown = [name for name in panel.series if any(p.series == name for p in panel.points)]
     width = BAR_ROOM / max(len(shown), 1)
-    for index, (look, points) in enumerate(shown):
-        shift = (index + 0.5) * width - BAR_ROOM / 2
-        xs = [panel.place(point) + shift for point in points]
-        ax.bar(xs, panel.heights(points), width * 0.92, **bar_settings(look, panel.reported))
-        draw_intervals(ax, xs, points, style.INK)
+    for index, name in enumerate(shown):
+        shift, look = (index + 0.5) * width - BAR_ROOM / 2, style.look(name)
+        measured, reported = (
+            [p for p in panel.points if p.series == name and p.measured == is_measured]
+            for is_measured in (True, False)
+        )
+        xs = [panel.place(point) + shift for point in measured]
+        ax.bar(xs, panel.heights(measured), width * 0.92, **bar_settings(look))
+        draw_intervals(ax, xs, measured, style.INK)
+        xs = [panel.place(point) + shift for point in reported]
+        ax.plot(xs, panel.heights(reported), **REPORTED_BAR)
     ax.grid(axis="x", visible=False)
 
 
@@ -145,12 +218,12 @@ def histogram(ax: Axes, panel: Panel) -> None:
     """Adjacent bars at numbers on the x axis, as wide as these numbers are apart."""
     places = sorted({panel.place(point) for point in panel.points})
     distance = min((b - a for a, b in pairwise(places)), default=1.0)
-    shown = list(panel.by_series())
+    shown = list(panel.by_series(measured=True))
     width = 0.9 * distance / max(len(shown), 1)
     for index, (look, points) in enumerate(shown):
         shift = (index + 0.5) * width - 0.45 * distance
         xs = [panel.place(point) + shift for point in points]
-        ax.bar(xs, panel.heights(points), width, **bar_settings(look, panel.reported))
+        ax.bar(xs, panel.heights(points), width, **bar_settings(look))
     ax.grid(axis="x", visible=False)
 
 
@@ -176,33 +249,91 @@ def heat(ax: Axes, panel: Panel) -> None:
 
 
 def reliability(ax: Axes, panel: Panel) -> None:
-    """Observed against predicted shares, with the diagonal of a calibrated head."""
+    """Observed against predicted shares, with the diagonal of a calibrated head; below, how many
+    outcomes each bin holds, a row per series.
+    """
     ax.plot([0, 1], [0, 1], color=style.FAINT, linewidth=0.7, linestyle=":")
     lines(ax, panel)
+    rows = list(panel.by_series(measured=True))
+    for row, (look, points) in enumerate(rows, start=1):
+        for point in points:
+            count = ax.text(panel.place(point), -COUNT_ROW * row, str(point.n))
+            count.set(fontsize=5, color=look.colour, ha="center", va="center", rotation=90)
     ax.set_xlim(-0.02, 1.02)
-    ax.set_ylim(-0.02, 1.02)
+    ax.set_ylim(-COUNT_ROW * (len(rows) + 0.6), 1.02)
+    ax.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     ax.set_aspect("equal")
 
 
-def bar_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
+def draw_switches(ax: Axes, panel: Panel) -> None:
+    """Write below the axis which points have other settings than the paper's."""
+    switches = panel.switches()
+    if switches:
+        places = sorted({panel.place(point) for point in panel.points})
+        words = {x: [s.rpartition(".")[2] for s in text.split()] for x, text in switches.items()}
+        short = [" ".join(words.get(place, ())).replace("=", " ") for place in places]
+        labels = [f"{x:g}\n{text}".strip() for x, text in zip(places, short, strict=True)]
+        ax.set_xticks(places, labels)
+
+
+def draw_stated(ax: Axes, numbers: Sequence[StatedNumber]) -> None:
+    """Dashed lines, or grey ranges, at the places that the paper's text names, with the number.
+    Numbers beyond an axis, whose range stays as it is, stand above the panel with an arrow.
+    """
+    beyond = []
+    for number in (number for number in numbers if number.axis):
+        low, high = sorted(ax.get_xlim() if number.axis == "x" else ax.get_ylim())
+        if low <= number.high and number.low <= high:
+            _draw_place(ax, number)
+        else:
+            arrow = "←↓→↑"[2 * (number.low > high) + (number.axis == "y")]
+            beyond.append(f"{number.value} {arrow}")
+    if beyond:
+        ax.set_title(ax.get_title(), pad=14, color=style.INK)
+        text = ax.text(1, 1.02, "   ".join(beyond), transform=ax.transAxes, **NOTE)
+        text.set(ha="right", va="bottom")
+
+
+def _draw_place(ax: Axes, number: StatedNumber) -> None:
+    upright = number.axis == "x"
+    limits = ax.get_xlim(), ax.get_ylim()
+    if number.low == number.high:
+        (ax.axvline if upright else ax.axhline)(number.low, **STATED_LINE)
+    else:
+        span = ax.axvspan if upright else ax.axhspan
+        span(number.low, number.high, color=style.FAINT, alpha=0.18, linewidth=0)
+    ax.set(xlim=limits[0], ylim=limits[1])
+    if upright:
+        text = ax.text(number.low, 0.98, number.value, transform=ax.get_xaxis_transform(), **NOTE)
+        text.set(rotation=90, ha="right", va="top")
+    else:
+        text = ax.text(0.99, number.high, number.value, transform=ax.get_yaxis_transform(), **NOTE)
+        text.set(ha="right", va="bottom")
+
+
+def bar_settings(look: style.Look) -> dict[str, Any]:
     """Fill of a bar, for `Axes.bar`; hatched, so that series differ in a grey print."""
-    face = "white" if reported else look.colour
-    edge = look.colour if reported else "white"
-    return {"facecolor": face, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.6}
+    return {"facecolor": look.colour, "edgecolor": "white", "hatch": look.hatch, "linewidth": 0.6}
 
 
-def line_swatch(look: style.Look, label: str) -> Artist:
+def line_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
     """Legend entry: a piece of the line with its marker."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], label=label, **line_settings(look))
+    return Line2D([], [], label=label, **line_settings(look, reported))
 
 
-def mark_swatch(look: style.Look, label: str) -> Artist:
+def mark_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
     """Legend entry: the marker alone."""
+    return line_swatch(replace(look, line="none"), label, reported)
+
+
+def reported_swatch(label: str, on_bars: bool) -> Artist:
+    """Legend entry: how the paper's numbers are drawn."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], label=label, **{**line_settings(look), "linestyle": "none"})
+    plain = line_settings(style.Look(style.INK, "o"), reported=True)
+    return Line2D([], [], label=label, **(REPORTED_BAR if on_bars else plain))
 
 
 def front_swatch() -> Artist:
@@ -212,8 +343,8 @@ def front_swatch() -> Artist:
     return Line2D([], [], label="Pareto front", **FRONT_LINE)
 
 
-def box_swatch(look: style.Look, label: str) -> Artist:
-    """Legend entry: a piece of the bar."""
+def box_swatch(look: style.Look, label: str, reported: bool = False) -> Artist:
+    """Legend entry: a piece of the bar; the paper's bars are diamonds, which have their own."""
     from matplotlib.patches import Patch
 
     return Patch(label=label, **bar_settings(look))
@@ -225,14 +356,18 @@ class PanelKind:
 
     fill: Callable[[Axes, Panel], None]
     """Draws the panel."""
-    swatch: Callable[[style.Look, str], Artist] = line_swatch
-    """Makes the legend entry of a series, from its look and label."""
+    swatch: Callable[[style.Look, str, bool], Artist] = line_swatch
+    """Makes the legend entry of a series, from its look, its label and whether the paper's numbers
+    are all that it has.
+    """
     wide: float = 1.0
     """Width of the panel, in units of `style.PANEL_INCHES`."""
     per_category: float = 0.0
     """Least width for each category, in the same units."""
     numbered: bool = False
     """True if the legend numbers the series."""
+    one_range: bool = True
+    """True if panels of one quantity have one y range."""
 
     def width(self, categories: int) -> float:
         """Width of a panel with `categories` categories, in units of `style.PANEL_INCHES`."""
@@ -242,9 +377,9 @@ class PanelKind:
 PANEL_KINDS: Mapping[str, PanelKind] = {
     "lines": PanelKind(lines),
     "band": PanelKind(band, wide=1.15),
-    "scatter": PanelKind(scatter, mark_swatch, wide=1.3, numbered=True),
+    "scatter": PanelKind(scatter, mark_swatch, wide=2, numbered=True),
     "bars": PanelKind(bars, box_swatch, wide=1.3, per_category=0.26),
     "histogram": PanelKind(histogram, box_swatch, wide=1.2),
-    "heat": PanelKind(heat, wide=1.25),
-    "reliability": PanelKind(reliability, wide=0.8),
+    "heat": PanelKind(heat, wide=1.25, one_range=False),
+    "reliability": PanelKind(reliability),
 }

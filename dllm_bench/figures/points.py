@@ -22,9 +22,9 @@ from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, build, parse_number, setting_text
 from dllm_bench.tables.plan import PlannedCell, distinct_runs
-from dllm_bench.tables.spec import Profile, TableMetric
+from dllm_bench.tables.spec import Profile, Query, TableMetric
 
-MEASURED = "measured"
+MEASURED, STATED = "measured", "stated"
 NO_REPLAY = "missing: token replay"
 UNDEFINED = "the run's facts do not define these points"
 BY_METRIC = "metric"  # the series are the metrics, not a facet's values
@@ -53,7 +53,7 @@ class FigurePoint:
     n: int = 0
     """How many samples (or what a run series counts) are behind it."""
     kind: str = MEASURED
-    """`measured`, or `printed` or `digitised` for the paper's."""
+    """`measured`, or `printed`, `digitised` or `stated` for the paper's."""
     state: str = ""
     """State of its run, a `CellState`."""
     reason: str = ""
@@ -62,8 +62,10 @@ class FigurePoint:
     """What was measured, as "model on benchmark", or where a reported point stands."""
     run: str = ""
     """Hashes of the runs behind it."""
+    switched: str = ""
+    """Settings of its run that the profile has in place of those asked, such as a shorter block."""
     at: str = ""
-    """Its x in a sweep."""
+    """Its x in a sweep; the axis of a stated number."""
     front: bool = False
     """True if no point of its panel beats it."""
 
@@ -90,7 +92,7 @@ class BuiltFigure:
 
     def without_number(self) -> list[FigurePoint]:
         """The points whose runs are missing or unavailable."""
-        return [point for point in self.points if point.y is None]
+        return [point for point in self.points if point.y is None and point.measured]
 
 
 def build_figure(
@@ -102,6 +104,7 @@ def build_figure(
         figure,
         {(*c.cell.keys.values(), c.cell.metric.name): c for c in built.cells},
         {r.identity_hash: StoredRun(r, store.path(r.spec)) for r in _records(planned)},
+        profile,
     )
     points = [
         point
@@ -111,7 +114,7 @@ def build_figure(
     ]
     if figure.draw.front:
         points = list(with_front(points, figure.draw.front))
-    return BuiltFigure(figure, built, (*points, *_reported(figure)))
+    return BuiltFigure(figure, built, (*points, *reported_points(figure)))
 
 
 def with_front(points: Sequence[FigurePoint], front: ParetoFront) -> Iterator[FigurePoint]:
@@ -169,6 +172,8 @@ class _PointBuilder:
     """(facet values …, metric) -> cell."""
     runs: Mapping[str, StoredRun]
     """Hash -> sealed run."""
+    profile: Profile
+    """What the runs were translated with."""
 
     def points(self, cell: BuiltCell) -> Iterator[FigurePoint]:
         """The point of a cell, or those of its run series."""
@@ -200,6 +205,7 @@ class _PointBuilder:
             state=str(cell.run.state),
             source=" on ".join(chosen[key] for key in ("model", "benchmark") if key in chosen),
             run=" ".join(run.spec.identity_hash for run in cell.runs if run.spec),
+            switched=" ".join(self.profile.switched(_asked(cell))),
             at=" ".join(figure.at[name] for name in keys.values() if name in figure.at),
         )
 
@@ -235,7 +241,16 @@ class _PointBuilder:
             yield replace(named, x=p.x, y=p.y, low=p.low, high=p.high, z=p.z, n=p.n)
 
 
-def _reported(figure: PaperFigure) -> Iterator[FigurePoint]:
+def _asked(cell: BuiltCell) -> Query:
+    """The paper's settings; of a mean's parts the first one's, which differ by benchmark only."""
+    planned = cell.planned
+    while planned.parts:
+        planned = planned.parts[0]
+    return planned.cell.run
+
+
+def reported_points(figure: PaperFigure) -> Iterator[FigurePoint]:
+    """The paper's points."""
     for p in figure.reported:
         x = number_or_text(p.x)
         yield FigurePoint(p.panel, p.series, p.quantity, x, p.y, kind=p.kind, source=p.source)

@@ -4,7 +4,9 @@ A `PaperFigure` is read from `conf/figure/<paper>/<figure>.yaml`. What is planne
 is its `table`, which `tables/load` reads; `draw` says which facet makes the panels, which the
 series, and what stands on the x axis. Two short forms exist for figures only: `positions: 7` makes
 one metric for each position of a draft, and `run_series` takes points from a run with a named
-function (`run_series.py`) instead of one number.
+function (`run_series.py`) instead of one number. The paper's points are `reported`; what its text
+says of a figure without giving a point ("best at 64") is `stated`, by the name of its number in
+reported/figure_numbers.csv.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from dllm_bench.tables.load import (
 from dllm_bench.tables.spec import SCORE, PaperTable
 
 REPORTED_FIGURES = PACKAGE / "figures" / "reported"
+STATED_NUMBERS = "figure_numbers.csv"
 OWN_METRIC_KEYS = ("positions", "run_series", "with", "of", "row", "replay_samples")
 """Keys of a figure's metric that a table's metric does not have."""
 
@@ -49,7 +52,7 @@ class XAxis:
     metric: str = ""
     """The metric whose number is x; the other metrics are drawn against it."""
     log: bool = False
-    """True for a logarithmic axis of base 2."""
+    """True for a logarithmic axis; its ticks are plain numbers."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ class DrawSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Name -> text shown, for names that are not values of a facet."""
     front: ParetoFront | None = None
-    """Which points of the measured panels are marked as Pareto front."""
+    """Which measured points are marked as Pareto front."""
+    log_y: Sequence[str] = ()
+    """Quantities with a logarithmic y axis: ours and the paper's are of different magnitude."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,35 @@ class ReportedPoint:
 
 
 @dataclass(frozen=True)
+class StatedNumber:
+    """A number that the paper's text gives for a figure and that is no point of it: a place on an
+    axis (the best block length), a range, or neither (a speedup).
+    """
+
+    metric: str
+    """Its name in figure_numbers.csv."""
+    text: str
+    """What it is, in words; `{}` stands for the printed number."""
+    value: str
+    """As printed, without a unit: `64`, or `0.2–0.65` for a range."""
+    low: float
+    """The number, or the lower end of a range."""
+    high: float
+    """The number, or the upper end of a range."""
+    axis: str = ""
+    """The axis that it is a place on, `x` or `y`; empty if it is only written below the panels."""
+    quantity: str = ""
+    """The quantity whose panels it belongs to; empty: all."""
+    panel: str = ""
+    """The panel that it belongs to; empty: all."""
+
+    @property
+    def sentence(self) -> str:
+        """The text with the number."""
+        return self.text.format(self.value)
+
+
+@dataclass(frozen=True)
 class PaperFigure:
     """One figure, published or (nothing reported) of this project."""
 
@@ -141,6 +175,8 @@ class PaperFigure:
     """Value of a swept facet -> name of the sweep that it belongs to."""
     reported: tuple[ReportedPoint, ...]
     """The paper's own points."""
+    stated: tuple[StatedNumber, ...] = ()
+    """Numbers of the paper's text that are no points."""
 
     @property
     def name(self) -> str:
@@ -174,7 +210,8 @@ def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
     plain = read_yaml(path)
     facets, metrics = plain["facets"], plain["metrics"]
     own = {"layout": {"rows": list(facets)}, "metrics": dict(_table_metrics(metrics))}
-    rest = {key: entry for key, entry in plain.items() if key not in ("draw", "reported")}
+    own_keys = ("draw", "reported", "stated")
+    rest = {key: entry for key, entry in plain.items() if key not in own_keys}
     table = parse_table(name, {**rest, **own}, REPORTED_TABLES)
     draw = _draw(plain["draw"])
     rows = {name: metric["row"] for name, metric in metrics.items() if "row" in metric}
@@ -191,6 +228,7 @@ def read_figure(name: str, path: Path, data: Path) -> PaperFigure:
         reported=tuple(
             p for entry in plain.get("reported", ()) for p in _reported(entry, data, table.source)
         ),
+        stated=tuple(_stated(name, plain.get("stated", {}), data)),
     )
 
 
@@ -231,6 +269,29 @@ def _reported(entry: Mapping[str, Any], data: Path, source: str) -> Iterator[Rep
             y = float(row[entry.get("y", "value")].strip("%+")) * entry.get("scale", 1)
             where = entry.get("source", source)
             yield ReportedPoint(panel, series, quantity, x, y, entry["kind"], where)
+
+
+def _stated(
+    name: str, plain: Mapping[str, Mapping[str, Any]], data: Path
+) -> Iterator[StatedNumber]:
+    """The numbers that the text gives for the figure called `<paper>/figure<number>`; `to` names
+    the upper end of a range, and `panel: {keys: …}` the panel of each row.
+    """
+    paper, _, figure = name.partition("/figure")
+    rows = read_csv(data / STATED_NUMBERS) if plain else []
+    rows = [row for row in rows if (row["paper"], row["figure"]) == (paper, figure)]
+    values = {row["metric"]: row["value"] for row in rows}
+    for metric, entry in plain.items():
+        rest = {key: entry[key] for key in ("axis", "quantity") if key in entry}
+        for row in (row for row in rows if row["metric"] == metric):
+            printed = [row["value"], values[entry["to"]]] if "to" in entry else [row["value"]]
+            ends = [end for text in printed for end in text.strip("%+").split("-")]
+            panel = _column(entry.get("panel", ""), row)
+            if panel is not None:
+                yield StatedNumber(
+                    metric, entry["text"], "–".join(ends), float(ends[0]), float(ends[-1]),
+                    panel=panel, **rest,
+                )  # fmt: skip
 
 
 def _rows(entry: Mapping[str, Any], data: Path) -> list[dict[str, str]]:

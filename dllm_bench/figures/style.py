@@ -16,7 +16,7 @@ from dllm_bench.core.errors import DllmBenchError
 
 PANEL_INCHES = (2.9, 2.35)
 DPI = 200
-INK, FAINT = "#222222", "#8a8a8a"
+INK, FAINT, FOOT = "#222222", "#8a8a8a", "#5c5c5c"
 FORMATS: Mapping[str, Mapping[str, Any]] = {  # no dates or program names: equal bytes
     "svg": {"metadata": {"Date": None, "Creator": None}},
     "png": {"metadata": {"Software": None}, "dpi": DPI},
@@ -104,7 +104,8 @@ LOOKS: Mapping[str, Look] = {
     "ngram": Look(_OLIVE, "P", ":", "ooo"),
     "dspark_layers1": Look("#efb5a5", ">", ":", "---"),
     "dspark_layers2": Look("#dd7a5f", "H", "--", "///"),
-    # branches of LoPA
+    # branches of LoPA, and the operating points that its figure stars
+    "lopa_stars": Look("#8e2f63", "*", "none"),
     "lopa_bp2": Look("#dc93ba", "v", ":", "..."),
     "lopa_bp4": Look("#cf6fa3", "D", "-.", "\\\\\\"),
     "lopa_bp8": Look("#8e2f63", "o", "-", "///"),
@@ -125,6 +126,7 @@ LOOKS: Mapping[str, Look] = {
     "accepted": Look(_RED, "D", "-"),
     "total": Look(_GREY, "o", "--", "..."),
     "rate": Look(_RED, "^", "-."),
+    "rate_stars": Look(_RED, "*", "none"),
     "before": Look(_GREY, "o", "--", "..."),
     "after": Look(_RED, "D", "-"),
     "auroc": Look(_BLUE, "s", "-"),

@@ -13,7 +13,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from dllm_bench.figures.draw import images
-from dllm_bench.figures.points import NO_REPLAY, BuiltFigure, FigurePoint
+from dllm_bench.figures.points import NO_REPLAY, STATED, BuiltFigure, FigurePoint
+from dllm_bench.figures.spec import PaperFigure
 from dllm_bench.store.files import write_atomic
 from dllm_bench.tables import view
 from dllm_bench.tables.cost import cost_in_words
@@ -40,9 +41,28 @@ def as_csv(built: BuiltFigure) -> str:
     names = [field.name for field in fields(FigurePoint)]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    for point in built.points:
+    for point in (*built.points, *stated_points(built.figure)):
         writer.writerow({name: _plain(value) for name, value in asdict(point).items()})
     return text.getvalue()
+
+
+def stated_points(figure: PaperFigure) -> Iterator[FigurePoint]:
+    """The stated numbers as lines of the csv: a place on one axis, or low and high of a range."""
+    for number in figure.stated:
+        single = number.low == number.high
+        yield FigurePoint(
+            panel=number.panel,
+            series="",
+            quantity=number.quantity,
+            x=number.low if single and number.axis == "x" else None,
+            y=number.low if single and number.axis == "y" else None,
+            low=None if single else number.low,
+            high=None if single else number.high,
+            kind=STATED,
+            reason=number.sentence,
+            source=figure.table.source,
+            at=number.axis,
+        )
 
 
 def _plain(value: object) -> object:

@@ -390,6 +390,11 @@ class Profile:
             )
         return tuple(f"{key}={value}" for key, value in result.items() if value is not None)
 
+    def switched(self, query: Query) -> Query:
+        """The overrides that `instead` gives a query and that were not asked."""
+        pairs = [pair for pair in self.instead if set(pair[0]) <= set(query)]
+        return tuple(o for asked, here in pairs for o in here if o not in asked)
+
     def _counterpart(self, key: str, value: str) -> str | None:
         if key not in self.replace:
             return value

@@ -107,16 +107,17 @@ def test_x_may_be_a_setting_or_another_metric(tmp_path, monkeypatch) -> None:
     }
 
 
-def test_panels_of_ours_and_the_papers_are_paired(tmp_path, monkeypatch) -> None:
+def test_the_papers_points_are_in_the_panel_of_ours(tmp_path, monkeypatch) -> None:
     found = built(tmp_path, monkeypatch)
     assert (panel_names(found), series_names(found)) == (["quiz", "code"], ["alpha", "beta"])
     rows = grid(found)
-    shapes = [[place and (place.quantity, place.name, place.reported) for place in r] for r in rows]
+    shapes = [[slot and (slot.quantity, slot.names) for slot in row] for row in rows]
     assert shapes == [
-        [("tpf", "quiz", False), ("tpf", "code", False)],
-        [("tpf", "quiz", True), None],
-        [("steps", "quiz", False), ("steps", "code", False)],
+        [("tpf", ("quiz",)), ("tpf", ("code",))],
+        [("steps", ("quiz",)), ("steps", ("code",))],
     ]
+    assert rows[0][0] is not None
+    assert {point.kind for point in rows[0][0].drawable} == {"measured", "printed"}
     assert rows[0][1] is not None
     assert rows[0][1].drawable == []
 

@@ -65,6 +65,14 @@ def test_a_setting_is_one_run_in_every_table_and_figure(profile: str) -> None:
     assert digest(composed(profile, figure, system)) == found
 
 
+@pytest.mark.parametrize("profile", ["paper", "embedded"])
+def test_figure_1_has_the_engines_of_table_7(profile: str) -> None:
+    table, figure = load_table("lopa/table7"), load_figure("lopa/figure1").table
+    for name in ("qwen3-8b", "sdar-8b-chat", "llada2.0-flash"):
+        found = composed(profile, table, {"model": name, "benchmark": "gsm8k"})
+        assert composed(profile, figure, {"system": name, "benchmark": "gsm8k"}) == found
+
+
 def test_the_documented_command_is_the_run_of_its_cell() -> None:
     (shown,) = re.findall(r"dllm-bench (run model=d2f-dream-base(?:.*\\\n)*.*)", PAGE.read_text())
     query = shlex.split(shown.replace("\\\n", " "))[1:]
@@ -97,9 +105,9 @@ def test_a_run_with_a_device_per_branch_is_compared_with_the_papers_speeds() -> 
 
 
 @pytest.mark.skipif(not missing_device({"device": "cuda"}), reason="the runs can be made here")
-@pytest.mark.parametrize("kind", ["table", "figure"])
+@pytest.mark.parametrize(("kind", "served"), [("table", 0), ("figure", 6)])
 def test_commands_of_runs_for_another_machine_are_a_script(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, served: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = {"table": "lopa/table3", "figure": "lopa/figure1"}[kind]
     ask = [kind, name, "--profile", "paper-nv", "--commands", "--results", str(tmp_path)]
@@ -108,10 +116,12 @@ def test_commands_of_runs_for_another_machine_are_a_script(
     assert not any(path.suffix in (".md", ".svg") for path in tmp_path.rglob("*"))
     commands = [line for line in lines if line.startswith("dllm-bench run ")]
     assert lines[0] == f"# {len(commands)} runs without a record"
-    assert len(commands) == 4, "all but those for Ascend"
+    assert len(commands) == 4 + served, "all but those for Ascend"
+    assert sum("model=served" in line for line in commands) == served
     assert {line.split()[0] for line in lines} == {"#", "dllm-bench"}
     (fetch,) = [line for line in lines if line.startswith("dllm-bench prefetch ")]
-    models = {word for line in commands for word in line.split() if word.startswith("model=")}
+    words = {word for line in commands for word in line.split()}
+    models = {word for word in words if word.startswith("model=")} - {"model=served"}
     assert models == {f"model={name}" for name in fetch.partition("  #")[0].split()[2:]}
 
 

@@ -1,0 +1,77 @@
+"""Draw the figures of results/reference again, after a change of how figures are drawn.
+
+    .venv/bin/python -m scripts.redraw_figures
+
+Nothing is run. Points that a record gives are computed from the packed records; those of run
+series, which need samples that the reference does not hold, are read from the committed csv. What
+the papers print is read anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dllm_bench.api.compose import compose
+from dllm_bench.figures.points import (
+    BuiltFigure,
+    FigurePoint,
+    build_figure,
+    number_or_text,
+    reported_points,
+)
+from dllm_bench.figures.spec import PaperFigure, load_figure
+from dllm_bench.figures.write import write
+from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.store import Store
+from dllm_bench.tables.build import build
+from dllm_bench.tables.load import load_profile, names_of
+from dllm_bench.tables.plan import SharedRuns, plan
+from dllm_bench.tables.spec import EMBEDDED
+from scripts.update_reference import REFERENCE
+
+FIGURES = REFERENCE / "figures"
+NUMBERS = ("y", "low", "high", "z")  # columns of a figure's csv
+
+
+def measured_points(figure: PaperFigure) -> Iterator[FigurePoint]:
+    """The measured points in the committed csv of a figure."""
+    with (FIGURES / EMBEDDED / f"{figure.name}.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "measured"]
+    for row in rows:
+        numbers = {name: as_written(row[name]) if row[name] else None for name in NUMBERS}
+        known = {"n": int(row["n"]), "front": row["front"] == "yes"}
+        x = as_written(row["x"]) if row["x"] else None
+        yield FigurePoint(**{**row, **numbers, **known, "x": x})
+
+
+def as_written(text: str) -> float | str:
+    """The number that a text spells, whole if it has no point, else the text."""
+    return int(text) if text.isdigit() else number_or_text(text)
+
+
+def redraw(folder: Path) -> None:
+    """Draw all figures from the packed records, unpacked to `folder`."""
+    with tarfile.open(REFERENCE / "runs.tar.xz") as packed:
+        packed.extractall(folder, filter="data")
+    store, profile = Store(folder / "runs"), load_profile(EMBEDDED)
+    settings, shared = SettingsCache(folder, compose), SharedRuns()
+    for name in names_of("figure"):
+        figure = load_figure(name)
+        planned = plan(
+            figure.table, profile, settings.compose, store, False, settings.resolve, shared
+        )
+        built = build_figure(figure, profile, planned, store) if not figure.calls else None
+        if built is None:
+            points = (*measured_points(figure), *reported_points(figure))
+            built = BuiltFigure(figure, build(figure.table, profile, planned), points)
+        for path in write(built, FIGURES):
+            path.unlink() if path.suffix == ".png" else print(path)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as unpacked:
+        redraw(Path(unpacked))

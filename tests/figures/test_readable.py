@@ -1,0 +1,299 @@
+"""Figures a reader can use: one panel for ours and the paper's, all printed numbers, no overlaps.
+
+The rules are checked on the committed points, so on the drawings that readers see.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dllm_bench.figures import style
+from dllm_bench.figures.draw import drawing, grid, stated
+from dllm_bench.figures.panels import REPORTED_BAR, Panel
+from dllm_bench.figures.points import BuiltFigure, FigurePoint, reported_points
+from dllm_bench.figures.spec import REPORTED_FIGURES, StatedNumber, XAxis, load_figure
+from dllm_bench.figures.write import as_csv
+from dllm_bench.tables.build import BuiltTable
+from dllm_bench.tables.load import load_profile, names_of
+from scripts.redraw_figures import measured_points
+from tests.figures.test_points import built
+from tests.tiers import covering
+
+FIGURES = names_of("figure")
+SWEEP = {"alpha_min", "alpha_max", "beta_min", "beta_max", "grid_step", "fixed_beta", "fixed_alpha"}
+"""Numbers of CreditDecoding's Figure 6 that say what is swept, and so are settings of ours."""
+
+
+def committed(name: str) -> BuiltFigure:
+    """A figure with the points of results/reference."""
+    figure = load_figure(name)
+    table = SimpleNamespace(hardware=("a CPU, float32, sdpa attention, 1 thread(s), batch 1",))
+    points = (*measured_points(figure), *reported_points(figure))
+    return BuiltFigure(figure, cast(BuiltTable, table), points)
+
+
+@pytest.fixture(autouse=True)
+def the_style() -> Iterator[None]:
+    """Ticks depend on the style as long as a drawing is looked at."""
+    with style.applied():
+        yield
+
+
+def drawn(found: BuiltFigure) -> Any:
+    """The drawing, with all texts in their final place."""
+    figure = drawing(found)
+    figure.draw_without_rendering()
+    return figure
+
+
+def words(figure: Any) -> list[Any]:
+    """The texts that a reader sees."""
+    from matplotlib.text import Text
+
+    seen = []
+    for ax in figure.axes:
+        if not ax.axison:
+            continue
+        for axis in (ax.xaxis, ax.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+            seen += [label for place, label in ticks if low <= place <= high]
+        seen += [*ax.texts, ax.title, ax.xaxis.label, ax.yaxis.label]
+    legends = [text for legend in figure.legends for text in legend.get_texts()]
+    found = [*seen, *figure.texts, *legends]
+    return [t for t in found if isinstance(t, Text) and t.get_visible() and t.get_text().strip()]
+
+
+def corners(text: Any) -> Any:
+    """The four corners of a text, which may be slanted."""
+    from matplotlib.transforms import Affine2D
+
+    angle = text.get_rotation()
+    text.set_rotation(0)
+    box = text.get_window_extent().padded(-0.75)
+    anchor = text.get_transform().transform(text.get_position())
+    text.set_rotation(angle)
+    if angle % 90:
+        return Affine2D().rotate_deg_around(*anchor, angle).transform(box.corners())[[0, 1, 3, 2]]
+    return text.get_window_extent().padded(-0.75).corners()[[0, 1, 3, 2]]
+
+
+def overlap(one: Any, other: Any) -> bool:
+    """Whether two convex shapes share more than an edge: no line separates them."""
+    import numpy as np
+
+    for shape in (one, other):
+        for a, b in zip(shape, np.roll(shape, -1, axis=0), strict=True):
+            normal = np.array([b[1] - a[1], a[0] - b[0]])
+            mine, its = one @ normal, other @ normal
+            if mine.max() <= its.min() or its.max() <= mine.min():
+                return False
+    return True
+
+
+@pytest.mark.parametrize("name", covering(6, FIGURES))
+def test_no_text_lies_on_another_or_is_cut_off(name: str) -> None:
+    figure = drawn(committed(name))
+    placed = [(text.get_text(), corners(text)) for text in words(figure)]
+    on_another = [(a[0], b[0]) for a, b in combinations(placed, 2) if overlap(a[1], b[1])]
+    assert not on_another
+    page = figure.bbox
+    outside = [
+        text for text, shape in placed
+        if shape.min() < -1 or shape[:, 0].max() > page.x1 + 1 or shape[:, 1].max() > page.y1 + 1
+    ]  # fmt: skip
+    assert not outside
+
+
+@pytest.mark.parametrize("name", covering(6, FIGURES))
+def test_ticks_are_plain_numbers(name: str) -> None:
+    draw, said = load_figure(name).draw, []
+    for ax in drawn(committed(name)).axes if draw.x.log or draw.log_y else ():
+        axes = [axis for axis in (ax.xaxis, ax.yaxis) if ax.axison and axis.get_scale() != "linear"]
+        said += [label.get_text() for axis in axes for label in axis.get_ticklabels()]
+    assert bool(said) == bool(draw.x.log or draw.log_y)
+    assert all(re.fullmatch(r"[\d.]+(\n[a-z]+ \d+)?", text) for text in said), said
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_ours_and_the_papers_share_a_panel(name: str) -> None:
+    """Only a panel of another target than ours is the paper's alone."""
+    found = committed(name)
+    slots = [slot for row in grid(found) for slot in row if slot]
+    places = Counter((slot.quantity, panel) for slot in slots for panel in slot.names)
+    assert set(places.values()) == {1}
+    own = set(found.figure.facet_labels(found.figure.draw.panels))
+    for slot in slots:
+        if slot.drawable and not slot.measured:
+            assert slot.name not in own or all(not p.y for p in slot.points if p.measured)
+
+
+def printed_rows() -> Iterator[dict[str, str]]:
+    """The numbers that the papers print for a figure that we draw."""
+    with (REPORTED_FIGURES / "figure_numbers.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if f"{row['paper']}/figure{row['figure']}" in FIGURES and row["metric"] not in SWEEP:
+                yield row
+
+
+@pytest.mark.parametrize("row", printed_rows(), ids=lambda row: "-".join(list(row.values())[:5]))
+def test_every_printed_number_is_drawn(row: dict[str, str]) -> None:
+    figure = load_figure(f"{row['paper']}/figure{row['figure']}")
+    points = {point.y for point in figure.reported if point.kind == "printed"}
+    said = {end for n in figure.stated for end in n.value.split("–")}
+    ends = row["value"].strip("%+").split("-")
+    assert set(ends) <= said or float(ends[0]) in points
+
+
+def test_the_numbers_of_a_sweep_are_those_of_ours() -> None:
+    figure = load_figure("creditdecoding/figure6")
+    with (REPORTED_FIGURES / "figure_numbers.csv").open(newline="", encoding="utf-8") as file:
+        rows = [r for r in csv.DictReader(file) if r["metric"] in SWEEP]
+    said = {row["metric"]: float(row["value"]) for row in rows}
+    assert set(said) == SWEEP
+    for name in ("alpha", "beta"):
+        at = [float(x) for value, x in figure.at.items() if figure.group[value] == name]
+        assert (min(at), max(at)) == (said[f"{name}_min"], said[f"{name}_max"])
+        assert {round(b - a, 9) for a, b in pairwise(at)} == {said["grid_step"]}
+    run = next(v.run for v in figure.table.facets["number"] if v.name.startswith("alpha"))
+    assert f"decoder.score.beta={said['fixed_beta']:g}" in run
+    run = next(v.run for v in figure.table.facets["number"] if v.name.startswith("beta"))
+    assert f"decoder.score.alpha={said['fixed_alpha']:g}" in run
+
+
+def small(tmp_path: Any, monkeypatch: Any, **changes: Any) -> BuiltFigure:
+    """A figure of one quantity with the points given."""
+    found = built(tmp_path, monkeypatch)
+    points = changes.pop("points")
+    kind = changes.pop("kind", "lines")
+    draw = replace(found.figure.draw, kind=kind, x=changes.pop("x", found.figure.draw.x))
+    figure = replace(found.figure, draw=draw, quantities={"tpf": "TPF"}, **changes)
+    return replace(found, figure=figure, points=tuple(points))
+
+
+def point(series: str = "alpha", x: Any = 1.0, y: float = 1.0, **fields: Any) -> FigurePoint:
+    source = "" if fields.get("kind") else "tiny-alpha on miniquiz"
+    return FigurePoint(**{"panel": "quiz", "source": source, **fields}, series=series,
+                       quantity="tpf", x=x, y=y)  # fmt: skip
+
+
+def test_the_papers_points_are_hollow_in_the_panel_of_ours(tmp_path, monkeypatch) -> None:
+    points = [point(y=2), point(x=2.0)]
+    points += [point(y=5, kind="printed"), point(x=2.0, y=6, kind="printed")]
+    figure = drawn(small(tmp_path, monkeypatch, points=points))
+    (ax,) = figure.axes
+    lines = {tuple(line.get_ydata()): line.get_markerfacecolor() for line in ax.lines}
+    assert lines == {(2, 1): style.look("alpha").colour, (5, 6): "white"}
+    assert "the paper's, printed" in [text.get_text() for text in figure.legends[0].get_texts()]
+    cells = [point(x="quiz", y=2), point(x="quiz", y=5, kind="printed")]
+    (ax,) = drawn(small(tmp_path, monkeypatch, points=cells, kind="bars")).axes
+    assert [bar.get_height() for bar in ax.patches] == [2]
+    (line,) = ax.lines
+    assert (list(line.get_ydata()), line.get_marker()) == ([5], REPORTED_BAR["marker"])
+    assert line.get_xdata()[0] == pytest.approx(ax.patches[0].get_center()[0])
+
+
+def test_stated_numbers_are_lines_ranges_or_stand_above(tmp_path, monkeypatch) -> None:
+    numbers = (
+        StatedNumber("a", "best at {}", "2", 2.0, 2.0, "x"),
+        StatedNumber("b", "flat for {}", "1.2–1.5", 1.2, 1.5, "y"),
+        StatedNumber("c", "worse from {}", "64", 64.0, 64.0, "x", quantity="tpf"),
+        StatedNumber("d", "of another panel: {}", "3", 3, 3, "x", panel="code"),
+        StatedNumber("e", "a {}× speedup", "4", 4, 4),
+    )
+    points = [point(), point(x=3.0, y=2.0)]
+    found = small(tmp_path, monkeypatch, points=points, stated=numbers)
+    (ax,) = drawn(found).axes
+    assert list(ax.lines[-1].get_xdata()) == [2, 2]
+    assert [(bar.get_y(), round(bar.get_height(), 6)) for bar in ax.patches] == [(1.2, 0.3)]
+    assert {text.get_text() for text in ax.texts} == {"2", "1.2–1.5", "64 →"}
+    assert ax.get_xlim()[1] < 4, "the range stays that of the points"
+    said = stated(found)
+    assert said.endswith("worse from 64; of another panel: 3; a 4× speedup.")
+    rows = list(csv.DictReader(as_csv(found).splitlines()))[2:]
+    assert [(r["kind"], r["at"], r["x"], r["low"], r["reason"]) for r in rows[:3]] == [
+        ("stated", "x", "2.0", "", "best at 2"),
+        ("stated", "y", "", "1.2", "flat for 1.2–1.5"),
+        ("stated", "x", "64.0", "", "worse from 64"),
+    ]
+    assert not found.without_number()
+
+
+def test_stated_numbers_are_read_from_their_csv() -> None:
+    found = {n.metric: n for n in load_figure("creditdecoding/figure6").stated}
+    assert (found["alpha_stable_min"].low, found["alpha_stable_min"].high) == (0.2, 0.65)
+    steps = {n.panel: n.low for n in load_figure("creditdecoding/figure5").stated if n.axis}
+    assert steps == {"vanilla": 256, "credit": 50}
+    (plateau,) = [n for n in load_figure("learn2pd/figure8").stated if n.metric == "loss_plateau"]
+    assert (plateau.low, plateau.high, plateau.value) == (0.21, 0.23, "0.21–0.23")
+
+
+def test_equal_panels_are_one(tmp_path, monkeypatch) -> None:
+    twice = [point(panel=panel) for panel in ("quiz", "code")]
+    figure = drawn(small(tmp_path, monkeypatch, points=twice))
+    assert [ax.get_title() for ax in figure.axes] == ["Quiz = Code\ntiny-alpha on miniquiz"]
+    other = [*twice, point(y=3, kind="printed")]
+    titles = [ax.get_title() for ax in drawn(small(tmp_path, monkeypatch, points=other)).axes]
+    assert titles == ["Quiz\ntiny-alpha on miniquiz", "Code\nthe runs of Quiz"]
+
+
+def test_categories_with_the_same_runs_say_so(tmp_path, monkeypatch) -> None:
+    bars = [point(x=x, y=y, run=r) for x, y, r in (("a", 1, "r1"), ("b", 1, "r1"), ("c", 2, "r2"))]
+    (ax,) = drawn(small(tmp_path, monkeypatch, points=bars, kind="bars")).axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b\n= a", "c"]
+
+
+def test_a_curve_ends_where_the_profile_changes_a_setting(tmp_path, monkeypatch) -> None:
+    short = "decoder.schedule.block=32"
+    points = [point(x=float(x), switched="" if x % 64 == 0 else short) for x in (32, 64, 96, 128)]
+    found = small(tmp_path, monkeypatch, points=points, x=XAxis("Length", log=True))
+    (ax,) = drawn(found).axes
+    assert [list(line.get_xdata()) for line in ax.lines] == [[32, 96], [64, 128]]
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert labels == ["32\nblock 32", "64", "96\nblock 32", "128"]
+    alike = [replace(p, switched=short) for p in points]
+    (ax,) = drawn(replace(found, points=tuple(alike))).axes
+    assert [list(line.get_xdata()) for line in ax.lines] == [[32, 64, 96, 128]]
+
+
+def test_a_profile_says_what_it_switched() -> None:
+    profile = load_profile("embedded")
+    asked = {"decoder.schedule.block=64", "decoder=credit"}
+    assert profile.switched((*asked, "benchmark.max_new_tokens=512")) == (
+        "decoder.schedule.block=32",
+    )
+    assert profile.switched((*asked, "benchmark.max_new_tokens=256")) == ()
+
+
+def test_bins_of_a_reliability_diagram_show_their_counts(tmp_path, monkeypatch) -> None:
+    bins = [point("before", x, x, n=n) for x, n in ((0.1, 17), (0.9, 230))]
+    bins += [point("after", x, x, n=n) for x, n in ((0.2, 40), (0.8, 207))]
+    (ax,) = drawn(small(tmp_path, monkeypatch, points=bins, kind="reliability")).axes
+    said = {text.get_text(): text.get_position() for text in ax.texts}
+    assert set(said) == {"17", "230", "40", "207"}
+    assert said["17"][1] == said["230"][1] != said["40"][1]
+    assert all(y < 0 for _, y in said.values())
+
+
+def test_numbers_of_a_scatter_stand_apart(tmp_path, monkeypatch) -> None:
+    places = (("alpha", 1, 1), ("beta", 1, 1), ("rate", 1.001, 1), ("auroc", 2, 2))
+    points = [point(*place) for place in places]
+    (ax,) = drawn(small(tmp_path, monkeypatch, points=points, kind="scatter")).axes
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert len(boxes) == 4
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_a_panel_knows_curves_of_the_paper_apart() -> None:
+    points = [point(), point(kind="digitised", y=3)]
+    panel = Panel(points, {"alpha": 1}, {})
+    assert [[p.kind for p in curve] for _, curve in panel.curves()] == [["measured"], ["digitised"]]
