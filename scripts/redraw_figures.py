@@ -1,6 +1,6 @@
 """Draw the figures of results/reference again, after a change of how figures are drawn.
 
-    .venv/bin/python -m scripts.redraw_figures
+    .venv/bin/python -m scripts.redraw_figures [NAME ...]
 
 Nothing is run. Points that a record gives are computed from the packed records; those of run
 series, which need samples that the reference does not hold, are read from the committed csv. What
@@ -10,9 +10,10 @@ the papers print is read anew.
 from __future__ import annotations
 
 import csv
+import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dllm_bench.api.compose import compose
@@ -53,13 +54,13 @@ def as_written(text: str) -> float | str:
     return int(text) if text.isdigit() else number_or_text(text)
 
 
-def redraw(folder: Path) -> None:
-    """Draw all figures from the packed records, unpacked to `folder`."""
+def redraw(names: Sequence[str], folder: Path) -> None:
+    """Draw figures from the packed records, unpacked to `folder`."""
     with tarfile.open(REFERENCE / "runs.tar.xz") as packed:
         packed.extractall(folder, filter="data")
     store, profile = Store(folder / "runs"), load_profile(EMBEDDED)
     settings, shared = SettingsCache(folder, compose), SharedRuns()
-    for name in names_of("figure"):
+    for name in names:
         figure = load_figure(name)
         planned = plan(
             figure.table, profile, settings.compose, store, False, settings.resolve, shared
@@ -74,4 +75,4 @@ def redraw(folder: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as unpacked:
-        redraw(Path(unpacked))
+        redraw(sys.argv[1:] or names_of("figure"), Path(unpacked))

@@ -385,6 +385,6 @@ def footnote(built: BuiltFigure) -> str:
     empty = len(built.without_number())
     missing = f" {empty} points have no number here; the csv says why." if empty else ""
     switched = len({p.switched for p in built.drawn(measured=True)}) > 1
-    mark = "* Other settings than the paper's" if categories(built) else "Settings below a tick"
-    other = f" {mark}: see `switched` in the csv." if switched else ""
+    mark = "*" if categories(built) else "Below a tick"
+    other = f" {mark}: a setting in place of the paper's (csv: switched)." if switched else ""
     return f"Measured on {'; '.join(built.built.hardware) or 'nothing yet'}.{other}{missing}"
