@@ -258,7 +258,9 @@ def reliability(ax: Axes, panel: Panel) -> None:
     for row, (look, points) in enumerate(rows, start=1):
         for point in points:
             count = ax.text(panel.place(point), -COUNT_ROW * row, str(point.n))
-            count.set(fontsize=5, color=look.colour, ha="center", va="center", rotation=90)
+            count.set(
+                fontsize=5, color=look.colour, ha="center", va="center", rotation=90, clip_on=True
+            )
     ax.set_xlim(-0.02, 1.02)
     ax.set_ylim(-COUNT_ROW * (len(rows) + 0.6), 1.02)
     ax.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
