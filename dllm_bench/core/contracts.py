@@ -298,6 +298,7 @@ class Cache(Piece, ABC):
     by_position: ClassVar[bool] = True
     caches: ClassVar[bool] = True  # whether forwards read keys and values of earlier ones
     leaves_masks_out: ClassVar[bool] = False  # whether forwards may predict some masks only
+    over_spans: ClassVar[bool] = True  # whether its plans name spans alone
 
     def grid(self, block: int) -> int:
         """Reused spans are multiples of this many positions; `block` is the schedule's."""

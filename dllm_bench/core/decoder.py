@@ -32,7 +32,7 @@ class Condition(StrEnum):
     RAW_CONFIDENCE = "raw confidence"  # `Scores.raw_KW`, or a confidence without added evidence
     ENTROPY = "the entropy of every position"  # `Scores.neg_entropy_KW`
     HELD_BLOCKS = "one open block at a time, which a reviser can hold open"
-    FED_WINDOW = "the window in every forward"  # no K/V of its positions are read from the cache
+    FED_WINDOW = "the window in every forward"  # every position of it has logits
     FULL_ATTENTION = "full attention"
     KNOWN_ORDER = "an order that is known before the forward"  # `Select.due`
     ONE_BRANCH = "one branch"

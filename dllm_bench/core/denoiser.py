@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -48,6 +48,34 @@ class KeyChoice(Protocol):
         """
 
 
+class RowChoice(Protocol):
+    """A rule by which every layer chooses the rows it computes, in a forward that feeds [0, X).
+
+    Its query, key, attention and MLP are computed for these rows. The others take their K, V and
+    the outputs of attention and MLP from the cache, and add them to their own hidden states.
+    """
+
+    def spans(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Two spans of positions, apart from each other: rows that are computed in any case, and
+        rows of which `choose` chooses some. V of both is computed and kept.
+        """
+
+    def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
+        """Indices (R,) into the second span, the number known to the host.
+
+        Of what the cache held as its V, C wide over all heads, and the new ones.
+        """
+
+
+class RowWork(NamedTuple):
+    """What a forward did, as a trace counts it."""
+
+    rows: float | None
+    """Rows that a layer computed, mean over layers to 4 digits; None: all that were fed."""
+    read_bytes: int
+    """What the layers took from the cache."""
+
+
 @dataclass(frozen=True)
 class ForwardPlan:
     """What one forward feeds, sees and keeps. Spans [first, stop) are canvas positions.
@@ -78,6 +106,8 @@ class ForwardPlan:
     # branch with full attention; rows that no fed position predicts have logits of 0
     added_KFH: Tensor | None = None  # added to the embeddings of the fed positions; None: nothing
     choose: KeyChoice | None = None  # makes `KVCache.chosen`; only with sets that feed [0, X)
+    recompute: RowChoice | None = None  # for one branch that feeds [0, X), stores it and has full
+    # attention, and a model that `chooses_rows`; None: every layer computes all that is fed
 
     @property
     def fed(self) -> int:
@@ -108,6 +138,12 @@ class ForwardPlan:
             return self.sets.read_C.shape[-1]
         return min(self.feed[0], held) + max(0, held - self.feed[1])
 
+    def kept(self, held: int) -> int:
+        """Positions that the cache keeps after this forward; `held`: it holds [0, held) then."""
+        if self.sets is not None:
+            return self.sets.read_C.shape[-1] + self.sets.store_S.shape[0]
+        return held
+
 
 def fed_positions(feed: tuple[int, int], shadow: tuple[int, int], device: torch.device) -> Tensor:
     """The positions of both spans, one after the other, int64."""
@@ -135,6 +171,14 @@ class KVCache(Protocol):
     def chosen(self) -> Tensor | None:
         """What the layers chose in the last forward with `plan.choose`, (N, C); N layers."""
 
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes that all layers keep of a position; 0 while nothing was stored."""
+
+    @property
+    def work(self) -> RowWork | None:
+        """What the last forward did, if its plan had a `RowChoice`."""
+
     def predicting(self, where_KL: Tensor) -> Tensor:
         """The rows that predict the positions `where`, bool (K, L)."""
 
@@ -156,6 +200,8 @@ class Denoiser(Protocol):
     vocab_size: int  # V
     picks_rows: bool = False  # whether `forward` computes only the rows `ForwardPlan.only_M` where
     # a plan names some; a model that keeps the default is never given such a plan
+
+    chooses_rows: bool = False  # whether `forward` follows plans with `recompute`
 
     position_bytes: int = 0  # bytes that a forward holds at least for every position it feeds
 

@@ -67,6 +67,9 @@ class Forward:
     canvas: int = 0  # new positions of the canvas that it saw, where the canvas grows
     inserted: tuple[int, ...] = ()  # (position behind the prompt, count) of what was inserted after
     # this forward; the positions from there on moved right, and what did not fit is gone
+    rows: float | None = None  # rows a layer computes per branch, mean over layers; None: all fed
+    read_bytes: int = 0  # what is read from the cache, all layers together
+    kept_bytes: int = 0  # what the cache keeps after this call, all layers together
 
 
 @dataclass

@@ -33,7 +33,7 @@ from dllm_bench.core.contracts import (
 )
 from dllm_bench.core.decoder import ComposedDecoder
 from dllm_bench.core.decoder_summary import DecoderSummary
-from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens, Generation, Request, cut_reasons
 from dllm_bench.core.state import CUT, MASKED, DecodeState
@@ -127,7 +127,7 @@ class MaskedDecoder(ComposedDecoder):
         if self.cache.reuse != "none":
             grid = self.cache.grid(self.schedule.block or 1)
             model.reuse_prefix(kv, request.prompt_ids, grid, by=self)
-        tracker, log = self._follow(state)
+        tracker, log = self._follow(state, kv)
         only = torch.zeros((), dtype=torch.long, device=model.device)  # index of a single branch
         last: tuple[Scores, Window] | None = None
         while True:
@@ -136,8 +136,7 @@ class MaskedDecoder(ComposedDecoder):
             if window is None:
                 return log.generation(request, branches)
             plan = self._plan(branches, window, kv)
-            held = min(kv.length, branches.length)
-            log.begin(plan, branches.branches * (2 if self.guidance else 1), plan.cached(held))
+            log.begin(plan, branches, copies=2 if self.guidance else 1)
             own, own_window, plan = workers.divide(branches, window, plan)
             plan = with_expected(self._choose_rows(model, plan, own_window), own)
             logits_KRV = yield from guided_forward(own, plan, kv, self.guidance)
@@ -156,6 +155,7 @@ class MaskedDecoder(ComposedDecoder):
                 rating_K = self.explore.rate(scores, own_window, own)
                 winner = self.explore.pick(workers.gather(rating_K))
             workers.keep(kv, plan, winner)
+            log.end(plan, branches)
             state, (scores, *ahead) = workers.collect_winner(
                 winner, branches, own, (scores, *ahead)
             )
@@ -173,13 +173,13 @@ class MaskedDecoder(ComposedDecoder):
             log.check_progress(request, self.revise)
             last = (scores, window)
 
-    def _follow(self, state: DecodeState) -> tuple[WindowTracker, _RoundLog]:
+    def _follow(self, state: DecodeState, kv: KVCache) -> tuple[WindowTracker, _RoundLog]:
         """What follows the blocks and the rounds of a request."""
         grows, start = self.schedule.grows, state.prompt_len
         whole, to_end = self.revise.whole or grows, self.select.reaches_beyond or grows
         longest = max(state.length, state.wanted) if grows else state.length
         tracker = WindowTracker(self.schedule, start, whole, to_end)
-        return tracker, _RoundLog(new_positions=longest - start)
+        return tracker, _RoundLog(kv, new_positions=longest - start)
 
     def _open_blocks(
         self, branches: DecodeState, tracker: WindowTracker, log: _RoundLog
@@ -543,9 +543,12 @@ class _RoundLog:
     Winner and forced positions of a round reach the host with the next round's copy.
     """
 
+    kv: KVCache
     new_positions: int  # canvas positions behind the prompt
     ticks: list[tuple[float, int]] = field(default_factory=list)  # time, masks of the open blocks
     forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)
+    used: list[tuple[int, RowWork | None]] = field(default_factory=list)
+    """Positions that the cache kept after each forward, and the work of layers that chose rows."""
     winners: list[int] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
     outcome: tuple[Tensor | None, Tensor | None] | None = None  # last winner and forced; None: 0
@@ -576,9 +579,14 @@ class _RoundLog:
         self.ticks.append((time.perf_counter(), masks))
         self.open_end = open_end
 
-    def begin(self, plan: ForwardPlan, branches: int, cached: int) -> None:
-        """Record a forward: its plan, branches, and positions read from the cache."""
-        self.forwards.append((plan.kind, branches, plan.fed, cached))
+    def begin(self, plan: ForwardPlan, branches: DecodeState, copies: int) -> None:
+        """Record a forward before it is made: its plan, branches, and positions it reads."""
+        cached = plan.cached(min(self.kv.length, branches.length))
+        self.forwards.append((plan.kind, branches.branches * copies, plan.fed, cached))
+
+    def end(self, plan: ForwardPlan, branches: DecodeState) -> None:
+        """Record what the forward left in the cache, and the work of layers that chose rows."""
+        self.used.append((plan.kept(min(self.kv.length, branches.length)), self.kv.work))
 
     def check_progress(self, request: Request, revise: Revise) -> None:
         """Refuse to loop forever: a round commits nothing if all candidates are the mask token, and
@@ -604,6 +612,10 @@ class _RoundLog:
             Forward(*forward, 1000 * (after - before), winner, forced, masks)
             for forward, ((before, masks), (after, _)), winner, forced in rows
         ]
+        each = self.kv.bytes_per_position
+        for index, (kept, work) in enumerate(self.used):
+            done = work or RowWork(None, each * forwards[index].cached)
+            forwards[index] = replace(forwards[index], **done._asdict(), kept_bytes=each * kept)
         for index, changes in enumerate(self._changes(span)):
             forwards[index] = replace(forwards[index], changes=changes)
         for index, canvas in enumerate(self.canvas_lengths[: len(forwards)]):

@@ -42,6 +42,7 @@ class CompiledDenoiser(TransformerDenoiser):
 
     def compile(self, mode: str) -> CompiledDenoiser:
         """Choose a mode of `MODES`; compilation itself happens in the first forwards."""
+        self.chooses_rows = False
         self._graphs = mode == "max"
         self._bucket = BUCKET if self._graphs else 1
         self._run = torch.compile(run_layers, **MODES[mode])

@@ -49,6 +49,7 @@ class LladaLayout(CheckpointLayout):
     model_type = "llada"
     family = "Llama"
     counts: ClassVar = {"n_layers": "blocks"}
+    plain_layers = True
     required: ClassVar = {
         "block_type": ("llama",),
         "activation_type": ("silu",),
@@ -111,6 +112,7 @@ class DreamLayout(StandardLayout):
     model_type = "Dream"
     family = "Qwen2"
     shifted = True
+    plain_layers = True
     required: ClassVar = {
         "hidden_act": ("silu",),
         "use_sliding_window": (False,),
@@ -161,6 +163,7 @@ class LladaMoeLayout(StandardLayout):
 
     model_type = "llada"
     family = "Qwen3Moe"
+    plain_layers = True
     sizes = tuple(size for size in StandardLayout.sizes if size != "intermediate_size")
     required: ClassVar = {
         "hidden_act": ("silu",),
@@ -217,6 +220,7 @@ class Llada2Layout(StandardLayout):
     model_type = "llada2_moe"
     family = "Glm4Moe"
     attention = "block_causal"
+    plain_layers = True
     required: ClassVar = {
         "hidden_act": ("silu",),
         "use_qk_norm": (True,),
@@ -274,6 +278,7 @@ class SdarLayout(StandardLayout):
     model_type = "sdar"
     family = "Qwen3"
     attention = "block_causal"
+    plain_layers = True
     required: ClassVar = {
         "hidden_act": ("silu",),
         "use_sliding_window": (False,),
@@ -287,6 +292,7 @@ class CausalLayout(StandardLayout):
 
     shifted = True
     attention = "causal"
+    plain_layers = True
     required: ClassVar = {
         "hidden_act": ("silu",),
         "use_sliding_window": (False,),
@@ -328,6 +334,7 @@ class Gemma4Layout(CausalLayout):
 
     model_type = "gemma4_unified"
     family = "Gemma4Unified"
+    plain_layers = False
     sizes = (
         *StandardLayout.sizes,
         "head_dim",
@@ -375,6 +382,9 @@ ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in this o
     "llama": LlamaLayout(),
     "gemma4": Gemma4Layout(),
 }
+
+PLAIN_CLASSES = {f"{one.family}ForCausalLM" for one in ADAPTERS.values() if one.plain_layers}
+"""Classes of transformers with `plain_layers`."""
 
 
 def recognised_adapter(published: PublishedConfig) -> str | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dllm_bench.core.denoiser import ForwardPlan, PositionSets
+from dllm_bench.core.denoiser import ForwardPlan, PositionSets, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 
@@ -41,6 +41,7 @@ class LayerCache(CacheLayerMixin):
         self.in_place = False  # whether they were
         self.fresh: tuple[Tensor, Tensor] | None = None
         self.read_C: Tensor | None = None  # in place of `spans`, for a plan with sets
+        self.outputs: list[Tensor] = []  # kept outputs of attention and MLP, see `chosen_rows`
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the buffers: every position of the canvas, for one branch."""
@@ -159,6 +160,7 @@ class PositionCache(Cache):
         self._held: tuple[ForwardPlan, Tensor] | None = None
         self._boundary: dict[int, Tensor] = {}
         self.choices: list[Tensor] = []  # of each layer, by the last plan with `choose`
+        self.work: RowWork | None = None  # of the last forward, if each layer chose its rows
 
     @property
     def length(self) -> int:
@@ -175,6 +177,12 @@ class PositionCache(Cache):
         self._held = self.features = None
         if plan.choose is not None:
             self.choices = []
+        self.work = None
+        if plan.recompute is not None:
+            self.spans = ()
+            for layer in self.positions:
+                layer.in_place = True  # layers write as they are computed
+            return
         if plan.sets is not None:
             self.spans = ()
             for index, layer in enumerate(self.positions):
@@ -229,10 +237,18 @@ class PositionCache(Cache):
         for layer in self.positions:
             layer.store(plan, len(hidden_KFH), branch)
             layer.fresh = None
-        if self.shifted:
+        if self.shifted and plan.recompute is None:
             self._keep_boundary(plan, pick(hidden_KFH, 0, branch))
         self._length = max(self._length, last)
         self.kept, self._held = plan, None
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes that all layers keep of a position; 0 while nothing was stored."""
+        buffers = [
+            s for layer in self.positions for s in (layer.keys, layer.values, *layer.outputs)
+        ]
+        return sum(s.shape[1] * s.shape[3] * s.itemsize for s in buffers if s is not None)
 
     def predicting(self, where_KL: Tensor) -> Tensor:
         """The rows that predict the positions `where`, bool (K, L)."""

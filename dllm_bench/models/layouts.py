@@ -45,6 +45,9 @@ class CheckpointLayout(ABC):
     """Config key -> supported values; a key that is absent is fine."""
     ropes: ClassVar[tuple[str, ...]] = ("default",)
     """Supported variants of the rotary embedding."""
+    plain_layers: ClassVar[bool] = False
+    """Whether a layer is `input_layernorm`, `self_attn`, `post_attention_layernorm` and `mlp`, each
+    pair added to its input, and V a projection of its own: what `chosen_rows` runs by its parts."""
     counts: ClassVar[Mapping[str, str]] = {
         "num_hidden_layers": "layers",
         "num_experts": "experts",

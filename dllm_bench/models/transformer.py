@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
+from dllm_bench.models.adapters import PLAIN_CLASSES
 from dllm_bench.models.attention import (
     BatchCache,
     BatchedRequest,
@@ -34,6 +35,7 @@ from dllm_bench.models.attention import (
     mask_of_sets,
     per_request_attention,
 )
+from dllm_bench.models.chosen_rows import run_chosen_rows
 from dllm_bench.models.kv import PositionCache, Span
 
 # Kinds of layers, as transformers names them.
@@ -72,6 +74,7 @@ class TransformerDenoiser(Denoiser):
         self.num_layers: int = config.num_hidden_layers
         self.position_bytes: int = 4 * config.hidden_size * self.dtype.itemsize
         self.hidden_size: int = config.hidden_size
+        self.chooses_rows = bool(PLAIN_CLASSES & {kind.__name__ for kind in type(module).__mro__})
         self._last_request: tuple[object, tuple[int, ...], PositionCache] | None = None
         self._kinds = getattr(config, "layer_types", None) or [FULL_ATTENTION] * self.num_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
@@ -105,6 +108,8 @@ class TransformerDenoiser(Denoiser):
         fed_KF = self._begin(tokens_KL, plan, kv)
         if plan.choose is not None:  # only attention per request sees the queries
             (hidden_KFH,) = self._layers_of_batch([fed_KF], [plan], [kv])
+        elif plan.recompute is not None:
+            hidden_KFH = self._layers_of_rows(fed_KF, plan, kv)
         else:
             hidden_KFH = self._layers(fed_KF, plan, kv)
         return self._logits(self._wanted_rows(hidden_KFH, plan, kv))
@@ -113,7 +118,12 @@ class TransformerDenoiser(Denoiser):
     def forward_batch(
         self, tokens: Sequence[Tensor], plans: Sequence[ForwardPlan], caches: Sequence[KVCache]
     ) -> list[Tensor]:
-        """`forward` of several requests of any lengths at once: the logits of each."""
+        """`forward` of several requests of any lengths at once: the logits of each.
+
+        Where layers choose rows, each layer computes other rows of every request: one by one then.
+        """
+        if any(plan.recompute is not None for plan in plans):
+            return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
         kvs = [as_position_cache(kv) for kv in caches]
         fed = [self._begin(*each) for each in zip(tokens, plans, kvs, strict=True)]
         wanted = [
@@ -191,6 +201,13 @@ class TransformerDenoiser(Denoiser):
                 "predicts a position at the row before it; use a model whose logits are not "
                 "shifted, or another decoder.revise."
             )
+        if plan.recompute is not None and not self.chooses_rows:
+            raise DllmBenchError(
+                f"The cache lets every layer choose the rows it computes, which is not done with "
+                f"{type(self.module).__name__} here: its layers are compiled, split over processes "
+                "or not made of one norm, attention, one norm and MLP; choose another "
+                "decoder.cache."
+            )
         if not start <= first < last <= stop + ahead or stop > length:
             raise ValueError(f"Rows {plan.rows} of {plan.feed} fed, canvas {length}.")
         if self.attention_form == "causal" and not is_causal(plan):
@@ -213,6 +230,22 @@ class TransformerDenoiser(Denoiser):
         if features is not None:
             kv.features = features.view(*tokens_KF.shape, -1)
         return hidden.view(*tokens_KF.shape, -1)
+
+    def _layers_of_rows(self, tokens_1F: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
+        """`_layers` where each layer chooses the rows it computes."""
+        hidden_1FH = self._embed_fed(tokens_1F, plan.added_KFH)
+        rotations = self._rotations(hidden_1FH, plan.positions(self.device)[None])
+        masks = {kind: self._mask(kind, plan, 1, kv) for kind in set(self._kinds)}
+        assert plan.recompute is not None
+        return run_chosen_rows(
+            plan.recompute,
+            kv,
+            hidden_1FH,
+            [
+                (layer, masks[kind], rotations[kind])
+                for layer, kind in zip(self.module.model.layers, self._kinds, strict=True)
+            ],
+        )
 
     def _layers_of_batch(
         self, fed: Sequence[Tensor], plans: Sequence[ForwardPlan], kvs: Sequence[PositionCache]

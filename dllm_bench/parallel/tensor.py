@@ -37,6 +37,7 @@ def shard(denoiser: TransformerDenoiser, mesh: DeviceMesh) -> None:
     plan |= {f"{layers}{name}": RowwiseParallel() for name in BY_INPUT}
     plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
     parallelize_module(denoiser.module, mesh, plan, src_data_rank=None)
+    denoiser.chooses_rows = False  # each process would choose by the V of its own heads
 
 
 def check(denoiser: TransformerDenoiser, parts: int) -> None:

@@ -22,6 +22,7 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dkv import DKVCache
 from dllm_bench.decoding.cache.dkv_greedy import DKVGreedyCache
+from dllm_bench.decoding.cache.dllm_cache import DLLMCache, MostChanged
 from dllm_bench.decoding.cache.dpad import DPadCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.hierarchical import HierarchicalCache
@@ -264,6 +265,46 @@ def dkv(case: dict) -> MaskedDecoder:
     if "greedy" in case["method"]:
         return dkv_greedy(case)
     return {"llada": dkv_llada, "dream": dkv_dream}[case["method"].split("_")[-1]](case["params"])
+
+
+NOISE = 2e-6  # cosines that differ by less are equal up to rounding
+
+
+def dllm_cache(params: dict) -> MaskedDecoder:
+    intervals = params["prompt_interval_steps"], params["gen_interval_steps"]
+    cache = DLLMCache(*intervals, params["transfer_ratio"])
+    if "alg" in params:
+        score, select = SCORES[params["alg"]](), Epsilon(params["steps"], idle=True)
+        return MaskedDecoder(score, select, Blocks(None), cache, forbid_mask=False)
+    schedule = Blocks(params["block_length"])
+    return MaskedDecoder(
+        Confidence(), TopK(steps_per_block(params)), schedule, cache, forbid_mask=False
+    )
+
+
+def test_dllm_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that layers chose are recorded where similarity decided; the others follow from the
+    intervals.
+    """
+    compared, chosen, choose = 0, list[list[int]](), MostChanged.choose
+
+    def recorded_choice(self: MostChanged, old_SC: Tensor, new_SC: Tensor) -> Tensor:
+        index_R = choose(self, old_SC, new_SC)
+        chosen.append(sorted((index_R + self.prompt).tolist()))
+        return index_R
+
+    monkeypatch.setattr(MostChanged, "choose", recorded_choice)
+    for case in cases("dllm_cache"):
+        chosen.clear()
+        generation, model = replay(case, dllm_cache(case["params"]))
+        assert list(generation.ids) == case["output"]
+        assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+        rows, gaps = ([one for f in case[name] for one in f] for name in ("selected", "sel_gap"))
+        recorded = [pair for pair in zip(rows, gaps, strict=True) if pair[0] is not None]
+        for (theirs, gap), ours in zip(recorded, chosen, strict=True):
+            assert gap < NOISE or ours == theirs
+            compared += gap >= NOISE
+    assert compared > 1000
 
 
 def test_dkv_cache() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Scores, Select
-from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.denoiser import ForwardPlan, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
@@ -24,6 +25,7 @@ from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dkv import DKVCache
 from dllm_bench.decoding.cache.dkv_greedy import DKVGreedyCache
+from dllm_bench.decoding.cache.dllm_cache import DLLMCache, MostChanged
 from dllm_bench.decoding.cache.dpad import DPadCache
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.hierarchical import HierarchicalCache
@@ -42,9 +44,11 @@ from dllm_bench.decoding.score.credit import Credit
 from dllm_bench.decoding.select.drawn import Drawn
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.models.acceleration import CompiledDenoiser
+from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.kv import PositionCache
+from tests.helpers import HEADS, LAYERS, WIDTH, tiny_denoiser
 from tests.helpers import Watched as Seen
-from tests.helpers import tiny_denoiser
 from tests.pieces import Table
 
 BLOCK, NEW = 8, 24
@@ -64,6 +68,11 @@ CACHES = (
     PrefixCache(every=2),
     DualCache(every=3, clock="request"),
     VicinityCache(before=3, after=20, warmup=2),
+)
+RENEWED = (
+    *(kind(every=1) for kind in (*RENEWING, DKVCache)),
+    DLLMCache(prompt_every=1, every=1),
+    DLLMCache(prompt_every=1, every=99, share=1.0),
 )
 
 
@@ -101,7 +110,7 @@ def test_fed_and_cached_add_up_to_what_is_visible(cache, explore, schedule) -> N
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("cache", [kind(every=1) for kind in (*RENEWING, DKVCache)], ids=str)
+@pytest.mark.parametrize("cache", RENEWED, ids=str)
 def test_a_cache_renewed_every_forward_is_none(model, schedule, cache) -> None:
     same(model, replace(BASE, schedule=schedule), cache)
 
@@ -126,7 +135,8 @@ def test_caches_that_are_not_renewed_are_approximate(model) -> None:
     """Otherwise the laws above say nothing."""
     whole = BASE.generate(model, REQUEST)
     vicinity, dkv = VicinityCache(before=2, after=2, warmup=0), DKVCache(every=99, first=1)
-    for cache in (PrefixCache(), DualCache(), vicinity, dkv):
+    rows = DLLMCache(prompt_every=99, every=99)
+    for cache in (PrefixCache(), DualCache(), vicinity, dkv, rows):
         other = replace(BASE, cache=cache).generate(model, REQUEST)
         assert (other.ids, other.born) != (whole.ids, whole.born)
 
@@ -189,6 +199,14 @@ def test_dpad_draws_once_a_block_and_dropped_positions_do_not_exist(model, inner
         assert seen - behind == set(range(stop))
         assert len(behind) == min(3, plan.feed[1] - stop) or plan.feed[1] == stop
         assert all(p < stop + 6 for p in behind)
+
+
+@pytest.mark.parametrize(
+    "inner", [DKVCache(), DKVGreedyCache(), DLLMCache(), SparseCache(), DPadCache()], ids=str
+)
+def test_dpad_refuses_caches_that_choose_positions_themselves(inner) -> None:
+    with pytest.raises(DllmBenchError, match=f"inner {type(inner).__name__}.*over spans"):
+        DPadCache(inner)
 
 
 def test_sparse_layers_keep_their_own_share_of_what_is_around_the_block(model) -> None:
@@ -269,6 +287,100 @@ def test_a_model_without_shifted_logits_gives_no_token_after_a_block() -> None:
 def test_sub_blocks_divide_the_block() -> None:
     with pytest.raises(DllmBenchError, match="block of 8 and small 3.*divides"):
         SubBlocks(8, 3)
+
+
+class Kept(Seen):
+    """A model that also keeps what its layers hold after every forward."""
+
+    def __init__(self, model) -> None:
+        super().__init__(model)
+        self.after: list[list[tuple[Tensor, ...]]] = []
+        self.work: list[RowWork] = []
+
+    def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv) -> Tensor:
+        logits_KRV = super().forward(tokens_KL, plan, kv)
+        self.work.append(kv.work)
+        self.after.append(
+            [tuple(s[0].clone() for s in (p.keys, p.values, *p.outputs)) for p in kv.positions]
+        )
+        return logits_KRV
+
+
+def changed(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> list[set[int]]:
+    """Positions at which K, V and the outputs of attention and MLP differ."""
+    pairs = zip(before, after, strict=True)
+    return [set((a != b).any(2).any(0).nonzero().flatten().tolist()) for a, b in pairs]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_a_layer_renews_the_rows_it_computes_and_every_v_it_compares(model, share) -> None:
+    """The first layer renews everything, later ones what the two clocks and the share say."""
+    kept, prompt = Kept(model), len(REQUEST.prompt_ids)
+    cache, every = DLLMCache(prompt_every=5, every=3, share=share), {*range(prompt + NEW)}
+    replace(BASE, select=TopK(), cache=cache).generate(kept, REQUEST)
+    response = every - {*range(prompt)}
+    for now, (before, after) in enumerate(pairwise(kept.after), 1):
+        renewed = {*range(prompt)} if now % 5 == 0 else set()
+        renewed |= response if now % 3 == 0 else set()
+        chosen = 0 if renewed >= response else int(share * NEW)
+        for index, (old, new) in enumerate(zip(before, after, strict=True)):
+            keys, values, *outputs = changed(old, new)
+            rows = keys.union(*outputs)
+            if index == 0:
+                assert rows <= every
+                continue
+            assert rows <= every and len(rows - renewed) <= chosen
+            assert values <= (renewed | response if share else renewed)
+            assert len(values & response) > chosen or not share, "V of the whole response is new"
+        expected = (len(every) + (LAYERS - 1) * (len(renewed) + chosen)) / LAYERS
+        assert kept.work[now].rows == pytest.approx(expected, abs=1e-4)
+
+
+def test_bytes_are_those_of_what_is_kept_and_read(model) -> None:
+    config, total = model.module.config, len(REQUEST.prompt_ids) + NEW
+    kv = 2 * config.num_key_value_heads * (WIDTH // HEADS) * 4
+    for cache in (NoCache(), PrefixCache(), DualCache(), DKVCache(every=5), SparseCache()):
+        trace = replace(BASE, select=TopK(), cache=cache).generate(model, REQUEST).trace
+        assert all(f.read_bytes == LAYERS * kv * f.cached for f in trace.forwards)
+        most = max(f.kept_bytes for f in trace.forwards)
+        kept = {NoCache: 0, PrefixCache: total - BLOCK, DKVCache: total - 1 - model.shifted}
+        assert most == LAYERS * kv * kept.get(type(cache), total)
+    cache = DLLMCache(prompt_every=99, every=99, share=0.5)
+    first, second, *_ = replace(BASE, cache=cache).generate(model, REQUEST).trace.forwards
+    assert first.kept_bytes == second.kept_bytes == LAYERS * total * (kv + 2 * WIDTH * 4)
+    assert (first.rows, first.read_bytes) == (total, 0)
+    skipped = total - NEW // 2
+    later = skipped * (kv // 2 + 2 * WIDTH * 4) + total * kv // 2
+    assert second.read_bytes == (LAYERS - 1) * later
+
+
+@pytest.mark.parametrize("layout", [name for name, one in ADAPTERS.items() if one.plain_layers])
+def test_layers_run_by_their_parts_are_the_layers(layout) -> None:
+    """Every layout that says so, with the attention and the logits of its own."""
+    model, tokens_1L = tiny_denoiser(layout, seed=2), torch.tensor([[*range(3, 30)]])
+    model.attention_form, span = "full", (0, 27)
+    plain = ForwardPlan(ForwardKind.DENOISE, span, (4, 27), (0, 0))
+    rule = MostChanged(10, 27, renews_prompt=True, renews_response=True, share=0.5)
+    first = replace(plain, store=span, recompute=rule)
+    wanted = model.forward(tokens_1L, plain, model.new_cache(27))
+    kv = model.new_cache(27)
+    for plan in (first, replace(first, recompute=replace(rule, renews_response=False, share=1.0))):
+        found = model.forward(tokens_1L, plan, kv)
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+        kv.keep(plan, torch.tensor(0))
+    assert kv.length == 27
+
+
+def test_layers_of_another_form_do_not_choose_rows() -> None:
+    plan = replace(
+        ForwardPlan(ForwardKind.DENOISE, (0, 4), (0, 4), (0, 4)),
+        recompute=MostChanged(2, 4, False, False, 0.5),
+    )
+    compiled = tiny_denoiser("llada", seed=1)
+    compiled = CompiledDenoiser(compiled.module, compiled.special, False).compile("default")
+    assert not ADAPTERS["gemma4"].plain_layers
+    with pytest.raises(DllmBenchError, match="every layer choose the rows"):
+        compiled.forward(torch.tensor([[3, 4, 5, 6]]), plan, compiled.new_cache(4))
 
 
 def rounds_of_dinfer(masks: Sequence[int], every: int) -> str:

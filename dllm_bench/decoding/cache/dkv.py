@@ -41,6 +41,7 @@ class DKVCache(Cache):
     released_end: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether a row that
     # predicts nothing, the last one where logits are shifted, is kept with its left neighbour only
     attention: Attention = field(default="full", init=False)
+    over_spans: ClassVar[bool] = False
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
 

@@ -40,6 +40,7 @@ class DKVGreedyCache(Cache):
     every: int = 2  # forwards of a block between those that feed everything
     window: int = 4  # masks fed around each position that is committed next
     attention: Attention = field(default="full", init=False)
+    over_spans: ClassVar[bool] = False
     leaves_masks_out: ClassVar[bool] = True
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(

@@ -46,6 +46,7 @@ class DPadCache(Cache):
     scale: float = 2.0  # factor of the density, for "gaussian"
     number: int = 0  # positions that stay, for "uniform"
     attention: Attention = field(default="full", init=False)
+    over_spans: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need("explore", Condition.ONE_BRANCH),
@@ -66,6 +67,11 @@ class DPadCache(Cache):
                 f"DPadCache has an inner {type(self.inner).__name__} with attention "
                 f"{self.inner.attention} and reuse {self.inner.reuse}, but blocks without some of "
                 "their positions need full attention and K/V of their own; set full and none."
+            )
+        if not self.inner.over_spans:
+            raise DllmBenchError(
+                f"DPadCache has an inner {type(self.inner).__name__}, which chooses single "
+                "positions itself; choose an inner cache over spans, such as prefix or dual."
             )
 
     @property

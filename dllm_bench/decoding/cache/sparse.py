@@ -65,6 +65,7 @@ class SparseCache(Cache):
     kernel: int = 3  # positions of which the highest rating counts, an odd number
     released_ties: bool = False  # equal ratings in the order of `torch.topk`, as released
     attention: Attention = field(default="full", init=False)
+    over_spans: ClassVar[bool] = False
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
         {Condition.FED_WINDOW, Condition.FULL_ATTENTION}
     )
