@@ -316,12 +316,21 @@ class _ActiveRequest:
         self.born += [len(self.forwards) - 1] * len(tokens)
         self.ended = self.ended or first_end(tokens, self.model.special) is not None
 
+    def _with_bytes(self, row: Forward) -> Forward:
+        """The row with what it reads of the target's cache and leaves in it; a drafter's is not
+        counted.
+        """
+        if row.kind not in (ForwardKind.PREFILL, ForwardKind.VERIFY):
+            return row
+        each = self.kv.bytes_per_position
+        return replace(row, read_bytes=each * row.cached, kept_bytes=each * (row.cached + row.fed))
+
     def generation(self) -> Generation:
         """All committed tokens; those beyond the limit are cut by the reason "length"."""
         ids = tuple(self.tokens_L[len(self.request.prompt_ids) :].tolist())
         cut = cut_reasons(ids, self.request.max_new_tokens, self.model.special)
         rows = zip(self.forwards, self.clock.spans_ms(), strict=True)
-        trace = Trace([replace(forward, ms=ms) for forward, ms in rows])
+        trace = Trace([self._with_bytes(replace(forward, ms=ms)) for forward, ms in rows])
         return Generation(self.request.id, ids, tuple(self.born), cut, trace)
 
 

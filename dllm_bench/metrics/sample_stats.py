@@ -38,7 +38,8 @@ class SampleStats:
     content: int | None  # decoded positions that hold no end or padding token
     emitted: int | None  # tokens before the first reason to stop
     forwards: int | None  # forwards of the model; a drafter's own calls are not counted
-    rows: int | None  # branches x positions fed per branch, summed over forwards
+    rows: float | None  # branches x rows computed per branch, summed over forwards: positions fed,
+    # or their mean over layers where each layer chooses
     forced: int | None  # positions committed by the stall rule
     seconds: float | None  # the whole of `generate`
     steps_s: float | None  # all forwards with the work between them, from the trace
@@ -63,6 +64,8 @@ class SampleStats:
     tries: int | None = None  # served model: tries until the server answered
     first_tokens: int | None = None  # decoded by the first step
     remasked: int | None = None  # committed positions that were masked again, each time counted
+    cache_read: int | None = None  # bytes that forwards read from the cache, summed
+    cache_kept: int | None = None  # the most bytes that the cache kept after a forward
     retokenised: bool | None = None  # served model: tokens were counted here, not by the server
 
     @classmethod
@@ -95,7 +98,7 @@ def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: i
     return idle
 
 
-def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, int]:
+def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, float]:
     """The counts that follow from tokens and trace alone; the runner adds times and text."""
     blank = {*special.ends, special.pad}
     decoded = [
@@ -119,7 +122,12 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, in
         ),
         "emitted": sum(token != special.mask for token in generation.ids[:end]),
         "forwards": len(forwards),
-        "rows": sum(forward.branches * forward.fed for forward in forwards),
+        "rows": sum(
+            forward.branches * (forward.fed if forward.rows is None else forward.rows)
+            for forward in forwards
+        ),
+        "cache_read": sum(forward.read_bytes for forward in forwards),
+        "cache_kept": max((forward.kept_bytes for forward in forwards), default=0),
         "forced": sum(forward.forced for forward in forwards),
         "remasked": sum(made.remasked for made in generation.trace.writes(generation.born)),
         "idle": idle_forwards(generation),

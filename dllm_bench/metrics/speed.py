@@ -82,6 +82,14 @@ def _rows(sample: SampleStats) -> float:
     return sample.rows or 0
 
 
+def _cache_read(sample: SampleStats) -> float:
+    return sample.cache_read or 0
+
+
+def _cache_kept(sample: SampleStats) -> float:
+    return sample.cache_kept or 0
+
+
 def _forced(sample: SampleStats) -> float:
     return sample.forced or 0
 
@@ -272,6 +280,22 @@ ALL = (
         "ratio of sums over samples: what the tokens per forward were bought with.",
         total_ratio(_rows, _emitted),
         requires="rows",
+    ),
+    MetricDefinition(
+        "cache/bytes_read",
+        "bytes/forward",
+        "bytes that a forward reads from the cache, all layers together: keys, values and whatever "
+        "else is kept; ratio of sums over samples. A drafter's cache is not counted.",
+        total_ratio(_cache_read, _forwards),
+        requires="cache_read",
+    ),
+    MetricDefinition(
+        "cache/bytes_kept",
+        "bytes",
+        "the most bytes that the cache keeps after a forward, all layers together; mean over "
+        "samples.",
+        mean_of(_cache_kept),
+        requires="cache_kept",
     ),
     MetricDefinition(
         "forced_steps",

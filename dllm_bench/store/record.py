@@ -92,7 +92,7 @@ class SampleRecord:
     cut: dict[str, int]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
     text: str  # the answer, cut
     trace: dict[str, list]  # columns of the forwards
-    counts: Mapping[str, int | None]  # token counts, see `sample_stats.count_sample`
+    counts: Mapping[str, float | None]  # token counts, see `sample_stats.count_sample`
     seconds: float | None  # of decoding; None in a batch
     first_step_s: float | None  # of the first forward, in seconds; None in a batch
     started_at: float  # seconds since the epoch

@@ -21,8 +21,8 @@ def test_counting_a_generation() -> None:
     born = (0, 0, -1, 1, 1, 1, 2, 2, -1, 2)
     forwards = [
         Forward(ForwardKind.PREFILL, 1, 20, 0, ms=1.0),
-        Forward(ForwardKind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2),
-        Forward(ForwardKind.DENOISE, 3, 10, 8, ms=1.0, forced=1),
+        Forward(ForwardKind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2, rows=7.5),
+        Forward(ForwardKind.DENOISE, 3, 10, 8, ms=1.0, forced=1, read_bytes=64, kept_bytes=16),
     ]
     generation = Generation("r", ids, born, {"eos": 4, "length": 10}, Trace(forwards))
     assert count_sample(generation, special) == {
@@ -32,7 +32,9 @@ def test_counting_a_generation() -> None:
         "first_tokens": 2,
         "emitted": 3,
         "forwards": 3,
-        "rows": 20 + 40 + 30,
+        "rows": 20 + 4 * 7.5 + 30,
+        "cache_read": 64,
+        "cache_kept": 16,
         "forced": 3,
         "remasked": 0,
         "idle": 0,

@@ -16,16 +16,19 @@ A = SampleStats(
     allocated=32, committed=30, content=12, emitted=10, forwards=5, rows=200, forced=1,
     seconds=2.0, steps_s=1.6, first_step_s=0.5, truncated=False, empty=False,
     first_tokens=6, idle=1, idle_dinfer=3, baseline_s=3.0, baseline_equal=True, remasked=5,
+    cache_read=900, cache_kept=300,
 )  # fmt: skip
 B = SampleStats(
     allocated=16, committed=16, content=16, emitted=16, forwards=4, rows=64, forced=3,
     seconds=1.0, steps_s=0.9, first_step_s=0.2, truncated=True, empty=False,
     first_tokens=4, idle=0, idle_dinfer=1, baseline_s=2.0, baseline_equal=False,
+    cache_read=100, cache_kept=60,
 )  # fmt: skip
 C = SampleStats(
     allocated=16, committed=8, content=0, emitted=0, forwards=1, rows=16, forced=0,
     seconds=0.6, steps_s=0.5, first_step_s=0.5, truncated=False, empty=True,
     first_tokens=8, idle=0, idle_dinfer=0, baseline_s=0.4, baseline_equal=True,
+    cache_read=0, cache_kept=0,
 )  # fmt: skip
 BY_HAND = {
     "tpf/committed": 59 / 10,
@@ -50,6 +53,8 @@ BY_HAND = {
     "forwards/fast_dllm": 11 / 3,
     "forwards/dinfer": 14 / 3,
     "row_cost": 280 / 26,
+    "cache/bytes_read": 1000 / 10,
+    "cache/bytes_kept": 360 / 3,
     "forced_steps": 4 / 54,
     "empty_rate": 1 / 3,
     "end_only_rate": 1 / 3,
@@ -66,6 +71,7 @@ facts = st.builds(
     first_step_s=st.floats(0.01, 0.5), truncated=st.booleans(), empty=st.booleans(),
     idle=st.integers(0, 9), idle_dinfer=st.integers(0, 9), first_tokens=st.integers(0, 1),
     baseline_s=st.floats(1, 9), baseline_equal=st.booleans(),
+    cache_read=st.integers(0, 999), cache_kept=st.integers(0, 999),
 )  # fmt: skip
 
 
