@@ -7,7 +7,7 @@ slots meet in at least one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -32,6 +32,11 @@ def _rest(index: int, often: int) -> pytest.MarkDecorator:
     return pytest.mark.drill if index % often else pytest.mark.exhaustive
 
 
-def covering_pairs(*slots: Iterable[Any]) -> list[list[Any]]:
-    """Combinations of one value a slot that hold every pair of values at least once."""
-    return list(AllPairs([list(slot) for slot in slots]))
+def covering_pairs(
+    *slots: Iterable[Any], fits: Callable[[Sequence[Any]], bool] | None = None
+) -> list[list[Any]]:
+    """Combinations of one value a slot that hold every pair of values at least once.
+
+    fits: whether the values of the first slots go together; other pairs are left out.
+    """
+    return list(AllPairs([list(slot) for slot in slots], filter_func=fits or (lambda _: True)))
