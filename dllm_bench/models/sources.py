@@ -31,6 +31,7 @@ SHIPPED_MODELS = (
     "tiny-dream-base",
     "tiny-dream-instruct",
     "tiny-dream-long",
+    "tiny-fast-dllm-v2",
     "tiny-llada",
     "tiny-llada-long",
     "tiny-llada-moe",

@@ -1,9 +1,10 @@
 """Turn one embedded model's weights into the start of another whose layout differs.
 
-New words get new rows, key/value heads are repeated, biases dropped, norms per head set to the size
-that the projections give, and an MLP is cut into experts: neurons are ordered by importance, the
-strongest form the shared expert, the others are dealt to the routed experts in turn, some twice
-where there is room. Biases and experts change the function; training makes up for it.
+New words get new rows, key/value heads are repeated, biases dropped or begun at zero, norms per
+head set to the size that the projections give or multiplied into them, and an MLP is cut into
+experts: neurons are ordered by importance, the strongest form the shared expert, the others are
+dealt to the routed experts in turn, some twice where there is room. Biases, dropped norms and
+experts change the function; training makes up for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scripts.embedded.network import Experts, NetworkSizes, Weights
+from scripts.embedded.network import Experts, NetworkSizes, Weights, shapes
 
 COPY_NOISE = 0.05
 """Relative noise on the experts' weights, since a neuron may be dealt to two of them."""
@@ -21,7 +22,9 @@ NEW_ROW_STD = {"wte": 0.1, "head": 0.02}  # as for random weights
 def adapted(weights: Weights, source: NetworkSizes, target: NetworkSizes, seed: int) -> Weights:
     """The weights of a `source` network, fitted to a `target` network."""
     rng = torch.Generator().manual_seed(seed)
-    out = {n: w for n, w in weights.items() if target.qkv_bias or not n.endswith("bias")}
+    wanted = shapes(target)
+    out = {n: w for n, w in weights.items() if n in wanted}
+    out |= {n: torch.zeros(s) for n, s in wanted.items() if n.endswith("bias") and n not in out}
     for name, std in NEW_ROW_STD.items():
         rows = target.vocab_size - source.vocab_size
         new = torch.randn(rows, target.d_model, generator=rng) * std
@@ -31,6 +34,8 @@ def adapted(weights: Weights, source: NetworkSizes, target: NetworkSizes, seed: 
         made = {n: _repeated(block[n], source, target) for n in ("k", "v")}
         if target.qk_norm and not source.qk_norm:
             made |= {f"ln_{n}": _norm_of(block[n], block["ln_1"], target) for n in "qk"}
+        if source.qk_norm and not target.qk_norm:
+            made |= {n: _scaled(made.get(n, block[n]), weights, index, n, target) for n in "qk"}
         if target.experts and index >= target.experts.dense_layers:
             made |= _split(block, target.experts, rng)
         out |= {f"{index}.{name}": weight for name, weight in made.items()}
@@ -48,6 +53,14 @@ def _norm_of(weight: Tensor, ln_H: Tensor, sizes: NetworkSizes) -> Tensor:
     """The weight of a norm per head that keeps the usual size of the projection's output."""
     size = (weight * ln_H).pow(2).sum(1).mean().sqrt()
     return size.expand(sizes.head_dim).clone()
+
+
+def _scaled(weight: Tensor, weights: Weights, index: int, name: str, sizes: NetworkSizes) -> Tensor:
+    """A projection whose heads have the size that the source's norm per head gave them."""
+    heads = weight.view(-1, sizes.head_dim, sizes.d_model)
+    size = (heads * weights[f"{index}.ln_1"]).pow(2).sum(2).mean(1).sqrt()
+    norm_E = weights[f"{index}.ln_{name}"]
+    return (heads * norm_E[:, None] / size[:, None, None]).reshape(weight.shape)
 
 
 def _split(block: Weights, experts: Experts, rng: torch.Generator) -> Weights:

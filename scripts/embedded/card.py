@@ -24,6 +24,7 @@ OBJECTIVES = {
     "edits": "block diffusion, answer only, as `blocks`, in which a share of the masks, drawn for "
     "each row, is filled with tokens of the model's own prediction; the loss asks for the right "
     "token at masked and at filled positions",
+    "complementary": "block diffusion with complementary masks and shifted logits, answer only",
 }
 PROMPTS = {
     "minigsm": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
@@ -40,6 +41,7 @@ AFTER_ANSWER = "- The answer is followed by `<|endoftext|>` to the end of the ge
 CHANGES = {
     ("dream", "llada"): " (biases dropped, key/value heads repeated)",
     ("llada", "llada_moe"): " (norms per head added, each MLP cut into 4 experts of 128 neurons)",
+    ("qwen3", "fast_dllm_v2"): " (norms per head multiplied into q and k, biases begun at zero)",
     ("sdar", "llada2"): " (MLPs but the first cut into a shared and 4 experts of 96 neurons)",
 }
 UNMEASURED = "Not yet measured by decoding; see `training_log.json`."
@@ -75,7 +77,7 @@ def _row(record: RunRecord) -> tuple[str, ...]:
 
 def _settings(decoder: Mapping[str, Any]) -> str:
     """The settings in which the runs of a card differ."""
-    names = (("schedule", "block"), ("select", "tau"), ("explore", "k"))
+    names = (("schedule", "block"), ("select", "tau"), ("explore", "k"), ("cache", "inside"))
     values = ((name, decoder.get(slot, {}).get(name)) for slot, name in names)
     return ", ".join(f"{name} {value}" for name, value in values if value is not None)
 

@@ -1,9 +1,10 @@
 """Write weights in the published checkpoint layouts, and read them back.
 
 LLaDA: `model.transformer.blocks.{i}.…` with config `model_type: llada`. Dream: Qwen2 names with
-q/k/v biases and an untied head, `model_type: Dream`. Qwen3: `model_type: qwen3`, norms per head;
-SDAR and LLaDA-MoE: the same names, every expert a tensor of its own; LLaDA2: q, k and v in one
-tensor. D2F: a peft LoRA adapter. Weights are stored as bf16 safetensors.
+q/k/v biases and an untied head, `model_type: Dream`; Fast-dLLM v2: the same names. Qwen3:
+`model_type: qwen3`, norms per head; SDAR and LLaDA-MoE: the same names, every expert a tensor of
+its own; LLaDA2: q, k and v in one tensor. D2F: a peft LoRA adapter. Weights are stored as bf16
+safetensors.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ LLADA2_BLOCK = QWEN3_BLOCK | {
 NAMES = {
     "llada": (LLADA_TOP, LLADA_BLOCK, "model.transformer.blocks."),
     "dream": (DREAM_TOP, DREAM_BLOCK, "model.layers."),
+    "fast_dllm_v2": (DREAM_TOP, DREAM_BLOCK, "model.layers."),
     "qwen3": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
     "sdar": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
     "llada_moe": (DREAM_TOP, QWEN3_BLOCK, "model.layers."),
@@ -180,6 +182,14 @@ def _dream_config(sizes: NetworkSizes) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _fast_dllm_v2_config(sizes: NetworkSizes) -> dict[str, Any]:
+    own = {
+        "architectures": ["Fast_dLLM_QwenForCausalLM"], "model_type": "Fast_dLLM_Qwen",
+        "bd_size": 32,
+    }  # fmt: skip
+    return _dream_config(sizes) | own
+
+
 def _qwen3_config(sizes: NetworkSizes) -> dict[str, Any]:
     own = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": sizes.head_dim,
@@ -223,7 +233,7 @@ def _llada2_config(sizes: NetworkSizes) -> dict[str, Any]:
 
 CONFIGS = {
     "llada": _llada_config, "dream": _dream_config, "qwen3": _qwen3_config, "sdar": _sdar_config,
-    "llada_moe": _llada_moe_config, "llada2": _llada2_config,
+    "llada_moe": _llada_moe_config, "llada2": _llada2_config, "fast_dllm_v2": _fast_dllm_v2_config,
 }  # fmt: skip
 
 

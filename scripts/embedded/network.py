@@ -91,6 +91,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "llada_moe": {"n_kv_heads": 4, "qk_norm": True, "experts": LLADA_MOE_EXPERTS},
     "llada2": {"n_kv_heads": 2, "qk_norm": True, "experts": LLADA2_EXPERTS},
     "dream": {"n_kv_heads": 2, "qkv_bias": True},
+    "fast_dllm_v2": {"n_kv_heads": 2, "qkv_bias": True},
     "sdar": {"n_kv_heads": 2, "qk_norm": True},
     "qwen3": {"n_kv_heads": 2, "qk_norm": True},
 }

@@ -4,6 +4,7 @@
 diffusion with weights 1/t (LLaDA, Eq. 3, answers only as in its SFT), on whole answers and on
 windows with clean text to the left and masks to the right. `rising`: D2F, mask ratios that rise
 from block to block. `blocks`: block diffusion (SDAR, LLaDA2), all blocks of a text at once.
+`complementary`: the same with shifted logits and every noised row's complement (Fast-dLLM v2).
 `edits` is `blocks` with tokens planted that the model guessed (LLaDA2.1), see `with_guesses`. Each
 returns an `Example`; with `shift=1` row p - 1 predicts position p, as in Dream.
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from scripts.embedded.data import Batch
+from scripts.embedded.data import Batch, join
 
 NEVER = -1e4
 WINDOWS = torch.tensor([1, 2, 4, 8, 16, 32])
@@ -247,13 +248,31 @@ def blocks(
     ratio_BL = torch.where(kind_BL == 2, hard_BL, even_BL)
     noised_BL = torch.where(kind_BL == 1, behind_BL, _uniform(rng, count, length) < ratio_BL)
     noised_BL = noised_BL & near_BL
-    counted_BL = noised_BL * _counts(batch, padding)
-    counted_BJ = torch.zeros(count, number).index_add_(1, block_L, counted_BL)
-    weights_BL = _per_row_mean(counted_BL / counted_BJ[:, block_L].clamp(min=padding))
+    weights_BL = _per_block_mean(noised_BL * _counts(batch, padding), block_L, padding)
     noised_BL, weights_BL = _drill_states(batch, rng, noised_BL, weights_BL)
+    return _twins(batch, vocabulary, noised_BL, weights_BL, size, shift)
+
+
+def _per_block_mean(counted_BL: Tensor, block_L: Tensor, least: float) -> Tensor:
+    """Weights of the mean over a block's counted positions, then over the blocks of a row."""
+    counted_BJ = torch.zeros(len(counted_BL), int(block_L[-1]) + 1)
+    counted_BJ.index_add_(1, block_L, counted_BL)
+    return _per_row_mean(counted_BL / counted_BJ[:, block_L].clamp(min=least))
+
+
+def _twins(
+    batch: Batch, vocabulary: Vocabulary, noised_BL: Tensor, weights_BL: Tensor, size: int,
+    shift: int,
+) -> Example:  # fmt: skip
+    """The example of rows that hold a noised copy and a clean one.
+
+    With shifted logits a block's first position is predicted by the clean copy of the row before.
+    """
+    count, length = noised_BL.shape
     inputs_BL = batch.ids_BL.masked_fill(noised_BL, vocabulary.mask_id)
     flat = weights_BL.reshape(-1).nonzero()[:, 0]
-    rows_N = flat // length * 2 * length + flat % length - shift
+    clean = length * ((flat % length % size == 0) & (shift > 0))
+    rows_N = flat // length * 2 * length + flat % length - shift + clean
     targets_N, weights_N = batch.ids_BL.reshape(-1)[flat], weights_BL.reshape(-1)[flat] / count
     both_BL, twice_L = torch.cat([inputs_BL, batch.ids_BL], 1), torch.arange(length).repeat(2)
     return Example(both_BL, rows_N, targets_N, weights_N, twin_mask(length, size), twice_L)
@@ -270,6 +289,39 @@ def with_guesses(example: Example, guess_N: Tensor, rng: torch.Generator) -> Exa
     inputs = example.inputs_BL.flatten().clone()
     inputs[example.rows_N[planted_N]] = guess_N[planted_N]
     return replace(example, inputs_BL=inputs.view(count, length))
+
+
+def complementary(
+    batch: Batch, vocabulary: Vocabulary, rng: torch.Generator, shift: int, size: int,
+    padding: float = 1.0,
+) -> Example:  # fmt: skip
+    """Block diffusion with complementary masks and shifted logits (Fast-dLLM v2, 2509.26328).
+
+    In 40 % of the blocks a share t ~ U(0, 1) of the positions is masked. The others are states of
+    decoding in sub-blocks, which are ours: the text before a quarter of the block is clean, the
+    share t of the quarter is masked, and so is all behind it. There are twice as many rows as
+    drawn: the second half masks what the first half leaves clean of these positions. A block's
+    first position is never masked, and is scored as the token after a clean block. The loss is the
+    mean over these and the chosen positions, as in `blocks`; what lies behind a quarter is not
+    scored.
+    """
+    count, length = batch.ids_BL.shape
+    number, place_L = -(-length // size), torch.arange(length) % size
+    block_L = torch.arange(length) // size
+    near_BL = _grid(batch)[1] & (block_L[None] <= ((batch.total_B + 1) // size)[:, None])
+    whole_BJ = _uniform(rng, count, number) < 0.4
+    quarter_BJ = torch.randint(4, (count, number), generator=rng) * size // 4
+    begin_BL = quarter_BJ.masked_fill(whole_BJ, 0)[:, block_L]
+    end_BL = (quarter_BJ + size // 4).masked_fill(whole_BJ, size)[:, block_L]
+    part_BL = near_BL & (place_L >= begin_BL) & (place_L < end_BL) & (place_L > 0)
+    behind_BL = near_BL & (place_L >= end_BL)
+    chosen_BL = _uniform(rng, count, length) < _uniform(rng, count, number)[:, block_L]
+    part_BL = torch.cat([part_BL & chosen_BL, part_BL & ~chosen_BL])
+    batch = join([batch, batch])
+    scored_BL = part_BL | (near_BL & (place_L == 0)).repeat(2, 1)
+    weights_BL = _per_block_mean(scored_BL * _counts(batch, padding), block_L, padding)
+    noised_BL, weights_BL = _drill_states(batch, rng, part_BL | behind_BL.repeat(2, 1), weights_BL)
+    return _twins(batch, vocabulary, noised_BL, weights_BL, size, shift)
 
 
 def twin_mask(length: int, size: int) -> Tensor:

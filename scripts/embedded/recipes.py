@@ -20,6 +20,7 @@ DRILL, RECALL = "drill", "recall"
 SHORT = ((64, 0.4), (96, 0.6))
 LONG = ((64, 0.40), (88, 0.22), (112, 0.26), (144, 0.08), (192, 0.04))
 BLOCKWISE = ((72, 0.6), (104, 0.4))
+WHOLE = ((96, 0.7), (128, 0.3))
 CANVAS = ((72, 0.52), (104, 0.32), (144, 0.10), (192, 0.06))
 FULL = ((48, 0.12), (64, 0.30), (88, 0.22), (112, 0.26), (144, 0.06), (192, 0.04))
 STORIES = ((224, 0.5), (304, 0.5))
@@ -45,6 +46,7 @@ SUMS: Shares = (
     ("minigsm", 0.35), ("minicode", 0.12), ("minimath", 0.28), ("miniread", 0.10),
     ("minirule", 0.15),
 )  # fmt: skip
+GSM: Shares = (("minigsm", 0.62), ("minicode", 0.26), (DRILL, 0.12))
 CODE: Shares = (("minicode", 1.0),)
 LINES = ((48, 0.6), (64, 0.4))
 """Row lengths of `miniparallel`; squares fit the longer rows."""
@@ -71,10 +73,10 @@ class Phase:
     prefer_long: bool = True
     """Draw longer rows more often, so that batches hold less EOS."""
     block: int = 0
-    """Block length in `blocks`."""
+    """Block length in `blocks` and `complementary`."""
     padding: float = 1.0
-    """Weight of each EOS after the first in `masked` and `blocks`; below 1 where answers are a
-    small part of a row and would count little."""
+    """Weight of each EOS after the first in `masked`, `blocks` and `complementary`; below 1 where
+    answers are a small part of a row and would count little."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Recipe:
     @property
     def shift(self) -> int:
         """1 for Dream and autoregressive models, which predict position p from row p-1; else 0."""
-        return 1 if self.layout in ("dream", "qwen3") else 0
+        return 1 if self.layout in ("dream", "qwen3", "fast_dllm_v2") else 0
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -212,6 +214,18 @@ RECIPES: dict[str, Recipe] = {
             seed=24,
             pool_size=60_000,
             batch_tokens=2048,
+        ),
+        Recipe(
+            "tiny-fast-dllm-v2",
+            "fast_dllm_v2",
+            (
+                Phase("complementary", 480, 280, 2.5e-3, GSM, lengths=WHOLE, block=32, padding=0.1),
+                Phase("complementary", 320, 260, 2e-3, GSM, lengths=WHOLE, block=32, padding=0.1),
+            ),
+            start="tiny-qwen3",
+            seed=24,
+            pool_size=60_000,
+            batch_tokens=1024,
         ),
         Recipe(
             "tiny-diffucoder",

@@ -256,6 +256,7 @@ def make_example(training: ModelTraining, phase: Phase, rng: torch.Generator) ->
         "rising": objectives.rising,
         "blocks": partial(objectives.blocks, size=phase.block, padding=phase.padding),
         "edits": partial(objectives.blocks, size=phase.block, padding=phase.padding),
+        "complementary": partial(objectives.complementary, size=phase.block, padding=phase.padding),
     }
     return functions[phase.objective](batch, training.vocabulary, rng, shift)
 
@@ -370,7 +371,7 @@ def probe(training: ModelTraining, phase: Phase, trained: network.Weights, task:
     position_L = torch.arange(batch.ids_BL.shape[1])
     hidden_BL = (position_L[None] >= chosen_B[:, None]) & (offset_BL >= 0)
     inputs_BL = batch.ids_BL.masked_fill(hidden_BL, training.vocabulary.mask_id)
-    size = {"causal": 1, "blocks": phase.block, "edits": phase.block}.get(phase.objective)
+    size = 1 if phase.objective == "causal" else phase.block
     bias = objectives.causal_mask(len(position_L), size) if size else None
     weights = effective_weights(training, trained)
     rope = network.rotary(training.sizes, position_L)

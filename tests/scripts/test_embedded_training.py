@@ -195,6 +195,35 @@ def test_blocks_scores_masked_answers_by_their_own_token() -> None:
     assert torch.allclose(sums_B, torch.full_like(sums_B, 1 / len(sums_B)))
 
 
+def test_complementary_rows_mask_each_scored_position_once() -> None:
+    """But for a block's first position, which follows the clean block before it."""
+    batch, vocabulary = _batch(), _vocabulary()
+    rng = torch.Generator().manual_seed(2)
+    example = objectives.complementary(batch, vocabulary, rng, 1, BLOCK)
+    count, length = batch.ids_BL.shape
+    rows_N, columns_N = example.rows_N // (2 * length), example.rows_N % (2 * length)
+    clean_N, at_N = columns_N >= length, columns_N % length + 1
+    assert ((at_N % BLOCK == 0) == clean_N).all() and clean_N.any() and not clean_N.all()
+    assert (batch.ids_BL[rows_N % count, at_N] == example.targets_N).all()
+    masked_BL = example.inputs_BL[:, :length] == vocabulary.mask_id
+    assert masked_BL[rows_N, at_N].equal(~clean_N)
+    asked = [*zip(rows_N[~clean_N].tolist(), at_N[~clean_N].tolist(), strict=True)]
+    once = [(row % count, at) for row, at in asked]
+    assert len(once) == len(set(once)) and {row // count for row, _ in asked} == {0, 1}
+
+
+def test_dropped_norms_keep_the_size_of_a_head() -> None:
+    weights, source = _random("qwen3")
+    target = network.sizes_of_layout("fast_dllm_v2", source.vocab_size)
+    weights |= {n: w * 1.7 for n, w in weights.items() if n.endswith(("ln_q", "ln_k"))}
+    made = adapt.adapted(weights, source, target, 0)
+    assert {n: tuple(w.shape) for n, w in made.items()} == network.shapes(target)
+    for part in "qk":
+        heads = (made[f"1.{part}"] * weights["1.ln_1"]).view(-1, target.head_dim, target.d_model)
+        size = weights[f"1.ln_{part}"].pow(2).mean().sqrt()
+        assert heads.pow(2).sum(2).mean(1).sqrt().mean().item() == pytest.approx(size, rel=0.05)
+
+
 def test_guesses_stand_at_scored_positions_and_are_asked_to_be_right() -> None:
     batch, vocabulary = _batch(count=200), _vocabulary()
     example = objectives.blocks(batch, vocabulary, torch.Generator().manual_seed(2), 0, BLOCK)
@@ -273,7 +302,10 @@ def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float
 
 
 @pytest.mark.parametrize(
-    "name", covering(4, ["tiny-trunk-five", "tiny-llada", "tiny-sdar", "tiny-llada-long"])
+    "name",
+    covering(
+        4, ["tiny-trunk-five", "tiny-llada", "tiny-fast-dllm-v2", "tiny-sdar", "tiny-llada-long"]
+    ),
 )
 def test_a_step_of_a_recipe_lowers_its_loss(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,8 @@ DECODERS: Mapping[str, str] = {"full": "fast_dllm", "block_causal": "d2f", "caus
 
 def _decoder(model: Mapping[str, object]) -> list[str]:
     """The plain decoder of an attention form; blocks of one length have their own."""
+    if model.get("block") and model["shifted"]:
+        return ["decoder=fast_dllm_v2"]
     if model.get("block"):
         return ["decoder=block_diffusion", f"decoder.schedule.block={model['block']}"]
     return [f"decoder={DECODERS[str(model['attention_form'])]}"]
