@@ -77,7 +77,10 @@ class Score(Piece, ABC):
 
 
 class Select(Piece, ABC):
-    """Scores of the winning branch (K = 1) to the positions that are committed."""
+    """Scores of the winning branch (K = 1) to the positions that are committed.
+
+    If the explorer verifies drafts, every branch is given as well; none depends on the others.
+    """
 
     never_stalls: ClassVar[bool] = False  # chooses a position whenever one is masked
     one_per_forward: ClassVar[bool] = False  # commits one token per forward by construction
@@ -173,6 +176,8 @@ class Explore(Piece, ABC):
     """Which candidate states share a forward, and which of them continues."""
 
     explores: ClassVar[bool] = False  # whether a branch other than the base can continue
+    verifies: ClassVar[bool] = False  # branches are drafts of what the base becomes: `rate` gets
+    # them as the selector's next commit leaves them, and none opens a block before the base
 
     @property
     def most_branches(self) -> int:

@@ -152,7 +152,7 @@ class MaskedDecoder(ComposedDecoder):
             ahead = self._score_ahead(logits_KRV, window)
             winner, several = only, branches.branches > 1
             if several:
-                rating_K = self.explore.rate(scores, own_window, own)
+                rating_K = self._rate(own, scores, own_window)
                 winner = self.explore.pick(workers.gather(rating_K))
             workers.keep(kv, plan, winner)
             log.end(plan, branches)
@@ -179,7 +179,7 @@ class MaskedDecoder(ComposedDecoder):
         whole, to_end = self.revise.whole or grows, self.select.reaches_beyond or grows
         longest = max(state.length, state.wanted) if grows else state.length
         tracker = WindowTracker(self.schedule, start, whole, to_end)
-        return tracker, _RoundLog(kv, new_positions=longest - start)
+        return tracker, _RoundLog(kv, longest - start, self.explore.verifies)
 
     def _open_blocks(
         self, branches: DecodeState, tracker: WindowTracker, log: _RoundLog
@@ -210,6 +210,8 @@ class MaskedDecoder(ComposedDecoder):
             index = to_device(kept, masked_KL.device)
             branches, masked_KL = branches.take(index), masked_KL.index_select(0, index)
             progress, opened = [progress[k] for k in kept], [opened[k] for k in kept]
+        if self.explore.verifies:
+            opened = opened[-1:] * len(opened)
         return branches, tracker.move(progress, opened, masked_KL)
 
     def _copy_to_host(
@@ -277,6 +279,14 @@ class MaskedDecoder(ComposedDecoder):
             where_KW = where_KW | beyond_KW
         state.commit(where_KW, ids_KW, window.start)
         return forced
+
+    def _rate(self, branches: DecodeState, scores: Scores, window: Window) -> Tensor:
+        """The explorer's rating (K,); of drafts, with what the selector would commit to them."""
+        if self.explore.verifies:
+            every_K = torch.arange(branches.branches, device=branches.tokens_KL.device)
+            branches = branches.take(every_K)  # a copy
+            self._commit(branches, scores, window)
+        return self.explore.rate(scores, window, branches)
 
     def _choose_rows(self, model: Denoiser, plan: ForwardPlan, window: Window) -> ForwardPlan:
         """The plan, with logits of masked positions only where nothing else is read.
@@ -545,10 +555,12 @@ class _RoundLog:
 
     kv: KVCache
     new_positions: int  # canvas positions behind the prompt
+    verifies: bool  # `Explore.verifies`
     ticks: list[tuple[float, int]] = field(default_factory=list)  # time, masks of the open blocks
     forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)
     used: list[tuple[int, RowWork | None]] = field(default_factory=list)
     """Positions that the cache kept after each forward, and the work of layers that chose rows."""
+    drafts: list[int] = field(default_factory=list)  # draft tokens that the forward verified
     winners: list[int] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
     outcome: tuple[Tensor | None, Tensor | None] | None = None  # last winner and forced; None: 0
@@ -583,6 +595,7 @@ class _RoundLog:
         """Record a forward before it is made: its plan, branches, and positions it reads."""
         cached = plan.cached(min(self.kv.length, branches.length))
         self.forwards.append((plan.kind, branches.branches * copies, plan.fed, cached))
+        self.drafts.append(branches.branches - 1 if self.verifies else 0)
 
     def end(self, plan: ForwardPlan, branches: DecodeState) -> None:
         """Record what the forward left in the cache, and the work of layers that chose rows."""
@@ -607,10 +620,16 @@ class _RoundLog:
 
     def trace(self, span: slice) -> Trace:
         """One row per forward; a round lasts from its copy to the host to the next one."""
-        rows = zip(self.forwards, pairwise(self.ticks), self.winners, self.forced, strict=True)
+        rows = zip(
+            self.forwards, pairwise(self.ticks), self.winners, self.forced, self.drafts, strict=True
+        )
         forwards = [
-            Forward(*forward, 1000 * (after - before), winner, forced, masks)
-            for forward, ((before, masks), (after, _)), winner, forced in rows
+            Forward(
+                *(*forward, 1000 * (after - before), winner, forced, masks),
+                proposed=drafts,
+                accepted=(winner + 1) % (drafts + 1),  # draft j is branch j - 1, the base the last
+            )
+            for forward, ((before, masks), (after, _)), winner, forced, drafts in rows
         ]
         each = self.kv.bytes_per_position
         for index, (kept, work) in enumerate(self.used):

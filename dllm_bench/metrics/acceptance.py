@@ -52,7 +52,7 @@ def rounds_of(trace: Trace, born: Sequence[int]) -> list[Round]:
     new = Counter(born)
     rounds = []
     for index, forward in enumerate(trace.forwards):
-        if forward.kind == ForwardKind.VERIFY:
+        if forward.kind == ForwardKind.VERIFY or forward.proposed:
             ended = new[index] == forward.accepted
             proposed = forward.accepted if ended else forward.proposed
             rounds.append(Round(proposed, forward.accepted, new[index]))
@@ -69,8 +69,12 @@ LOOP = {
 
 
 def speculative_columns(trace: Trace, born: Sequence[int], ids: Sequence[int]) -> dict[str, Any]:
-    """The `SampleStats` columns about drafts of one sample; empty if another loop decoded it."""
+    """The `SampleStats` columns about drafts of one sample; empty if there were none."""
     rows = trace.forwards
+    if any(row.masks and row.proposed for row in rows):  # a masked model that drafts for itself
+        spent_s = sum(row.ms for row in rows if row.proposed) / 1000
+        found = [list(one) for one in rounds_of(trace, born)]
+        return {"rounds": found, **({"verify_s": spent_s} if spent_s else {})}
     if not rows or any(row.kind not in LOOP or row.masks for row in rows):
         return {}
     verified = [(index, row) for index, row in enumerate(rows) if row.kind == ForwardKind.VERIFY]

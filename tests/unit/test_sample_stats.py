@@ -154,6 +154,17 @@ def test_facts_of_drafts() -> None:
     assert spent == {"prefill_s": 0.001, "draft_s": 0.004, "head_s": 0.006, "verify_s": 0.008}
 
 
+def test_drafts_of_a_masked_model_are_rounds_too() -> None:
+    """The first forward of a block verifies nothing; the last one fills the block."""
+    rows = [
+        Forward(ForwardKind.PREFILL, 1, 8, 0, ms=1.0, masks=4),
+        Forward(ForwardKind.DENOISE, 3, 4, 4, ms=2.0, masks=3, winner=2, proposed=2),
+        Forward(ForwardKind.DENOISE, 3, 4, 4, ms=3.0, masks=2, winner=1, proposed=2, accepted=2),
+    ]
+    found = acceptance.speculative_columns(Trace(rows), (0, 1, 2, 2), TEXT[:4])
+    assert found == {"rounds": [[2, 0, 1], [2, 2, 2]], "verify_s": 0.005}
+
+
 def test_the_text_ends_what_can_be_right() -> None:
     trace = draft_trace(((51, 52, 53, 99), 4, 3), ((55, 56, 57, 58), 4, 3))
     found = acceptance.speculative_columns(trace, (0, 3, 3, 3, 3, 6, 6, 6), TEXT)

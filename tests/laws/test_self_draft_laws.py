@@ -1,0 +1,243 @@
+"""Laws of drafts that a masked model makes for itself (FreeDave): when they are lossless, which
+draft continues, what the trace counts.
+
+Decoders are compared with themselves without drafts. The rule that picks a draft is written down a
+second time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request, SpecialTokens
+from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.dual import DualCache
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.decoding.cache.vicinity import VicinityCache
+from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.explore.self_draft import DRAFT, SelfDraft
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.margin import Margin
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.first_of_block import FirstOfBlock
+from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.decoding.stop.eos import Eos
+from dllm_bench.metrics.acceptance import rounds
+from tests.helpers import ROLES, Watched, tiny_denoiser
+from tests.pieces import pieces
+from tests.tiers import covering
+
+REQUESTS = [Request(f"{n}", tuple(range(3, 3 + n)), 32) for n in (1, 8, 11)]
+BASE = MaskedDecoder(Confidence(), TopK(), Blocks(8), DualCache(), SelfDraft(4))
+SPECIAL = SpecialTokens(**ROLES)
+LOSSLESS = {
+    "dual": BASE,
+    "prefix": replace(BASE, cache=PrefixCache()),
+    "prefix, renewed": replace(BASE, cache=PrefixCache(every=1)),
+    "vicinity": replace(BASE, cache=VicinityCache(before=2, after=4, warmup=0)),
+    "none": replace(BASE, cache=NoCache()),
+    "one block": replace(BASE, cache=NoCache(), schedule=Blocks(None)),
+    "absolute blocks": replace(BASE, schedule=Blocks(8, absolute=True, whole=True)),
+    "exact": replace(BASE, cache=BlockCache(), schedule=Blocks(8, sees_future=False)),
+    "approximate": replace(BASE, cache=BlockCache("full"), schedule=Blocks(8, sees_future=False)),
+    "more than a block": replace(BASE, explore=SelfDraft(11)),
+    "two": replace(BASE, explore=SelfDraft(2)),
+    "entropy": replace(BASE, score=NegEntropy()),
+    "margin": replace(BASE, score=Margin()),
+    "Dream": replace(BASE, select=FirstOfBlock(TopK()), explore=SelfDraft(5)),
+    "high threshold": replace(BASE, select=Threshold(1.1)),
+    "guided": replace(BASE, cache=NoCache(), guidance=0.5),
+}
+
+
+@lru_cache
+def model(layout: str, seed: int = 1):
+    return tiny_denoiser(layout, seed=seed)
+
+
+def generate(decoder: MaskedDecoder, request: Request, layout: str, seed: int = 1) -> Generation:
+    return decoder.generate(model(layout, seed), request)
+
+
+def without(decoder: MaskedDecoder) -> MaskedDecoder:
+    """The decoder that makes no drafts."""
+    return replace(decoder, explore=Greedy())
+
+
+@pytest.mark.parametrize(("name", "layout"), covering(3, product(LOSSLESS, ("llada", "dream"))))
+def test_one_token_per_step_is_lossless(name: str, layout: str) -> None:
+    decoder, saved = LOSSLESS[name], 0
+    for seed in (1, 2):
+        for request in REQUESTS:
+            fast = generate(decoder, request, layout, seed)
+            slow = generate(without(decoder), request, layout, seed)
+            assert fast.ids == slow.ids
+            assert len(fast.trace) <= len(slow.trace)
+            saved += len(slow.trace) - len(fast.trace)
+    assert saved > 0, "no draft was accepted"
+
+
+@pytest.mark.parametrize("stop", [Eos(), Eos("token")], ids=str)
+def test_a_text_that_ends_is_the_same_up_to_its_end(stop: Eos) -> None:
+    """Drafts may commit what lies behind the end token in the forward that commits it."""
+    decoder = replace(BASE, stop=stop)
+    for request in REQUESTS:
+        ending = len(request.prompt_ids) + 13
+        fast, slow = (
+            one.generate(Watched(model("llada"), ending), request)
+            for one in (decoder, without(decoder))
+        )
+        end = slow.cut["eos"]
+        assert fast.cut["eos"] == end < 32
+        assert fast.ids[:end] == slow.ids[:end]
+
+
+@pytest.mark.parametrize("select", [TopK(), Threshold(0.3), TopK(3)], ids=str)
+def test_no_drafts_are_no_lookahead(select: Select) -> None:
+    decoder = replace(BASE, explore=SelfDraft(1), select=select)
+    for request in REQUESTS:
+        one, other = (generate(d, request, "llada") for d in (decoder, without(decoder)))
+        assert (one.ids, one.born) == (other.ids, other.born)
+        assert {forward.branches for forward in one.trace.forwards} == {1}
+
+
+@pytest.mark.parametrize("name", ["dual", "prefix", "exact", "more than a block"])
+def test_a_batch_decodes_what_each_request_alone_does(name: str) -> None:
+    decoder = LOSSLESS[name]
+    batched = {g.request_id: g for g in decoder.generate_stream(model("dream"), REQUESTS, 3)}
+    for request in REQUESTS:
+        alone, found = generate(decoder, request, "dream"), batched[request.id]
+        assert (found.ids, found.born) == (alone.ids, alone.born)
+        assert found.ids == generate(without(decoder), request, "dream").ids
+
+
+@pytest.mark.parametrize("select", [TopK(), Threshold(0.3)], ids=str)
+def test_a_forward_commits_what_it_verified_and_its_own(select: Select) -> None:
+    decoder, depths = replace(BASE, select=select), set()
+    for request in REQUESTS:
+        found = generate(decoder, request, "llada")
+        forwards = found.trace.forwards
+        for index, forward in enumerate(forwards):
+            new = found.born.count(index)
+            assert forward.proposed == forward.branches - 1
+            assert forward.accepted <= forward.proposed
+            filled = forward.accepted == forward.masks
+            assert new == forward.accepted if filled else new > forward.accepted
+            depths.add(forward.accepted)
+        several = [forward for forward in forwards if forward.branches > 1]
+        assert len(rounds(found)) == len(several) < len(forwards)
+        assert sum(made.accepted for made in rounds(found)) == sum(f.accepted for f in several)
+    assert len(depths) > 2
+
+
+def test_a_draft_that_fills_the_block_opens_no_other() -> None:
+    watched = Watched(model("llada"))
+    BASE.generate(watched, REQUESTS[2])
+    widths = {plan.rows[1] - plan.rows[0] for plan in watched.plans}
+    full = [(canvas != SPECIAL.mask).all(1).tolist() for canvas in blocks_fed(watched)]
+    assert widths == {8}
+    assert any(full_K.count(True) == 1 and full_K[-1] is False for full_K in full)
+
+
+def blocks_fed(watched: Watched) -> list[Tensor]:
+    """The open block of every forward, (K, P)."""
+    pairs = zip(watched.canvases, watched.plans, strict=True)
+    return [canvas_KL[:, slice(*plan.rows)] for canvas_KL, plan in pairs]
+
+
+def chain(drafts: list[dict[int, int]], targets: list[dict[int, int]]) -> int:
+    """The draft that continues: position -> token of what is filled, beyond the block's old state.
+
+    From draft 0, the last draft whose tokens are all in the target of the one reached follows it.
+    """
+    reached = 0
+    while True:
+        later = range(reached + 1, len(drafts))
+        agreeing = [j for j in later if drafts[j].items() <= targets[reached].items()]
+        if not agreeing:
+            return reached
+        reached = agreeing[-1]
+
+
+@st.composite
+def drafted(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+    """Places and tokens of up to 6 drafts of 7 positions, and targets, which hold 1 at a mask."""
+    masks = draw(st.integers(1, 6))
+    place_D = torch.tensor(draw(st.permutations(range(7)))[:6])
+    ids_D = torch.tensor(draw(st.lists(st.integers(2, 4), min_size=6, max_size=6)))
+    target_KW = torch.ones(masks + 1, 7, dtype=torch.long)
+    for k in range(masks + 1):
+        target_KW[k, place_D[:k]] = ids_D[:k]
+        for d in range(k, 6):
+            choice = draw(st.sampled_from((int(ids_D[d]), int(ids_D[d]), 1, 5)))
+            target_KW[k, place_D[d]] = choice
+    ids_D[masks:] = -1
+    return place_D, ids_D, target_KW
+
+
+@given(drafted())
+def test_the_deepest_draft_of_the_chain_continues(made: tuple[Tensor, Tensor, Tensor]) -> None:
+    place_D, ids_D, target_KW = made
+    branches, ids = len(target_KW), ids_D[ids_D >= 0].tolist()
+    order_K = torch.arange(1, branches + 1) % branches  # the base, draft 0, is the last branch
+    state = DecodeState(target_KW[order_K], torch.zeros_like(target_KW).int(), 0, SPECIAL)
+    state.memo[DRAFT] = torch.stack([place_D, ids_D]).expand(branches, -1, -1)
+    explore, eligible_KW = SelfDraft(7), torch.ones(branches, 7, dtype=torch.bool)
+    scores = Scores(target_KW, target_KW.float(), target_KW.float())
+    rating_K = explore.rate(scores, Window(0, 7, 7, 0, 7, 0, eligible_KW), state)
+    filled = list(zip(place_D.tolist(), ids, strict=False))
+    drafts = [dict(filled[:k]) for k in range(branches)]
+    targets = [dict(enumerate(target_W.tolist())) for target_W in target_KW]
+    assert int(order_K[explore.pick(rating_K)]) == chain(drafts, targets)
+    assert explore.valid(state) == branches - 1
+
+
+def chosen(select: Select, scores: Scores, window: Window, state: DecodeState) -> list[Tensor]:
+    """What a selector commits, and what it would if it chose nothing."""
+    where_KW = select(scores, window, state) & window.eligible_KW
+    return [where_KW, *select.on_stall(scores, window, state)]
+
+
+@pytest.mark.parametrize("name", pieces("select"))
+def test_selectors_choose_in_each_branch_by_its_scores(name: str) -> None:
+    """Drafts are verified by what the selector does in every branch at once."""
+    select, generator = pieces("select")[name], torch.Generator().manual_seed(0)
+    masked_KW = torch.rand(3, 8, generator=generator) < 0.7
+    values = torch.rand(4, 3, 8, generator=generator)
+    scores = Scores(
+        torch.randint(0, 80, (3, 8), generator=generator),
+        *values[:2],
+        neg_entropy_KW=-values[2],
+        answer_gap_K=values[3, :, 0],
+        divergence_KWH=values.permute(1, 2, 0),
+    )
+    tokens_KW = torch.where(masked_KW, SPECIAL.mask, scores.ids_KW)
+    state = DecodeState(tokens_KW, torch.where(masked_KW, -1, 0).int(), 0, SPECIAL, forwards=1)
+    state.reference_KL = torch.randint(0, 80, (3, 8), generator=generator)
+    window = Window(0, 8, 8, 0, 8, 0, masked_KW)
+    together = chosen(select, scores, window, state.take(torch.arange(3)))
+    for k in map(torch.tensor, range(3)):
+        alone = chosen(select, scores.pick(k), window.pick(k), state.pick(k))
+        for one, all_ in zip(alone, together, strict=True):
+            assert torch.equal(one[0], all_[k])
+
+
+def test_a_base_alone_is_needed() -> None:
+    with pytest.raises(DllmBenchError, match="draft_steps is 0; give 1 or more"):
+        SelfDraft(0)
