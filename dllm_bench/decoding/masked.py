@@ -256,7 +256,7 @@ class MaskedDecoder(ComposedDecoder):
             plan = replace(plan, alone=branches.wanted)
         ahead = self.stop.reads_ahead or self.score.reads_ahead or self.smoothing > 0
         if plan.sets is None and ahead:
-            plan = replace(plan, rows=(plan.rows[0], plan.feed[1]))
+            plan = replace(plan, rows=(plan.rows[0], max(plan.rows[1], plan.feed[1])))
         if self.revise.shadow:
             plan = replace(plan, shadow=(window.start, window.stop))
         return plan
