@@ -36,6 +36,7 @@ SHIPPED_MODELS = (
     "tiny-llada-long",
     "tiny-llada-moe",
     "tiny-llada2",
+    "tiny-llada21",
     "tiny-qwen3",
     "tiny-sdar",
 )

@@ -5,10 +5,11 @@ Training writes the card without scores (`write`); `measured` adds them later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.metrics.accuracy import paired_interval
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.store.record import RunRecord
 from dllm_bench.training import cards
@@ -51,6 +52,11 @@ Sealed runs of `dllm-bench run` on the test split: {tokens} new tokens, greedy, 
 Brackets hold 95 % Wilson intervals, `tpf/emitted` counts tokens before the end of the text per
 forward. minicode is right when every base and extra input gives the reference's result."""
 
+GAINS_NOTE = """\
+Gain of editing: score with edits minus score without (`decoder/revise=none`) on the same items,
+with its exact 95 % interval."""
+UNREVISED = "+revise.none"
+
 
 def write(folder: Path, recipe: Recipe, wall_s: float) -> None:
     """Write CARD.md, with no scores yet."""
@@ -63,7 +69,31 @@ def measured(card: str, records: Sequence[RunRecord]) -> str:
     rows = sorted(_row(record) for record in records)
     note = MEASURED_NOTE.format(tokens=records[0].spec.benchmark["max_new_tokens"])
     titles = ("task", "decoder", "settings", "n", "score %", "tpf/emitted", "run")
-    return "\n".join([head, "", note, "", cards.table(titles, rows), ""])
+    parts = [note, cards.table(titles, rows)]
+    if gains := sorted(_gains(records)):
+        parts += [GAINS_NOTE, cards.table(("task", "settings", "n", "gain, points"), gains)]
+    return "\n\n".join([head, *parts]) + "\n"
+
+
+def _gains(records: Sequence[RunRecord]) -> Iterator[tuple[str, ...]]:
+    """A row for each pair of runs that differ in nothing but whether tokens are edited."""
+    plain = {_without_revision(r): r for r in records if r.spec.label.endswith(UNREVISED)}
+    for record in records:
+        other = plain.get(_without_revision(record))
+        if other is None or other is record:
+            continue
+        pairs = [(value, other.values[item]) for item, value in record.values.items()]
+        gained, lost = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+        low, high = (100 * end for end in paired_interval(gained, lost, len(pairs)))
+        gain = f"{100 * (gained - lost) / len(pairs):+.1f} [{low:+.1f}, {high:+.1f}]"
+        settings = _settings(record.spec.decoder)
+        yield str(record.spec.benchmark["name"]), settings, str(len(pairs)), gain
+
+
+def _without_revision(record: RunRecord) -> tuple[str, str]:
+    """What a pair of runs with and without revision has in common."""
+    decoder = {slot: piece for slot, piece in record.spec.decoder.items() if slot != "revise"}
+    return str(record.spec.benchmark), str(decoder | {"name": None})
 
 
 def _row(record: RunRecord) -> tuple[str, ...]:
@@ -77,9 +107,18 @@ def _row(record: RunRecord) -> tuple[str, ...]:
 
 def _settings(decoder: Mapping[str, Any]) -> str:
     """The settings in which the runs of a card differ."""
-    names = (("schedule", "block"), ("select", "tau"), ("explore", "k"), ("cache", "inside"))
-    values = ((name, decoder.get(slot, {}).get(name)) for slot, name in names)
-    return ", ".join(f"{name} {value}" for name, value in values if value is not None)
+    names = (
+        ("schedule", "block"), ("select", "tau"), ("explore", "k"), ("cache", "inside"),
+        ("revise", "tau"),
+    )  # fmt: skip
+    chosen = dict(decoder)
+    chosen["select"] = {**chosen.get("select", {}), **chosen.get("select", {}).get("first", {})}
+    values = ((slot, name, chosen.get(slot, {}).get(name)) for slot, name in names)
+    return ", ".join(
+        f"{'edits above' if slot == 'revise' else name} {value}"
+        for slot, name, value in values
+        if value is not None
+    )
 
 
 def render(recipe: Recipe, wall_s: float) -> str:

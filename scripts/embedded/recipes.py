@@ -209,7 +209,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tiny-llada21",
             "llada2",
-            (Phase("edits", 800, 600, 1.5e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),),
+            (Phase("edits", 400, 200, 1.5e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),),
             start="tiny-llada2",
             seed=24,
             pool_size=60_000,

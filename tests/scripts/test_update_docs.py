@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from dllm_bench.metrics.accuracy import paired_interval
 from dllm_bench.paths import assets_dir
 from scripts import update_docs
 from scripts.embedded import card
@@ -70,3 +73,18 @@ def test_a_card_keeps_its_text_and_lists_the_runs() -> None:
     )
     assert row in written
     assert card.measured(written, [record_of(spec, right=11, n=20)]) == written
+
+
+def test_a_card_says_what_editing_gains_on_the_same_items() -> None:
+    edits = spec_of(compose(["model=tiny", "benchmark=quiz", "decoder=llada21", "hardware=cpu"]))
+    edits.benchmark.update(max_new_tokens=64)
+    pieces = {"schedule": {"block": 32}, "select": {"first": {"tau": 0.5}}}
+    edits = replace(edits, decoder={**pieces, "revise": {"tau": 0.9}})
+    plain = replace(edits, decoder={**pieces, "revise": {}}, label="llada21+revise.none")
+    text = (assets_dir() / "tiny-llada" / "CARD.md").read_text()
+    records = [record_of(edits, right=16, n=20), record_of(plain, right=6, n=20)]
+    low, high = (100 * end for end in paired_interval(10, 0, 20))
+    row = f"| quiz | block 32, tau 0.5, edits above 0.9 | 20 | +50.0 [{low:+.1f}, {high:+.1f}] |"
+    assert low > 0
+    assert row in card.measured(text, records)
+    assert card.GAINS_NOTE not in card.measured(text, records[:1])
