@@ -57,9 +57,10 @@ def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, HasNoEffect]:
     slots = ("explore", "cache", "stop", "revise")
     explore, cache, stop, revise = (_class_of(decoder, slot) for slot in slots)
     if explore is not None and explore.explores:
-        checks["decoder.explore"] = _base_always_wins
+        copies = 2 if decoder.get("guidance") else 1
+        checks["decoder.explore"] = lambda sample: _base_always_wins(sample, copies)
     if cache is not None and cache.caches:
-        checks["decoder.cache"] = lambda sample: not any(sample.trace["cached"])
+        checks["decoder.cache"] = _reads_nothing
     if stop is not None and stop.stops_on_end_token is True:  # rules that combine others vary
         checks["decoder.stop"] = lambda sample: "eos" not in sample.cut
     if revise is not None and revise.revises:
@@ -77,6 +78,13 @@ def _class_of(decoder: Mapping[str, Any], slot: str) -> Any:
     return None
 
 
-def _base_always_wins(sample: SampleRecord) -> bool:
+def _reads_nothing(sample: SampleRecord) -> bool:
+    """Whether no forward read from the cache: no position, and no byte where those are stored."""
     forwards = Trace.from_columns(sample.trace).forwards
-    return all(forward.winner == forward.branches - 1 for forward in forwards)
+    return not any(forward.cached or forward.read_bytes for forward in forwards)
+
+
+def _base_always_wins(sample: SampleRecord, copies: int) -> bool:
+    """copies: of each branch, in a forward; 2 under guidance."""
+    forwards = Trace.from_columns(sample.trace).forwards
+    return all(forward.winner == forward.branches // copies - 1 for forward in forwards)

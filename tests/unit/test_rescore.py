@@ -262,6 +262,30 @@ def test_branches_that_never_win_are_named(tmp_path: Path) -> None:
     assert settings_without_effect(asked, samples)["decoder.explore"] == 1
 
 
+def test_branches_are_counted_once_under_guidance(tmp_path: Path) -> None:
+    """The forward has each branch twice; branch 0 of two is not the base."""
+    store, record = made(tmp_path)
+    decoder = {"explore": EXPLORE, "guidance": 1.5}
+    asked = fakes.spec(6, benchmark={**MINIGSM, "chat": True}, decoder=decoder)
+    for winner, share in ([1, 1, 1], 1), ([1, 0, 1], None):
+        samples = [
+            replace(sample, trace={**sample.trace, "branches": [4, 4, 4], "winner": winner})
+            for sample in read_samples(store.path(record.spec)).values()
+        ]
+        assert settings_without_effect(asked, samples).get("decoder.explore") == share
+
+
+def test_a_cache_that_gives_bytes_of_positions_that_are_fed_has_an_effect(tmp_path: Path) -> None:
+    """dLLM-Cache feeds every position and reads outputs of layers."""
+    store, record = made(tmp_path)
+    decoder = {"cache": {"_target_": "cache.dllm_cache"}}
+    asked = fakes.spec(6, benchmark={**MINIGSM, "chat": True}, decoder=decoder)
+    samples = list(read_samples(store.path(record.spec)).values())
+    assert settings_without_effect(asked, samples)["decoder.cache"] == 1
+    samples = [replace(s, trace={**s.trace, "read_bytes": [0, 8, 8]}) for s in samples]
+    assert "decoder.cache" not in settings_without_effect(asked, samples)
+
+
 def test_a_text_of_end_tokens_is_told_from_a_blank_one(tmp_path: Path) -> None:
     store, record = made(tmp_path)
     samples = list(read_samples(store.path(record.spec)).values())
