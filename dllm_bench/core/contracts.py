@@ -8,7 +8,7 @@ forward, `Score` reads its logits, `Explore` picks a branch, `Select` chooses wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
@@ -304,6 +304,7 @@ class Cache(Piece, ABC):
     caches: ClassVar[bool] = True  # whether forwards read keys and values of earlier ones
     leaves_masks_out: ClassVar[bool] = False  # whether forwards may predict some masks only
     over_spans: ClassVar[bool] = True  # whether its plans name spans alone
+    reads_ahead: ClassVar[bool] = False  # `note` gets scores of what lies behind the window too
 
     def grid(self, block: int) -> int:
         """Reused spans are multiples of this many positions; `block` is the schedule's."""
@@ -312,6 +313,19 @@ class Cache(Piece, ABC):
     def on_host(self, branches: DecodeState) -> Tensor | None:
         """What `plan` reads on the host as `DecodeState.host_L`, integers (L,); None: nothing."""
         return None
+
+    def note(
+        self,
+        scores: Scores,
+        ahead: Sequence[Scores],
+        window: Window,
+        state: DecodeState,
+        kv: KVCache,
+    ) -> None:
+        """Remember what later plans need of a forward, after its commit and revision.
+
+        Positions that it has committed are those with `born_KL` = `state.forwards`.
+        """
 
     @abstractmethod
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:

@@ -7,7 +7,7 @@ A decoder says in a plan which positions a forward feeds, sees and keeps. How th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -36,15 +36,20 @@ class PositionSets:
     scored_M: Tensor | None = None
     """Where masks are left out: the masks that a fed position predicts, as indices into
     `ForwardPlan.rows`. No other mask is committed. None: every mask is predicted."""
+    counts_rest: bool = field(default=False, kw_only=True)
+    """Whether other masks may be committed too, by logits of 0 (d2Cache, released)."""
 
 
-class KeyChoice(Protocol):
-    """A rule by which every layer chooses positions in a forward that feeds [0, X)."""
+class AttentionProbe(Protocol):
+    """A function of the queries and keys of every layer."""
 
-    def __call__(self, query_AXE: Tensor, key_GXE: Tensor) -> Tensor:
-        """Chosen positions (C,), ascending, as many in every layer.
+    def __call__(
+        self, query_AFE: Tensor, key_GXE: Tensor, scaling: float, mask_11FX: Tensor | None, /
+    ) -> Tensor:
+        """A tensor of one shape in all layers, such as the positions that a layer keeps (C,).
 
-        Of the rotated queries of A heads and keys of G heads, each E wide.
+        Of the rotated queries of A heads at the F fed positions and the keys of G heads at the X
+        that are read or fed, in this order, each E wide; scale and additive mask of their products.
         """
 
 
@@ -105,7 +110,7 @@ class ForwardPlan:
     sets: PositionSets | None = None  # positions in place of the spans `feed` and `store`, for one
     # branch with full attention; rows that no fed position predicts have logits of 0
     added_KFH: Tensor | None = None  # added to the embeddings of the fed positions; None: nothing
-    choose: KeyChoice | None = None  # makes `KVCache.chosen`; only with sets that feed [0, X)
+    probe: AttentionProbe | None = None  # makes `KVCache.probed`; only with sets
     recompute: RowChoice | None = None  # for one branch that feeds [0, X), stores it and has full
     # attention, and a model that `chooses_rows`; None: every layer computes all that is fed
 
@@ -168,8 +173,8 @@ class KVCache(Protocol):
         """Store the K/V that the last forward computed for `branch` (0-d int64) at `plan.store`."""
 
     @property
-    def chosen(self) -> Tensor | None:
-        """What the layers chose in the last forward with `plan.choose`, (N, C); N layers."""
+    def probed(self) -> Tensor | None:
+        """What `plan.probe` gave in each of N layers of the last forward that had one, (N, ...)."""
 
     @property
     def bytes_per_position(self) -> int:
@@ -181,6 +186,9 @@ class KVCache(Protocol):
 
     def predicting(self, where_KL: Tensor) -> Tensor:
         """The rows that predict the positions `where`, bool (K, L)."""
+
+    def predicted(self, rows_KL: Tensor) -> Tensor:
+        """The positions that `rows` predict, bool (K, L)."""
 
     def crop(self, length: int) -> None:
         """Forget the keys and values of positions at and beyond `length`."""

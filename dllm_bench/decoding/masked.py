@@ -35,7 +35,7 @@ from dllm_bench.core.decoder import ComposedDecoder
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache, RowWork
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import EndTokens, Generation, Request, cut_reasons
+from dllm_bench.core.request import EndTokens, Generation, Request, SpecialTokens, cut_reasons
 from dllm_bench.core.state import CUT, MASKED, DecodeState
 from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import to_device
@@ -140,10 +140,7 @@ class MaskedDecoder(ComposedDecoder):
             own, own_window, plan = workers.divide(branches, window, plan)
             plan = with_expected(self._choose_rows(model, plan, own_window), own)
             logits_KRV = yield from guided_forward(own, plan, kv, self.guidance)
-            if self.forbid_mask:
-                forbid(logits_KRV, [model.special.mask])
-            if self.forbid:
-                forbid(logits_KRV, model.special.named(self.forbid))
+            forbid(logits_KRV, self._forbidden(model.special))
             logits_KRV, read_KWV = without_shadow(logits_KRV, plan, own_window)
             if self.smoothing:
                 remember_expected(model, logits_KRV, plan, own, self.smoothing)
@@ -166,6 +163,7 @@ class MaskedDecoder(ComposedDecoder):
             if revision is not None:
                 state.revise(*revision, start=window.start)
                 log.canvases.append((state.tokens_KL[-1].clone(), state.born_KL[-1].clone()))
+            self.cache.note(scores, ahead, window, state, kv)
             state.forwards += 1
             log.outcome = winner if several else None, forced
             log.cut = self._shorten(state, window, scores, *ahead)
@@ -180,6 +178,11 @@ class MaskedDecoder(ComposedDecoder):
         longest = max(state.length, state.wanted) if grows else state.length
         tracker = WindowTracker(self.schedule, start, whole, to_end)
         return tracker, _RoundLog(kv, longest - start, self.explore.verifies)
+
+    def _forbidden(self, special: SpecialTokens) -> list[int]:
+        """Tokens that are taken out of the model's distribution."""
+        mask = [special.mask] if self.forbid_mask else []
+        return [*mask, *(special.named(self.forbid) if self.forbid else ())]
 
     def _open_blocks(
         self, branches: DecodeState, tracker: WindowTracker, log: _RoundLog
@@ -297,6 +300,8 @@ class MaskedDecoder(ComposedDecoder):
             return plan
         if not ((self.score.costly or model.vocab_size >= LARGE) and self._reads_masked_only):
             return plan
+        if plan.rows[1] > window.stop or (plan.sets is not None and plan.sets.counts_rest):
+            return plan
         if plan.sets is not None and plan.sets.scored_M is not None:
             return replace(plan, only_M=plan.sets.scored_M)
         eligible_X = window.eligible_KW.flatten().byte()
@@ -330,8 +335,8 @@ class MaskedDecoder(ComposedDecoder):
         return without_unfed(scores, plan, branches.special.mask)
 
     def _score_ahead(self, logits_KRV: Tensor, window: Window) -> list[Scores]:
-        """Scores of what was fed behind the window, if the stop rule reads them."""
-        if not self.stop.reads_ahead:
+        """Scores of what was fed behind the window, if the stop rule or the cache reads them."""
+        if not (self.stop.reads_ahead or self.cache.reads_ahead):
             return []
         ids_KX, probability_KX = top1(logits_KRV[:, window.width :])
         return [Scores(ids_KX, probability_KX, probability_KX)]
@@ -409,7 +414,7 @@ def check_rows(score: Score, cache: Cache) -> None:
 
 def without_unfed(scores: Scores, plan: ForwardPlan, mask: int) -> Scores:
     """The scores, in which masks that the forward left out come last and stay masks."""
-    if plan.sets is None or plan.sets.scored_M is None:
+    if plan.sets is None or plan.sets.scored_M is None or plan.sets.counts_rest:
         return scores
     unfed_W = torch.ones_like(scores.ids_KW[0], dtype=torch.bool)
     unfed_W = unfed_W.index_fill_(0, plan.sets.scored_M, False)

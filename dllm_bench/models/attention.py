@@ -257,9 +257,10 @@ def attend_per_request(
     eager = sys.modules[type(module).__module__].eager_attention_forward
     one: AttentionFunction = ALL_ATTENTION_FUNCTIONS.get_interface(mask.attention, eager)
     queries = split_requests(query_1ANE, mask.requests)
-    for request, query, key in zip(mask.requests, queries, keys, strict=True):
-        if request.plan.choose is not None:
-            request.kv.choices.append(request.plan.choose(query[0], key[0]))
+    for request, query, key, own in zip(mask.requests, queries, keys, mask.masks, strict=True):
+        if request.plan.probe is not None:
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            request.kv.probes.append(request.plan.probe(query[0], key[0], scale, own))
     attended = [
         one(module, *each, dropout=dropout, scaling=scaling)[0].flatten(0, 1)
         for each in zip(queries, keys, values, mask.masks, strict=True)

@@ -159,7 +159,7 @@ class PositionCache(Cache):
         self.features: Tensor | None = None
         self._held: tuple[ForwardPlan, Tensor] | None = None
         self._boundary: dict[int, Tensor] = {}
-        self.choices: list[Tensor] = []  # of each layer, by the last plan with `choose`
+        self.probes: list[Tensor] = []  # of each layer, by the last plan with `probe`
         self.work: RowWork | None = None  # of the last forward, if each layer chose its rows
 
     @property
@@ -168,15 +168,15 @@ class PositionCache(Cache):
         return self._length
 
     @property
-    def chosen(self) -> Tensor | None:
-        """What the layers chose in the last forward with `plan.choose`, (N, C)."""
-        return torch.stack(self.choices) if self.choices else None
+    def probed(self) -> Tensor | None:
+        """What `plan.probe` gave in each layer of the last forward that had one, (N, ...)."""
+        return torch.stack(self.probes) if self.probes else None
 
     def begin(self, plan: ForwardPlan, canvas: int) -> None:
         """Prepare for the forward of `plan`: it sees cached positions outside of the fed span."""
         self._held = self.features = None
-        if plan.choose is not None:
-            self.choices = []
+        if plan.probe is not None:
+            self.probes = []
         self.work = None
         if plan.recompute is not None:
             self.spans = ()
@@ -255,6 +255,12 @@ class PositionCache(Cache):
         if not self.shifted:
             return where_KL
         return torch.nn.functional.pad(where_KL[:, 1:], (0, 1))
+
+    def predicted(self, rows_KL: Tensor) -> Tensor:
+        """The positions that `rows` predict, bool (K, L)."""
+        if not self.shifted:
+            return rows_KL
+        return torch.nn.functional.pad(rows_KL[:, :-1], (1, 0))
 
     def crop(self, length: int) -> None:
         """Forget the keys and values of positions at and beyond `length`."""

@@ -106,7 +106,7 @@ class TransformerDenoiser(Denoiser):
         """
         kv = as_position_cache(kv)
         fed_KF = self._begin(tokens_KL, plan, kv)
-        if plan.choose is not None:  # only attention per request sees the queries
+        if plan.probe is not None:  # only attention per request sees the queries
             (hidden_KFH,) = self._layers_of_batch([fed_KF], [plan], [kv])
         elif plan.recompute is not None:
             hidden_KFH = self._layers_of_rows(fed_KF, plan, kv)
@@ -374,7 +374,7 @@ class TransformerDenoiser(Denoiser):
         behind = last - first + 1  # this place and place 0 take what is not wanted
         place_F = (feed_F + int(self.shifted) - first + 1).clamp(0, behind)
         rows_KXH = hidden_KFH.new_zeros(len(hidden_KFH), behind + 1, hidden_KFH.shape[2])
-        if self.shifted:
+        if self.shifted and plan.sets is not None and plan.sets.scored_M is None:
             rows_KXH[:, 1] = kv.boundary_of_sets(plan, hidden_KFH[0])
         return rows_KXH.index_copy_(1, place_F, hidden_KFH)[:, 1:-1]
 

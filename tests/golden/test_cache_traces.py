@@ -20,6 +20,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.d2 import D2Cache
 from dllm_bench.decoding.cache.dkv import DKVCache
 from dllm_bench.decoding.cache.dkv_greedy import DKVGreedyCache
 from dllm_bench.decoding.cache.dllm_cache import DLLMCache, MostChanged
@@ -35,14 +36,17 @@ from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.daedal import Daedal
 from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
 from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.density import Density
 from dllm_bench.decoding.score.margin import Margin
 from dllm_bench.decoding.score.mask_last import MaskLast
 from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.best import Best
 from dllm_bench.decoding.select.drawn import Drawn
 from dllm_bench.decoding.select.epsilon import Epsilon
 from dllm_bench.decoding.select.first_of_block import FirstOfBlock
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.decoding.select.union import Union
 from dllm_bench.decoding.stop.eos import Eos
 from tests.helpers import Watched, golden_dir, load_denoiser
 
@@ -381,3 +385,30 @@ def test_fast_dllm_v2_in_batches() -> None:
             assert not differs or case["params"]["use_block_cache"]
             coupled += differs
     assert coupled <= 1
+
+
+def d2(params: dict) -> MaskedDecoder:
+    """The released quirks are on."""
+    score, select = SCORES[params["alg"]](), Best(params["num_transfer_tokens"])
+    cache = D2Cache(
+        params["current_k"],
+        params["rollout_p"],
+        params["sigma"],
+        params["inflate_w"],
+        released=True,
+    )
+    return MaskedDecoder(
+        Density(score, params["decode_sigma"]) if params["decode_sigma"] else score,
+        Union(Threshold(params["threshold"]), select) if params["threshold"] else select,
+        Blocks(params["block_length"]),
+        cache,
+        forbid_mask=False,
+    )
+
+
+def test_d2cache() -> None:
+    for case in cases("d2cache"):
+        generation, model = replay(case, d2(case["params"]))
+        assert list(generation.ids) == case["output"]
+        assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+        assert fed(model) == recorded_fed(case)

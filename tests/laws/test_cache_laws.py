@@ -23,6 +23,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.block import BlockCache
+from dllm_bench.decoding.cache.d2 import D2Cache
 from dllm_bench.decoding.cache.dkv import DKVCache
 from dllm_bench.decoding.cache.dkv_greedy import DKVGreedyCache
 from dllm_bench.decoding.cache.dllm_cache import DLLMCache, MostChanged
@@ -41,6 +42,9 @@ from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.credit import Credit
+from dllm_bench.decoding.score.density import Density, density
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.select.best import Best
 from dllm_bench.decoding.select.drawn import Drawn
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
@@ -471,6 +475,7 @@ def test_a_forward_behind_the_cache_reads_one_buffer_and_joins_nothing() -> None
 
 
 GREEDY = replace(BASE, select=Drawn(), cache=DKVGreedyCache(every=3, window=2))
+D2 = replace(BASE, select=Best(1), cache=D2Cache(current=3, rollout=0.2, inflate=2))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
@@ -481,7 +486,7 @@ def test_a_greedy_dkv_cache_renewed_every_forward_is_none(model, schedule) -> No
     assert other.generate(model, REQUEST).ids != plain.generate(model, REQUEST).ids
 
 
-@pytest.mark.parametrize("decoder", [GREEDY], ids=lambda one: type(one.cache).__name__)
+@pytest.mark.parametrize("decoder", [GREEDY, D2], ids=lambda one: type(one.cache).__name__)
 @pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
 def test_what_is_read_was_stored_for_the_token_that_stands_there(model, schedule, decoder) -> None:
     """Masks are read as masks, and a decoded token is fed as itself before it is read."""
@@ -523,3 +528,46 @@ def test_scores_that_compare_rows_are_refused_where_masks_are_left_out() -> None
         DKVGreedyCache(every=0)
     with pytest.raises(DllmBenchError, match="Drawn steps is 0"):
         Drawn(0)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=str)
+def test_a_d2_cache_that_feeds_everything_is_none(model, schedule) -> None:
+    plain = replace(BASE, schedule=schedule)
+    same(model, plain, D2Cache(rollout=2.0))
+    other = replace(D2, schedule=schedule).generate(model, REQUEST)
+    assert other.ids != replace(D2, schedule=schedule, cache=NoCache()).generate(model, REQUEST).ids
+
+
+def test_a_d2_cache_commits_no_mask_that_it_has_not_fed(model) -> None:
+    """As released it may."""
+    fed: list[set[int]] = []
+    for cache in (D2.cache, replace(D2.cache, released=True)):
+        watched = Seen(model)
+        generation = replace(D2, cache=cache).generate(watched, REQUEST)
+        fed = [set(plan.positions(model.device).tolist()) for plan in watched.plans]
+        if cache.released:
+            continue
+        for place, born in enumerate(generation.born):
+            assert 11 + place - int(model.shifted) in fed[born]
+            assert born + 1 == len(fed) or 11 + place in fed[born + 1]
+    assert any(len(one) < 11 + NEW for one in fed)
+
+
+def test_a_density_of_1_everywhere_is_no_prior_and_nonsense_is_refused(model) -> None:
+    """One mask, whose neighbours are all decoded but itself."""
+    prior = replace(BASE, score=Density(sigma=0.01), select=Best(1))
+    assert prior.generate(Table(), REQUEST).ids
+    masked_1L = torch.zeros(1, 9, dtype=torch.bool)
+    assert density(masked_1L, 3, 2.0).allclose(torch.ones(1, 9))
+    masked_1L[0, 5] = True
+    dense_1L = density(masked_1L, 3, 2.0)
+    assert dense_1L[0, 4] == pytest.approx(float(dense_1L[0, 6]), abs=1e-3)
+    assert dense_1L[0].argmin() == 5 and dense_1L[0, :3].eq(1).all()
+    with pytest.raises(DllmBenchError, match="Density weighs probabilities.*NegEntropy"):
+        Density(NegEntropy())
+    with pytest.raises(DllmBenchError, match="D2Cache has sigma 0"):
+        D2Cache(sigma=0.0)
+    with pytest.raises(DllmBenchError, match="current 0, rollout 0.1"):
+        D2Cache(current=0)
+    with pytest.raises(DllmBenchError, match="D2Cache needs a score with raw confidence"):
+        replace(D2, score=Credit(Confidence()))

@@ -32,14 +32,14 @@ from dllm_bench.registry import register
 
 @dataclass(frozen=True)
 class MostAttended:
-    """Chooses the positions a layer keeps; implements `core.denoiser.KeyChoice`."""
+    """Chooses the positions a layer keeps; implements `core.denoiser.AttentionProbe`."""
 
     block: tuple[int, int]  # the open block
     keep: float
     kernel: int
     released_ties: bool
 
-    def __call__(self, query_AXE: Tensor, key_GXE: Tensor) -> Tensor:
+    def __call__(self, query_AXE: Tensor, key_GXE: Tensor, *rest: object) -> Tensor:
         start, stop = self.block
         mean_GQE = query_AXE[:, start:stop].mean(1).unflatten(0, (len(key_GXE), -1))
         rating_X = (mean_GQE @ key_GXE.transpose(1, 2)).mean((0, 1))
@@ -94,7 +94,7 @@ class SparseCache(Cache):
             sets = PositionSets(everything_X, nothing_X, everything_X)
             rule = MostAttended(plan.rows, self.keep, self.kernel, self.released_ties)
             kind = ForwardKind.REFRESH if kv.kept else ForwardKind.PREFILL
-            return replace(plan, kind=kind, store=span, sets=sets, choose=rule)
-        assert kv.chosen is not None
-        sets = PositionSets(everything_X[slice(*plan.rows)], kv.chosen, nothing_X)
+            return replace(plan, kind=kind, store=span, sets=sets, probe=rule)
+        assert kv.probed is not None
+        sets = PositionSets(everything_X[slice(*plan.rows)], kv.probed, nothing_X)
         return replace(plan, feed=plan.rows, sets=sets)

@@ -35,6 +35,7 @@ class Drawn(Select):
     """Commits an equal number of positions in each step, in random order."""
 
     steps: int | None = None  # S, forwards per block; None: as many as the block has masks
+    by_position: ClassVar[bool] = True
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.KNOWN_ORDER})
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("explore", Condition.ONE_BRANCH)}
 

@@ -1,0 +1,210 @@
+"""d2Cache (arXiv 2509.23094): each forward feeds the rows that the last one found worth it.
+
+A forward feeds a set of rows, writes their K/V over those of the store and reads all others; the
+first one feeds everything. What the next one feeds follows from it. (1) The `current` best masks,
+by their confidence times the density of decoded positions (`score.density`, `sigma`), those of the
+open block before the others; candidates are the masks up to the end of the block in which as many
+are reached. (2) The tokens just committed. (3) What the fed rows attend to: the attention of every
+layer, averaged over heads, is combined over the layers (rollout: halfway with the identity, which
+also stands for rows that are not fed), and rows are taken by their column sums as long as these
+add up to at most `rollout`, the largest in any case. (4) Gaps of at most `inflate` positions
+between all these. A mask whose row is not fed keeps the confidence of its last row.
+
+`released` reproduces the released code: confidences are those of the first forward; a mask whose
+row is not fed counts with logits of 0, so it may be committed to token 0; the block of (1) is that
+of the forward just made and has as many positions as it had masks; and, where logits are shifted,
+the prompt's last row is fed only as the one that predicts the first new token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Cache, Scores
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import true_indices
+from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.numerics import stable_top
+from dllm_bench.decoding.score.density import check_sigma, density
+from dllm_bench.registry import register
+
+FED, SCORED = 1, 2  # bits of NEXT: the row is fed; the position is a mask that a fed row predicts
+NEXT = MemoKey[Tensor]("d2.next")  # int64 (1, L), for the next forward
+CONFIDENCE = MemoKey[Tensor]("d2.confidence")  # of each mask's last row, float32 (1, L)
+
+
+@dataclass(frozen=True)
+class MeanAttention:
+    """Attention averaged over heads, float32 (F, X); implements `core.denoiser.AttentionProbe`."""
+
+    def __call__(
+        self, query_AFE: Tensor, key_GXE: Tensor, scaling: float, mask_11FX: Tensor | None
+    ) -> Tensor:
+        per_group = (len(key_GXE), -1) if len(key_GXE) else (0, 0)
+        query_GQFE = query_AFE.unflatten(0, per_group)
+        product_GQFX = (query_GQFE @ key_GXE[:, None].transpose(2, 3)).float() * scaling
+        if mask_11FX is not None:
+            product_GQFX = product_GQFX + mask_11FX
+        return product_GQFX.softmax(-1).mean((0, 1))
+
+
+@register("cache.d2")
+@dataclass(frozen=True)
+class D2Cache(Cache):
+    """Feeds the most promising masks, what was just committed, and what the fed rows attend to."""
+
+    current: int = 32  # masks
+    rollout: float = 0.1  # share of the rollout; above 1: everything
+    sigma: float = 10.0  # standard deviation of the density's Gaussian, in positions
+    inflate: int = 0  # positions of a gap that is fed too
+    released: bool = False  # see the head of this file
+    attention: Attention = field(default="full", init=False)
+    leaves_masks_out: ClassVar[bool] = True
+    over_spans: ClassVar[bool] = False
+    reads_ahead: ClassVar[bool] = True
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            Need("explore", Condition.ONE_BRANCH),
+            Need("schedule", Condition.ONE_OPEN_BLOCK),
+            Need("schedule", Condition.EQUAL_BLOCKS),
+            Need("score", Condition.RAW_CONFIDENCE),
+        }
+    )
+
+    def __post_init__(self) -> None:
+        check_sigma(self, self.sigma)
+        if self.current < 1 or min(self.rollout, self.inflate) < 0:
+            raise DllmBenchError(
+                f"D2Cache has current {self.current}, rollout {self.rollout} and inflate "
+                f"{self.inflate}; feed 1 or more masks, and give no negative number."
+            )
+
+    def on_host(self, branches: DecodeState) -> Tensor | None:
+        known = branches.memo.get(NEXT)
+        return None if known is None else known[0, : branches.length]
+
+    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+        plan, next_L = NoCache().plan(branches, window, kv), branches.host_L
+        if next_L is None:
+            next_L = torch.zeros(branches.length, dtype=torch.long)
+        next_L[kv.length :] = FED | SCORED  # positions that no forward has seen yet
+        scored_L = next_L >= SCORED
+        fed_L = (next_L % SCORED == FED) | kv.predicting(scored_L[None])[0]
+        fed_L, scored_L = fed_L[: window.visible], scored_L[window.start : window.stop]
+        indices = true_indices((fed_L, ~fed_L, scored_L), branches.born_KL.device)
+        feed_F, read_C, scored_M = indices
+        return replace(
+            plan,
+            kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
+            rows=(window.start, window.visible),
+            store=plan.feed,
+            sets=PositionSets(feed_F, read_C, feed_F, scored_M, counts_rest=self.released),
+            probe=MeanAttention(),
+        )
+
+    def note(
+        self,
+        scores: Scores,
+        ahead: Sequence[Scores],
+        window: Window,
+        state: DecodeState,
+        kv: KVCache,
+    ) -> None:
+        assert kv.kept is not None
+        assert kv.kept.sets is not None
+        nothing_1L = torch.zeros_like(state.born_KL, dtype=torch.bool)
+        rows_1L = nothing_1L.index_fill(1, kv.kept.sets.feed_F, True)
+        confidence_1L = self._confidence(scores, ahead, window, state, kv.predicted(rows_1L))
+        taken_1L = self._taken(confidence_1L, window, state)
+        fed_1L = kv.predicting(taken_1L) | (state.born_KL == state.forwards)
+        fed_1L |= self._attended(fed_1L, kv)
+        if self.released:
+            last = slice(state.prompt_len - 1, state.prompt_len)
+            is_shifted_11 = ~kv.predicting(~nothing_1L)[:, -1:]
+            own_11, any_11 = kv.predicting(taken_1L)[:, last], fed_1L[:, last]
+            fed_1L[:, last] = torch.where(is_shifted_11, own_11, any_11)
+        fed_1L = inflated(fed_1L, self.inflate)
+        scored_1L = kv.predicted(fed_1L) & state.masked_KL
+        state.memo[NEXT] = fed_1L * FED + scored_1L * SCORED
+
+    def _confidence(
+        self,
+        scores: Scores,
+        ahead: Sequence[Scores],
+        window: Window,
+        state: DecodeState,
+        fresh_1L: Tensor,
+    ) -> Tensor:
+        """The confidence of each position's last row, (1, L); 0 if it had none."""
+        known_1L = state.memo.get(CONFIDENCE)
+        if known_1L is not None and self.released:
+            return known_1L[:, : state.length]
+        own_1W = scores.confidence_KW if scores.raw_KW is None else scores.raw_KW
+        new_1A = torch.cat([own_1W, *(part.confidence_KW.to(own_1W) for part in ahead)], 1)
+        span = slice(window.start, window.start + new_1A.shape[1])
+        if known_1L is None:
+            known_1L = new_1A.new_zeros(fresh_1L.shape)
+        confidence_1L = known_1L[:, : state.length].clone()
+        confidence_1L[:, span] = torch.where(fresh_1L[:, span], new_1A, confidence_1L[:, span])
+        state.memo[CONFIDENCE] = confidence_1L
+        return confidence_1L
+
+    def _taken(self, confidence_1L: Tensor, window: Window, state: DecodeState) -> Tensor:
+        """The best masks, those of the open block first, bool (1, L)."""
+        masked_1L, start = state.masked_KL, window.origin
+        position_L = torch.arange(state.length, device=masked_1L.device)
+        if self.released:
+            block_1L = torch.zeros_like(masked_1L)
+            window.of(block_1L).copy_(window.eligible_KW)
+            first_11, size = block_1L.int().argmax(1, keepdim=True), block_1L.sum()
+        else:
+            first_11, size = masked_1L.int().argmax(1, keepdim=True), torch.tensor(window.block)
+            number_L = (position_L - start) // window.block
+            block_1L = masked_1L & (number_L == (first_11 - start) // window.block)
+        reached_1 = (masked_1L.cumsum(1) < self.current).sum(1).clamp(max=state.length - 1)
+        end_1 = start + ((reached_1 - start) // size + 1) * size
+        candidate_1L = masked_1L & (position_L >= first_11) & (position_L < end_1)
+        value_1L = confidence_1L * density(masked_1L, state.prompt_len, self.sigma)
+        value_1L = value_1L + value_1L.amax() * block_1L
+        best_1C = stable_top(value_1L.masked_fill(~candidate_1L, -torch.inf), self.current)
+        return torch.zeros_like(masked_1L).scatter_(1, best_1C, True) & candidate_1L
+
+    def _attended(self, fed_1L: Tensor, kv: KVCache) -> Tensor:
+        """Rows that the last forward's rows attend to most, bool (1, L)."""
+        weights_NFX, last = kv.probed, kv.kept
+        assert weights_NFX is not None
+        assert last is not None
+        assert last.sets is not None
+        place_X, fed = torch.cat([last.sets.read_C, last.sets.feed_F]), last.fed
+        mass_X = weights_NFX.new_ones(len(place_X))
+        for weight_FX in weights_NFX.flip(0):
+            half_F = mass_X[-fed:] / 2
+            mass_X = half_F @ weight_FX + torch.cat([mass_X[:-fed], half_F])
+        mass_L = mass_X.new_zeros(fed_1L.shape[1]).index_copy_(0, place_X, mass_X)
+        mass_1L = mass_L.masked_fill(fed_1L, 0)
+        share_1L, order_1L = (mass_1L / mass_1L.sum()).sort(dim=1, descending=True, stable=True)
+        kept_1L = share_1L.cumsum(1) <= self.rollout
+        kept_1L[:, 0] = True
+        return torch.zeros_like(fed_1L).scatter_(1, order_1L, kept_1L)
+
+
+def inflated(fed_1L: Tensor, distance: int) -> Tensor:
+    """The positions, and those between two of them that are at most `distance` apart."""
+    if distance < 2:
+        return fed_1L
+    far = fed_1L.shape[1] + distance
+    position_1L = torch.arange(fed_1L.shape[1], device=fed_1L.device)[None]
+    before_1L = position_1L.masked_fill(~fed_1L, -far).cummax(1).values
+    after_1L = position_1L.masked_fill(~fed_1L, far).flip(1).cummin(1).values.flip(1)
+    return after_1L - before_1L <= distance
