@@ -49,7 +49,7 @@ def check(config: Mapping[str, Any], reads_data: bool) -> None:
 
 
 def check_numbers(config: Mapping[str, Any]) -> None:
-    """Seed, limit and batch are whole numbers; a limit may be null."""
+    """Seed, limit and batch are whole numbers; a limit may be null; measure_kl is a switch."""
     seed, limit, batch = config.get("seed", 0), config.get("limit"), config.get("batch", 1)
     if type(seed) is not int:
         raise DllmBenchError(f"seed={seed!r} is not a whole number; write for example seed=0.")
@@ -58,6 +58,10 @@ def check_numbers(config: Mapping[str, Any]) -> None:
     if type(batch) is not int or batch < 1:
         raise DllmBenchError(
             f"batch={batch!r} is not a whole number above zero; 1 means one request at a time."
+        )
+    if type(config.get("measure_kl", False)) is not bool:
+        raise DllmBenchError(
+            f"measure_kl={config['measure_kl']!r} is no switch; write true or false."
         )
 
 

@@ -51,7 +51,8 @@ continues where it stopped.
   dllm-bench run benchmark=minicode --retry-errors           grade again what could not be graded
   dllm-bench run benchmark=minicode --max-judge-errors 0     fail if a sample cannot be graded
 
-settings: seed, limit, batch (requests in one forward), and everything `--cfg job` prints
+settings: seed, limit, batch (requests in one forward), measure_kl (the error of a cache), and
+everything `--cfg job` prints
 choices:
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dllm_bench.registry import instantiate
-from dllm_bench.runs import batched, served
+from dllm_bench.runs import batched, cache_error, served
 from dllm_bench.runs.dependencies import PROCESSES, REAL, Dependencies
 from dllm_bench.runs.observers import Observer, ObserverGroup
 from dllm_bench.runs.runner import RunSession
@@ -27,6 +27,8 @@ def run(
 ) -> RunRecord:
     """The record of `spec`: read if it is sealed, else the run is made."""
     session = session_class(spec)
+    if spec.measure_kl:
+        cache_error.check(spec)
     if session is batched.BatchedRunSession:
         batched.check(spec)
     if needs_several(spec.hardware) and store.record(spec) is None:
@@ -37,7 +39,9 @@ def run(
 
 
 def session_class(spec: RunSpec) -> type[RunSession]:
-    """How requests are decoded: one at a time, in batches, or by a server."""
+    """How requests are decoded: one at a time, measured, in batches, or by a server."""
+    if spec.measure_kl:
+        return cache_error.MeasuredRunSession
     if is_served(spec.model):
         return served.ServedRunSession
     return batched.BatchedRunSession if spec.batch != 1 else RunSession

@@ -1,4 +1,4 @@
-"""All metrics by name: speed, served models, acceptance of drafts, calibration, speed-ups.
+"""All metrics by name: speed, served models, acceptance of drafts, calibration, a cache's error.
 
 Tables, figures, pages and notebooks request a metric here: `definition` for its unit, text and
 function, `measure` for its value over samples. Metrics of one position of a draft are called
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.metrics import acceptance, calibration, served, speed
+from dllm_bench.metrics import acceptance, calibration, fidelity, served, speed
 from dllm_bench.metrics.metric import MetricDefinition, MetricFamily
 from dllm_bench.metrics.sample_stats import SampleStats
 
 DEFINITIONS: dict[str, MetricDefinition] = {
-    entry.name: entry for entry in (*speed.ALL, *served.ALL, *acceptance.ALL)
+    entry.name: entry for entry in (*speed.ALL, *served.ALL, *acceptance.ALL, *fidelity.ALL)
 }
 """Metrics without a position, by name."""
 FAMILIES: dict[str, MetricFamily] = {

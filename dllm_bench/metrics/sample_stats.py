@@ -3,7 +3,7 @@
 They are counted from a sample's tokens and trace, or read from a record's columns. Values about
 drafts and about the run's baseline are None where the run has none, or where the record was written
 before the column existed. Also None: what a served model's server does not report, and the times of
-samples that were decoded in a batch. Nothing is aggregated here.
+samples that were decoded in a batch or with `measure_kl`. Nothing is aggregated here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ UNREPORTED = {
     **dict.fromkeys(("committed", "emitted"), NO_USAGE),
 }
 """Column -> why it may be None for a served model's sample."""
-NO_TIME = "requests were decoded in a batch, so none has a time of its own"
+NO_TIME = (
+    "requests were decoded in a batch, or compared with no cache, so none has a time of its own"
+)
 UNTIMED = dict.fromkeys(("seconds", "steps_s", "first_step_s"), NO_TIME)
-"""Column -> why it is None for a sample decoded in a batch."""
+"""Column -> why it is None for a sample decoded in a batch, or with `measure_kl`."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class SampleStats:
     remasked: int | None = None  # committed positions that were masked again, each time counted
     cache_read: int | None = None  # bytes that forwards read from the cache, summed
     cache_kept: int | None = None  # the most bytes that the cache kept after a forward
+    kl_nats: float | None = None  # KL of uncached from cached, summed over `kl_rows`
+    kl_rows: int | None = None  # masked positions that it was measured at, each forward counted
     retokenised: bool | None = None  # served model: tokens were counted here, not by the server
 
     @classmethod

@@ -103,7 +103,7 @@ class Decoded:
 
     generation: Generation  # with its text
     raw: str  # the text before it was cut at a stop string
-    seconds: float | None  # None if it was decoded in a batch
+    seconds: float | None  # None if it was decoded in a batch, or measured
 
     @property
     def as_baseline(self) -> BaselineSample:

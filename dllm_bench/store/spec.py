@@ -43,6 +43,7 @@ FIELDS: dict[str, Role] = {
     "seed": _I,
     "limit": _I,
     "batch": _I,
+    "measure_kl": _I,
     "model.name": _I,
     "model.adapter": _I,
     "model.chat": _I,
@@ -209,6 +210,8 @@ class RunSpec:
     runtime: Plain = field(default_factory=dict, repr=False)  # groups that cannot change the output
     baseline: Plain = field(default_factory=dict)
     """The decoder that decodes every request too; empty without one, then not in the identity."""
+    measure_kl: bool = False  # whether forwards are compared with uncached ones; in the identity
+    # where they are, since no sample has a time then
 
     @classmethod
     def from_config(
@@ -260,6 +263,7 @@ class RunSpec:
         """Everything that can change the output, in canonical form."""
         names = (*GROUPS, "baseline", "seed", "limit", "batch")
         groups = {name: getattr(self, name) for name in names}
+        groups["measure_kl"] = self.measure_kl or None  # None: not in the hash
         whole = {"inputs": self.inputs, "decoding_version": self.decoding_version}
         return dict(canonical({**split(groups)[Role.IDENTITY], **whole}))
 

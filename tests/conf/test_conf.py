@@ -57,7 +57,8 @@ CHOICES = [f"{group}={name}" for group in groups() for name in options(group)]
 
 def test_the_root_is_a_table_of_contents() -> None:
     root = yaml.safe_load((conf_dir() / "run.yaml").read_text())
-    settings = {"seed", "limit", "batch", "provenance", "max_judge_errors", "retry_errors"}
+    settings = {"seed", "limit", "batch", "measure_kl", "provenance", "max_judge_errors"}
+    settings |= {"retry_errors"}
     assert set(root) == {"defaults", "hydra"} | settings
 
 

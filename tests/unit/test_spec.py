@@ -271,6 +271,13 @@ def test_runs_without_a_baseline_have_the_hashes_they_always_had() -> None:
     assert "baseline" in spec(baseline=BASELINE).identity()
 
 
+def test_measuring_the_error_of_a_cache_is_another_run_and_not_measuring_it_none() -> None:
+    measured = spec(measure_kl=True)
+    assert measured.identity_hash != spec().identity_hash == spec(measure_kl=False).identity_hash
+    assert "measure_kl" not in spec(measure_kl=False).identity()
+    assert RunSpec.from_plain(json.loads(json.dumps(measured.to_plain()))) == measured
+
+
 def test_the_hash_is_the_same_in_another_process_and_pinned() -> None:
     pinned = "6b8085af"  # sha256sum of {"a":{"x":"é","y":true},"b":[1,0.9,null]}
     plain = {"b": [1.0, 0.9, None], "a": {"y": True, "x": "é"}, "gone": None}
