@@ -143,7 +143,8 @@ def forward_steps(
 ) -> list[ForwardStep]:
     """The forwards in order; `passes` is 2 with guidance, which feeds every branch twice."""
     forwards, total = trace.forwards, len(born)
-    canvases = [forward.canvas or total for forward in forwards[1:]] + [total]
+    after = [forward.canvas or total for forward in forwards[1:]]
+    canvases = [*after, total] if forwards else []  # a server tells of no forwards
     committed: list[list[int]] = [[] for _ in forwards]
     for position, index in enumerate(born):
         if index >= 0:
