@@ -35,6 +35,7 @@ SHIPPED_MODELS = (
     "tiny-llada",
     "tiny-llada-long",
     "tiny-llada-moe",
+    "tiny-llada-parallel",
     "tiny-llada2",
     "tiny-llada21",
     "tiny-qwen3",

@@ -108,8 +108,8 @@ def _row(record: RunRecord) -> tuple[str, ...]:
 def _settings(decoder: Mapping[str, Any]) -> str:
     """The settings in which the runs of a card differ."""
     names = (
-        ("schedule", "block"), ("select", "tau"), ("explore", "k"), ("cache", "inside"),
-        ("revise", "tau"),
+        ("schedule", "block"), ("select", "tau"), ("select", "steps"), ("explore", "k"),
+        ("cache", "inside"), ("revise", "tau"),
     )  # fmt: skip
     chosen = dict(decoder)
     chosen["select"] = {**chosen.get("select", {}), **chosen.get("select", {}).get("first", {})}

@@ -16,7 +16,7 @@ from dllm_bench.benchmarks.embedded.miniparallel import FAMILIES, ParallelCase, 
 from scripts.embedded import tokenizer as embedded
 from tests.benchmark_helpers import foreign, gold, lm_eval_benchmark, mean
 
-MAX_NEW_TOKENS = 24
+MAX_NEW_TOKENS = 32
 SHOWN = 40
 ONE_ANSWER = {"copy", "reverse", "sort", "replace_index", "insert_index", "remove_index"}
 
