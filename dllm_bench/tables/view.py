@@ -24,13 +24,16 @@ from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_
 from dllm_bench.tables.spec import Cell, FacetValue, Query, TableMetric
 
 DECIMALS = 1  # of measured numbers; more would be noise
-MORE_DECIMALS = {  # of units whose numbers are small
+OWN_DECIMALS = {  # of units whose numbers are small, or never broken
     "tokens/forward": 2,
     "tokens/round": 2,
     "×": 2,
     "s": 3,  # a small model's
     "ms": 2,
     "share": 3,
+    "nats": 4,
+    "bytes": 0,
+    "bytes/forward": 0,
 }
 SHOWN_HASH = 10  # characters
 SHOWN_RUNS = 3  # of a row; the json file has all of them
@@ -252,7 +255,7 @@ def own_notes(cell: BuiltCell, shown: Query) -> Query:
 
 def number(value: float, unit: str) -> str:
     """A number with the decimals of its unit; a number that is rounded to zero has no sign."""
-    return f"{value:z.{MORE_DECIMALS.get(unit, DECIMALS)}f}"
+    return f"{value:z.{OWN_DECIMALS.get(unit, DECIMALS)}f}"
 
 
 def measured_text(cell: BuiltCell) -> str:

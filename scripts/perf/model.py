@@ -63,6 +63,8 @@ class Round:
     """W, positions that a branch feeds."""
     number_bytes: int = 2
     """Bytes of a weight, key, value or logit."""
+    logits: int | None = None
+    """Rows whose logits are computed; None: all that are fed."""
 
     @property
     def rows(self) -> int:
@@ -70,20 +72,30 @@ class Round:
         return self.branches * self.window
 
     @property
+    def predicted(self) -> int:
+        """Rows whose logits are computed."""
+        return self.rows if self.logits is None else self.logits
+
+    @property
     def kv_width(self) -> int:
         """Numbers in the keys of a position and layer."""
         return self.shape["width"] * self.shape["kv_heads"] // self.shape["heads"]
 
     @property
+    def head(self) -> int:
+        """Weights of the head."""
+        return self.shape["width"] * self.vocab
+
+    @property
     def weights(self) -> int:
-        """Weights that every row is multiplied with: linear layers and head."""
-        return layer_parameters(self.shape) + self.shape["width"] * self.vocab
+        """Weights that rows are multiplied with: linear layers and head."""
+        return layer_parameters(self.shape) + self.head
 
     @property
     def bytes(self) -> int:
         """Bytes of weights, cached K/V and logits."""
         cached = 2 * self.shape["layers"] * self.kv_width * self.prefix
-        return self.number_bytes * (self.weights + cached + self.rows * self.vocab)
+        return self.number_bytes * (self.weights + cached + self.predicted * self.vocab)
 
     @property
     def operations(self) -> int:
@@ -92,7 +104,8 @@ class Round:
         Branches share a sequence: a query meets the keys of all of them, and a mask hides them.
         """
         attention = 4 * self.shape["layers"] * self.shape["width"] * (self.prefix + self.rows)
-        return self.rows * (2 * self.weights + attention)
+        layers = self.rows * (2 * layer_parameters(self.shape) + attention)
+        return layers + 2 * self.predicted * self.head
 
     @property
     def launches(self) -> int:
