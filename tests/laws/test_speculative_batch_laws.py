@@ -93,6 +93,7 @@ def test_so_they_are_under_other_rules(
     assert [*map(outcome, together)] == [outcome(decoder.generate(target, r)) for r in REQUESTS]
 
 
+@pytest.mark.usefixtures("target")  # it writes the checkpoint that is read here anew
 def test_an_end_inside_of_a_block_ends_one_of_them(folder: Path) -> None:
     model = load_denoiser(folder / "target")
     decoder = SpeculativeDecoder(ModelDraft(SmallModelDrafter(str(folder / "target")), 4))
