@@ -307,7 +307,8 @@ class WatchedDenoiser:
     """A model that reports, before each forward, which tokens were committed since the one before.
 
     It passes everything on. The base branch is the last row of a forward; what a verification feeds
-    from its first wanted row on is a draft, not committed yet.
+    from its first wanted row on is a draft, not committed yet. A token is reported again after it
+    was masked again, and where a longer canvas moved it.
     """
 
     def __init__(
@@ -339,6 +340,8 @@ class WatchedDenoiser:
 
     def _report(self, canvas: Sequence[int], places: Sequence[int]) -> None:
         mask = self._model.special.mask
+        stands = ((i, token) for i, token in self._known.items() if i < len(canvas))
+        self._known = {i: token for i, token in stands if canvas[i] == token}
         new = [i for i in places if canvas[i] not in (mask, self._known.get(i))]
         if not new:
             return

@@ -109,9 +109,6 @@ LOOKS: Mapping[str, Look] = {
     "saber": Look(_BROWN, "P", ":"),
     "wino": Look(_BROWN, "X", ":"),
     "llada21": Look(_ORANGE, "v", ":"),
-    "t2m": Look(_ORANGE, "<", ":"),
-    "remdm": Look(_PURPLE, ">", ":"),
-    "remdm_loop": Look(_PURPLE, "p", ":"),
     "remedi": Look(_PURPLE, "h", ":"),
     # drafters
     "eagle3": Look(_ORANGE, "^", "--", "///"),

@@ -36,8 +36,11 @@ class RowStore:
     """X."""
     rows_R: Tensor | None = None
     """Rows that are computed; None: all."""
-    any_row: bool = True
-    """Whether there are rows to compute."""
+
+    @property
+    def any_row(self) -> bool:
+        """Whether there are rows to compute."""
+        return self.rows_R is None or self.rows_R.shape[0] > 0
 
     def update(
         self, keys_1GRE: Tensor, values_1GRE: Tensor, *rest: object
@@ -138,7 +141,7 @@ def _choose_rows(
         new_1SC = attention.v_proj(normed_1XH[:, slice(*judged)])
         chosen_R = store.judge(rule, judged, new_1SC)
         rows_R = torch.cat([rows_R, chosen_R]) if len(rows_R) else chosen_R
-    store.rows_R, store.any_row = rows_R, len(rows_R) > 0
+    store.rows_R = rows_R
 
 
 def _bytes_read(store: RowStore, rows: int, always: int) -> int:

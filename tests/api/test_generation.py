@@ -74,6 +74,14 @@ def test_every_token_is_reported_once_when_it_is_committed(model: str, decoder: 
     assert plain.sample.ids == done.sample.ids
 
 
+def test_tokens_that_were_masked_again_are_reported_again() -> None:
+    seen = list[Committed]()
+    (done,) = db.generate(loaded("tiny-llada"), PROMPTS[0], "saber", 128, on_commit=seen.append)
+    masked_again = sum(len(changes) for changes in done.sample.trace["changes"])
+    assert masked_again > 0
+    assert sum(len(one.ids) for one in seen) == len(done.sample.ids) + masked_again
+
+
 def test_committed_tokens_are_iterated_while_they_are_committed() -> None:
     seen = list[Committed]()
     given = (loaded("tiny-llada"), PROMPTS[0], "lopa_dream", 32)

@@ -50,8 +50,7 @@ class MeanAttention:
     def __call__(
         self, query_AFE: Tensor, key_GXE: Tensor, scaling: float, mask_11FX: Tensor | None
     ) -> Tensor:
-        per_group = (len(key_GXE), -1) if len(key_GXE) else (0, 0)
-        query_GQFE = query_AFE.unflatten(0, per_group)
+        query_GQFE = query_AFE.unflatten(0, (len(key_GXE), -1))
         product_GQFX = (query_GQFE @ key_GXE[:, None].transpose(2, 3)).float() * scaling
         if mask_11FX is not None:
             product_GQFX = product_GQFX + mask_11FX
@@ -163,13 +162,14 @@ class D2Cache(Cache):
     def _taken(self, confidence_1L: Tensor, window: Window, state: DecodeState) -> Tensor:
         """The best masks, those of the open block first, bool (1, L)."""
         masked_1L, start = state.masked_KL, window.origin
+        size: Tensor | int
         position_L = torch.arange(state.length, device=masked_1L.device)
         if self.released:
             block_1L = torch.zeros_like(masked_1L)
             window.of(block_1L).copy_(window.eligible_KW)
             first_11, size = block_1L.int().argmax(1, keepdim=True), block_1L.sum()
         else:
-            first_11, size = masked_1L.int().argmax(1, keepdim=True), torch.tensor(window.block)
+            first_11, size = masked_1L.int().argmax(1, keepdim=True), window.block
             number_L = (position_L - start) // window.block
             block_1L = masked_1L & (number_L == (first_11 - start) // window.block)
         reached_1 = (masked_1L.cumsum(1) < self.current).sum(1).clamp(max=state.length - 1)

@@ -60,7 +60,7 @@ class DKVGreedyCache(Cache):
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         assert branches.host_L is not None  # because of on_host
         assert window.due_X is not None  # because of KNOWN_ORDER
-        born_L, due = np.array(branches.host_L.tolist()), window.due_X.tolist()
+        born_L, due = branches.host_L.numpy(), window.due_X.tolist()
         due = [place for place in due if born_L[window.start + place] == MASKED]
         plan, device = NoCache().plan(branches, window, kv), branches.born_KL.device
         plan = replace(plan, store=plan.feed)
