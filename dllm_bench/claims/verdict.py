@@ -4,16 +4,17 @@ A claim of a difference is tested for it (two-sided), and against it: that an ef
 excluded. A claim of no loss is tested for equivalence (two one-sided tests, TOST), against it (that
 there is a loss), and for its one half: that a loss beyond the margin is excluded. The family is all
 claims of `conf/claim`, whichever are shown; a claim whose runs are missing counts with p = 1, so
-that making its runs changes no other verdict for the better.
+that making its runs changes no other verdict for the better. A claim that a table's items do not
+settle is judged again from larger runs, where these are sealed; both looks count in the family.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, pairwise
 
 from dllm_bench.claims.evidence import Evidence, Sides, chosen_sides, evidence_of
 from dllm_bench.claims.spec import Claim, Direction, load_claim
@@ -37,6 +38,10 @@ POWER = 0.8
 """Chance to see the smallest effect worth seeing, with the items that are planned."""
 SAME_RUNS = "the profile maps both sides to the same runs."
 COMMAND = "dllm-bench claims"
+SIZES = (120, 250, 500, 1000)
+"""Items of larger runs: claims share them, and the generated tasks have at most 1000."""
+CellsAt = Callable[[Sequence[Claim], int | None], list[list[PlannedCell]]]
+"""The planned cells of each claim, with runs of so many items; None: of the table's."""
 
 
 class ClaimVerdict(StrEnum):
@@ -117,10 +122,39 @@ def judge_claims(
 
 def judge_stored(profile: Profile, store: Store, settings: SettingsCache) -> list[Judgement]:
     """All claims of `conf/claim`, from the runs that are stored."""
-    claims, shared = [load_claim(name) for name in names_of("claim")], SharedRuns()
-    given = (profile, settings.compose, store, False, settings.resolve, shared)
-    planned = [[] if one.untestable else plan(one.cells(), *given) for one in claims]
-    return judge_claims(claims, planned, profile.flags)
+    shared = SharedRuns()
+
+    def cells_at(claims: Sequence[Claim], size: int | None) -> list[list[PlannedCell]]:
+        sized = profile.limited(size) if size else profile
+        given = (sized, settings.compose, store, False, settings.resolve, shared)
+        return [[] if one.untestable else plan(one.cells(), *given) for one in claims]
+
+    return judge_in_turn([load_claim(name) for name in names_of("claim")], cells_at, profile.flags)
+
+
+def judge_in_turn(claims: Sequence[Claim], cells_at: CellsAt, flags: str) -> list[Judgement]:
+    """All claims from the runs of their tables, then those that these do not settle from runs of as
+    many items as they say are needed, where all of these are sealed.
+    """
+    planned = cells_at(claims, None)
+    larger = [
+        pair
+        for size, open_claims in _sizes(judge_claims(claims, planned, flags))
+        for pair in zip(open_claims, cells_at(open_claims, size), strict=True)
+        if all(cell.run.state is CellState.SEALED for cell in pair[1])
+    ]
+    again = [claim for claim, _ in larger], [cells for _, cells in larger]
+    judgements = judge_claims([*claims, *again[0]], [*planned, *again[1]], flags)
+    return list({one.claim.name: one for one in judgements}.values())
+
+
+def _sizes(pilot: Sequence[Judgement]) -> Iterator[tuple[int, list[Claim]]]:
+    """Each of `SIZES` with the claims that need it, the last with those that need more, too."""
+    unsettled = [one for one in pilot if one.verdict is ClaimVerdict.NOT_SETTLED and one.needed]
+    for less, size in pairwise((0, *SIZES)):
+        named = [one.claim for one in unsettled if less < min(one.needed or 0, SIZES[-1]) <= size]
+        if named:
+            yield size, named
 
 
 def tests_of(judgement: Judgement) -> int:
@@ -187,6 +221,8 @@ def _judged(raw: Judgement, tests: PValues, level: float) -> Judgement:
         return raw
     verdict, why = _verdict(raw.claim, raw.evidence, tests)
     needed = items_needed(raw.claim, raw.evidence, len(leaves_of(raw.sides.ours)), level)
+    if verdict is ClaimVerdict.NOT_SETTLED and needed:
+        why += f" {needed} items are needed."
     return replace(raw, verdict=verdict, why=why, tests=tests, needed=needed)
 
 

@@ -9,7 +9,6 @@ import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dllm_bench.cli.common import (
@@ -136,8 +135,7 @@ def plan_and_fill(
     check_options(arguments)
     profile = load_profile(arguments.profile)
     if arguments.limit is not None:
-        fewer = (*profile.set, f"limit={arguments.limit}")
-        profile = replace(profile, set=fewer, limit=arguments.limit)
+        profile = profile.limited(arguments.limit)
     settings = SettingsCache(store.root.parent, compose)
 
     def plans() -> list[list[PlannedCell]]:

@@ -371,6 +371,10 @@ class Profile:
         """Command line options of `table` and `figure` that choose this profile."""
         return f"--profile {self.name}" + (f" --limit {self.limit}" if self.limit else "")
 
+    def limited(self, items: int) -> Profile:
+        """The profile with so many items a run."""
+        return replace(self, set=(*self.set, f"limit={items}"), limit=items)
+
     def translate(self, query: Query) -> Query:
         """The query of this profile; the last override of a key wins, at the key's first place."""
         result: dict[str, str | None] = {}

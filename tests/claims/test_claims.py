@@ -11,7 +11,14 @@ import pytest
 
 from dllm_bench.claims.evidence import DEVELOPMENT, TEST, Evidence, chosen_sides, only_half
 from dllm_bench.claims.spec import Claim, Direction, load_claim, read_claim
-from dllm_bench.claims.verdict import ClaimVerdict, Judgement, items_needed, judge_claims
+from dllm_bench.claims.verdict import (
+    SIZES,
+    ClaimVerdict,
+    Judgement,
+    items_needed,
+    judge_claims,
+    judge_in_turn,
+)
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import holm, mean_score
 from dllm_bench.tables.load import names_of
@@ -171,6 +178,41 @@ def test_a_missing_run_weighs_on_the_family_and_changes_no_verdict_for_the_bette
     among = judge_claims([claim(TPF)] * 3, [cells, missing, missing], "")
     assert [one.verdict for one in among[1:]] == [ClaimVerdict.NOT_RUN] * 2
     assert among[0].tests.supports > alone.tests.supports
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_what_the_items_do_not_settle_is_judged_from_larger_runs_if_they_are_sealed(
+    is_sealed: bool,
+) -> None:
+    """The second look at a claim is the one that counts, and is corrected for the first one."""
+    one, clear = claim(SCORE, smallest=10.0), replace(claim(SCORE), name="paper/clear")
+    asked = list[tuple[list[str], int]]()
+
+    def sides(n: int) -> list[PlannedCell]:
+        right = scores(n // 6, n // 12, n - n // 6 - n // 12)
+        both = zip(("ours", "theirs"), right, strict=True)
+        return [cell(side, SCORE, values, [FORWARDS] * n) for side, values in both]
+
+    right = zip(("ours", "theirs"), scores(60, 0, 0), strict=True)
+    shown = [cell(side, SCORE, values, [FORWARDS] * 60) for side, values in right]
+
+    def cells_at(claims: Sequence[Claim], size: int | None) -> list[list[PlannedCell]]:
+        if size is None:
+            return [sides(60), shown]
+        asked.append(([one.name for one in claims], size))
+        state = CellState.SEALED if is_sealed else CellState.MISSING
+        return [[replace(c, run=replace(c.run, state=state)) for c in sides(size)]]
+
+    found, other = judge_in_turn([one, clear], cells_at, "")
+    ((names, size),) = asked
+    assert names == [one.name]
+    assert size in SIZES
+    assert other.verdict is ClaimVerdict.CONFIRMED
+    assert found.items == (size if is_sealed else 60)
+    expected = ClaimVerdict.CONFIRMED if is_sealed else ClaimVerdict.NOT_SETTLED
+    assert found.verdict is expected
+    once = judge_claims([one, clear], [sides(found.items), shown], "")[0]
+    assert (found.tests.supports > once.tests.supports) is is_sealed
 
 
 def test_settings_are_chosen_on_one_half_and_reported_on_the_other() -> None:
