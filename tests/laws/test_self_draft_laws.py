@@ -1,5 +1,5 @@
-"""Laws of drafts that a masked model makes for itself (FreeDave): when they are lossless, which
-draft continues, what the trace counts.
+"""Laws of drafts that a masked model makes for itself (FreeDave, SSD): when they are lossless,
+which draft continues, what the trace counts.
 
 Decoders are compared with themselves without drafts. The rule that picks a draft is written down a
 second time.
@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dllm_bench.api.generation import decoder as configured_decoder
+from dllm_bench.api.models import load_model
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
@@ -39,6 +41,8 @@ from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.metrics.acceptance import rounds
+from dllm_bench.models.load import LoadedModel
+from dllm_bench.paths import options
 from tests.helpers import ROLES, Watched, tiny_denoiser
 from tests.pieces import pieces
 from tests.tiers import covering
@@ -64,6 +68,9 @@ LOSSLESS = {
     "high threshold": replace(BASE, select=Threshold(1.1)),
     "guided": replace(BASE, cache=NoCache(), guidance=0.5),
 }
+CONFIGURED = ("ssd", "freedave", "freedave_dream")
+EMBEDDED = [n for n in options("model") if n.startswith("tiny-") and n != "tiny-qwen3"]
+ASKED = [replace(r, prompt_ids=tuple(20 + x for x in r.prompt_ids)) for r in REQUESTS]
 
 
 @lru_cache
@@ -91,6 +98,49 @@ def test_one_token_per_step_is_lossless(name: str, layout: str) -> None:
             assert len(fast.trace) <= len(slow.trace)
             saved += len(slow.trace) - len(fast.trace)
     assert saved > 0, "no draft was accepted"
+
+
+@lru_cache
+def embedded(name: str) -> LoadedModel:
+    return load_model(name, dtype="float32", device="cpu")
+
+
+@lru_cache
+def configured(name: str) -> MaskedDecoder:
+    made = configured_decoder(name)
+    assert isinstance(made, MaskedDecoder)
+    return made
+
+
+def fitted(decoder: MaskedDecoder, own: LoadedModel) -> MaskedDecoder:
+    """A decoder with the blocks that the model was trained with, and their exact cache."""
+    if own.attention_form == "full":
+        return decoder
+    blocks = Blocks(own.block or 8, absolute=True, whole=True, sees_future=False)
+    return replace(decoder, schedule=blocks, cache=BlockCache())
+
+
+@pytest.mark.parametrize(("name", "decoder"), covering(5, product(EMBEDDED, CONFIGURED)))
+def test_configured_drafts_are_lossless_for_every_embedded_model(name: str, decoder: str) -> None:
+    own = embedded(name)
+    drafted = fitted(configured(decoder), own)
+    batched = {g.request_id: g for g in drafted.generate_stream(own.denoiser, ASKED, 2)}
+    saved = 0
+    for request in ASKED:
+        fast = drafted.generate(own.denoiser, request)
+        slow = without(drafted).generate(own.denoiser, request)
+        found = batched[request.id]
+        assert fast.ids == slow.ids
+        assert (found.ids, found.born) == (fast.ids, fast.born)
+        assert len(found.trace) == len(fast.trace) <= len(slow.trace)
+        saved += len(slow.trace) - len(fast.trace)
+    assert saved > 0, "no draft was accepted"
+
+
+def test_ssd_verifies_a_root_and_four_drafts_in_blocks_of_eight() -> None:
+    trace = configured("ssd").generate(model("llada"), REQUESTS[1]).trace
+    assert max(forward.branches for forward in trace.forwards) == 5
+    assert max(forward.masks for forward in trace.forwards) == 8
 
 
 @pytest.mark.parametrize("stop", [Eos(), Eos("token")], ids=str)

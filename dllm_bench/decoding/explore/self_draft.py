@@ -8,7 +8,8 @@ the branch reached follows it, as often as there is one; the last one continues,
 selector commits to it. A round costs one forward, as a step without drafts does.
 Lossless (the tokens of the same decoder with `Greedy`, in no more forwards) where the selector
 commits one token per forward and scores and cache follow from the tokens of the open block alone:
-no memory of earlier forwards, no renewal within the block, no random numbers, no revision. With a
+no memory of earlier forwards, no renewal within the block, no random numbers, no revision. The
+drafts are then the greedy verification tree of SSD (arXiv 2510.04147), of draft_steps nodes. With a
 threshold (FreeDave++) it is not: a draft may hold a part of what a step commits, and the rest is
 decided again.
 Left out is the released eager mode (`eager_acceptance_mode`), which drafts into the next block and
