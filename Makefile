@@ -28,14 +28,13 @@ decoders: $(filter decoders-%,$(TABLES) $(FIGURES)) ## Compare all decoders on e
 tables: $(STAMP) ## Regenerate every table with the embedded models; one: make lopa-table1
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all $(FILL)
 
-$(TABLES): $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table $(subst -,/,$@) $(FILL)
-
 figures: $(STAMP) ## Draw every figure with the embedded models; one: make dspark-figure2
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all $(FILL)
 
-$(FIGURES): $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure $(subst -,/,$@) $(FILL)
+# A table and a figure of one name are one target, which `sort` lists once.
+$(sort $(TABLES) $(FIGURES)): $(STAMP)
+	@$(if $(filter $@,$(TABLES)),OMP_NUM_THREADS=1 $(BIN)/dllm-bench table $(subst -,/,$@) $(FILL))
+	@$(if $(filter $@,$(FIGURES)),OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure $(subst -,/,$@) $(FILL))
 
 claims: $(STAMP) ## Print what the stored runs say about every published claim; CLAIMS=--run runs what is missing
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench claims $(CLAIMS)

@@ -1,0 +1,51 @@
+"""`make NAME` regenerates the table and the figure of that name, whichever there are."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Makefile with tables paper/one and paper/both, figures paper/two and paper/both."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    for kind, name in (("table", "one"), ("table", "both"), ("figure", "two"), ("figure", "both")):
+        made = folder / "conf" / kind / "paper" / f"{name}.yaml"
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.touch()
+    return folder
+
+
+def commands(folder: Path, *targets: str) -> list[str]:
+    """What make would run of dllm-bench; it warns of nothing."""
+    made = subprocess.run(["make", "-n", *targets], cwd=folder, capture_output=True, text=True)
+    assert (made.returncode, made.stderr) == (0, "")
+    ran = (line.partition("/dllm-bench ")[2] for line in made.stdout.splitlines())
+    return [command for command in ran if command]
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"), [("one", ["table"]), ("two", ["figure"]), ("both", ["table", "figure"])]
+)
+def test_a_target_makes_the_table_and_the_figure_of_its_name(
+    tree: Path, name: str, kinds: list[str]
+) -> None:
+    assert commands(tree, f"paper-{name}") == [f"{kind} paper/{name} --run" for kind in kinds]
+
+
+def test_every_table_and_figure_has_a_target() -> None:
+    wanted = [
+        (kind, path.parent.name, path.stem)
+        for kind in ("table", "figure")
+        for path in ROOT.glob(f"conf/{kind}/*/*.yaml")
+    ]
+    found = commands(ROOT, *(f"{group}-{name}" for _, group, name in wanted))
+    assert sorted(found) == sorted(f"{kind} {group}/{name} --run" for kind, group, name in wanted)
