@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dllm_bench.metrics.sample_stats import SampleStats
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.tables.build import measure_run
 
 
 def sample(**changes: Any) -> SampleStats:
@@ -20,3 +23,16 @@ def sample(**changes: Any) -> SampleStats:
 def drafted(rounds: Sequence[Sequence[int]], **changes: Any) -> SampleStats:
     """A sample decoded in `rounds` of (proposed, accepted, committed)."""
     return sample(rounds=[list(made) for made in rounds], **changes)
+
+
+def record_of(samples: Sequence[SampleStats], ids: Sequence[str] = ()) -> RunRecord:
+    """A record of these samples, each of an item of its own unless their `ids` say otherwise."""
+    spec = RunSpec(model={"name": "m"}, decoder={}, benchmark={"name": "b"}, hardware={})
+    columns = {name: [getattr(one, name) for one in samples] for name in SampleStats.columns()}
+    columns["id"] = list(ids) or [f"item-{i}" for i in range(len(samples))]
+    return RunRecord(spec, "0" * 64, None, {}, columns, [], 0.0)
+
+
+def interval(name: str, samples: Sequence[SampleStats]) -> tuple[float, float] | None:
+    """The interval of a metric of a run of these samples."""
+    return measure_run(name, record_of(samples))[1]

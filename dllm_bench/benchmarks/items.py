@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -73,6 +74,21 @@ def item_id_of(request_id: str) -> str:
     """The id of a request's item, without the number of the repetition."""
     item, mark, count = request_id.rpartition(REPETITION_MARK)
     return item if mark and count.isdigit() else request_id
+
+
+def repetition_of(request_id: str) -> int:
+    """The number of a request's repetition; 0 for an id without one."""
+    _, mark, count = request_id.rpartition(REPETITION_MARK)
+    return int(count) if mark and count.isdigit() else 0
+
+
+def in_passes(requests: Iterable[Request], limit: int | None, repeats: int) -> list[Request]:
+    """The requests of the first `limit` items (None: all): all items once, then all again.
+
+    requests: as `repeat_items` orders them, whose order is part of what a run's hash is made of.
+    """
+    chosen = list(islice(requests, None if limit is None else limit * repeats))
+    return sorted(chosen, key=lambda r: repetition_of(r.id)) if repeats > 1 else chosen
 
 
 def content_hash(content: object) -> str:

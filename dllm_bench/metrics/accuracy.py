@@ -9,11 +9,10 @@ on first use because that is slow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import fmean
-from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 
@@ -108,37 +107,20 @@ def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean; a single value is its own interval."""
     if len(values) < 2:
         return values[0], values[0]
-    return _resampled([values], lambda drawn, axis: drawn.mean(axis), seed)
-
-
-def bootstrap_ratio(
-    tops: Sequence[float], bottoms: Sequence[float], seed: int = 0
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of sum(tops) / sum(bottoms); pairs are resampled."""
-    return _resampled(
-        [tops, bottoms], lambda top, bottom, axis: top.sum(axis) / bottom.sum(axis), seed
-    )
-
-
-def _resampled(
-    columns: Sequence[Sequence[float]], statistic: Callable[..., Any], seed: int
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of a statistic of columns; whole rows are resampled."""
     import numpy as np
     from scipy import stats
 
-    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may divide by 0
-        result = stats.bootstrap(
-            [np.asarray(column, dtype=float) for column in columns],
-            statistic,
-            paired=True,
-            vectorized=True,
-            n_resamples=RESAMPLES,
-            batch=256,
-            confidence_level=LEVEL,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        )
+    result = stats.bootstrap(
+        [np.asarray(values, dtype=float)],
+        lambda drawn, axis: drawn.mean(axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        batch=256,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 

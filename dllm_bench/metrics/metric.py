@@ -7,7 +7,6 @@ position of a draft, named `name@k` with k from 1. The metrics themselves are in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, quantiles
@@ -37,15 +36,6 @@ class TotalRatio:
     def amounts(self, sample: SampleStats) -> tuple[float, float]:
         """What one sample adds to each sum."""
         return self.top(sample), self.bottom(sample)
-
-    def interval(self, samples: Sequence[SampleStats]) -> Interval | None:
-        """Bootstrap interval over the samples that add to a sum; None for fewer than two."""
-        used = [pair for pair in map(self.amounts, samples) if any(pair)]
-        tops, bottoms = zip(*used, strict=True) if used else ((), ())
-        if sum(bottom > 0 for bottom in bottoms) < 2:
-            return None
-        ends = accuracy.bootstrap_ratio(tops, bottoms)
-        return ends if all(map(math.isfinite, ends)) else None
 
 
 @dataclass(frozen=True)
@@ -83,17 +73,6 @@ class MetricDefinition:
 
     def __call__(self, samples: Sequence[SampleStats]) -> float | None:
         return None if self._missing(samples) else self.function(samples)
-
-    def interval(self, samples: Sequence[SampleStats]) -> Interval | None:
-        """The interval at `accuracy.LEVEL`.
-
-        By `bounds`, else by resampling the samples of a ratio of sums; None for other metrics.
-        """
-        if self._missing(samples):
-            return None
-        if self.bounds:
-            return self.bounds(samples)
-        return self.function.interval(samples) if isinstance(self.function, TotalRatio) else None
 
     def count(self, samples: Sequence[SampleStats]) -> int:
         """How many of the samples the value is made of."""

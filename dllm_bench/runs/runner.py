@@ -13,13 +13,12 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from dllm_bench.benchmarks.items import cut_at_stop
+from dllm_bench.benchmarks.items import cut_at_stop, in_passes
 from dllm_bench.core.benchmark import JUDGE_ERROR, Benchmark, SampleScore
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.denoiser import Denoiser
@@ -126,11 +125,12 @@ class RunSession:
     observer: Observer
 
     def requests(self) -> list[Request]:
-        """The requests of the run's `limit` items, in the benchmark's order; ids are distinct."""
+        """The requests of the run's `limit` items, in the benchmark's order; ids are distinct.
+
+        If items are repeated, all of them come once, then all again: repetition k is pass k.
+        """
         every = self.benchmark.requests(self.loaded.encode)
-        repeats = int(self.spec.benchmark.get("repeats", 1))
-        limit = self.spec.limit
-        requests = list(islice(every, None if limit is None else limit * repeats))
+        requests = in_passes(every, self.spec.limit, self.spec.repeats)
         if not requests:
             raise DllmBenchError(
                 f"Benchmark {self.benchmark.name} with limit {self.spec.limit} gives no request; "

@@ -24,6 +24,7 @@ from dllm_bench.site.sample_data import SAMPLES_PER_SCRIPT
 from dllm_bench.store.differences import setting_value
 from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec, leaves
+from dllm_bench.tables.build import measure_run
 
 TILES = ("tpf/emitted", "tps/e2e", "forwards/mean", "latency/mean", "ttft/p50", "tps/throughput")
 METRIC_GROUPS = {  # beginning of a metric's name -> title of its group, in the order of the page
@@ -188,11 +189,9 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         below = f"{interval} {score.method}, n = {score.n}"
         yield Tile("score", f"{100 * score.mean:.1f}", "%", below)
     for name in TILES:
-        metric = definition(name)
-        value = metric(record.sample_stats)
+        value, ends = measure_run(name, record)
         if value is not None:
-            below = bracketed(metric.interval(record.sample_stats))
-            yield Tile(name, significant(value), metric.unit, below)
+            yield Tile(name, significant(value), definition(name).unit, bracketed(ends))
 
 
 def bracketed(ends: tuple[float, float] | None) -> str:

@@ -11,9 +11,9 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
+from dllm_bench.benchmarks.items import in_passes
 from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -112,8 +112,7 @@ def requests_of(spec: RunSpec) -> list[Request]:
         served_model.encode if served else load_text_codec(inputs.model_spec(spec.model)).encode
     )
     every = inputs.benchmark_of(spec.benchmark).requests(encode)
-    repeats = int(spec.benchmark.get("repeats", 1))
-    return list(islice(every, None if spec.limit is None else spec.limit * repeats))
+    return in_passes(every, spec.limit, spec.repeats)
 
 
 def prompt_sha256(request: Request) -> str:

@@ -287,6 +287,11 @@ class RunSpec:
         return stored.startswith((self.short, self.former_short))
 
     @property
+    def repeats(self) -> int:
+        """How often every item is decoded."""
+        return int(self.benchmark.get("repeats") or 1)
+
+    @property
     def of_baseline(self) -> RunSpec:
         """The run of the baseline alone."""
         decoder = {key: value for key, value in self.baseline.items() if key != "name"}

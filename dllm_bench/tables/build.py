@@ -16,8 +16,10 @@ from enum import StrEnum
 from functools import reduce
 from typing import Any
 
+from dllm_bench.benchmarks.items import repetition_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
+from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.cost import Cost, CostModel, EstimateCheck, MeasuredRuns
 from dllm_bench.tables.derive import (
@@ -28,6 +30,7 @@ from dllm_bench.tables.derive import (
     curve_of,
     derived,
     has_curve,
+    is_of_times,
     unit_of,
 )
 from dllm_bench.tables.plan import (
@@ -47,7 +50,6 @@ AREA_TEXT = (
     "against the slowest do not count, and a curve that ends in one has no whole area. x:"
 )
 SETTING_TEXT = "a setting of the run, read from its configuration."
-HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
 MEASURED, UNDEFINED = "measured", "undefined"
 LOAD_PER_CORE = 1.3
 """Load average per core above which other work disturbs a run's times."""
@@ -108,7 +110,7 @@ class BuiltCell:
     def is_disturbed(self) -> bool:
         """True for a number of times, one of whose runs began on a busy machine."""
         records = [run.record for run in self.planned.runs if run.record]
-        timed = not self.setting and unit_of(self.cell.metric.plain) in HARDWARE_UNITS
+        timed = is_of_times(self.cell.metric)
         return timed and any(is_loaded(one) for record in records for one in record.environments)
 
     @property
@@ -309,7 +311,20 @@ def measure(planned: PlannedCell) -> tuple[float | None, Interval | None]:
     value = definition(stats)
     if value is None:
         return None, None
-    return value, definition.bounds(stats) if definition.bounds else bootstrap(planned)
+    bounds = definition.bounds
+    return value, bounds(_first_pass(record)) if bounds else bootstrap(planned)
+
+
+def measure_run(name: str, record: RunRecord) -> tuple[float | None, Interval | None]:
+    """The metric called `name` of one run, and its interval if it has one."""
+    run = PlannedRun((), CellState.SEALED, spec=record.spec, record=record)
+    return measure(PlannedCell(Cell({}, TableMetric(name, name, name), (), None, ()), run))
+
+
+def _first_pass(record: RunRecord) -> list[SampleStats]:
+    """A sample per item, since counts hardly differ between repetitions of an item."""
+    pairs = zip(record.columns["id"], record.sample_stats, strict=True)
+    return [sample for key, sample in pairs if repetition_of(key) == 0]
 
 
 def _score(record: RunRecord) -> tuple[float | None, Interval | None]:
@@ -360,7 +375,7 @@ def why_incomparable(planned: PlannedCell, profile: Profile) -> str:
     cell = planned.cell
     if profile.embedded:
         return _embedded_run_text(planned)
-    if unit_of(cell.metric.plain) not in HARDWARE_UNITS:
+    if not is_of_times(cell.metric):
         return ""
     records = [run.record for run in planned.runs if run.record]
     devices = ", ".join(sorted({record.devices for record in records}))

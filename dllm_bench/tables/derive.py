@@ -2,26 +2,36 @@
 
 A planned cell with parts is computed from these, at any depth. Its interval is a percentile
 bootstrap of the whole formula: runs of one benchmark draw the same items (paired), different
-benchmarks draw independently. That needs numbers that are means or ratios of sums over samples, and
-runs that share all items; other numbers (extremes, percentiles) have no interval. Which points of a
-curve count, and in which order, is decided once, by the measured values, for all resamples.
+benchmarks draw independently. An item that was decoded several times is drawn with all its samples.
+That needs numbers that are means or ratios of sums over samples, and runs that share all items;
+other numbers (extremes, percentiles) have no interval. Which points of a curve count, and in which
+order, is decided once, by the measured values, for all resamples.
+
+A number made of times also differs from pass to pass over the same items. With several passes its
+interval is that of a second measurement of as many passes: each resample is multiplied by
+exp(t s √(2 ÷ R)), with s the standard deviation between the R passes, relative to their mean, and t
+drawn from Student's t distribution of R − 1 degrees of freedom. (Drawing passes with replacement
+would be too narrow: its variance is (R − 1) ÷ R of s², and few passes hardly know s.) The 2 is
+there because a second measurement is as uncertain as the first. Two runs draw independently.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any, TypeVar
 
 import numpy as np
 
+from dllm_bench.benchmarks.items import item_id_of, repetition_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
 from dllm_bench.metrics.accuracy import LEVEL, RESAMPLES
-from dllm_bench.metrics.metric import TotalRatio
+from dllm_bench.metrics.metric import MetricDefinition, TotalRatio
+from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.plan import PlannedCell
 from dllm_bench.tables.spec import CUT, Query, TableMetric
@@ -29,8 +39,11 @@ from dllm_bench.tables.spec import CUT, Query, TableMetric
 PERCENT = 100
 DIGITS = 9  # of resampled numbers; further digits of float sums differ between processors
 SCORE_UNIT = "%"
+HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
+Key = TypeVar("Key", bound=Hashable)
 N = TypeVar("N", float, Any)  # a number, or an array of numbers, one per resample
 Interval = tuple[float, float]  # low, high
+Amount = tuple[float, float]  # what is added to the two sums of a ratio
 
 
 @dataclass(frozen=True)
@@ -41,12 +54,16 @@ class ItemSums:
     """Name of the benchmark."""
     seed: int
     """Seed of the run."""
+    run: str
+    """Hash of the run."""
     ids: tuple[str, ...]
     """Ids of the items."""
     tops: tuple[float, ...]
     """What each item adds to the numerator; 0 for an item without the number."""
     bottoms: tuple[float, ...]
     """What each item adds to the denominator; 0 for an item without the number."""
+    passes: tuple[Amount, ...] = ()
+    """The same two sums for each pass over the items, of a number that is made of times."""
 
 
 def unit_of(metric: TableMetric) -> str:
@@ -160,25 +177,45 @@ def _area(planned: PlannedCell, numbers: Sequence[N]) -> N:
     return tradeoff.area(points, reduce(np.maximum, numbers[len(names) :]))
 
 
+def is_of_times(metric: TableMetric) -> bool:
+    """True for a number made of measured times, which depends on the machine and its load."""
+    return unit_of(metric.plain) in HARDWARE_UNITS
+
+
 def item_sums(metric: TableMetric, record: RunRecord) -> ItemSums | None:
     """A metric's number as sums over items; None if it is no mean or ratio of sums."""
     spec = record.spec
-    head = (str(spec.benchmark["name"]), spec.seed)
+    head = (str(spec.benchmark["name"]), spec.seed, record.identity_hash)
     if metric.is_score:
         graded = record.values
         tops = tuple(PERCENT * value for value in graded.values())
         return ItemSums(*head, tuple(graded), tops, (1.0,) * len(tops))
     definition, stats = definitions.definition(metric.definition), record.sample_stats
-    ids = tuple(record.columns["id"])
-    if isinstance(definition.function, TotalRatio):
-        pairs = [definition.function.amounts(sample) for sample in stats]
-    else:
-        values = [definition([sample]) for sample in stats]
-        pairs = [(0.0, 0.0) if value is None else (value, 1.0) for value in values]
-    sums = ItemSums(*head, ids, *(tuple(map(float, side)) for side in zip(*pairs, strict=True)))
+    amounts = _amounts(definition, stats)
+    items = _sums_by(map(item_id_of, record.columns["id"]), amounts)
+    passes = _sums_by(map(repetition_of, record.columns["id"]), amounts)
+    sums = ItemSums(*head, tuple(items), *zip(*items.values(), strict=True))
     value, divisor = definition(stats), sum(sums.bottoms)
-    is_ratio = value is not None and divisor and math.isclose(value, sum(sums.tops) / divisor)
-    return sums if is_ratio else None
+    if value is None or not divisor or not math.isclose(value, sum(sums.tops) / divisor):
+        return None
+    return replace(sums, passes=tuple(passes.values())) if is_of_times(metric) else sums
+
+
+def _amounts(definition: MetricDefinition, stats: Sequence[SampleStats]) -> list[Amount]:
+    """What every sample adds to the sums of a ratio, or of a mean."""
+    if isinstance(definition.function, TotalRatio):
+        return [definition.function.amounts(sample) for sample in stats]
+    values = [definition([sample]) for sample in stats]
+    return [(0.0, 0.0) if value is None else (value, 1.0) for value in values]
+
+
+def _sums_by(keys: Iterable[Key], amounts: Iterable[Amount]) -> dict[Key, Amount]:
+    """The amounts of each key's samples, summed."""
+    sums: dict[Key, Amount] = {}
+    for key, (top, bottom) in zip(keys, amounts, strict=True):
+        tops, bottoms = sums.get(key, (0.0, 0.0))
+        sums[key] = (tops + top, bottoms + bottom)
+    return sums
 
 
 def bootstrap(planned: PlannedCell) -> Interval | None:
@@ -220,7 +257,17 @@ def leaves_of(planned: PlannedCell) -> list[PlannedCell]:
 def _draw(sums: ItemSums) -> Any:
     """The number in every resample, as an array."""
     counts = _draws(sums.benchmark, len(sums.ids), sums.seed)
-    return (counts @ list(sums.tops)) / (counts @ list(sums.bottoms))
+    drawn = (counts @ list(sums.tops)) / (counts @ list(sums.bottoms))
+    return drawn * _second_measurement(sums) if len(sums.passes) > 1 else drawn
+
+
+def _second_measurement(sums: ItemSums) -> Any:
+    """What the number of times is multiplied by in each resample, as an array; see above."""
+    tops, bottoms = np.array(sums.passes).T
+    numbers, n = tops / bottoms, len(tops)
+    spread = numbers.std(ddof=1) / numbers.mean()
+    rng = np.random.default_rng([sums.seed, zlib.crc32(sums.run.encode())])
+    return np.exp(rng.standard_t(n - 1, RESAMPLES) * spread * math.sqrt(2 / n))
 
 
 @lru_cache(maxsize=4)

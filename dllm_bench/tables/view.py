@@ -20,6 +20,7 @@ from dllm_bench.tables.build import (
     CellVerdict,
 )
 from dllm_bench.tables.cost import cost_in_words
+from dllm_bench.tables.derive import is_of_times
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
 from dllm_bench.tables.spec import Cell, FacetValue, Query, TableMetric
 
@@ -358,6 +359,21 @@ def _disturbed_lines(built: BuiltTable) -> list[str]:
     return [f"{DISTURBED} a run {meaning} ({count} cells)"] if count else []
 
 
+def _passes_lines(built: BuiltTable) -> list[str]:
+    """What the interval of a number of times is, if a run has several passes over its items."""
+    cells = [cell for cell in built.cells if cell.interval and is_of_times(cell.cell.metric)]
+    specs = [run.spec for cell in cells for run in cell.planned.runs if run.spec]
+    passes = sorted({spec.repeats for spec in specs} - {1})
+    if not passes:
+        return []
+    counts = " or ".join(map(str, passes))
+    return [
+        f"Numbers of times are of {counts} passes over the items; their bracket is where a second "
+        "measurement of as many passes is expected in 95 % of cases, variance between passes "
+        "included."
+    ]
+
+
 def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str]]]:
     """The remarks below a table: (heading, lines). `commands`: list the commands of open runs."""
     definitions = [
@@ -370,7 +386,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
     )
     bare = "Extremes (maximum, top-10, percentiles) are shown without one."
     parts = [
-        ("Definitions", [*definitions, f"{tail} {bare}"]),
+        ("Definitions", [*definitions, f"{tail} {bare}", *_passes_lines(built)]),
         ("Measured on", [*built.hardware, *_disturbed_lines(built)]),
         ("Code", [f"commit {code}" for code in built.code]),
         ("Inputs", list(built.inputs)),

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dllm_bench.benchmarks.items import repeat_items
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.request import Generation, Request, SpecialTokens
@@ -84,6 +85,18 @@ class Letters(Benchmark):
     def _grade(self, text: str) -> SampleScore:
         right = text.count("a") % 2 == 0
         return SampleScore(float(right), "correct" if right else "wrong", {"length": len(text)})
+
+
+@dataclass
+class Repeating(Letters):
+    """Every prompt `repeats` times, ordered as the package's benchmarks order them."""
+
+    repeats: int = 3
+
+    def requests(self, encode: Encode) -> list[Request]:
+        items = [{"id": request.id, "of": request} for request in super().requests(encode)]
+        chosen = repeat_items(items, self.repeats)
+        return [replace(item["of"], id=item["id"]) for item in chosen]
 
 
 @dataclass

@@ -13,8 +13,10 @@ from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.runs.runner import cut, run
+from dllm_bench.runs.runner import WARMUPS, cut, run
 from dllm_bench.store import files
+from dllm_bench.store.record import Session
+from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store, read_samples
 from tests.resume import fakes
 
@@ -100,6 +102,38 @@ def test_a_sample_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     other = run(fakes.spec(3, seed=1), store=Store(tmp_path / "a"), deps=fakes.deps())
     assert other.identity_hash != few.identity_hash
     assert read_samples(Store(tmp_path / "a").path(other.spec))["item-0"].text != texts[0][0]
+
+
+def repeating(n: int, repeats: int = 3) -> RunSpec:
+    return fakes.spec(n, benchmark={**fakes.spec().benchmark, "repeats": repeats})
+
+
+def test_repetitions_are_decoded_pass_by_pass(tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    made = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=fakes.Repeating())
+    record = run(repeating(4), store=Store(tmp_path / "runs"), deps=made)
+    passes = [f"item-{i}#{k}" for k in range(3) for i in range(4)]
+    assert [line.split()[1] for line in log.read_text().splitlines()][WARMUPS:] == passes
+    assert record.columns["id"] == passes
+    assert list(record.values) == [f"item-{i}" for i in range(4)], "a limit counts items"
+
+
+def test_a_repetition_draws_what_it_drew_whenever_it_is_decoded(tmp_path: Path) -> None:
+    """Seeds follow from ids, so a run that decoded item by item is finished pass by pass."""
+    spec, made = repeating(4), fakes.deps(benchmark=fakes.Repeating())
+    whole, parts = Store(tmp_path / "a"), Store(tmp_path / "b")
+    run(spec, store=whole, deps=made)
+    samples = read_samples(whole.path(spec))
+    with parts.open(spec, 12) as opened:
+        opened.begin(Session(0.0, 0, {}))
+        for key in ("item-0#0", "item-0#1", "item-0#2", "item-1#0"):
+            opened.append(samples[key])
+    assert fakes.timeless(run(spec, store=parts, deps=made)) == fakes.timeless(
+        run(spec, store=whole, deps=made)
+    )
+    texts = {key: sample.text for key, sample in read_samples(parts.path(spec)).items()}
+    assert texts == {key: sample.text for key, sample in samples.items()}
+    assert len({texts[f"item-0#{k}"] for k in range(3)}) == 3
 
 
 def generated(text: str, *, stop: tuple[str, ...] = (), eos_at: int | None = None) -> Generation:

@@ -10,8 +10,8 @@ from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.acceptance import Round
 from dllm_bench.metrics.accuracy import wilson
-from dllm_bench.metrics.definitions import definition, measure
-from tests.sample_stats import drafted, sample
+from dllm_bench.metrics.definitions import measure
+from tests.sample_stats import drafted, interval, sample
 
 FIRST = [Round(3, 3, 4), Round(3, 0, 1), Round(1, 1, 2)]
 SECOND = [Round(3, 1, 2), Round(0, 0, 1)]
@@ -35,9 +35,9 @@ def test_positions_by_name() -> None:
     by_hand = {"survival": [3 / 4, 1 / 3, 1 / 3, None], "conditional": [3 / 4, 1 / 2, 1.0, None]}
     for name, values in by_hand.items():
         assert [measure(f"acceptance/{name}@{k}", samples) for k in (1, 2, 3, 4)] == values
-    assert definition("acceptance/survival@2").interval(samples) == pytest.approx(wilson(1, 3))
-    assert definition("acceptance/conditional@2").interval(samples) == pytest.approx(wilson(1, 2))
-    assert definition("acceptance/conditional@4").interval(samples) is None
+    assert interval("acceptance/survival@2", samples) == pytest.approx(wilson(1, 3))
+    assert interval("acceptance/conditional@2", samples) == pytest.approx(wilson(1, 2))
+    assert interval("acceptance/conditional@4", samples) is None
 
 
 def test_time_of_a_round() -> None:
@@ -52,10 +52,10 @@ def test_time_of_a_round() -> None:
 def test_an_interval_comes_from_the_samples() -> None:
     """Samples that agree leave no doubt, whatever their rounds; samples that do not, do."""
     agreeing, torn = drafted([(3, 3, 4), (3, 1, 2)]), drafted([(3, 0, 1), (3, 0, 1)])
-    assert definition("acceptance/length").interval([agreeing] * 10) == (3.0, 3.0)
-    low, high = definition("acceptance/length").interval([agreeing, torn] * 10) or (0, 0)
+    assert interval("acceptance/length", [agreeing] * 10) == (3.0, 3.0)
+    low, high = interval("acceptance/length", [agreeing, torn] * 10) or (0, 0)
     assert low < 2.0 < high
-    assert definition("acceptance/length").interval([agreeing]) is None
+    assert interval("acceptance/length", [agreeing]) is None
 
 
 def test_rounds_come_from_trace_and_tokens() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dllm_bench.metrics import speed
 from dllm_bench.metrics.definitions import definition, measure, measure_all
 from dllm_bench.metrics.sample_stats import SampleStats
+from tests.sample_stats import interval
 
 A = SampleStats(
     allocated=32, committed=30, content=12, emitted=10, forwards=5, rows=200, forced=1,
@@ -89,25 +90,25 @@ def test_top_ten_takes_the_ten_fastest() -> None:
 
 def test_speed_up_and_equality_have_intervals() -> None:
     many = [A, B, C] * 20
-    low, high = definition("speedup/baseline").interval(many) or (0, 0)
+    low, high = interval("speedup/baseline", many) or (0, 0)
     assert 1 < low < 5.4 / 3.6 < high < 2
-    low, high = definition("equal/baseline").interval(many) or (0, 0)
+    low, high = interval("equal/baseline", many) or (0, 0)
     assert 0.5 < low < 2 / 3 < high < 0.8
-    low, high = definition("equal/baseline").interval([A, C]) or (0, 0)
+    low, high = interval("equal/baseline", [A, C]) or (0, 0)
     assert (low < 0.5, high) == (True, 1.0), "two equal texts prove little"
-    assert definition("speedup/baseline").interval([A]) is None
-    assert definition("tps/max").interval(many) is None
+    assert interval("speedup/baseline", [A]) is None
+    assert interval("tps/max", [*many, replace(A, committed=60)]) is None
 
 
 def test_what_gave_nothing_is_in_the_interval_as_in_the_number() -> None:
     """An empty text costs rows and gives no token."""
     empty, row_cost = replace(C, rows=400), definition("row_cost")
     many = [A, empty] * 20
-    low, high = row_cost.interval(many) or (0, 0)
+    low, high = interval("row_cost", many) or (0, 0)
     assert low < (row_cost(many) or 0) == 600 / 10 < high
-    assert row_cost.interval([A, A]) == (20, 20)
-    assert row_cost.interval([A, *[empty] * 20]) is None
-    assert row_cost.interval([A, A, *[empty] * 20]) is None, "resamples without a token"
+    assert interval("row_cost", [A, A]) == (20, 20)
+    assert interval("row_cost", [A, *[empty] * 20]) is None
+    assert interval("row_cost", [A, A, *[empty] * 20]) is None, "resamples without a token"
 
 
 def test_without_samples_nothing_is_defined() -> None:
