@@ -193,7 +193,8 @@ def evidence_of(sides: Sides) -> Evidence:
             f"Claim {sides.claim.name} compares {sides.claim.metric} by its ratio, which is 0 in "
             "some resamples; choose another metric."
         )
-    items = sum(len(ours.run.record.columns["id"]) for ours, _ in pairs if ours.run.record)
+    records = [ours.run.record for ours, _ in pairs if ours.run.record]
+    items = sum(len(set(map(item_id_of, record.columns["id"]))) for record in records)
     place, spread = (np.log(effect), np.log(drawn)) if is_ratio else (effect, drawn)
     same = Evidence(
         effect=effect,

@@ -103,7 +103,7 @@ class Claim:
         visible = [[v.name for v in values if not v.hidden] for values in shown.values()]
         others = [dict(zip(shown, names, strict=True)) for names in product(*visible)]
         skipped = tuple(_skip(keys) for keys in others if keys not in wanted)
-        metrics = tuple(TableMetric(name="", label="", definition=d) for d in self.definitions)
+        metrics = tuple(TableMetric("", "", d, run=whole.run_of(d)) for d in self.definitions)
         return replace(
             whole,
             name=f"claim {self.name}",

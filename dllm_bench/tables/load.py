@@ -255,6 +255,7 @@ def _metric(name: str, plain: Mapping[str, Any]) -> TableMetric:
         setting=plain.get("setting", ""),
         labels={str(key): str(word) for key, word in plain.get("labels", {}).items()},
         area=area,
+        run=tuple(plain.get("run", ())),
     )
 
 

@@ -1,10 +1,10 @@
 """Which runs a table needs, and the state of each.
 
 Every cell's query, translated by the profile, is composed and turned into a `RunSpec` by the same
-code path as in `dllm-bench run`, so both have the same hash; the metrics of one combination share a
-run. Each run is sealed, partial, missing, failed or unavailable here, and comes with the one
-command that fills it. A derived cell has the worst state of its parts. Nothing is started here; the
-cost of open runs is estimated in `cost`.
+code path as in `dllm-bench run`, so both have the same hash. The metrics of one combination share a
+run, unless a metric has overrides of its own. Each run is sealed, partial, missing, failed or
+unavailable here, and comes with the one command that fills it. A derived cell has the worst state
+of its parts. Nothing is started here; the cost of open runs is estimated in `cost`.
 """
 
 from __future__ import annotations

@@ -108,6 +108,10 @@ class TableMetric:
     """Configured value -> the paper's word for it, for a setting."""
     area: str = ""
     """`WHOLE` or `CUT` for the area under a curve of score over the definition's metric (AUP)."""
+    run: Query = ()
+    """Overrides of the run that its cells come from, after all others: a speed measured over fewer
+    items and several passes than the score. Cells with equal overrides share a run.
+    """
 
     @property
     def is_score(self) -> bool:
@@ -258,6 +262,12 @@ class PaperTable:
                 if not cell.skipped and not cell.hidden:
                     yield cell
 
+    def run_of(self, definition: str) -> Query:
+        """What the table's metric of this definition, the first if there are several, adds to the
+        run query.
+        """
+        return next((m.run for m in self.metrics if m.definition == definition), ())
+
     def parts(self, cell: Cell) -> tuple[Cell, ...]:
         """The cells that a derived one is computed from: (own, other) for a ratio or difference,
         the cells averaged, or the points of a curve; none if the cell has a run of its own.
@@ -286,7 +296,7 @@ class PaperTable:
             v.name for v in self.facets[facet] if not (v.curve or v.mean_of or v.reported_only)
         ]
         others = [name for name in with_runs if name not in cell.curve]
-        score = replace(single, definition=SCORE)
+        score = replace(single, definition=SCORE, run=self.run_of(SCORE))
         xs = [self._at(cell, {facet: name}, single) for name in cell.curve]
         return (*xs, *(self._at(cell, {facet: name}, score) for name in (*cell.curve, *others)))
 
@@ -312,7 +322,8 @@ class PaperTable:
         attributes |= {**names, "metric": metric.name}
         notes = tuple(note.name for note in self.notes if note.where and note.holds(attributes))
         rules = tuple(rule.value for rule in self.rules if rule.holds(attributes))
-        run = (*self.run, *(item for v in (*values.values(), *rules) for item in v.run))
+        own = (item for value in (*values.values(), *rules) for item in value.run)
+        run = (*self.run, *own, *metric.run)
         reported = self.reported.get((*names.values(), metric.name))
         return Cell(values, metric, run, reported, notes, rules)
 
@@ -372,7 +383,7 @@ class Profile:
         return f"--profile {self.name}" + (f" --limit {self.limit}" if self.limit else "")
 
     def limited(self, items: int) -> Profile:
-        """The profile with so many items a run."""
+        """The profile with this number of items a run."""
         return replace(self, set=(*self.set, f"limit={items}"), limit=items)
 
     def translate(self, query: Query) -> Query:

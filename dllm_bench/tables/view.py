@@ -1,9 +1,9 @@
 """What every format of a built table shares: blocks of rows, numbers as text, remarks.
 
-A block is one combination of section and column facets (LoPA Table 4: a model and a benchmark), and
-a row in it is one run. The measured numbers come first, then the reported ones if the block has
-any; each of the two groups of columns names its own model and benchmark. Markup is added by the
-renderers (`render_*`).
+A block is one combination of section and column facets (LoPA Table 4: a model and a benchmark). A
+row in it is one run, or several if some metrics have runs of their own. The measured numbers come
+first, then the reported ones if the block has any; each of the two groups of columns names its own
+model and benchmark. Markup is added by the renderers (`render_*`).
 """
 
 from __future__ import annotations
