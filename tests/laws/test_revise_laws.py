@@ -22,6 +22,7 @@ from dllm_bench.decoding.cache.prefix import PrefixCache
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.revise.budgets import Budgeted
 from dllm_bench.decoding.revise.edit import Edit
 from dllm_bench.decoding.revise.end_fill import EndFill
 from dllm_bench.decoding.revise.none import NoRevision
@@ -38,6 +39,8 @@ from tests.tiers import covering
 REVISING = {name: one for name, one in decoders().items() if one.revise.revises}
 MODELS = [Table(seed) for seed in range(3)]
 REQUEST = Request("laws", (5, 9, 2), 16, seed=7)
+
+BUDGETED = {name: one for name, one in REVISING.items() if isinstance(one.revise, Budgeted)}
 
 each = pytest.mark.parametrize("decoder", REVISING.values(), ids=REVISING)
 
@@ -89,7 +92,7 @@ def test_the_laws_are_about_decoders_that_do_revise() -> None:
     assert len(revised) > len(REVISING) / 2, revised
 
 
-@each
+@pytest.mark.parametrize("decoder", BUDGETED.values(), ids=BUDGETED)
 @pytest.mark.parametrize("most", covering(2, [3, 0]))
 def test_budgets_bound_the_changes_and_decoding_ends(decoder: MaskedDecoder, most: int) -> None:
     for budget in ("per_position", "per_block", "per_request"):
