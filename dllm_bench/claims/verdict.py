@@ -41,7 +41,7 @@ COMMAND = "dllm-bench claims"
 SIZES = (120, 250, 500, 1000)
 """Items of larger runs: claims share them, and the generated tasks have at most 1000."""
 CellsAt = Callable[[Sequence[Claim], int | None], list[list[PlannedCell]]]
-"""The planned cells of each claim, with runs of so many items; None: of the table's."""
+"""The planned cells of each claim, with runs of that number of items; None: of the table's."""
 
 
 class ClaimVerdict(StrEnum):
