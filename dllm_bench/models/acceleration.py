@@ -22,7 +22,8 @@ from torch import Tensor
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.kv import PositionCache
-from dllm_bench.models.transformer import Rotation, TransformerDenoiser
+from dllm_bench.models.layer_ops import Rotation
+from dllm_bench.models.transformer import TransformerDenoiser
 
 BUCKET = 64  # positions; two blocks of 32, so that one block and two blocks use the same graph
 KeysValues = tuple[Tensor, Tensor]
@@ -39,6 +40,8 @@ FP8_CAPABILITY = (8, 9)  # CUDA compute capability of the first devices with fp8
 
 class CompiledDenoiser(TransformerDenoiser):
     """A `TransformerDenoiser` whose layers run as one compiled function of tensors."""
+
+    owns_layers = False
 
     def compile(self, mode: str) -> CompiledDenoiser:
         """Choose a mode of `MODES`; compilation itself happens in the first forwards."""

@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dllm_bench.core.denoiser import ForwardPlan, fed_positions
@@ -33,7 +34,10 @@ from dllm_bench.models.kv import PositionCache, Span
 
 CACHED_MASKS = 16  # one request rarely alternates between more shapes
 PER_REQUEST = "per request"  # name of `attend_per_request` in transformers' registry
-AttentionFunction = Callable[..., tuple[Tensor, Any]]
+Slots = tuple[Tensor, Tensor]
+"""Where keys and values are written, (P, G, F, E) each, for P sequences and G heads of K/V."""
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""Queries, keys, values and mask of one request -> its attention (P, F, A, E)."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,59 @@ class BatchCache:
         ]
         return [keys for keys, _ in visible], [values for _, values in visible]
 
+    def slots(self, layer: int, rows: int) -> None:
+        """Anywhere: the rows of each request go to a cache of its own."""
+
+
+AnyMask = Tensor | BatchMask | None
+
+
+class FreshCache(Protocol):
+    """What a layer's attention does with its fresh K/V."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Any:
+        """Take fresh K/V of a layer; what is attended to, in a batch of each request."""
+
+    def slots(self, layer: int, rows: int) -> Slots | None:
+        """Where the K/V of that many rows are to be written before `update`; None: anywhere."""
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: AnyMask, cache: FreshCache, layer: int
+) -> Tensor:
+    """Attention (P, F, A * E) of a layer: queries (P, A, F, E) over fresh and cached K/V."""
+    keys, values = cache.update(key, value, layer)
+    if isinstance(mask, BatchMask):
+        return attend_requests(_attend, query, keys, values, mask).flatten(2)
+    return _attend(query, keys, values, mask).flatten(2)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention (P, F, A, E) of one request. With a mask, torch's fast kernels for CUDA take no
+    K/V that several heads share.
+    """
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1 and mask is not None and query.is_cuda:
+        key, value = (part.repeat_interleave(repeats, 1) for part in (key, value))
+        repeats = 1
+    attended = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, enable_gqa=repeats > 1
+    )
+    return attended.transpose(1, 2)
+
+
+def attend_requests(
+    attention: Attention, query_1ANE: Tensor, keys: Any, values: Any, mask: BatchMask
+) -> Tensor:
+    """Attention (1, N, A, E) of a batch, request by request over its own keys and values."""
+    queries = split_requests(query_1ANE, mask.requests)
+    for request, query, key, own in zip(mask.requests, queries, keys, mask.masks, strict=True):
+        if request.plan.probe is not None:
+            scale = query.shape[-1] ** -0.5
+            request.kv.probes.append(request.plan.probe(query[0], key[0], scale, own))
+    each = zip(queries, keys, values, mask.masks, strict=True)
+    return torch.cat([attention(*one).flatten(0, 1) for one in each])[None]
+
 
 def attend_per_request(
     module: Any,
@@ -248,24 +305,20 @@ def attend_per_request(
     position_ids: Tensor | None = None,
     use_cache: bool = True,
 ) -> tuple[Tensor, None]:
-    """Attention (1, N, A, E), request by request, with the signature transformers calls.
+    """`attend_requests` with the signature transformers calls.
 
     `keys_values_mask` are the keys and values of each request and a `BatchMask`. The last three
     arguments are not needed: windows are in the masks, positions in the rotation.
     """
     keys, values, mask = keys_values_mask
     eager = sys.modules[type(module).__module__].eager_attention_forward
-    one: AttentionFunction = ALL_ATTENTION_FUNCTIONS.get_interface(mask.attention, eager)
-    queries = split_requests(query_1ANE, mask.requests)
-    for request, query, key, own in zip(mask.requests, queries, keys, mask.masks, strict=True):
-        if request.plan.probe is not None:
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            request.kv.probes.append(request.plan.probe(query[0], key[0], scale, own))
-    attended = [
-        one(module, *each, dropout=dropout, scaling=scaling)[0].flatten(0, 1)
-        for each in zip(queries, keys, values, mask.masks, strict=True)
-    ]
-    return torch.cat(attended)[None], None
+    one = ALL_ATTENTION_FUNCTIONS.get_interface(mask.attention, eager)
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, own: Tensor | None) -> Tensor:
+        attended: Tensor = one(module, query, key, value, own, dropout=dropout, scaling=scaling)[0]
+        return attended
+
+    return attend_requests(attention, query_1ANE, keys, values, mask), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(PER_REQUEST, attend_per_request)

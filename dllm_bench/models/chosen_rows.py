@@ -2,9 +2,8 @@
 
 The hidden states of all rows pass through the layers. A layer computes query, key, attention and
 MLP of the rows that the rule wants; the others add what attention and MLP gave for them last. Key
-and value of a row stay in the cache until they are computed again. The layer's own modules are
-called on fewer rows, so nothing of them is written down a second time but their order: a layout
-says by `plain_layers` that its layers have it.
+and value of a row stay in the cache until they are computed again. The parts of a `DecoderLayer`
+are called on fewer rows: a layout says by `plain_layers` that its layers have them.
 
 Shapes: X fed positions, R rows that are computed, S positions of which the rule chooses, G heads of
 keys and values, E head size, C = G * E, H hidden size.
@@ -14,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.denoiser import RowChoice, RowWork
 from dllm_bench.models.kv import LayerCache, PositionCache, buffer
+from dllm_bench.models.layer_ops import Rotation
+from dllm_bench.models.layers import DecoderLayer
 
 ATTENTION, MLP = 0, 1  # indices of `LayerCache.outputs`
-PartsOfLayer = tuple[Any, Tensor | None, tuple[Tensor, Tensor]]
-"""The module of a layer, its mask over X rows or 1, and its rotation of X rows."""
+LayerOfRows = tuple[DecoderLayer, Tensor | None, Rotation]
+"""A layer, its mask over X rows or 1, and its rotation of X rows."""
 
 
 @dataclass
@@ -51,6 +51,9 @@ class RowStore:
         assert self.kept.keys is not None
         assert self.kept.values is not None
         return self._write(self.kept.keys, keys_1GRE), self._write(self.kept.values, values_1GRE)
+
+    def slots(self, layer: int, rows: int) -> None:
+        """Anywhere: rows are not written one after another."""
 
     def renew(self, output: int, fresh_1RH: Tensor | None) -> Tensor:
         """Keep fresh outputs of attention or MLP; those of all X positions, (1, X, H)."""
@@ -84,7 +87,7 @@ class RowStore:
 
 
 def run_chosen_rows(
-    rule: RowChoice, kv: PositionCache, hidden_1XH: Tensor, layers: Sequence[PartsOfLayer]
+    rule: RowChoice, kv: PositionCache, hidden_1XH: Tensor, layers: Sequence[LayerOfRows]
 ) -> Tensor:
     """Hidden states (1, X, H) after all layers, each of which computes the rows it chooses."""
     length, rows, read = hidden_1XH.shape[1], 0, 0
@@ -103,32 +106,32 @@ def _run_layer(
     rule: RowChoice,
     store: RowStore,
     hidden_1XH: Tensor,
-    parts: PartsOfLayer,
+    parts: LayerOfRows,
     spans: tuple[tuple[int, int], tuple[int, int]],
 ) -> Tensor:
     """The hidden states after one layer."""
     layer, mask, rotation = parts
-    normed_1XH = layer.input_layernorm(hidden_1XH)
-    _choose_rows(rule, store, layer.self_attn, normed_1XH, spans)
+    normed_1XH = layer.normed(hidden_1XH)
+    _choose_rows(rule, store, layer, normed_1XH, spans)
     attended_1RH = changed_1RH = None
     if store.any_row:
-        attended_1RH, _ = layer.self_attn(
-            hidden_states=store.of_rows(normed_1XH, 1),
-            position_embeddings=tuple(store.of_rows(part, 1) for part in rotation),
-            attention_mask=None if mask is None else store.of_rows(mask, 2),
-            past_key_values=store,
+        cos, sin = rotation
+        attended_1RH = layer.attended(
+            store.of_rows(normed_1XH, 1),
+            None if mask is None else store.of_rows(mask, 2),
+            (store.of_rows(cos, 1), store.of_rows(sin, 1)),
+            store,
         )
     hidden_1XH = hidden_1XH + store.renew(ATTENTION, attended_1RH)
     if store.any_row:
-        rows_1RH = store.of_rows(hidden_1XH, 1)
-        changed_1RH = layer.mlp(layer.post_attention_layernorm(rows_1RH))
+        changed_1RH = layer.changed(store.of_rows(hidden_1XH, 1))
     return hidden_1XH + store.renew(MLP, changed_1RH)
 
 
 def _choose_rows(
     rule: RowChoice,
     store: RowStore,
-    attention: Any,
+    layer: DecoderLayer,
     normed_1XH: Tensor,
     spans: tuple[tuple[int, int], tuple[int, int]],
 ) -> None:
@@ -138,7 +141,7 @@ def _choose_rows(
         return
     rows_R = torch.arange(*always, device=normed_1XH.device)
     if judged[0] < judged[1]:
-        new_1SC = attention.v_proj(normed_1XH[:, slice(*judged)])
+        new_1SC = layer.values(normed_1XH[:, slice(*judged)])
         chosen_R = store.judge(rule, judged, new_1SC)
         rows_R = torch.cat([rows_R, chosen_R]) if len(rows_R) else chosen_R
     store.rows_R = rows_R

@@ -73,18 +73,35 @@ class LayerCache(CacheLayerMixin):
             return fresh
         return torch.cat([stored.index_select(2, self.read_C), fresh], dim=2)
 
-    def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Cached and fresh K/V as views of the buffers, branches one after another."""
-        start, count = self.spans[0][1], key_states.shape[2]
+    def slots(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """The part of the buffers behind the cached K/V where `count` fresh ones are written,
+        branches one after another; None if these are not written there.
+        """
+        if not self.appends:
+            return None
+        start = self.spans[0][1]
         self._grow(start + count)
         assert self.keys is not None
         assert self.values is not None
-        both = self.keys[:, :, : start + count], self.values[:, :, : start + count]
-        self.fresh = both[0][:, :, start:], both[1][:, :, start:]
-        self.fresh[0].copy_(key_states)
-        self.fresh[1].copy_(value_states)
+        stop = start + count
+        self.fresh = self.keys[:, :, start:stop], self.values[:, :, start:stop]
+        return self.fresh
+
+    def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Cached and fresh K/V as views of the buffers; fresh ones that are not in their slots are
+        copied there.
+        """
+        count = key_states.shape[2]
+        if self.fresh is None or self.fresh[0] is not key_states:
+            slots = self.slots(count)
+            assert slots is not None
+            slots[0].copy_(key_states)
+            slots[1].copy_(value_states)
+        assert self.keys is not None
+        assert self.values is not None
         self.in_place = True
-        return both
+        stop = self.spans[0][1] + count
+        return self.keys[:, :, :stop], self.values[:, :, :stop]
 
     def _grow(self, length: int) -> None:
         """Enlarge the buffers to `length` positions, if all branches need more than the canvas."""
@@ -212,6 +229,10 @@ class PositionCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Store fresh K/V of a layer and return what it attends to; called by its attention."""
         return self.positions[layer_idx].update(key_states, value_states)
+
+    def slots(self, layer: int, rows: int) -> tuple[Tensor, Tensor] | None:
+        """Where a layer's fresh K/V are to be written before `update`; None: anywhere."""
+        return self.positions[layer].slots(rows)
 
     def hold(self, plan: ForwardPlan, hidden_KFH: Tensor) -> None:
         """Hold the last forward's hidden states until `keep` or the next forward."""

@@ -2,7 +2,7 @@
 
 The K branches of a request lie along the sequence axis of one forward of batch size 1, with their
 own position ids, so that the cached prefix is read once; where nothing is cached they are a batch.
-The module's own layers run in order, each kind of layer (full attention, sliding window) with its
+The layers (`layers`) run in order, each kind of layer (full attention, sliding window) with its
 mask and rotary embedding; `lm_head` is computed only for rows whose logits are wanted. Models with
 `shifted` logits predict position p from the hidden state at p - 1, and position 0 from the one at
 0. Several requests may share a forward (`forward_batch`). Training is not supported.
@@ -37,11 +37,12 @@ from dllm_bench.models.attention import (
 )
 from dllm_bench.models.chosen_rows import run_chosen_rows
 from dllm_bench.models.kv import PositionCache, Span
+from dllm_bench.models.layer_ops import Rotation
+from dllm_bench.models.layers import DecoderLayer, module_layers, own_layers
 
 # Kinds of layers, as transformers names them.
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 EMBEDDING_TAP = -1  # the feature layer that stands for the output of the embedding
-Rotation = tuple[Tensor, Tensor]
 
 
 class TransformerDenoiser(Denoiser):
@@ -52,6 +53,9 @@ class TransformerDenoiser(Denoiser):
     """
 
     picks_rows = True
+    owns_layers = (
+        True  # whether `layers` may compute plain layers in place of transformers' modules
+    )
 
     def __init__(
         self,
@@ -71,6 +75,9 @@ class TransformerDenoiser(Denoiser):
         self.device: torch.device = module.lm_head.weight.device
         self.dtype: torch.dtype = module.lm_head.weight.dtype
         config = module.config
+        self.layers: list[DecoderLayer] = (own_layers if self.owns_layers else module_layers)(
+            module
+        )
         self.num_layers: int = config.num_hidden_layers
         self.position_bytes: int = 4 * config.hidden_size * self.dtype.itemsize
         self.hidden_size: int = config.hidden_size
@@ -243,7 +250,7 @@ class TransformerDenoiser(Denoiser):
             hidden_1FH,
             [
                 (layer, masks[kind], rotations[kind])
-                for layer, kind in zip(self.module.model.layers, self._kinds, strict=True)
+                for layer, kind in zip(self.layers, self._kinds, strict=True)
             ],
         )
 
@@ -309,18 +316,14 @@ class TransformerDenoiser(Denoiser):
         """Hidden states (P, F, H) of embeddings `hidden`, and the outputs of the feature layers
         concatenated (P, F, C).
         """
-        model = self.module.model
         rotations = self._rotations(hidden, position_PF)
-        outputs = {EMBEDDING_TAP: hidden}
-        for index, (layer, kind) in enumerate(zip(model.layers, self._kinds, strict=True)):
-            hidden = layer(
-                hidden,
-                attention_mask=masks[kind],
-                position_embeddings=rotations[kind],
-                past_key_values=cache,
-            )
+        outputs = {}
+        if EMBEDDING_TAP in feature_layers:
+            outputs[EMBEDDING_TAP] = hidden.clone()
+        for index, (layer, kind) in enumerate(zip(self.layers, self._kinds, strict=True)):
+            hidden = layer(hidden, masks[kind], rotations[kind], cache)
             if index in feature_layers:
-                outputs[index] = hidden
+                outputs[index] = hidden.clone()
         if not feature_layers:
             return hidden, None
         return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)

@@ -34,6 +34,8 @@ SUPPORTED = {f"{layout.family}ForCausalLM" for layout in ADAPTERS.values()}
 class BorrowedDenoiser(TransformerDenoiser):
     """A denoiser over a module that belongs to someone else; make it while that is `borrowed`."""
 
+    owns_layers = False  # the owner's class and weights may change between forwards
+
     def forward(self, tokens_KL: Tensor, plan: ForwardPlan, kv: KVCache) -> Tensor:
         """See `TransformerDenoiser.forward`."""
         with borrowed(self.module):

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import Linear
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.layers import module_layers
 from dllm_bench.models.transformer import TransformerDenoiser
 
 BY_OUTPUT = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -36,6 +37,7 @@ def shard(denoiser: TransformerDenoiser, mesh: DeviceMesh) -> None:
     plan: dict[str, Any] = {f"{layers}{name}": ColwiseParallel() for name in split}
     plan |= {f"{layers}{name}": RowwiseParallel() for name in BY_INPUT}
     plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
+    denoiser.layers = module_layers(denoiser.module)  # the collectives are in the module's hooks
     parallelize_module(denoiser.module, mesh, plan, src_data_rank=None)
     denoiser.chooses_rows = False  # each process would choose by the V of its own heads
 

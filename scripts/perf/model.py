@@ -5,17 +5,20 @@
 Assumed: weights, cached K/V and logits are read or written once, from memory; operations and
 memory traffic overlap; every launch adds a gap on the device and its time on the host; host and
 device overlap, so that the slower of them decides. Launches are those of the plain loop, without
-compilation: what one layer and what the rest of a forward start is counted on the CPU. Left out
-are activations, the copies of K/V that the attention makes, and the loop beside the forward.
+compilation: what one layer and what the rest of a forward start is counted on the CPU, a Triton
+kernel as one. Left out are activations, the copies of K/V that the attention makes, and the loop
+beside the forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dllm_bench.api.random_model import DREAM_7B, random_model, random_request
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models import layer_ops
+from dllm_bench.models import layers as layers_module
+from dllm_bench.models.layers import module_layers, own_layers
 from scripts.perf.device import layer_parameters
 
 VOCAB, PREFIX = 152_064, 1024
@@ -65,6 +71,8 @@ class Round:
     """Bytes of a weight, key, value or logit."""
     logits: int | None = None
     """Rows whose logits are computed; None: all that are fed."""
+    own_layers: bool = True
+    """Whether layers are the package's own; else they are transformers' modules."""
 
     @property
     def rows(self) -> int:
@@ -110,24 +118,28 @@ class Round:
     @property
     def launches(self) -> int:
         """Kernels that a forward starts, see `launches`."""
-        one, two = launches(1, self.branches), launches(2, self.branches)
+        one, two = (launches(n, self.branches, self.own_layers) for n in (1, 2))
         return one + (self.shape["layers"] - 1) * (two - one)
 
 
 @cache
-def launches(layers: int, branches: int) -> int:
+def launches(layers: int, branches: int, own: bool = True) -> int:
     """Tensor operations of a forward with a model of `layers` layers, counted on the CPU."""
     counter = OperationCounter()
-    forward = probe(Round({**PROBE, "layers": layers}, 64, 8, branches, window=16))
+    forward = probe(Round({**PROBE, "layers": layers}, 64, 8, branches, window=16), own=own)
     forward()  # makes the masks and angles that later rounds find
-    with counter:
+    with counter, counter.kernels():
         forward()
     return counter.count
 
 
-def probe(one: Round) -> Callable[[], object]:
-    """The forward of a round with random weights on the CPU, its prefix cached."""
+def probe(one: Round, own: bool = True) -> Callable[[], object]:
+    """The forward of a round with random weights on the CPU, its prefix cached.
+
+    own: whether layers are as on a CUDA device; else they are transformers' modules.
+    """
     model = random_model(one.vocab, one.shape)
+    model.layers = own_layers(model.module, joined=True) if own else module_layers(model.module)
     length = one.prefix + one.window
     ids = random_request(length, 1, one.vocab).prompt_ids
     tokens_1L = torch.tensor([ids])
@@ -141,15 +153,33 @@ def probe(one: Round) -> Callable[[], object]:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts operations that compute; a view starts no kernel."""
+    """Counts operations that compute; one that returns a view of its input starts no kernel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view and "empty" not in func.__name__
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        given = args[0] if args else None
+        both = isinstance(given, torch.Tensor) and isinstance(out, torch.Tensor)
+        shared = both and out.data_ptr() == given.data_ptr() and not func._schema.is_mutable
+        self.count += not (func.is_view or shared or "empty" in func.__name__)
+        return out
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """In the block Triton's kernels start nothing, and count."""
+
+        def start(*args: Any, **options: Any) -> None:
+            self.count += 1
+
+        with (
+            patch.object(layer_ops, "start", start),
+            patch.object(layer_ops, "has_kernels", lambda values: True),
+            patch.object(layers_module, "has_kernels", lambda values: True),
+        ):
+            yield
 
 
 def modelled_ms(one: Round, device: DeviceConstants) -> dict[str, float]:
@@ -169,11 +199,12 @@ DREAM_ROUND = Round(DREAM_7B, VOCAB, PREFIX, branches=1, window=32)
 
 def main() -> None:
     """Print the modelled rounds of Dream-7B's shape on an H200."""
-    for k, window in product((0, 3, 7), (32, 96)):
-        one = replace(DREAM_ROUND, branches=k + 1, window=window)
+    for own, k, window in product((False, True), (0, 3, 7), (32, 96)):
+        one = replace(DREAM_ROUND, branches=k + 1, window=window, own_layers=own)
         times = ", ".join(f"{name} {ms:.1f}" for name, ms in modelled_ms(one, H200).items())
         size = f"{one.bytes / 1e9:.1f} GB, {one.operations / 1e12:.2f} TFLOP"
-        print(f"k = {k}, window {window}: {size}, {one.launches} launches; {times}")
+        layers = "own layers" if own else "modules"
+        print(f"{layers}, k = {k}, window {window}: {size}, {one.launches} launches; {times}")
 
 
 if __name__ == "__main__":

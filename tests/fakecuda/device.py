@@ -28,7 +28,7 @@ from torch.utils._pytree import arg_tree_leaves, tree_leaves
 
 import dllm_bench.decoding
 from dllm_bench.decoding import fused
-from dllm_bench.models import drafters
+from dllm_bench.models import drafters, layer_ops
 from dllm_bench.models.transformer import TransformerDenoiser
 
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
@@ -253,6 +253,8 @@ def device(watch: Watch) -> Iterator[None]:
         vars(kernels).update(of_parts=_kernel(watch), of_rows=_kernel(watch))
         patch.setitem(sys.modules, kernels.__name__, kernels)
         patch.setattr(dllm_bench.decoding, "kernels", kernels, raising=False)
+        patch.setattr(layer_ops, "kernels_work", lambda device="cuda": True)
+        patch.setattr(layer_ops, "start", lambda *args, **options: watch.launch("triton"))
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", _attention)
         for name, copied in (("_network", claimed), ("_model", claimed_model)):
             patch.setattr(drafters, name, _of_drafter(getattr(drafters, name), copied))

@@ -17,7 +17,7 @@ SMALL = Round({**model.PROBE, "layers": 3}, vocab=64, prefix=8, branches=3, wind
 
 def test_operations_are_those_of_a_forward() -> None:
     """torch counts the attention only where it is written as matrix products."""
-    forward = model.probe(SMALL)
+    forward = model.probe(SMALL, own=False)  # torch counts no product in place
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
         forward()
     assert counted.get_total_flops() == SMALL.operations
@@ -29,12 +29,19 @@ def test_weights_are_those_that_rows_are_multiplied_with() -> None:
     assert SMALL.weights == sum(matrices.values()) - matrices["model.embed_tokens.weight"]
 
 
-def test_launches_grow_by_the_layer() -> None:
-    forward, counter = model.probe(SMALL), OperationCounter()
+@pytest.mark.parametrize("own", [False, True], ids=["modules", "own layers"])
+def test_launches_grow_by_the_layer(own: bool) -> None:
+    forward, counter = model.probe(SMALL, own), OperationCounter()
     forward()
-    with counter:
+    with counter, counter.kernels():
         forward()
-    assert counter.count == SMALL.launches
+    assert counter.count == replace(SMALL, own_layers=own).launches
+
+
+def test_own_layers_keep_their_launches() -> None:
+    """Norm, projections, rotation, attention, projection; norm, projections, SwiGLU, projection."""
+    assert model.launches(2, branches=1) - model.launches(1, branches=1) == 9
+    assert replace(DREAM_ROUND, branches=8).launches <= 350
 
 
 def test_the_slowest_part_decides() -> None:

@@ -1,0 +1,124 @@
+"""Rotary embedding, SwiGLU and the join of two attentions, in few launches: torch, or Triton.
+
+torch's passes run anywhere. On a CUDA device each is one kernel of `kernels`, where Triton works;
+norms need none, because torch's own is one launch there.
+
+Shapes: P sequences, F rows (positions) of each, A heads of queries, G heads of keys and values, E
+head size, X = A + 2 G.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosine and sine of each position's angles, (1, F, E) each; both halves of E are equal."""
+BLOCK = 1024  # numbers that a program of `swiglu` writes
+
+
+def has_kernels(values: Tensor) -> bool:
+    """Whether Triton's kernels can take these values: by their device, and by Triton."""
+    return values.is_cuda and kernels_work()
+
+
+@cache
+def kernels_work(device: str = "cuda") -> bool:
+    """Whether the kernels run on the device and agree with torch; tried once."""
+    try:
+        compare_kernels(device)
+    except Exception as error:
+        warnings.warn(f"Layers start more launches: Triton fails ({error}).", stacklevel=4)
+        return False
+    return True
+
+
+def compare_kernels(device: str) -> None:
+    """Raise an error unless every kernel gives what torch's passes give, on a few rows."""
+    numbers = torch.linspace(-2, 2, 3 * 8 * 16, device=device)
+    gate_up_NI = numbers.view(3, 128)
+    torch.testing.assert_close(swiglu_kernel(gate_up_NI), _swiglu(*gate_up_NI.chunk(2, -1)))
+    heads_1NAE, angles_1NE = numbers.view(1, 3, 8, 16), numbers[:24].view(1, 3, 8).repeat(1, 1, 2)
+    rotation = (angles_1NE.cos(), angles_1NE.sin())
+    weight_AE = numbers[:96].view(6, 16)
+    for weight in (None, weight_AE):
+        query_key = heads_1NAE[:, :, :6]
+        normed = query_key if weight is None else normed_heads(query_key, weight, 1e-6)
+        expected = rotated(normed, rotation)
+        keys, values = (numbers.new_empty(1, 2, 3, 16) for _ in range(2))
+        query = rotate_kernel(heads_1NAE.clone(), rotation, (keys, values), weight, 1e-6)
+        torch.testing.assert_close(query, expected[:, :, :4])
+        torch.testing.assert_close(keys, expected[:, :, 4:].transpose(1, 2))
+        torch.testing.assert_close(values, heads_1NAE[:, :, 6:].transpose(1, 2))
+
+
+def start(name: str, programs: int, *arguments: Any, warps: int = 4) -> None:
+    """Start a kernel of `kernels` with that many programs, on the device of its first argument."""
+    from dllm_bench.models import kernels
+
+    with torch.cuda.device_of(arguments[0]):  # Triton starts on the current device
+        getattr(kernels, name)[(programs,)](*arguments, num_warps=warps)
+
+
+def swiglu(gate_up: tuple[Tensor, ...]) -> Tensor:
+    """SiLU(gate) * up of (..., I) each, or of one tensor [gate | up], (..., 2 I)."""
+    if len(gate_up) == 2:
+        return _swiglu(*gate_up)
+    (both,) = gate_up
+    return swiglu_kernel(both) if has_kernels(both) else _swiglu(*both.chunk(2, -1))
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return silu(gate).mul_(up)
+
+
+def swiglu_kernel(gate_up: Tensor) -> Tensor:
+    """`swiglu` of [gate | up], (..., 2 I) and contiguous, by Triton."""
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty((*gate_up.shape[:-1], width))
+    parts = -(-width // BLOCK)
+    start("swiglu", out.numel() // width * parts, gate_up, out, width, parts, BLOCK)
+    return out
+
+
+def normed_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of each head, (..., A, E); the weight is (E,) or (A, E)."""
+    return rms_norm(heads, heads.shape[-1:], eps=eps).mul_(weight)
+
+
+def rotated(heads_PNAE: Tensor, rotation: Rotation) -> Tensor:
+    """The heads turned by their positions' angles: of each pair, one is in either half of E."""
+    cos_1N1E, sin_1N1E = (part.unsqueeze(2) for part in rotation)
+    half = heads_PNAE.shape[-1] // 2
+    sin_1N1H = sin_1N1E[..., :half]
+    turned = heads_PNAE * cos_1N1E
+    turned[..., :half].addcmul_(heads_PNAE[..., half:], sin_1N1H, value=-1)
+    turned[..., half:].addcmul_(heads_PNAE[..., :half], sin_1N1H)
+    return turned
+
+
+def rotate_kernel(
+    heads_PFXE: Tensor,
+    rotation: Rotation,
+    slots: tuple[Tensor, Tensor],
+    weight_QE: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Turned queries (P, F, A, E), by Triton, in place of those in `heads`: [queries | keys |
+    values] of A + 2 G heads, contiguous. Turned keys and values are written to the slots, whose
+    strides are equal.
+
+    weight: of the RMSNorm of query and key heads, (A + G, E); None: without one.
+    """
+    sequences, rows, heads, width = heads_PFXE.shape
+    groups = slots[0].shape[1]
+    strides = (rows, *slots[0].stride()[:3])
+    shape = (heads, groups, width)
+    arguments = (heads_PFXE, slots, rotation, weight_QE, strides, eps, shape)
+    start("rotate", sequences * rows * heads, *arguments, warps=1)
+    return heads_PFXE[:, :, : heads - 2 * groups]

@@ -1,0 +1,283 @@
+"""The decoder layers of a model: transformers' modules, or the same layers in fewer launches.
+
+`PlainLayer` computes what the decoder layers of Llama, Qwen2 and Qwen3 compute, up to rounding:
+RMSNorm, attention with rotary embedding, RMSNorm, SwiGLU, both added to their input. It reads the
+weights of transformers' module. On a CUDA device the projections that share an input are one
+matrix, joined once; the module's weights are then views of it, so that no copy stays behind and the
+module still computes the same. `ModuleLayer` calls transformers' module and is the fallback: other
+layers, eager attention, quantised, adapted, compiled or sharded weights, and borrowed modules.
+
+Shapes: P sequences, F rows of each, R rows that are computed, A heads of queries, G heads of keys
+and values, E head size, X = A + 2 G, H hidden size, C = G * E.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Linear
+from torch.nn.functional import linear, rms_norm
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from dllm_bench.models.attention import AnyMask, FreshCache, attend
+from dllm_bench.models.layer_ops import (
+    Rotation,
+    has_kernels,
+    normed_heads,
+    rotate_kernel,
+    rotated,
+    swiglu,
+)
+
+PLAIN_MODULES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Classes of transformers whose layers `PlainLayer` computes."""
+WITHOUT_BIAS = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+class DecoderLayer(ABC):
+    """A layer as a whole, and by its parts for forwards that compute some rows."""
+
+    @abstractmethod
+    def __call__(
+        self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
+    ) -> Tensor:
+        """Hidden states (P, F, H) after the layer; those before may be overwritten."""
+
+    @abstractmethod
+    def normed(self, hidden_PFH: Tensor) -> Tensor:
+        """What attention reads."""
+
+    @abstractmethod
+    def values(self, normed_1RH: Tensor) -> Tensor:
+        """V (1, R, C) of normed rows."""
+
+    @abstractmethod
+    def attended(
+        self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
+    ) -> Tensor:
+        """What attention adds to the hidden states, (P, F, H)."""
+
+    @abstractmethod
+    def changed(self, hidden_PFH: Tensor) -> Tensor:
+        """What norm and MLP add to the hidden states, (P, F, H)."""
+
+
+class ModuleLayer(DecoderLayer):
+    """A layer of transformers."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(
+        self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        after_PFH: Tensor = self.module(
+            hidden_PFH,
+            attention_mask=mask,
+            position_embeddings=rotation,
+            past_key_values=cache,
+        )
+        return after_PFH
+
+    def normed(self, hidden_PFH: Tensor) -> Tensor:
+        """See `DecoderLayer`."""
+        normed_PFH: Tensor = self.module.input_layernorm(hidden_PFH)
+        return normed_PFH
+
+    def values(self, normed_1RH: Tensor) -> Tensor:
+        """See `DecoderLayer`."""
+        values_1RC: Tensor = self.module.self_attn.v_proj(normed_1RH)
+        return values_1RC
+
+    def attended(
+        self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        attended_PFH: Tensor = self.module.self_attn(
+            hidden_states=normed_PFH,
+            attention_mask=mask,
+            position_embeddings=rotation,
+            past_key_values=cache,
+        )[0]
+        return attended_PFH
+
+    def changed(self, hidden_PFH: Tensor) -> Tensor:
+        """See `DecoderLayer`."""
+        changed_PFH: Tensor = self.module.mlp(self.module.post_attention_layernorm(hidden_PFH))
+        return changed_PFH
+
+
+class Projections:
+    """Linear layers of one input: a matrix each, or joined matrices whose views they become."""
+
+    def __init__(self, layers: Sequence[Linear], joined: bool) -> None:
+        groups = [layers] if joined else [[layer] for layer in layers]
+        self._matrices = [
+            (
+                _joined([layer.weight for layer in group]),
+                None if group[0].bias is None else _joined([layer.bias for layer in group]),
+            )
+            for group in groups
+        ]
+
+    def __call__(self, values: Tensor) -> tuple[Tensor, ...]:
+        """The output of each matrix."""
+        return tuple(linear(values, weight, bias) for weight, bias in self._matrices)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parameters of linear layers below each other; each is then a view of its rows."""
+    if len(parts) == 1:
+        return parts[0].data
+    whole = torch.cat([part.data for part in parts])
+    for part, rows in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = rows
+    return whole
+
+
+class PlainLayer(DecoderLayer):
+    """A layer of one of `PLAIN_MODULES`, in few launches."""
+
+    def __init__(self, module: Any, index: int, joined: bool) -> None:
+        attention, mlp = module.self_attn, module.mlp
+        self.index = index
+        self._norms = (module.input_layernorm, module.post_attention_layernorm)
+        self._head_size: int = attention.head_dim
+        inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._counts = [layer.out_features // self._head_size for layer in inputs]
+        self._value_layer = attention.v_proj
+        self._joined = joined
+        self._inputs = Projections(inputs, joined)
+        self._gate_up = Projections((mlp.gate_proj, mlp.up_proj), joined)
+        self._output: Tensor = attention.o_proj.weight.data.t()
+        self._down: Tensor = mlp.down_proj.weight.data.t()
+        self._head_norms = _head_norms(attention, self._counts, joined)
+        self._eps: float = module.input_layernorm.variance_epsilon
+
+    def __call__(
+        self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        rows_NH = hidden_PFH.view(-1, hidden_PFH.shape[-1])
+        heads = self._attention(self.normed(hidden_PFH), mask, rotation, cache)
+        rows_NH.addmm_(heads.view(len(rows_NH), -1), self._output)
+        inner = self._inner(hidden_PFH)
+        rows_NH.addmm_(inner.view(len(rows_NH), -1), self._down)
+        return hidden_PFH
+
+    def normed(self, hidden_PFH: Tensor) -> Tensor:
+        """See `DecoderLayer`."""
+        return self._norm(hidden_PFH, 0)
+
+    def values(self, normed_1RH: Tensor) -> Tensor:
+        """See `DecoderLayer`."""
+        return linear(normed_1RH, self._value_layer.weight, self._value_layer.bias)
+
+    def attended(
+        self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        return self._attention(normed_PFH, mask, rotation, cache) @ self._output
+
+    def changed(self, hidden_PFH: Tensor) -> Tensor:
+        """See `DecoderLayer`."""
+        return self._inner(hidden_PFH) @ self._down
+
+    def _norm(self, hidden_PFH: Tensor, which: int) -> Tensor:
+        return rms_norm(hidden_PFH, hidden_PFH.shape[-1:], self._norms[which].weight, self._eps)
+
+    def _inner(self, hidden_PFH: Tensor) -> Tensor:
+        """The hidden layer of the MLP, (P, F, I)."""
+        return swiglu(self._gate_up(self._norm(hidden_PFH, 1)))
+
+    def _attention(
+        self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
+    ) -> Tensor:
+        """The heads of attention, (P, F, A * E), before the output projection."""
+        heads = [part.unflatten(-1, (-1, self._head_size)) for part in self._inputs(normed_PFH)]
+        by_kernel = self._joined and has_kernels(normed_PFH)
+        turned = self._turned_by_kernel if by_kernel else self._turned
+        return attend(*turned(heads, rotation, cache), mask, cache, self.index)
+
+    def _turned(
+        self, heads: list[Tensor], rotation: Rotation, cache: FreshCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (P, A or G, F, E), the first two normed and rotated."""
+        queries, keys, values = self._counts
+        if self._joined:
+            heads = list(heads[0].split((queries + keys, values), 2))
+        *turning, value = heads
+        if self._head_norms:
+            pairs = zip(turning, self._head_norms, strict=True)
+            turning = [normed_heads(part, weight, self._eps) for part, weight in pairs]
+        turning = [rotated(part, rotation) for part in turning]
+        if self._joined:
+            turning = list(turning[0].split((queries, keys), 2))
+        query, key = turning
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+    def _turned_by_kernel(
+        self, heads: list[Tensor], rotation: Rotation, cache: FreshCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`_turned` in one launch, K/V in their place in the cache where that is known."""
+        (heads_PFXE,) = heads
+        sequences, rows = heads_PFXE.shape[:2]
+        keys, values = cache.slots(self.index, rows) or heads_PFXE.new_empty(
+            2, sequences, self._counts[1], rows, self._head_size
+        )
+        weight = self._head_norms[0] if self._head_norms else None
+        queries = rotate_kernel(heads_PFXE, rotation, (keys, values), weight, self._eps)
+        return queries.transpose(1, 2), keys, values
+
+
+def _head_norms(attention: Any, counts: Sequence[int], joined: bool) -> list[Tensor]:
+    """Weights of the norms of query and key heads, (E,) each, or one of (A + G, E); or nothing."""
+    if not hasattr(attention, "q_norm"):
+        return []
+    weights = [attention.q_norm.weight.data, attention.k_norm.weight.data]
+    if not joined:
+        return weights
+    return [torch.cat([w.expand(count, -1) for w, count in zip(weights, counts[:2], strict=True)])]
+
+
+def own_layers(module: Any, joined: bool | None = None) -> list[DecoderLayer]:
+    """The layers of a `*ForCausalLM`: `PlainLayer` where these compute the same.
+
+    joined: whether weights with the same input become one matrix; None: on a CUDA device, where
+    launches count. On a CPU the joined MLP is slower, and weights stay mapped files.
+    """
+    if not computes_plain_layers(module):
+        return module_layers(module)
+    joined = module.lm_head.weight.is_cuda if joined is None else joined
+    return [PlainLayer(layer, i, joined) for i, layer in enumerate(module.model.layers)]
+
+
+def module_layers(module: Any) -> list[DecoderLayer]:
+    """The layers of a `*ForCausalLM` as transformers computes them."""
+    return [ModuleLayer(layer) for layer in module.model.layers]
+
+
+def computes_plain_layers(module: Any) -> bool:
+    """Whether `PlainLayer` computes the module's layers: by its class, config and weights."""
+    config = module.config
+    if type(module).__name__ not in PLAIN_MODULES or config._attn_implementation != "sdpa":
+        return False
+    kinds = getattr(config, "layer_types", None) or ()
+    if config.hidden_act != "silu" or "sliding_attention" in kinds:
+        return False
+    return all(_is_plain(layer) for layer in module.model.layers)
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether the linear layers are torch's own and have biases only where `PlainLayer` has."""
+    parts = dict(layer.named_modules())
+    linears = [parts[name] for name in parts if name.endswith("_proj")]
+    plain = all(
+        type(part) is Linear and not is_traceable_wrapper_subclass(part.weight) for part in linears
+    )
+    return plain and all(parts[name].bias is None for name in WITHOUT_BIAS)

@@ -1,0 +1,76 @@
+"""The layers' Triton kernels compute what torch's passes compute.
+
+Triton's interpreter runs them on the CPU, in a process of its own, because Triton decides when it
+is imported whether it interprets. A second process compiles them for a CUDA device.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.test_fused import child
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed (extra: kernels)", allow_module_level=True)
+
+INTERPRET = """
+import torch
+from dllm_bench.models import layer_ops, layers
+from tests.helpers import tiny_denoiser
+from tests.unit.models.test_layers import FORWARDS, of_layers
+layer_ops.compare_kernels("cpu")
+layer_ops.has_kernels = layers.has_kernels = lambda values: True
+for layout in ("dream", "qwen3"):
+    model = tiny_denoiser(layout, seed=4)
+    model.attention_form = "full"
+    own, theirs = layers.own_layers(model.module, joined=True), layers.module_layers(model.module)
+    sides = [of_layers(model, side, *FORWARDS["branches, kept"]) for side in (own, theirs)]
+    for found, wanted in zip(*sides, strict=True):
+        torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-5)
+print("equal")
+"""
+
+COMPILE = """
+import torch
+from types import SimpleNamespace
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from dllm_bench.models import kernels, layer_ops
+driver.set_active(SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device: 0,
+))
+for kernel in (kernels.swiglu, kernels.rotate):
+    def compiled(*args, run=kernel.run, **options):
+        built = run(*args, **{**options, "warmup": True})  # compiles, starts nothing
+        print(built.metadata.name, len(built.asm["cubin"]) > 0)
+    kernel.run = compiled
+zeros = lambda *shape: torch.zeros(shape, dtype=torch.bfloat16)
+layer_ops.swiglu_kernel(zeros(2, 2 * 18944))
+for weight in (None, zeros(32, 128)):
+    slots = (zeros(1, 4, 3, 128), zeros(1, 4, 3, 128))
+    layer_ops.rotate_kernel(zeros(1, 3, 36, 128), (zeros(1, 3, 128),) * 2, slots, weight, 1e-6)
+"""
+
+
+def test_the_kernels_are_torchs_passes() -> None:
+    assert child(INTERPRET, TRITON_INTERPRET="1").split() == ["equal"]
+
+
+def test_the_kernels_compile_for_a_device(tmp_path: Path) -> None:
+    built = child(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    assert built.split() == ["swiglu", "True", "rotate", "True", "rotate", "True"]
+
+
+@pytest.mark.gpu
+def test_the_kernels_agree_on_a_device() -> None:
+    from dllm_bench.models.layer_ops import compare_kernels
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    compare_kernels("cuda")

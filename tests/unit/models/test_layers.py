@@ -1,0 +1,215 @@
+"""Own decoder layers compute what transformers' modules compute, in every kind of forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.denoiser import ForwardPlan, PositionSets
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models.layers import DecoderLayer, ModuleLayer, module_layers, own_layers
+from dllm_bench.models.load import load_model
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.models.wrapped import BorrowedDenoiser
+from dllm_bench.paths import assets_dir
+from tests.helpers import VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.unit.models.common import resident
+from tests.unit.models.test_lora import write_adapter
+
+PLAIN = ("llada", "dream", "fast_dllm_v2", "sdar", "qwen2", "qwen3", "llama")
+OTHERS = ("llada_moe", "llada2")
+EMBEDDED = ("tiny-llada", "tiny-dream-base", "tiny-sdar", "tiny-qwen3", "tiny-fast-dllm-v2")
+GOLDEN = ("llada", "dream")
+LENGTH, PREFIX, BLOCK = 27, 11, 4
+TAPS = (-1, 0, 1)
+LAST = torch.tensor(1)
+
+
+def span(feed: tuple[int, int], store: tuple[int, int] = (0, 0)) -> ForwardPlan:
+    """A forward whose logits are of all that is fed but its first position."""
+    return ForwardPlan(ForwardKind.DENOISE, feed, (feed[0] + 1, feed[1]), store)
+
+
+WHOLE, WINDOW = span((0, LENGTH), (0, PREFIX)), span((PREFIX, LENGTH))
+FORWARDS: dict[str, tuple[ForwardPlan, int]] = {  # what follows WHOLE, and its number of branches
+    "without a cache": (span((0, LENGTH)), 1),
+    "branches without a cache": (span((0, LENGTH)), 3),
+    "behind a prefix": (WINDOW, 1),
+    "branches behind a prefix": (WINDOW, 3),
+    "branches, kept": (replace(WINDOW, store=(PREFIX, PREFIX + BLOCK)), 2),
+    "within a prefix": (span((4, 9)), 1),
+    "branches within a prefix": (span((4, 9)), 2),
+    "visible ends": (replace(WINDOW, visible_K=torch.tensor([LENGTH, PREFIX + 5])), 2),
+    "a shadow": (replace(WINDOW, rows=WINDOW.feed, shadow=(PREFIX + 1, PREFIX + 4)), 1),
+    "block-causal": (replace(WINDOW, attention="block_causal", block=BLOCK, origin=3), 2),
+    "sets": (
+        replace(
+            WINDOW,
+            sets=PositionSets(
+                torch.tensor([12, 15, 16]), torch.tensor([0, 1, 5]), torch.tensor([12])
+            ),
+        ),
+        1,
+    ),
+}
+
+
+def canvas(vocab: int, branches: int) -> Tensor:
+    """Tokens whose branches differ behind the prefix."""
+    generator = torch.Generator().manual_seed(0)
+    tokens_KL = torch.randint(0, vocab, (branches, LENGTH), generator=generator)
+    tokens_KL[:, :PREFIX] = tokens_KL[:1, :PREFIX]
+    return tokens_KL
+
+
+def outputs(model: TransformerDenoiser, plan: ForwardPlan, branches: int) -> list[Tensor]:
+    """Outputs of all layers, logits, and the K/V that are kept."""
+    tokens_KL, kv = canvas(model.vocab_size, branches), model.new_cache(LENGTH)
+    model.forward(tokens_KL[:1], WHOLE, kv)
+    kv.keep(WHOLE, torch.tensor(0))
+    plan = replace(plan, feature_layers=TAPS)
+    logits_KRV = model.forward(tokens_KL, plan, kv)
+    assert kv.features is not None
+    features = kv.features
+    kv.keep(plan, LAST)
+    kept = [part for layer in kv.positions for part in (layer.keys, layer.values)]
+    return [logits_KRV, features, *(part[:, :, : kv.length] for part in kept if part is not None)]
+
+
+def of_layers(
+    model: TransformerDenoiser, layers: list[DecoderLayer], plan: ForwardPlan, branches: int
+) -> list[Tensor]:
+    """`outputs` of these layers."""
+    model.layers = layers
+    return outputs(model, plan, branches)
+
+
+def check(model: TransformerDenoiser, plan: ForwardPlan, branches: int, joined: bool) -> None:
+    model.attention_form = "full"
+    if plan.shadow[1] and model.shifted:
+        model.shifted = False
+    expected = of_layers(model, module_layers(model.module), plan, branches)
+    layers = own_layers(model.module, joined)
+    assert not any(isinstance(layer, ModuleLayer) for layer in layers)
+    for found, wanted in zip(of_layers(model, layers, plan, branches), expected, strict=True):
+        scale = float(wanted.abs().max().clamp_min(1))
+        torch.testing.assert_close(found, wanted, atol=1e-5 * scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
+@pytest.mark.parametrize("layout", PLAIN)
+@pytest.mark.parametrize("name", FORWARDS)
+def test_own_layers_equal_those_of_transformers(layout: str, name: str, joined: bool) -> None:
+    check(tiny_denoiser(layout, seed=4), *FORWARDS[name], joined)
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_own_layers_equal_those_of_embedded_models(name: str) -> None:
+    check(load_denoiser(assets_dir() / name), *FORWARDS["branches behind a prefix"], True)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_own_layers_equal_those_of_golden_checkpoints(golden: Path, name: str) -> None:
+    check(load_denoiser(golden / name), *FORWARDS["branches behind a prefix"], False)
+
+
+@pytest.mark.parametrize("layout", PLAIN)
+def test_own_layers_take_a_batch(layout: str) -> None:
+    model = tiny_denoiser(layout, seed=4)
+    model.attention_form = "full"
+    cases = [FORWARDS[name] for name in ("without a cache", "branches behind a prefix", "sets")]
+    sides = []
+    for layers in (module_layers(model.module), own_layers(model.module)):
+        model.layers = layers
+        caches = [model.new_cache(LENGTH) for _ in cases]
+        for kv in caches:
+            model.forward(canvas(VOCAB, 1), WHOLE, kv)
+            kv.keep(WHOLE, torch.tensor(0))
+        tokens, plans = [canvas(VOCAB, n) for _, n in cases], [plan for plan, _ in cases]
+        sides.append(model.forward_batch(tokens, plans, caches))
+    for found, wanted in zip(*sides, strict=True):
+        torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", PLAIN)
+def test_joined_weights_are_the_modules_own(layout: str) -> None:
+    """No copy stays behind, and what changes a weight in place changes both."""
+    model = tiny_denoiser(layout, seed=4)
+    before = {name: weight.clone() for name, weight in model.module.state_dict().items()}
+    layers = own_layers(model.module, joined=True)
+    assert all(weight.equal(before[name]) for name, weight in model.module.state_dict().items())
+    attention = model.module.model.layers[0].self_attn
+    storages = {
+        part.weight.untyped_storage().data_ptr()
+        for part in (attention.q_proj, attention.k_proj, attention.v_proj)
+    }
+    assert len(storages) == 1
+    attention.k_proj.weight.data.mul_(0.5)
+    model.module.model.layers[1].mlp.up_proj.weight.data.mul_(0.5)
+    plan, branches = FORWARDS["branches behind a prefix"]
+    model.attention_form = "full"
+    changed = of_layers(model, layers, plan, branches)[0]
+    torch.testing.assert_close(
+        changed,
+        of_layers(model, module_layers(model.module), plan, branches)[0],
+        atol=1e-4,
+        rtol=1e-5,
+    )
+
+
+def is_own(model: object) -> bool:
+    assert isinstance(model, TransformerDenoiser)
+    return not any(isinstance(layer, ModuleLayer) for layer in model.layers)
+
+
+@pytest.mark.parametrize("layout", PLAIN)
+def test_plain_layers_are_own_ones(layout: str) -> None:
+    assert is_own(tiny_denoiser(layout, seed=4))
+
+
+def borrowed() -> TransformerDenoiser:
+    model = tiny_denoiser("dream", seed=4)
+    return BorrowedDenoiser(model.module, model.special, model.shifted)
+
+
+def loaded(folder: Path, **changes: object) -> object:
+    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", **changes)  # type: ignore[arg-type]
+    return load_model(spec).denoiser
+
+
+def with_lora(path: Path) -> object:
+    """An adapter that is kept apart from the weights."""
+    key = "model.layers.1.self_attn.o_proj.weight"
+    adapter = write_adapter(path / "adapter", key, (torch.randn(2, 32), torch.randn(32, 2)))
+    return loaded(tiny_checkpoint("dream", path / "base", 4), lora=str(adapter), merge_lora=False)
+
+
+FALLBACKS: dict[str, Callable[[Path], object]] = {
+    **{layout: lambda path, layout=layout: tiny_denoiser(layout, seed=4) for layout in OTHERS},
+    "eager": lambda path: tiny_denoiser("dream", seed=4, attention="eager"),
+    "borrowed": lambda path: borrowed(),
+    "compiled": lambda path: loaded(tiny_checkpoint("dream", path, 4), compile="default"),
+    "an adapter apart": with_lora,
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_other_layers_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    assert not is_own(FALLBACKS[name](tmp_path))
+
+
+def test_quantised_layers_are_those_of_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    assert not is_own(loaded(tiny_checkpoint("dream", tmp_path, 4), quantization="w8a8"))
+
+
+def test_weights_on_the_cpu_stay_a_mapped_file(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("dream", tmp_path, 4)
+    model = loaded(folder)
+    assert is_own(model) and resident(folder / "model.safetensors") > 0
