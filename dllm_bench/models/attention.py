@@ -3,7 +3,9 @@
 Within a request, keys lie as [visible cached positions | fresh keys of branch 0 | branch 1 | ...].
 A branch sees the cache and itself, never another branch; under block-causal attention a position
 sees earlier blocks and its own block; in a layer with a sliding window it sees only the last
-positions up to its own. Masks are additive (0 or -inf); None means that everything is seen.
+positions up to its own. Masks are additive (0 or -inf); None means that everything is seen, and
+`BranchWindows` that every branch sees the whole cached prefix and all of its own window: attention
+over either needs no mask, and both are joined by their log-sum-exp.
 
 In a batch, the positions that all requests feed lie one after another along the sequence axis,
 without padding, so that embedding, projections, norms, experts and head run once for all of them.
@@ -17,9 +19,9 @@ queries, A attention heads, E head size.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -31,13 +33,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dllm_bench.core.denoiser import ForwardPlan, fed_positions
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.kv import PositionCache, Span
+from dllm_bench.models.layer_ops import join
 
 CACHED_MASKS = 16  # one request rarely alternates between more shapes
 PER_REQUEST = "per request"  # name of `attend_per_request` in transformers' registry
 Slots = tuple[Tensor, Tensor]
 """Where keys and values are written, (P, G, F, E) each, for P sequences and G heads of K/V."""
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""Queries, keys, values and mask of one request -> its attention (P, F, A, E)."""
+HALF = (torch.bfloat16, torch.float16)
+WORTH_MASKED = 2**14  # pairs of query and key under a mask that cost a CPU as much as to join
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,19 @@ def attention_mask(
     if base is None:
         base = torch.zeros(hidden.shape, dtype=dtype, device=device)
     return base.masked_fill(hidden, -torch.inf)
+
+
+def branch_windows(
+    shape: MaskShape, visible_K: Tensor | None, device: torch.device
+) -> BranchWindows | None:
+    """The windows of branches that see all of one cached span and of their own; None for others,
+    and where a mask takes less time.
+    """
+    own, window = replace(shape, branches=1), shape.feed[1] - shape.feed[0]
+    if shape.branches == 1 or len(shape.cached) != 1 or visible_K is not None or not own.sees_all:
+        return None
+    masked = shape.branches * (shape.branches - 1) * window**2
+    return None if device.type == "cpu" and masked < WORTH_MASKED else BranchWindows(window)
 
 
 def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor | None:
@@ -203,6 +219,23 @@ class BatchedRequest:
 
 
 @dataclass(frozen=True)
+class BranchWindows:
+    """In place of a mask: each branch sees one cached span and its own window, nothing else.
+
+    Of K branches with windows of F behind C positions, a mask lets all K * F queries meet C + K * F
+    keys, and torch's kernels for CUDA need a copy of K/V for every head of queries then. Apart they
+    meet C + F keys, uncopied. Launches a layer on CUDA: a mask three (two copies), apart three
+    (Triton joins) or six.
+    """
+
+    window: int
+    """F."""
+
+
+OwnMask = Tensor | BranchWindows | None
+
+
+@dataclass(frozen=True)
 class BatchMask:
     """The masks of a batch, passed to attention in place of one mask."""
 
@@ -210,8 +243,14 @@ class BatchMask:
     """Name, in transformers, of the attention function of a forward of one request."""
     requests: Sequence[BatchedRequest]
     """The requests, in the order of their rows."""
-    masks: Sequence[Tensor | None]
+    masks: Sequence[OwnMask]
     """The mask of each request over its keys."""
+
+    @property
+    def window(self) -> int | None:
+        """The window of all branches, if every request has `BranchWindows` and the same."""
+        windows = {own.window if isinstance(own, BranchWindows) else None for own in self.masks}
+        return windows.pop() if len(windows) == 1 else None
 
 
 def split_requests(values_1ANE: Tensor, requests: Sequence[BatchedRequest]) -> list[Tensor]:
@@ -245,7 +284,7 @@ class BatchCache:
         """Anywhere: the rows of each request go to a cache of its own."""
 
 
-AnyMask = Tensor | BatchMask | None
+AnyMask = OwnMask | BatchMask
 
 
 class FreshCache(Protocol):
@@ -262,10 +301,88 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: AnyMask, cache: FreshCache, layer: int
 ) -> Tensor:
     """Attention (P, F, A * E) of a layer: queries (P, A, F, E) over fresh and cached K/V."""
-    keys, values = cache.update(key, value, layer)
+    if isinstance(mask, BranchWindows):
+        assert isinstance(cache, PositionCache)
+        cached = cache.aside(key, value, layer)
+        rows = [query.shape[2]]
+        return attend_windows(query, (key, value), [cached], rows, mask.window).flatten(2)
     if isinstance(mask, BatchMask):
-        return attend_requests(_attend, query, keys, values, mask).flatten(2)
+        return _attend_batch(query, key, value, mask, layer).flatten(2)
+    keys, values = cache.update(key, value, layer)
     return _attend(query, keys, values, mask).flatten(2)
+
+
+def _attend_batch(
+    query_1ANE: Tensor, key_1GNE: Tensor, value_1GNE: Tensor, mask: BatchMask, layer: int
+) -> Tensor:
+    """Attention (1, N, A, E) of a batch: of all requests at once where all have equal windows."""
+    parts = (split_requests(part, mask.requests) for part in (query_1ANE, key_1GNE, value_1GNE))
+    each = list(zip(mask.requests, *parts, mask.masks, strict=True))
+    if mask.window is not None:
+        cached = [request.kv.aside(key, value, layer) for request, _, key, value, _ in each]
+        rows = [request.rows for request in mask.requests]
+        return attend_windows(query_1ANE, (key_1GNE, value_1GNE), cached, rows, mask.window)
+    attended = []
+    for request, query, key, value, own in each:
+        if isinstance(own, BranchWindows):
+            cached = [request.kv.aside(key, value, layer)]
+            rows = [request.rows]
+            attended.append(attend_windows(query, (key, value), cached, rows, own.window))
+            continue
+        keys, values = request.kv.update(key, value, layer)
+        _probe(request, query, keys, own)
+        attended.append(_attend(query, keys, values, own))
+    return torch.cat([part.flatten(0, 1) for part in attended])[None]
+
+
+def attend_windows(
+    query_1ANE: Tensor,
+    fresh: Slots,
+    cached: Sequence[Slots],
+    rows: Sequence[int],
+    window: int,
+) -> Tensor:
+    """Attention (1, N, A, E) of branches over their own windows, `fresh` (1, G, N, E), and over the
+    cached K/V of their request, (1, G, C, E) each. rows: of each request.
+    """
+    apart = [part[0].unflatten(1, (-1, window)).transpose(0, 1) for part in (query_1ANE, *fresh)]
+    own = attend_with_mass(*apart)
+    queries = query_1ANE.split(list(rows), 2)
+    old = [attend_with_mass(query, *one) for query, one in zip(queries, cached, strict=True)]
+    if len(old) == 1:
+        return join(*old[0], *own)
+    return join(
+        torch.cat([part for part, _ in old], 1), torch.cat([mass for _, mass in old], 2), *own
+    )
+
+
+def attend_with_mass(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention (P, F, A, E) without a mask, and the log of the sum of its exponentials, float32
+    (P, A, F).
+    """
+    if query.is_cuda and query.dtype in HALF:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
+    elif not query.is_cuda:
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
+    else:
+        return _attend_by_products(query, key, value)
+    attended, mass = found[:2]
+    return attended.transpose(1, 2), mass
+
+
+def _attend_by_products(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """`attend_with_mass` where no kernel returns the sum."""
+    grouped = query.unflatten(1, (key.shape[1], -1)) * query.shape[-1] ** -0.5
+    scores = (grouped @ key.unsqueeze(2).mT).float()
+    attended = scores.softmax(-1).to(value.dtype) @ value.unsqueeze(2)
+    return attended.flatten(1, 2).transpose(1, 2), scores.logsumexp(-1).flatten(1, 2)
+
+
+def _probe(request: BatchedRequest, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
+    """Let a request's plan see the queries and keys of a layer, if it wants to."""
+    if request.plan.probe is not None:
+        scale = query.shape[-1] ** -0.5
+        request.kv.probes.append(request.plan.probe(query[0], key[0], scale, mask))
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -282,19 +399,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
     return attended.transpose(1, 2)
 
 
-def attend_requests(
-    attention: Attention, query_1ANE: Tensor, keys: Any, values: Any, mask: BatchMask
-) -> Tensor:
-    """Attention (1, N, A, E) of a batch, request by request over its own keys and values."""
-    queries = split_requests(query_1ANE, mask.requests)
-    for request, query, key, own in zip(mask.requests, queries, keys, mask.masks, strict=True):
-        if request.plan.probe is not None:
-            scale = query.shape[-1] ** -0.5
-            request.kv.probes.append(request.plan.probe(query[0], key[0], scale, own))
-    each = zip(queries, keys, values, mask.masks, strict=True)
-    return torch.cat([attention(*one).flatten(0, 1) for one in each])[None]
-
-
 def attend_per_request(
     module: Any,
     query_1ANE: Tensor,
@@ -305,7 +409,8 @@ def attend_per_request(
     position_ids: Tensor | None = None,
     use_cache: bool = True,
 ) -> tuple[Tensor, None]:
-    """`attend_requests` with the signature transformers calls.
+    """Attention (1, N, A, E) of a batch, request by request, with the signature that transformers
+    calls.
 
     `keys_values_mask` are the keys and values of each request and a `BatchMask`. The last three
     arguments are not needed: windows are in the masks, positions in the rotation.
@@ -314,11 +419,14 @@ def attend_per_request(
     eager = sys.modules[type(module).__module__].eager_attention_forward
     one = ALL_ATTENTION_FUNCTIONS.get_interface(mask.attention, eager)
 
-    def attention(query: Tensor, key: Tensor, value: Tensor, own: Tensor | None) -> Tensor:
-        attended: Tensor = one(module, query, key, value, own, dropout=dropout, scaling=scaling)[0]
-        return attended
-
-    return attend_requests(attention, query_1ANE, keys, values, mask), None
+    attended = []
+    queries = split_requests(query_1ANE, mask.requests)
+    each = zip(mask.requests, queries, keys, values, mask.masks, strict=True)
+    for request, query, key, value, own in each:
+        _probe(request, query, key, own)
+        found = one(module, query, key, value, own, dropout=dropout, scaling=scaling)[0]
+        attended.append(found.flatten(0, 1))
+    return torch.cat(attended)[None], None
 
 
 ALL_ATTENTION_FUNCTIONS.register(PER_REQUEST, attend_per_request)

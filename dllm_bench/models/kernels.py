@@ -83,3 +83,32 @@ def normed(
     low_weight_H = tl.load(weight + lane_H, mask=there_H).to(tl.float32)
     high_weight_H = tl.load(weight + WIDTH // 2 + lane_H, mask=there_H).to(tl.float32)
     return low_H * scale * low_weight_H, high_H * scale * high_weight_H
+
+
+@triton.jit
+def join(
+    old: tl.tensor,
+    old_mass: tl.tensor,
+    own: tl.tensor,
+    own_mass: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tuple,
+    SHAPE: tl.constexpr,
+) -> None:
+    """Two attentions joined: one program per head of a row. rows: all, and those of a window.
+    SHAPE: heads, head size.
+    """
+    HEADS: tl.constexpr = SHAPE[0]
+    WIDTH: tl.constexpr = SHAPE[1]
+    program = tl.program_id(0)
+    row, head = program // HEADS, program % HEADS
+    window, within = row // rows[1], row % rows[1]
+    below = tl.load(own_mass + (window * HEADS + head) * rows[1] + within)
+    below -= tl.load(old_mass + head * rows[0] + row)
+    share = 1 / (1 + tl.exp(below))
+    lane_E = tl.arange(0, triton.next_power_of_2(WIDTH))
+    there_E, at_E = lane_E < WIDTH, program.to(tl.int64) * WIDTH + lane_E
+    old_E = tl.load(old + at_E, mask=there_E).to(tl.float32)
+    own_E = tl.load(own + at_E, mask=there_E).to(tl.float32)
+    joined_E = own_E + share * (old_E - own_E)
+    tl.store(out + at_E, joined_E.to(out.dtype.element_ty), mask=there_E)

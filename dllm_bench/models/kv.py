@@ -62,6 +62,15 @@ class LayerCache(CacheLayerMixin):
             return key_states, value_states
         return self._join(self.keys, key_states), self._join(self.values, value_states)
 
+    def aside(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """The cached K/V of the one visible span, without the fresh ones, which are not written."""
+        if self.keeps_fresh:
+            self.fresh = (key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        ((start, stop),) = self.spans
+        return self.keys[:, :, start:stop], self.values[:, :, start:stop]
+
     def _join(self, stored: Tensor | None, fresh: Tensor) -> Tensor:
         assert stored is not None  # spans are non-empty only after a first `store`
         cached = [stored[:, :, start:stop] for start, stop in self.spans]
@@ -229,6 +238,10 @@ class PositionCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Store fresh K/V of a layer and return what it attends to; called by its attention."""
         return self.positions[layer_idx].update(key_states, value_states)
+
+    def aside(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """The cached K/V of a layer, apart from the fresh ones."""
+        return self.positions[layer].aside(keys, values)
 
     def slots(self, layer: int, rows: int) -> tuple[Tensor, Tensor] | None:
         """Where a layer's fresh K/V are to be written before `update`; None: anywhere."""

@@ -43,6 +43,7 @@ def compare_kernels(device: str) -> None:
     numbers = torch.linspace(-2, 2, 3 * 8 * 16, device=device)
     gate_up_NI = numbers.view(3, 128)
     torch.testing.assert_close(swiglu_kernel(gate_up_NI), _swiglu(*gate_up_NI.chunk(2, -1)))
+    _compare_join(numbers)
     heads_1NAE, angles_1NE = numbers.view(1, 3, 8, 16), numbers[:24].view(1, 3, 8).repeat(1, 1, 2)
     rotation = (angles_1NE.cos(), angles_1NE.sin())
     weight_AE = numbers[:96].view(6, 16)
@@ -55,6 +56,14 @@ def compare_kernels(device: str) -> None:
         torch.testing.assert_close(query, expected[:, :, :4])
         torch.testing.assert_close(keys, expected[:, :, 4:].transpose(1, 2))
         torch.testing.assert_close(values, heads_1NAE[:, :, 6:].transpose(1, 2))
+
+
+def _compare_join(numbers: Tensor) -> None:
+    """`compare_kernels` of `join`: three windows of 2 rows, 4 heads of 16."""
+    old_1NAE, own_BFAE = numbers.view(1, 6, 4, 16), numbers.flip(0).view(3, 2, 4, 16)
+    old_1AN, own_BAF = numbers[:24].view(1, 4, 6), numbers[-24:].view(3, 4, 2)
+    values = (old_1NAE, old_1AN, own_BFAE, own_BAF)
+    torch.testing.assert_close(join_kernel(*values), _join(*values))
 
 
 def start(name: str, programs: int, *arguments: Any, warps: int = 4) -> None:
@@ -122,3 +131,29 @@ def rotate_kernel(
     arguments = (heads_PFXE, slots, rotation, weight_QE, strides, eps, shape)
     start("rotate", sequences * rows * heads, *arguments, warps=1)
     return heads_PFXE[:, :, : heads - 2 * groups]
+
+
+def join(old_1NAE: Tensor, old_1AN: Tensor, own_BFAE: Tensor, own_BAF: Tensor) -> Tensor:
+    """Attention (1, N, A, E) over two sets of keys, of N = B * F rows, from that over either and
+    the logs of the sums of their exponentials.
+    """
+    if has_kernels(old_1NAE):
+        return join_kernel(old_1NAE, old_1AN, own_BFAE, own_BAF)
+    return _join(old_1NAE, old_1AN, own_BFAE, own_BAF)
+
+
+def _join(old_1NAE: Tensor, old_1AN: Tensor, own_BFAE: Tensor, own_BAF: Tensor) -> Tensor:
+    windows = own_BFAE.shape[:2]
+    difference_ABF = old_1AN[0].unflatten(1, windows) - own_BAF.transpose(0, 1)
+    share_BFA1 = difference_ABF.sigmoid().permute(1, 2, 0)[..., None].to(own_BFAE.dtype)
+    return own_BFAE.lerp(old_1NAE[0].unflatten(0, windows), share_BFA1).flatten(0, 1)[None]
+
+
+def join_kernel(old_1NAE: Tensor, old_1AN: Tensor, own_BFAE: Tensor, own_BAF: Tensor) -> Tensor:
+    """`join` by Triton."""
+    old_1NAE, own_BFAE = old_1NAE.contiguous(), own_BFAE.contiguous()
+    (_, rows, heads, width), window = old_1NAE.shape, own_BFAE.shape[1]
+    out_1NAE = torch.empty_like(old_1NAE)
+    arguments = (old_1NAE, old_1AN.contiguous(), own_BFAE, own_BAF.contiguous(), out_1NAE)
+    start("join", rows * heads, *arguments, (rows, window), (heads, width), warps=1)
+    return out_1NAE

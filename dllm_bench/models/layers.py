@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ WITHOUT_BIAS = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_pr
 
 class DecoderLayer(ABC):
     """A layer as a whole, and by its parts for forwards that compute some rows."""
+
+    takes_windows: ClassVar[bool] = False
+    """Whether a mask may be `BranchWindows`."""
 
     @abstractmethod
     def __call__(
@@ -142,6 +145,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 class PlainLayer(DecoderLayer):
     """A layer of one of `PLAIN_MODULES`, in few launches."""
+
+    takes_windows = True
 
     def __init__(self, module: Any, index: int, joined: bool) -> None:
         attention, mlp = module.self_attn, module.mlp

@@ -27,11 +27,14 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import PLAIN_CLASSES
 from dllm_bench.models.attention import (
+    AnyMask,
     BatchCache,
     BatchedRequest,
     BatchMask,
     MaskShape,
+    OwnMask,
     attention_mask,
+    branch_windows,
     mask_of_sets,
     per_request_attention,
 )
@@ -231,7 +234,9 @@ class TransformerDenoiser(Denoiser):
         groups = independent_sequences(branches, plan, kv)
         if groups == 1:
             position_1F = position_1F.repeat(1, branches)
-        masks = {kind: self._mask(kind, plan, branches // groups, kv) for kind in set(self._kinds)}
+        masks = {
+            kind: self._own_mask(kind, plan, branches // groups, kv) for kind in set(self._kinds)
+        }
         hidden = self._embed_fed(tokens_KF.reshape(groups, -1), plan.added_KFH)
         hidden, features = self._run_layers(hidden, position_1F, masks, kv, plan.feature_layers)
         if features is not None:
@@ -302,14 +307,14 @@ class TransformerDenoiser(Denoiser):
 
     def _batch_mask(self, kind: str, requests: Sequence[BatchedRequest]) -> BatchMask:
         """The masks of all requests for the layers of one kind."""
-        masks = [self._mask(kind, r.plan, r.branches // r.groups, r.kv) for r in requests]
+        masks = [self._own_mask(kind, r.plan, r.branches // r.groups, r.kv) for r in requests]
         return BatchMask(self.module.config._attn_implementation, requests, masks)
 
     def _run_layers(
         self,
         hidden: Tensor,
         position_PF: Tensor,
-        masks: Mapping[str, Tensor | BatchMask | None],
+        masks: Mapping[str, AnyMask],
         cache: PositionCache | BatchCache,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
@@ -327,6 +332,15 @@ class TransformerDenoiser(Denoiser):
         if not feature_layers:
             return hidden, None
         return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
+
+    def _own_mask(self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache) -> OwnMask:
+        """The mask of the layers of one kind, or the windows of branches that need none."""
+        if self.layers[0].takes_windows and plan.sets is None:
+            shape = MaskShape.of(plan, branches, kv.spans, self._window(kind))
+            windows = branch_windows(shape, plan.visible_K, self.device)
+            if windows is not None:
+                return windows
+        return self._mask(kind, plan, branches, kv)
 
     def _mask(
         self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache

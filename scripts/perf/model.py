@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dllm_bench.api.random_model import DREAM_7B, random_model, random_request
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models import layer_ops
+from dllm_bench.models import attention, layer_ops
 from dllm_bench.models import layers as layers_module
 from dllm_bench.models.layers import module_layers, own_layers
 from scripts.perf.device import layer_parameters
@@ -109,10 +109,12 @@ class Round:
     def operations(self) -> int:
         """Two per weight and row, four per head dimension, query and key.
 
-        Branches share a sequence: a query meets the keys of all of them, and a mask hides them.
+        In transformers' modules a query meets the keys of all branches, and a mask hides them; in
+        own layers it meets its own branch's.
         """
-        attention = 4 * self.shape["layers"] * self.shape["width"] * (self.prefix + self.rows)
-        layers = self.rows * (2 * layer_parameters(self.shape) + attention)
+        met = self.prefix + (self.window if self.own_layers else self.rows)
+        scores = 4 * self.shape["layers"] * self.shape["width"] * met
+        layers = self.rows * (2 * layer_parameters(self.shape) + scores)
         return layers + 2 * self.predicted * self.head
 
     @property
@@ -169,7 +171,7 @@ class OperationCounter(TorchDispatchMode):
 
     @contextmanager
     def kernels(self) -> Iterator[None]:
-        """In the block Triton's kernels start nothing, and count."""
+        """In the block layers run as on a device; Triton's kernels start nothing, and count."""
 
         def start(*args: Any, **options: Any) -> None:
             self.count += 1
@@ -177,6 +179,7 @@ class OperationCounter(TorchDispatchMode):
         with (
             patch.object(layer_ops, "start", start),
             patch.object(layer_ops, "has_kernels", lambda values: True),
+            patch.object(attention, "WORTH_MASKED", 0),
             patch.object(layers_module, "has_kernels", lambda values: True),
         ):
             yield

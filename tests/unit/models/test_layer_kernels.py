@@ -19,10 +19,11 @@ if find_spec("triton") is None:
 
 INTERPRET = """
 import torch
-from dllm_bench.models import layer_ops, layers
+from dllm_bench.models import attention, layer_ops, layers
 from tests.helpers import tiny_denoiser
 from tests.unit.models.test_layers import FORWARDS, of_layers
 layer_ops.compare_kernels("cpu")
+attention.WORTH_MASKED = 0
 layer_ops.has_kernels = layers.has_kernels = lambda values: True
 for layout in ("dream", "qwen3"):
     model = tiny_denoiser(layout, seed=4)
@@ -45,7 +46,7 @@ driver.set_active(SimpleNamespace(
     get_current_device=lambda: 0,
     get_current_stream=lambda device: 0,
 ))
-for kernel in (kernels.swiglu, kernels.rotate):
+for kernel in (kernels.swiglu, kernels.rotate, kernels.join):
     def compiled(*args, run=kernel.run, **options):
         built = run(*args, **{**options, "warmup": True})  # compiles, starts nothing
         print(built.metadata.name, len(built.asm["cubin"]) > 0)
@@ -55,6 +56,8 @@ layer_ops.swiglu_kernel(zeros(2, 2 * 18944))
 for weight in (None, zeros(32, 128)):
     slots = (zeros(1, 4, 3, 128), zeros(1, 4, 3, 128))
     layer_ops.rotate_kernel(zeros(1, 3, 36, 128), (zeros(1, 3, 128),) * 2, slots, weight, 1e-6)
+mass = torch.zeros(1, 28, 6), torch.zeros(3, 28, 2)
+layer_ops.join_kernel(zeros(1, 6, 28, 128), mass[0], zeros(3, 2, 28, 128), mass[1])
 """
 
 
@@ -64,7 +67,7 @@ def test_the_kernels_are_torchs_passes() -> None:
 
 def test_the_kernels_compile_for_a_device(tmp_path: Path) -> None:
     built = child(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
-    assert built.split() == ["swiglu", "True", "rotate", "True", "rotate", "True"]
+    assert built.split() == ["swiglu", "True", "rotate", "True", "rotate", "True", "join", "True"]
 
 
 @pytest.mark.gpu

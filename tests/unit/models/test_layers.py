@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models.layers import DecoderLayer, ModuleLayer, module_layers, own_layers
+from dllm_bench.models import attention
+from dllm_bench.models.attention import attend_windows
+from dllm_bench.models.layers import (
+    DecoderLayer,
+    ModuleLayer,
+    PlainLayer,
+    module_layers,
+    own_layers,
+)
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -29,6 +38,12 @@ GOLDEN = ("llada", "dream")
 LENGTH, PREFIX, BLOCK = 27, 11, 4
 TAPS = (-1, 0, 1)
 LAST = torch.tensor(1)
+
+
+@pytest.fixture(autouse=True)
+def windows_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with longer windows, or on a device."""
+    monkeypatch.setattr(attention, "WORTH_MASKED", 0)
 
 
 def span(feed: tuple[int, int], store: tuple[int, int] = (0, 0)) -> ForwardPlan:
@@ -119,11 +134,16 @@ def test_own_layers_equal_those_of_golden_checkpoints(golden: Path, name: str) -
     check(load_denoiser(golden / name), *FORWARDS["branches behind a prefix"], False)
 
 
+LOPA = ("branches behind a prefix", "branches, kept")
+BATCHES = {"mixed": ("without a cache", *LOPA, "sets"), "equal windows": LOPA}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("layout", PLAIN)
-def test_own_layers_take_a_batch(layout: str) -> None:
+def test_own_layers_take_a_batch(layout: str, batch: str) -> None:
     model = tiny_denoiser(layout, seed=4)
     model.attention_form = "full"
-    cases = [FORWARDS[name] for name in ("without a cache", "branches behind a prefix", "sets")]
+    cases = [FORWARDS[name] for name in BATCHES[batch]]
     sides = []
     for layers in (module_layers(model.module), own_layers(model.module)):
         model.layers = layers
@@ -135,6 +155,49 @@ def test_own_layers_take_a_batch(layout: str) -> None:
         sides.append(model.forward_batch(tokens, plans, caches))
     for found, wanted in zip(*sides, strict=True):
         torch.testing.assert_close(found, wanted, atol=5e-5, rtol=1e-5)
+
+
+WINDOWS = {  # forwards whose attention needs no mask, and some that do
+    "branches behind a prefix": True,
+    "branches, kept": True,
+    "behind a prefix": False,
+    "branches within a prefix": False,
+    "visible ends": False,
+    "a shadow": False,
+    "block-causal": False,
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_branches_behind_one_prefix_need_no_mask(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Their attention over prefix and own windows, joined, is that under a mask."""
+    model, (plan, branches) = tiny_denoiser("llada", seed=4), FORWARDS[name]
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainLayer, "takes_windows", False)
+        wanted = outputs(model, plan, branches)
+    found: list[object] = []
+
+    def watched(*args: Any) -> Tensor:
+        found.append(args)
+        return attend_windows(*args)
+
+    monkeypatch.setattr(attention, "attend_windows", watched)
+    for one, other in zip(outputs(model, plan, branches), wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5 * float(other.abs().max()), rtol=1e-5)
+    assert bool(found) == WINDOWS[name]
+
+
+def test_attention_by_products_has_the_mass_of_the_kernel() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 5, 16, generator=generator) for heads in (6, 2, 2))
+    for one, other in zip(
+        attention.attend_with_mass(query, key, value),
+        attention._attend_by_products(query, key, value),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("layout", PLAIN)
