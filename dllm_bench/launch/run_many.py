@@ -3,20 +3,24 @@
 A worker takes the next run of the model and benchmark it already holds, if there is one. Workers
 report to the parent, which alone writes to the terminal. If a run fails or its worker is killed,
 the others continue; starting again resumes from the store. Jobs of a cluster are in `slurm`.
+
+Runs that repeat their items are there to be timed. They come last, in this process alone, and those
+of one model and benchmark take turns pass by pass: what slows the machine down for a while slows
+all of them, and shows as variance between the passes of each.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TextIO
+from typing import Any, TextIO
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch.run_one import make_logger, run
+from dllm_bench.launch.run_one import decode_passes, make_logger, run
 from dllm_bench.launch.workers import Ended, Failed, Worker, Workers
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
@@ -43,12 +47,16 @@ class RunJob:
     spec: RunSpec
     store: Store
     deps: Dependencies = REAL
+    passes: int | None = None  # decode the first passes over the items only; None: the whole run
 
     def __call__(self, progress: Observer | None = None) -> RunOutcome:
         """Make the run; an exception becomes part of the outcome."""
+        given: dict[str, Any] = {"store": self.store, "progress": progress, "deps": self.deps}
         try:
-            logger = make_logger(self.spec)
-            run(self.spec, store=self.store, logger=logger, progress=progress, deps=self.deps)
+            if self.passes is None:
+                run(self.spec, logger=make_logger(self.spec), **given)
+            else:
+                decode_passes(self.spec, self.passes, **given)
         except DllmBenchError as error:
             return RunOutcome(self.spec, str(error))
         except Exception as error:  # a bug in one run must not end the others
@@ -69,14 +77,17 @@ def run_all(
     stream: where progress is written, standard error by default.
     """
     unique = list(dict.fromkeys(specs))
-    waiting = [spec for spec in unique if store.record(spec) is None]
+    open_specs = [spec for spec in unique if store.record(spec) is None]
+    waiting = [spec for spec in open_specs if spec.repeats == 1]
     outcomes = {spec: RunOutcome(spec) for spec in unique}
-    with ManyRunsProgress(len(waiting), stream) as progress:
+    with ManyRunsProgress(len(open_specs), stream) as progress:
         if jobs > 1 and len(waiting) > 1:
             pool = _WorkerPool(waiting, store, deps, progress)
             outcomes |= pool.work(min(jobs, len(waiting)))
         else:
             outcomes |= _run_here(waiting, store, deps, progress)
+        repeated = [spec for spec in open_specs if spec.repeats > 1]
+        outcomes |= _run_in_turns(repeated, store, deps, progress)
     return [outcomes[spec] for spec in specs]
 
 
@@ -87,10 +98,41 @@ def _run_here(
     spec: RunSpec | None = None
     while waiting:
         spec = take_next(waiting, spec)
-        report = _TextReport(partial(progress.update, spec.folder), every_s=0.0)
-        outcomes[spec] = RunJob(spec, store, deps)(report)
-        progress.end(spec.folder, outcomes[spec].error or report.result)
+        outcomes[spec] = _job_here(RunJob(spec, store, deps), progress)
     return outcomes
+
+
+def _run_in_turns(
+    specs: Sequence[RunSpec], store: Store, deps: Dependencies, progress: ManyRunsProgress
+) -> dict[RunSpec, RunOutcome]:
+    """Make runs of several passes, pass by pass in turn within each group."""
+    outcomes: dict[RunSpec, RunOutcome] = {}
+    for spec, passes in turns(specs):
+        if spec not in outcomes:
+            outcome = _job_here(RunJob(spec, store, deps, passes), progress)
+            if passes is None or outcome.error:
+                outcomes[spec] = outcome
+    return outcomes
+
+
+def turns(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, int | None]]:
+    """(run, how many passes it then has, None for all), one pass after the other over the runs that
+    share model and benchmark.
+    """
+    groups: dict[str, list[RunSpec]] = {}
+    for spec in specs:
+        groups.setdefault(_group(spec), []).append(spec)
+    for group in groups.values():
+        for passes in range(1, group[0].repeats + 1):  # equal in a group, as the benchmark is
+            yield from ((spec, passes if passes < spec.repeats else None) for spec in group)
+
+
+def _job_here(job: RunJob, progress: ManyRunsProgress) -> RunOutcome:
+    report = _TextReport(partial(progress.update, job.spec.folder), every_s=0.0)
+    outcome = job(report)
+    if job.passes is None or outcome.error:
+        progress.end(job.spec.folder, outcome.error or report.result)
+    return outcome
 
 
 def take_next(waiting: list[RunSpec], previous: RunSpec | None) -> RunSpec:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dllm_bench.registry import instantiate
-from dllm_bench.runs import batched, cache_error, served
+from dllm_bench.runs import batched, cache_error, runner, served
 from dllm_bench.runs.dependencies import PROCESSES, REAL, Dependencies
 from dllm_bench.runs.observers import Observer, ObserverGroup
 from dllm_bench.runs.runner import RunSession
-from dllm_bench.runs.runner import run as run_here
 from dllm_bench.store.inputs import is_served
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
@@ -27,15 +26,40 @@ def run(
 ) -> RunRecord:
     """The record of `spec`: read if it is sealed, else the run is made."""
     session = session_class(spec)
-    if spec.measure_kl:
-        cache_error.check(spec)
-    if session is batched.BatchedRunSession:
-        batched.check(spec)
+    check(spec)
     if needs_several(spec.hardware) and store.record(spec) is None:
         from dllm_bench.launch.processes import run_on_processes  # imports torch.distributed
 
         return run_on_processes(spec, store, ObserverGroup([logger, progress]), deps, session)
-    return run_here(spec, store=store, logger=logger, progress=progress, deps=deps, session=session)
+    return runner.run(
+        spec, store=store, logger=logger, progress=progress, deps=deps, session=session
+    )
+
+
+def decode_passes(
+    spec: RunSpec,
+    passes: int,
+    *,
+    store: Store,
+    progress: Observer | None = None,
+    deps: Dependencies = REAL,
+) -> None:
+    """Decode the first `passes` passes of a run, which another call completes; a run on several
+    processes is left to that call.
+    """
+    check(spec)
+    if not needs_several(spec.hardware) and store.record(spec) is None:
+        runner.decode_passes(
+            spec, passes, store=store, progress=progress, deps=deps, session=session_class(spec)
+        )
+
+
+def check(spec: RunSpec) -> None:
+    """Refuse settings that do not go together, before anything is loaded."""
+    if spec.measure_kl:
+        cache_error.check(spec)
+    if session_class(spec) is batched.BatchedRunSession:
+        batched.check(spec)
 
 
 def session_class(spec: RunSpec) -> type[RunSession]:

@@ -12,13 +12,14 @@ import hashlib
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from dllm_bench.benchmarks.items import cut_at_stop, in_passes
+from dllm_bench.benchmarks.items import cut_at_stop, in_passes, repetition_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, Benchmark, SampleScore
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.denoiser import Denoiser
@@ -55,14 +56,41 @@ def run(
     sealed = store.record(spec)
     if sealed is not None:
         return sealed
+    with _open_session(spec, store, ObserverGroup([logger, progress]), deps, session) as current:
+        return current.opened.record or current.finish(current.decode())
+
+
+def decode_passes(
+    spec: RunSpec,
+    passes: int,
+    *,
+    store: Store,
+    progress: Observer | None = None,
+    deps: Dependencies = REAL,
+    session: type[RunSession] | None = None,
+) -> None:
+    """Decode what is missing of the first `passes` passes over the items, without sealing the run.
+
+    So that runs can take turns, pass by pass; `run` decodes the rest.
+    """
+    with _open_session(spec, store, ObserverGroup([progress]), deps, session) as current:
+        if current.opened.record is None:
+            current.decode(passes)
+
+
+@contextmanager
+def _open_session(
+    spec: RunSpec,
+    store: Store,
+    observer: Observer,
+    deps: Dependencies,
+    session: type[RunSession] | None,
+) -> Iterator[RunSession]:
+    """The run's session, with its folder open; an exception is written into the folder."""
     prepared = _prepare(spec, deps)
     with store.open(spec) as opened:
-        if opened.record is not None:
-            return opened.record
-        observer = ObserverGroup([logger, progress])
-        current = (session or RunSession)(spec, deps, *prepared, opened, observer)
         try:
-            return current.finish(current.decode())
+            yield (session or RunSession)(spec, deps, *prepared, opened, observer)
         except Exception as error:
             opened.fail(f"{type(error).__name__}: {error}")
             raise
@@ -140,14 +168,21 @@ class RunSession:
             raise DllmBenchError(f"Benchmark {self.benchmark.name} gives two requests one id.")
         return requests
 
-    def decode(self) -> list[SampleRecord]:
-        """Decode what is missing; returns all samples in request order."""
+    def decode(self, passes: int | None = None) -> list[SampleRecord]:
+        """Decode what is missing, of the first `passes` repetitions (None: all); returns all
+        samples in request order.
+        """
         requests = self.requests()
         self._check(requests)
         self.opened.expect(len(requests))
         running = self._running(len(requests))
         self.observer.start(self.spec, self.opened.folder, running)
-        missing = [(turn, r) for turn, r in enumerate(requests) if self.opened.wants(turn, r.id)]
+        missing = [
+            (turn, request)
+            for turn, request in enumerate(requests)
+            if self.opened.wants(turn, request.id)
+            and (passes is None or repetition_of(request.id) < passes)
+        ]
         if missing:
             session = self._begin(requests[:WARMUPS])
             started = self.deps.clock()

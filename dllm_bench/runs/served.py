@@ -39,9 +39,9 @@ class ServedRunSession(runner.RunSession):
         """The client of the server, which takes the place of a loaded model."""
         return cast(Client, self.loaded)
 
-    def decode(self) -> list[SampleRecord]:
+    def decode(self, passes: int | None = None) -> list[SampleRecord]:
         try:
-            return super().decode()
+            return super().decode(passes)
         finally:
             self.client.close()
 

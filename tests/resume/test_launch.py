@@ -17,10 +17,11 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import workers
-from dllm_bench.launch.run_many import run_all, take_next
+from dllm_bench.launch.run_many import run_all, take_next, turns
 from dllm_bench.runs.observers import RunningMetrics
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress, duration
 from dllm_bench.runs.runner import run
+from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from tests.resume import fakes
 
@@ -116,6 +117,52 @@ def test_a_worker_stays_with_its_model_and_benchmark() -> None:
         held = take_next(waiting, held)
         order.append((held.model["name"], held.benchmark["name"]))
     assert order == [("a", "x")] * 2 + [("b", "x")] * 2 + [("b", "y")]
+
+
+def repeating(limit: int, model: str = "fake") -> RunSpec:
+    """A run of three passes."""
+    benchmark = {**fakes.spec().benchmark, "repeats": 3}
+    return fakes.spec(limit, model={"name": model}, benchmark=benchmark)
+
+
+def test_runs_of_several_passes_take_turns_in_this_process(tmp_path: Path) -> None:
+    """Each pass is a session with its own load; the result is that of a run made alone."""
+    log, store = tmp_path / "calls", Store(tmp_path / "runs")
+    made = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=fakes.Repeating())
+    specs = [repeating(3), repeating(4)]
+    outcomes = run_all(specs, store=store, jobs=2, stream=io.StringIO(), deps=made)
+    assert [o.error for o in outcomes] == ["", ""]
+    calls = [line.split() for line in log.read_text().splitlines()]
+    assert {pid for pid, _ in calls} == {str(os.getpid())}, "no workers, whatever `jobs` says"
+    passes = [int(key[-1]) for _, key in calls]
+    turns_of = [2 + 3, 2 + 4] * 3  # two warm-ups and the items
+    ends = [sum(turns_of[: i + 1]) for i in range(6)]
+    assert [passes[end - 1] for end in ends] == [0, 0, 1, 1, 2, 2]
+    assert len(calls) == ends[-1]
+    for spec in specs:
+        record = store.record(spec)
+        assert record is not None
+        assert [session.samples for session in record.sessions] == [spec.limit] * 3
+        alone = run(spec, store=Store(tmp_path / "alone"), deps=made)
+        assert fakes.timeless(record) == fakes.timeless(alone)
+
+
+def test_runs_take_turns_with_those_of_their_model_alone() -> None:
+    """A model is loaded once; a run of fewer passes is not decoded further."""
+    specs = [repeating(1), repeating(1, "other"), repeating(2)]
+    names = [(spec.model["name"], spec.limit, passes) for spec, passes in turns(specs)]
+    fake = [("fake", limit, passes) for passes in (1, 2, None) for limit in (1, 2)]
+    assert names == [*fake, *(("other", 1, passes) for passes in (1, 2, None))]
+
+
+def test_a_run_that_fails_in_a_pass_is_not_tried_again_in_the_next(tmp_path: Path) -> None:
+    store, stream = Store(tmp_path), io.StringIO()
+    decoder = fakes.Mixed(fakes.FakeDecoder(), {4: fakes.BrokenDecoder()})
+    made = fakes.deps(decoder=decoder, benchmark=fakes.Repeating())
+    outcomes = run_all([repeating(4), repeating(3)], store=store, stream=stream, deps=made)
+    assert [o.error for o in outcomes] == ["ZeroDivisionError: by design", ""]
+    assert stream.getvalue().count("by design") == 1
+    assert "[2/2]" in stream.getvalue()
 
 
 class Terminal(io.StringIO):
