@@ -60,8 +60,8 @@ def judged(
         if arguments.run or arguments.submit:
             tables = [table for name, table in testable.items() if name in shown]
             failed.extend(plan_and_fill(asked, tables, store)[1])
-        reading = {"run": False, "submit": False, "wait": False, "slurm": [], "jobs": None}
-        asked = Namespace(**{**vars(asked), **reading})
+        reading = dict.fromkeys(("run", "retime", "submit", "wait"), False)
+        asked = Namespace(**{**vars(asked), **reading, "slurm": [], "jobs": None})
         planned = plan_and_fill(asked, list(testable.values()), store)[0]
         cells = {name: entry[2] for name, entry in zip(testable, planned, strict=True)}
         return [cells.get(claim.name, []) for claim in claims]

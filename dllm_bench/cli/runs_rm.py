@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from argparse import ArgumentParser, Namespace
 
 from dllm_bench.cli.common import add_results_option, open_store, print_lines
-from dllm_bench.store.files import Lock, explain_write_errors
-from dllm_bench.store.store import LOCK
+from dllm_bench.store.store import remove
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -23,14 +21,5 @@ def run(arguments: Namespace) -> int:
     """
     store = open_store(arguments)
     folders = [store.folder_of(name) for name in arguments.runs]
-    locks = [Lock(folder / LOCK) for folder in folders]
-    try:
-        for lock in locks:
-            lock.acquire()
-        for folder in folders:
-            with explain_write_errors(folder):
-                shutil.rmtree(folder)
-    finally:
-        for lock in locks:
-            lock.release()
+    remove(folders)
     return print_lines(f"removed: {folder}" for folder in folders)

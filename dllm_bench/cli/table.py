@@ -22,10 +22,17 @@ from dllm_bench.cli.common import (
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.format import align
 from dllm_bench.store.files import explain_write_errors
+from dllm_bench.store.provenance import machine
 from dllm_bench.store.settings import SettingsCache
-from dllm_bench.store.store import Store
+from dllm_bench.store.store import Store, remove
 from dllm_bench.tables import view
-from dllm_bench.tables.build import BuiltTable, build
+from dllm_bench.tables.build import (
+    LOAD_PER_CORE,
+    BuiltTable,
+    build,
+    disturbed_runs,
+    is_loaded,
+)
 from dllm_bench.tables.cost import cost_in_words, measured_runs
 from dllm_bench.tables.load import (
     available_here,
@@ -95,6 +102,8 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
         help="embedded (default), paper, or paper-nv (LoPA-Dist with a GPU per branch)",
     )
     parser.add_argument("--run", action="store_true", help="run what is missing, here")
+    text = "with --run: make again what gave times and began on a busy machine (marked †)"
+    parser.add_argument("--retime", action="store_true", help=text)
     parser.add_argument("--submit", action="store_true", help="submit what is missing to SLURM")
     parser.add_argument(
         "--wait", action="store_true", help="with --submit: wait until all jobs have ended"
@@ -119,6 +128,8 @@ def check_options(arguments: Namespace) -> None:
         raise DllmBenchError("--run decodes here and --submit sends to SLURM; give one of them.")
     if arguments.commands and (arguments.run or arguments.submit):
         raise DllmBenchError("--commands prints what --run and --submit make; give one of them.")
+    if arguments.retime and not arguments.run:
+        raise DllmBenchError("--retime goes with --run, which was not given; add it.")
     for flag in ("wait", "slurm"):
         if getattr(arguments, flag) and not arguments.submit:
             raise DllmBenchError(f"--{flag} goes with --submit, which was not given; add it.")
@@ -145,11 +156,29 @@ def plan_and_fill(
 
     planned = plans()
     settings.save()
+    if arguments.retime and remove_disturbed([cell for cells in planned for cell in cells], store):
+        planned = plans()
     runs = distinct_runs(cell for cells in planned for cell in cells)
     failed = fill(arguments, runs, store)
     if arguments.submit or (arguments.run and any(run.open for run in runs)):
         planned = plans()
     return [(paper, profile, cells) for paper, cells in zip(papers, planned, strict=True)], failed
+
+
+def remove_disturbed(planned: Sequence[PlannedCell], store: Store) -> int:
+    """Remove the runs of times that began on a busy machine, and give their number; DllmBenchError
+    if the machine is busy now.
+    """
+    runs = disturbed_runs(planned)
+    here = machine("cpu")
+    if runs and is_loaded(here):
+        raise DllmBenchError(
+            f"--retime makes {len(runs)} runs again that began on a busy machine, and the load is "
+            f"{here['load']} on {here['cores']} cores now; wait until it is below "
+            f"{LOAD_PER_CORE * here['cores']:.1f}."
+        )
+    remove([store.root / run.folder for run in runs])
+    return len(runs)
 
 
 def fill(arguments: Namespace, runs: Sequence[PlannedRun], store: Store) -> list[str]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import shutil
 import tarfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -173,6 +174,28 @@ class Store:
     ) -> RunShare:
         """Every `of`-th request from `index` on, of a run whose folder another process has open."""
         return RunShare.join(self.path(spec), spec, index, of, session, zero_s)
+
+
+def remove(folders: Sequence[Path]) -> None:
+    """Delete run folders; DllmBenchError, and none is deleted, if a run is going on or in an
+    archive.
+    """
+    archived = [folder for folder in folders if not folder.is_dir()]
+    if archived:
+        raise DllmBenchError(
+            f"{len(archived)} of {len(folders)} runs to be removed are in a read-only archive, "
+            f"{archived[0].name} first; use another directory (--results)."
+        )
+    locks = [Lock(folder / LOCK) for folder in folders]
+    try:
+        for lock in locks:
+            lock.acquire()
+        for folder in folders:
+            with explain_write_errors(folder):
+                shutil.rmtree(folder)
+    finally:
+        for lock in locks:
+            lock.release()
 
 
 def hash_in_name(folder: Path) -> str:

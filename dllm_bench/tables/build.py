@@ -10,7 +10,7 @@ because resampling says nothing about a tail.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
@@ -109,9 +109,7 @@ class BuiltCell:
     @property
     def is_disturbed(self) -> bool:
         """True for a number of times, one of whose runs began on a busy machine."""
-        records = [run.record for run in self.planned.runs if run.record]
-        timed = is_of_times(self.cell.metric)
-        return timed and any(is_loaded(one) for record in records for one in record.environments)
+        return bool(disturbed_runs([self.planned]))
 
     @property
     def status(self) -> str:
@@ -425,6 +423,12 @@ def is_loaded(environment: Mapping[str, Any]) -> bool:
     """Whether a session began under a load that disturbs its times."""
     load, cores = environment.get("load"), environment.get("cores")
     return bool(load and cores and load > LOAD_PER_CORE * cores)
+
+
+def disturbed_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
+    """The runs behind numbers of times that began on a busy machine, each once."""
+    timed = distinct_runs(entry for entry in planned if is_of_times(entry.cell.metric))
+    return [run for run in timed if run.record and any(map(is_loaded, run.record.environments))]
 
 
 def code_text(environment: Mapping[str, Any]) -> str:

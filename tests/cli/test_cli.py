@@ -189,6 +189,7 @@ def test_a_mistake_costs_no_heavy_import(argument: str, tmp_path: Path) -> None:
         (["table", "lopa/table5", "--wait"], "--wait goes with --submit"),
         (["table", "lopa/table5", "--slurm", "partition=x"], "--slurm goes with --submit"),
         (["table", "lopa/table5", "--run", "--submit"], "one of them"),
+        (["table", "lopa/table5", "--retime"], "goes with --run"),
         (["figure", "lopa/figure1", "--jobs", "2"], "--jobs goes with --run"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

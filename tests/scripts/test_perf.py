@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from dllm_bench.api.random_model import random_model, random_request
+from dllm_bench.store.record import RunRecord
 from scripts.perf import __main__ as command
-from scripts.perf import batch, device, measures, models
+from scripts.perf import batch, coverage, device, measures, models
 from scripts.perf.reference import Reference
 from scripts.perf.split import PARTS, split
+from tests.sample_stats import record_of, sample
 
 TINY = {"width": 32, "layers": 1, "heads": 2, "mlp": 32}
 
@@ -96,3 +98,32 @@ def test_an_unknown_part_is_refused(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         command.options(["--parts", "split,nothing"])
     assert "no part is called nothing" in capsys.readouterr().err
+
+
+def test_coverage_measures_each_cell_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert coverage.main(["--dry"]) == 0
+    heads, *cells = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert heads == ["cell", "tps/e2e", "interval", "again", "load", "covered"]
+    assert [cell[:3] for cell in cells[:2]] == [
+        ["fast_dllm", "tiny-llada", task] for task in coverage.TASKS
+    ]
+    assert len(cells) == 2 + 2 * len(coverage.METRICS)
+    for spec in coverage.specs(coverage.options(["--dry"])):
+        assert (spec.limit, spec.repeats) == (2, 2)
+
+
+def test_an_interval_covers_what_lies_in_it() -> None:
+    """Passes of 1 to 1.4 s cover a second run at 1.3 s, the first pass does not; none covers 3."""
+    runs = [of_passes(1.0, 1.4, 1.2), of_passes(1.3, 1.3), of_passes(3.0, 3.0)]
+    assert [coverage.covers("latency/mean", runs[0], other) for other in runs] == [
+        True,
+        True,
+        False,
+    ]
+    assert not coverage.covers("latency/mean", coverage.first_pass(runs[0]), runs[1])
+
+
+def of_passes(*seconds: float) -> RunRecord:
+    """A run of two items, all of whose samples took as long in a pass."""
+    ids = [f"item-{i}#{k}" for k in range(len(seconds)) for i in range(2)]
+    return record_of([sample(seconds=s) for s in seconds for _ in range(2)], ids)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dllm_bench.claims.spec import Claim
-from dllm_bench.cli.table import command_lines
+from dllm_bench.cli import table as command
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
@@ -21,7 +22,7 @@ from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import as_json
 from dllm_bench.tables.spec import PaperTable, Profile
 from tests.tables import test_areas
-from tests.tables.builders import FULL, HERE, TINY, planned_small, record_of, seal
+from tests.tables.builders import ENVIRONMENT, FULL, HERE, TINY, planned_small, record_of, seal
 
 OWN = ["limit=12", "benchmark.repeats=5"]
 EMBEDDED = replace(TINY, set=("hardware=cpu",), default=("limit=20",))
@@ -76,7 +77,7 @@ def test_speeds_have_runs_of_their_own(profile, scores, tmp_path, monkeypatch) -
               for run in (*runs["score"], *runs["tps"])]  # fmt: skip
     assert chosen == [(scores, None)] * 2 + [("12", "5")] * 2
     assert len(distinct_runs(planned)) == 4, "a ratio takes the runs of its two sides"
-    lines = list(command_lines([(table(), profile, planned)]))
+    lines = list(command.command_lines([(table(), profile, planned)]))
     assert sum("limit=12" in line and "benchmark.repeats=5" in line for line in lines) == 2
     quick = planned_small(Store(tmp_path), profile.limited(3), monkeypatch, table())
     assert {run.chosen["limit"] for run in distinct_runs(quick)} == {"3"}
@@ -107,6 +108,26 @@ def test_a_row_names_both_runs_and_the_notes_say_what_a_bracket_is(tmp_path, mon
 def test_a_table_without_such_runs_says_nothing_of_passes(tmp_path, monkeypatch) -> None:
     found = test_areas.built(tmp_path, monkeypatch)
     assert not any("passes" in line for _, lines in view.footer(found) for line in lines)
+
+
+def test_runs_of_a_busy_machine_are_removed_once_it_is_idle(tmp_path, monkeypatch) -> None:
+    """Those of the speeds alone: what other work disturbed is no reason to grade again."""
+    monkeypatch.setitem(ENVIRONMENT, "cores", 2)
+    monkeypatch.setitem(ENVIRONMENT, "load", 2.7)
+    store = Store(tmp_path)
+    planned = [cell.planned for cell in built(store, EMBEDDED, monkeypatch).cells]
+    speeds = [run for run in distinct_runs(planned) if run.spec and run.spec.repeats > 1]
+    folders = {tmp_path / run.folder: run in speeds for run in distinct_runs(planned)}
+    monkeypatch.setattr(command, "machine", lambda device: {"load": 2.61, "cores": 2})
+    with pytest.raises(DllmBenchError, match=r"2 runs again .* below 2\.6"):
+        command.remove_disturbed(planned, store)
+    assert all(folder.exists() for folder in folders)
+    monkeypatch.setattr(command, "machine", lambda device: {"load": 2.0, "cores": 2})
+    assert command.remove_disturbed(planned, store) == 2
+    assert {folder: not folder.exists() for folder in folders} == folders
+    again = planned_small(store, EMBEDDED, monkeypatch, table())
+    assert sum(run.open for run in distinct_runs(again)) == 2
+    assert command.remove_disturbed(again, store) == 0
 
 
 def test_a_claim_takes_the_runs_of_the_tables_metric(monkeypatch) -> None:
