@@ -173,13 +173,14 @@ class PositionCache(Cache):
     """One `LayerCache` per layer; implements `core.denoiser.KVCache`.
 
     shifted: row i predicts position i + 1, so the hidden state before a window is kept.
+    parts: processes that the heads are split over, each with a cache of its own.
     """
 
-    def __init__(self, layers: int, length: int, shifted: bool = True) -> None:
+    def __init__(self, layers: int, length: int, shifted: bool = True, parts: int = 1) -> None:
         self.positions = [LayerCache(length) for _ in range(layers)]
         super().__init__(layers=list(self.positions))
         self.spans: tuple[Span, ...] = ()
-        self.shifted = shifted
+        self.shifted, self._parts = shifted, parts
         self._length = 0
         self.kept: ForwardPlan | None = None
         self.features: Tensor | None = None
@@ -278,11 +279,12 @@ class PositionCache(Cache):
 
     @property
     def bytes_per_position(self) -> int:
-        """Bytes that all layers keep of a position; 0 while nothing was stored."""
+        """Bytes that all layers and parts keep of a position; 0 while nothing was stored."""
         buffers = [
             s for layer in self.positions for s in (layer.keys, layer.values, *layer.outputs)
         ]
-        return sum(s.shape[1] * s.shape[3] * s.itemsize for s in buffers if s is not None)
+        own = sum(s.shape[1] * s.shape[3] * s.itemsize for s in buffers if s is not None)
+        return own * self._parts
 
     def predicting(self, where_KL: Tensor) -> Tensor:
         """The rows that predict the positions `where`, bool (K, L)."""

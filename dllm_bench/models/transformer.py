@@ -56,9 +56,8 @@ class TransformerDenoiser(Denoiser):
     """
 
     picks_rows = True
-    owns_layers = (
-        True  # whether `layers` may compute plain layers in place of transformers' modules
-    )
+    parts = 1  # processes that the heads are split over
+    owns_layers = True  # whether `layers` may compute what transformers' modules would
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class TransformerDenoiser(Denoiser):
 
     def new_cache(self, length: int) -> PositionCache:
         """An empty cache for a canvas of `length` positions."""
-        return PositionCache(len(self.module.model.layers), length, self.shifted)
+        return PositionCache(self.num_layers, length, self.shifted, self.parts)
 
     def reuse_prefix(self, kv: KVCache, prompt_ids: Sequence[int], grid: int, by: object) -> None:
         """Start the empty cache with K/V of the prompt prefix shared with the request before.

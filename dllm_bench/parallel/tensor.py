@@ -39,6 +39,7 @@ def shard(denoiser: TransformerDenoiser, mesh: DeviceMesh) -> None:
     plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
     denoiser.layers = module_layers(denoiser.module)  # the collectives are in the module's hooks
     parallelize_module(denoiser.module, mesh, plan, src_data_rank=None)
+    denoiser.parts = mesh.size()
     denoiser.chooses_rows = False  # each process would choose by the V of its own heads
 
 
