@@ -3,7 +3,7 @@
 Token x is accepted with probability min(1, p_t(x) / p_d(x)). After the first rejection the next
 token is drawn from the normalised residual max(p_t - p_d, 0), after full acceptance from p_t. A
 position is accepted with probability sum min(p_t, p_d). At temperature 0 a token is accepted if it
-is the target's argmax.
+is the target's argmax, and no distribution is made.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.speculative import Proposal, Sampler, Verify, VerifyResult, one_hot, row_at
+from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.registry import register
 
 TINY = 1e-8
@@ -24,11 +25,15 @@ TINY = 1e-8
 @register("verify.rejection")
 @dataclass(frozen=True)
 class Rejection(Verify):
-    """Takes one random number per draft token, also after a rejection, then one for the next."""
+    """Takes one random number per draft token, also after a rejection, then one for the next; none
+    at temperature 0.
+    """
 
     reads_probabilities: ClassVar[bool] = True
 
     def __call__(self, proposal: Proposal, logits_RV: Tensor, sampler: Sampler) -> VerifyResult:
+        if sampler.greedy:
+            return GreedyMatch()(proposal, logits_RV, sampler)
         target_RV = sampler.probabilities(logits_RV)
         draft_DV = proposal.probabilities_DV
         if draft_DV is None:
