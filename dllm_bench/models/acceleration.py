@@ -31,9 +31,9 @@ MODES: dict[str, dict[str, Any]] = {
     "default": {"dynamic": True},
     "max": {"mode": "max-autotune", "dynamic": False},
 }
-CONFIGS = {
-    "w8a8": "Int8DynamicActivationInt8WeightConfig",
-    "fp8": "Float8DynamicActivationFloat8WeightConfig",
+CONFIGS: dict[str, tuple[str, dict[str, str]]] = {  # torchao's names: a class, and its arguments
+    "w8a8": ("Int8DynamicActivationInt8WeightConfig", {}),
+    "fp8": ("Float8DynamicActivationFloat8WeightConfig", {"granularity": "PerRow"}),
 }
 FP8_CAPABILITY = (8, 9)  # CUDA compute capability of the first devices with fp8 products (Ada)
 
@@ -160,12 +160,18 @@ def run_layers(
 def quantize(module: Any, kind: str, device: torch.device) -> None:
     """Quantise the layers of a `*ForCausalLM` module in place, by a kind of `CONFIGS`.
 
-    DllmBenchError where the device or torchao is missing.
+    A row of activations has its own scale, so that it does not depend on the rows it is fed with.
+    DllmBenchError where the device or torchao is missing, or does not take the weights' dtype.
     """
     if kind == "fp8" and not has_fp8(device):
         raise DllmBenchError(
             f"quantization=fp8 needs a CUDA device of compute capability 8.9 or more, "
             f"found {device}; use quantization=w8a8 or none."
+        )
+    if kind == "fp8" and module.dtype != torch.bfloat16:
+        raise DllmBenchError(
+            f"quantization=fp8 has a scale for each row of bfloat16 weights, and the model is in "
+            f"{str(module.dtype)[6:]}; use dtype=bfloat16, or quantization=w8a8 or none."
         )
     try:
         from torchao import quantization  # optional dependency
@@ -174,7 +180,9 @@ def quantize(module: Any, kind: str, device: torch.device) -> None:
             f"quantization={kind} needs torchao, which is not installed; install it with: pip "
             f"install 'dllm-bench[quant]'"
         ) from None
-    quantization.quantize_(module.model.layers, getattr(quantization, CONFIGS[kind])())
+    name, named = CONFIGS[kind]
+    arguments = {key: getattr(quantization, one)() for key, one in named.items()}
+    quantization.quantize_(module.model.layers, getattr(quantization, name)(**arguments))
 
 
 def has_fp8(device: torch.device) -> bool:

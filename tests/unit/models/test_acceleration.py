@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,8 +135,8 @@ def test_the_function_can_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
 
 
-def quantised(folder: Path, kind: str) -> TransformerDenoiser:
-    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", quantization=kind)
+def quantised(folder: Path, kind: str, dtype: Any = "float32") -> TransformerDenoiser:
+    spec = ModelSpec("tiny", str(folder), dtype=dtype, device="cpu", quantization=kind)
     denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     return denoiser
@@ -149,19 +149,31 @@ def test_w8a8_is_close_and_not_equal(tmp_path: Path) -> None:
     assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 
-def test_the_layers_are_given_to_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in with torchao's two names, for where the extra is not installed."""
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("w8a8", "Int8DynamicActivationInt8WeightConfig()"),
+        ("fp8", "Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())"),
+    ],
+)
+def test_the_layers_are_given_to_torchao(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, expected: str
+) -> None:
+    """A stand-in with torchao's names, for where the extra is not installed."""
     handed: list[tuple[int, str]] = []
-    module = ModuleType("torchao.quantization")
-    for name in acceleration.CONFIGS.values():
-        setattr(module, name, type(name, (), {}))
-    module.quantize_ = lambda blocks, config: handed.append((len(blocks), type(config).__name__))  # type: ignore[attr-defined]
-    package = ModuleType("torchao")
-    package.quantization = module  # type: ignore[attr-defined]
+    module: Any = ModuleType("torchao.quantization")
+    for name in ("PerRow", *(name for name, _ in acceleration.CONFIGS.values())):
+        fields = [("granularity", Any)] if name.startswith("Float8") else []
+        setattr(module, name, make_dataclass(name, fields))
+    module.quantize_ = lambda blocks, config: handed.append((len(blocks), repr(config)))
+    package: Any = ModuleType("torchao")
+    package.quantization = module
     monkeypatch.setitem(sys.modules, "torchao", package)
     monkeypatch.setitem(sys.modules, "torchao.quantization", module)
-    quantised(tiny_checkpoint("dream", tmp_path, seed=3), "w8a8")
-    assert handed == [(2, "Int8DynamicActivationInt8WeightConfig")]
+    monkeypatch.setattr(acceleration, "has_fp8", lambda device: True)
+    folder = tiny_checkpoint("dream", tmp_path, seed=3)
+    quantised(folder, kind, "bfloat16")
+    assert handed == [(2, expected)]
 
 
 def test_what_cannot_be_quantised_raises_an_error(
@@ -169,6 +181,9 @@ def test_what_cannot_be_quantised_raises_an_error(
 ) -> None:
     folder = tiny_checkpoint("dream", tmp_path, seed=3)
     with pytest.raises(DllmBenchError, match=r"capability 8\.9 or more, found cpu; use .*w8a8"):
+        quantised(folder, "fp8")
+    monkeypatch.setattr(acceleration, "has_fp8", lambda device: True)
+    with pytest.raises(DllmBenchError, match="model is in float32; use dtype=bfloat16"):
         quantised(folder, "fp8")
     monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(DllmBenchError, match=r"needs torchao, .*dllm-bench\[quant\]"):
