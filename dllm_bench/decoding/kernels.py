@@ -1,4 +1,5 @@
-"""The Triton kernels of `fused`: statistics of parts of rows, then of rows from their parts.
+"""The Triton kernels of `fused`: statistics of parts of rows, then of rows from their parts; the
+published entropy of parts; and the cut at top-p, one row a program.
 
 A part is what one program holds in registers, so no loop rescales anything. With one program per
 row, 32 rows of 152,064 tokens would leave 100 of an H200's 132 multiprocessors idle and keep the
@@ -28,29 +29,48 @@ def joined(
 
 @triton.jit
 def store(to: tl.tensor, apart: tl.tensor, values: tl.tuple, ENTROPY: tl.constexpr) -> None:
-    """Write statistics as float32 (exact for ids below 2^24), `apart` elements from each other."""
+    """Write statistics as floats (exact for ids below 2^24), `apart` elements from each other."""
     tl.store(to, values[0])
-    tl.store(to + apart, values[1].to(tl.float32))
+    tl.store(to + apart, values[1].to(to.dtype.element_ty))
     tl.store(to + 2 * apart, values[2])
     if ENTROPY:
         tl.store(to + 3 * apart, values[3])
 
 
 @triton.jit
+def rounded(value_S: tl.tensor, TO: tl.constexpr) -> tl.tensor:
+    """Numbers in their own type, rounded to TO."""
+    if tl.bfloat16 == TO:  # by hand, since Triton's interpreter cuts off
+        bits_S = value_S.to(tl.int32, bitcast=True)
+        bits_S = (bits_S + 0x7FFF + ((bits_S >> 16) & 1)) & -0x10000
+        return bits_S.to(tl.float32, bitcast=True)
+    return value_S.to(TO).to(value_S.dtype)
+
+
+@triton.jit
+def part_of(rows: tl.tuple, row: tl.tensor, at_S: tl.tensor, TO: tl.constexpr) -> tl.tensor:
+    """Logits of a row at some tokens rounded to TO, float32 or longer; -inf behind its end.
+
+    rows: logits (R, V), numbers between the beginnings of two rows, and V.
+    """
+    logits_V = rows[0] + row.to(tl.int64) * rows[1]
+    logit_S = tl.load(logits_V + at_S, mask=at_S < rows[2], other=float("-inf"))
+    return rounded(logit_S.to(tl.float64 if TO.primitive_bitwidth > 32 else tl.float32), TO)
+
+
+@triton.jit
 def of_parts(
-    logits_RV: tl.tensor,
-    stride: tl.tensor,
-    length: tl.tensor,
+    rows: tl.tuple,
     part_4RX: tl.tensor,
     PARTS: tl.constexpr,
     SPAN: tl.constexpr,
+    TO: tl.constexpr,
     ENTROPY: tl.constexpr,
 ) -> None:
-    """Statistics of parts: one program per part of a row."""
+    """Statistics of parts, of logits rounded to TO: one program per part of a row."""
     program = tl.program_id(0)
-    row = logits_RV + (program // PARTS).to(tl.int64) * stride
     at_S = program % PARTS * SPAN + tl.arange(0, SPAN)
-    logit_S = tl.load(row + at_S, mask=at_S < length, other=float("-inf")).to(tl.float32)
+    logit_S = part_of(rows, program // PARTS, at_S, TO)
     values = joined(logit_S, at_S, 1.0, 0.0)
     store(part_4RX + program, tl.num_programs(0), values, ENTROPY)
 
@@ -72,3 +92,81 @@ def of_rows(
     weighted_P = tl.load(at_P + 3 * apart, mask=there_P & ENTROPY, other=0.0)
     values = joined(best_P, index_P, sum_P, weighted_P)
     store(row_4R + row, tl.num_programs(0), values, ENTROPY)
+
+
+@triton.jit
+def entropy_of_parts(
+    rows: tl.tuple,
+    best_R: tl.tensor,
+    sum_R: tl.tensor,
+    part_RX: tl.tensor,
+    PARTS: tl.constexpr,
+    SPAN: tl.constexpr,
+    TO: tl.constexpr,
+    EPS: tl.constexpr,
+) -> None:
+    """Sum of p ln(p + EPS) over parts, in which every step is rounded to TO as torch does."""
+    program = tl.program_id(0)
+    row, at_S = program // PARTS, program % PARTS * SPAN + tl.arange(0, SPAN)
+    mass_S = tl.exp(part_of(rows, row, at_S, TO) - tl.load(best_R + row))
+    probability_S = rounded(mass_S / tl.load(sum_R + row), TO)
+    raised_S = rounded(probability_S + EPS, TO)
+    log_S = rounded(tl.log(tl.where(raised_S > 0, raised_S, 1.0)), TO)
+    term_S = tl.where(at_S < rows[2], rounded(probability_S * log_S, TO), 0.0)
+    tl.store(part_RX + program, tl.sum(term_S, 0))
+
+
+@triton.jit
+def key_of(value_S: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """Integers of BITS bits in the order of float32 numbers that need no more; -0 is 0."""
+    key_S = tl.where(value_S == 0, 0.0, value_S).to(tl.int32, bitcast=True)
+    return tl.where(key_S < 0, key_S ^ 0x7FFFFFFF, key_S) >> (32 - BITS)
+
+
+@triton.jit
+def keep_top_p(
+    rows: tl.tuple,
+    best_R: tl.tensor,
+    sum_R: tl.tensor,
+    kept_RV: tl.tensor,
+    top_p: tl.tensor,
+    SPAN: tl.constexpr,
+    BITS: tl.constexpr,
+) -> None:
+    """Rows of float32 or shorter, cut at `top_p`: one program per row.
+
+    The least token kept is the largest whose equals and betters sum to more than `top_p`. It is
+    found four bits of its key at a time, each by one read of the row. One more read finds how many
+    of its equals stay, and another one writes what is kept; of equals the lowest ids stay.
+    """
+    row, length = tl.program_id(0), rows[2]
+    best, enough = tl.load(best_R + row), top_p * tl.load(sum_R + row)
+    span_S, digit_J = tl.arange(0, SPAN), tl.arange(0, 16)
+    least = tl.full((), -(2 ** (BITS - 1)), tl.int32)
+    for shift in tl.static_range(BITS - 4, -1, -4):
+        bound_J = least + (digit_J << shift)
+        above_J = tl.zeros((16,), tl.float32)
+        for start in range(0, length, SPAN):
+            logit_S = part_of(rows, row, start + span_S, tl.float32)
+            mass_S = tl.exp(logit_S - best)
+            reaches_SJ = key_of(logit_S, BITS)[:, None] >= bound_J[None, :]
+            above_J += tl.sum(tl.where(reaches_SJ, mass_S[:, None], 0.0), 0)
+        digits = tl.sum((above_J > enough).to(tl.int32), 0)
+        least += tl.maximum(digits - 1, 0) << shift
+    above, each = tl.zeros((), tl.float32), tl.zeros((), tl.float32)
+    for start in range(0, length, SPAN):
+        logit_S = part_of(rows, row, start + span_S, tl.float32)
+        mass_S, key_S = tl.exp(logit_S - best), key_of(logit_S, BITS)
+        above += tl.sum(tl.where(key_S > least, mass_S, 0.0), 0)
+        each = tl.maximum(each, tl.max(tl.where(key_S == least, mass_S, 0.0), 0))
+    several = tl.where(each > 0, (enough - above) / each, length)
+    room = tl.minimum(tl.maximum(several, 0), length).to(tl.int32) + 1
+    for start in range(0, length, SPAN):
+        at_S = start + span_S
+        logit_S = part_of(rows, row, at_S, tl.float32)
+        key_S = key_of(logit_S, BITS)
+        equal_S = (key_S == least).to(tl.int32)
+        stays_S = (key_S > least) | ((equal_S > 0) & (tl.cumsum(equal_S, 0) <= room))
+        room -= tl.sum(equal_S, 0)
+        kept_S = tl.where(stays_S, logit_S, float("-inf")).to(kept_RV.dtype.element_ty)
+        tl.store(kept_RV + row.to(tl.int64) * length + at_S, kept_S, mask=at_S < length)

@@ -9,7 +9,7 @@ compared in it. Only float64 makes a float64 copy of the logits.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,8 +58,7 @@ class Candidates:
 
     ids_KW: Tensor  # the most probable token, or the one asked for
     probability_KW: Tensor  # of that token
-    neg_entropy_KW: Tensor | None = None  # sum of p ln p in nats; None if not asked for, or if the
-    # logits are rounded to a dtype shorter than float32
+    neg_entropy_KW: Tensor | None = None  # sum of p ln(p + eps) in nats; None if not asked for
 
 
 def read_logits(
@@ -67,23 +66,45 @@ def read_logits(
     precision: Precision = "float32",
     entropy: bool = False,
     ids_KW: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Candidates:
     """Token, probability and, if `entropy`, negative entropy of every row, in one pass.
 
-    ids_KW: the tokens to look up; None: the most probable ones. On the CPU, rows are read in
-    portions that fit into its cache.
+    ids_KW: the tokens to look up; None: the most probable ones. Entropy with `eps`, or in a dtype
+    shorter than float32, is that of `neg_entropy`, rounded where the published form is: it takes a
+    second pass. On the CPU, rows are read in portions that fit into its cache.
     """
     shape, rows_RV = logits_KWV.shape[:-1], logits_KWV.flatten(0, -2)
     dtype = dtype_of(rows_RV, precision)
-    entropy = entropy and dtype.itemsize >= torch.float32.itemsize
-    best_R, own_R, sum_R, weighted_R = statistics(rows_RV, dtype, entropy)
+    published = entropy and (eps > 0 or dtype.itemsize < torch.float32.itemsize)
+    best_R, own_R, sum_R, weighted_R = statistics(rows_RV, dtype, entropy and not published)
     if ids_KW is None:
         ids_KW, probability_R = own_R.view(shape), sum_R.reciprocal()
     else:
         chosen_R = rows_RV.gather(-1, ids_KW.reshape(-1, 1))[:, 0].to(dtype).to(best_R.dtype)
         probability_R = (chosen_R - best_R).exp_().div_(sum_R)
-    entropy_R = None if weighted_R is None else (weighted_R / sum_R - sum_R.log()).view(shape)
-    return Candidates(ids_KW, probability_R.to(dtype).view(shape), entropy_R)
+    entropy_R = None if weighted_R is None else weighted_R / sum_R - sum_R.log()
+    if published:
+        entropy_R = _published_entropy(rows_RV, best_R, sum_R, dtype, eps)
+    entropy_KW = None if entropy_R is None else entropy_R.view(shape)
+    return Candidates(ids_KW, probability_R.to(dtype).view(shape), entropy_KW)
+
+
+def _published_entropy(
+    logits_RV: Tensor, best_R: Tensor, sum_R: Tensor, dtype: torch.dtype, eps: float
+) -> Tensor:
+    """`neg_entropy` (R,) of rows whose maximum and sum of exponentials are known."""
+    if fused.available(logits_RV):
+        return fused.neg_entropy(logits_RV, best_R, sum_R, dtype, eps)
+    parts = _portions(logits_RV)
+    return torch.cat([neg_entropy(part_RV.to(dtype), "model", eps) for part_RV in parts])
+
+
+def _portions(logits_RV: Tensor) -> Sequence[Tensor]:
+    """The rows, on a CPU as many at a time as fit into its cache."""
+    if logits_RV.device.type != "cpu":
+        return (logits_RV,)
+    return logits_RV.split(max(1, CACHED // logits_RV.shape[1]))
 
 
 def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:
@@ -92,17 +113,16 @@ def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statisti
     The sums are of exp(x - max) and, if `entropy`, of exp(x - max) (x - max). Each (R,), in float32
     or float64.
     """
-    if dtype in fused.DTYPES and fused.available(logits_RV):
-        widens = torch.promote_types(logits_RV.dtype, dtype) == dtype
-        return fused.row_statistics(logits_RV if widens else logits_RV.to(dtype), entropy)
-    share = max(1, CACHED // logits_RV.shape[1])
-    if logits_RV.device.type != "cpu" or logits_RV.shape[0] <= share:
+    if fused.available(logits_RV):
+        return fused.row_statistics(logits_RV, entropy, dtype)
+    parts = _portions(logits_RV)
+    if len(parts) < 2:
         return _passes(at_least_float32(logits_RV.to(dtype)), entropy)
     wide = torch.promote_types(dtype, torch.float32)
-    room = logits_RV.new_empty(2, share, logits_RV.shape[1], dtype=wide)
+    room = logits_RV.new_empty(2, *parts[0].shape, dtype=wide)
     portions = [
         _passes(at_least_float32(part_RV.to(dtype)), entropy, room[:, : len(part_RV)])
-        for part_RV in logits_RV.split(share)
+        for part_RV in parts
     ]
     best, index, total, weighted = zip(*portions, strict=True)
     return (
@@ -148,7 +168,7 @@ def top1(logits_KWV: Tensor, precision: Precision = "float32") -> tuple[Tensor, 
 def neg_entropy(logits_KWV: Tensor, precision: Precision = "float32", eps: float = 0.0) -> Tensor:
     """sum p ln(p + eps) of softmax(logits) in nats, (K, W); ids at -inf contribute 0.
 
-    As published, with probabilities rounded to the precision; `read_logits` is faster.
+    As published, with every step rounded to the precision; `read_logits` is faster.
     """
     probability_KWV = probabilities(logits_KWV, precision)
     if eps == 0:
@@ -225,6 +245,8 @@ def keep_top_p(logits_KWV: Tensor, top_p: float, released_ties: bool = False) ->
     """
     if released_ties:
         return _keep_top_p_sorted(logits_KWV, top_p)
+    if logits_KWV.dtype != torch.float64 and fused.available(logits_KWV):
+        return fused.keep_top_p(logits_KWV.flatten(0, -2), top_p).view(logits_KWV.shape)
     sorted_KWV = descending(at_least_float32(logits_KWV))
     mass_KWV, last = sorted_KWV.softmax(dim=-1).cumsum(dim=-1), sorted_KWV.shape[-1] - 1
     enough_KW1 = mass_KWV.new_full((*mass_KWV.shape[:-1], 1), top_p)

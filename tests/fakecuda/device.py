@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +33,9 @@ from dllm_bench.models.transformer import TransformerDenoiser
 
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 PACKAGE = str(Path(dllm_bench.__file__).parent)
-READS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "nonzero")
+READS = ("tolist", "numpy", "item", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 ONCE = ("start", "generation")  # functions that run once a request, where the host may wait
+OVERWRITES = ("fill_", "zero_", "copy_", "uniform_")  # do not read what they write
 COMPOSITE = "CompositeImplicitAutograd"
 attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -128,9 +129,18 @@ class Watch(TorchDispatchMode):
         self.launches: Counter[str] = Counter()  # by "forward" and "round"
         self.sites: Counter[str] = Counter()  # of the round's launches
         self.waits: list[list[str]] = [[]]  # of each round, the first entry before all forwards
+        self.vocabulary = 0  # size of the dimension that makes a tensor wide
+        self.logits = 0  # numbers that forwards returned
+        self.wide: Counter[str] = Counter()  # numbers of wide tensors read or written, by site
+
+    @property
+    def passes(self) -> float:
+        """Reads and writes of wide tensors beside the forward, in units of the logits."""
+        return self.wide.total() / self.logits
 
     def watched(self, model: TransformerDenoiser) -> TransformerDenoiser:
         """The model, its forwards known as such."""
+        self.vocabulary = model.vocab_size
         for name in ("forward", "forward_batch"):
             setattr(model, name, self._forward(getattr(model, name)))
         return model
@@ -141,9 +151,11 @@ class Watch(TorchDispatchMode):
             self.forwards += 1
             self.in_forward = True
             try:
-                return run(*args)
+                logits = run(*args)
             finally:
                 self.in_forward = False
+            self.logits += sum(one.numel() for one in tree_leaves(logits))
+            return logits
 
         return forward
 
@@ -158,6 +170,14 @@ class Watch(TorchDispatchMode):
         if not self.in_forward:
             self.sites[f"{site()} {what}"] += 1
 
+    def touch(self, tensors: Sequence[Any], what: str) -> None:
+        """Tensors are read or written; those of a network, a drafter's too, do not count."""
+        where = site()
+        if not self.in_forward and not where.startswith("models/"):
+            found = [x for x in tensors if isinstance(x, Tensor)]
+            wide = [x.numel() for x in found if x.shape[-1:] == (self.vocabulary,)]
+            self.wide[f"{where} {what}"] += sum(wide)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace != "aten":
@@ -171,22 +191,24 @@ class Watch(TorchDispatchMode):
         tensors = [x for x in arg_tree_leaves(*args, **kwargs) if isinstance(x, Tensor)]
         results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         devices = {x.device.type for x in tensors + results if x.dim() or x.is_cuda}
-        if "cuda" in devices:
-            self._count(func, devices, kwargs)
+        if "cuda" in devices and self._count(func, devices, kwargs):
+            written = func._schema.name.removeprefix("aten::") in OVERWRITES
+            self.touch([*tensors[written:], *results], func._schema.name)
         return out
 
-    def _count(self, func: Any, devices: set[str], kwargs: dict[str, Any]) -> None:
-        """Count one operation on the device; one that reads or writes both sides makes the host
-        wait, unless it was told not to.
+    def _count(self, func: Any, devices: set[str], kwargs: dict[str, Any]) -> bool:
+        """Count one operation on the device, unless it starts no kernel; one that reads or writes
+        both sides makes the host wait, unless it was told not to.
         """
         name = func._schema.name.removeprefix("aten::")
         aliases = [one.alias_info for one in func._schema.returns]
         is_view = bool(aliases) and aliases[0] is not None and not aliases[0].is_write
         if is_view or name == "_unsafe_view" or name.startswith(("empty", "new_empty")):
-            return
+            return False
         self.launch(name)
         if "cpu" in devices and not kwargs.get("non_blocking"):
             self.wait(f"{site()} {name}")
+        return True
 
 
 class FakeEvent:
@@ -250,7 +272,9 @@ def device(watch: Watch) -> Iterator[None]:
         patch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
         patch.setattr(fused, "works", lambda device="cuda": True)
         kernels = ModuleType("dllm_bench.decoding.kernels")
-        vars(kernels).update(of_parts=_kernel(watch), of_rows=_kernel(watch))
+        once = _kernel(watch)
+        vars(kernels).update(of_parts=once, of_rows=once, entropy_of_parts=once, tl=torch)
+        vars(kernels)["keep_top_p"] = _kernel(watch, lambda args: args[-1] // 4 + 2)
         patch.setitem(sys.modules, kernels.__name__, kernels)
         patch.setattr(dllm_bench.decoding, "kernels", kernels, raising=False)
         patch.setattr(layer_ops, "kernels_work", lambda device="cuda": True)
@@ -262,12 +286,19 @@ def device(watch: Watch) -> Iterator[None]:
             yield
 
 
-def _kernel(watch: Watch) -> Any:
-    """A Triton kernel, which is started by `kernel[grid](...)`."""
+def _kernel(watch: Watch, reads: Callable[..., int] = lambda args: 1) -> Any:
+    """A Triton kernel, which is started by `kernel[grid](...)`.
+
+    reads: how many times it reads its first argument, of all arguments.
+    """
 
     class Kernel:
         def __getitem__(self, grid: object) -> Any:
-            return lambda *args, **options: watch.launch("triton")
+            return self.start
+
+        def start(self, *args: Any, **options: Any) -> None:
+            watch.launch("triton")
+            watch.touch(tree_leaves([*args, *args[:1] * (reads(args) - 1)]), "triton")
 
     return Kernel()
 

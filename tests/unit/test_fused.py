@@ -1,4 +1,4 @@
-"""The kernel that reads every row of logits once says what the definition in float64 says.
+"""The kernels that read rows of logits say what the definitions in float64 and torch's passes say.
 
 Triton's interpreter runs it on the CPU, in a process of its own, because Triton decides when it is
 imported whether it interprets. A second process compiles it for a CUDA device, which finds what the
@@ -20,8 +20,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.decoding.fused import DTYPES, SPAN, row_statistics
-from dllm_bench.decoding.numerics import read_logits
+from dllm_bench.decoding import fused
+from dllm_bench.decoding.fused import DTYPES, SEARCHED, SPAN
+from dllm_bench.decoding.numerics import neg_entropy, read_logits
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed (extra: kernels)", allow_module_level=True)
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = (8, 1001, SPAN - 1, SPAN, SPAN + 1, 3 * SPAN + 5, 152_064)
 LONG = 2 * SPAN + 77
 Read = tuple[Tensor, Tensor, Tensor, Tensor | None]
+Run = Callable[..., Any]  # a function of `fused` by its name, a case by its name, other arguments
 
 pytestmark = pytest.mark.xdist_group("fused")  # one interpreter serves all of this file
 
@@ -73,10 +75,11 @@ def growing(sign: int) -> Tensor:
 
 DRAWN: dict[str, Callable[[], Tensor]] = {
     f"{length}-{str(dtype)[6:]}": lambda length=length, dtype=dtype: drawn(2, length, dtype)
-    for length, dtype in product(LENGTHS, DTYPES)
+    for length, dtype in product(LENGTHS, DTYPES[:3])
 }
 CASES: dict[str, Callable[[], Tensor]] = {
     **DRAWN,
+    "1001-float64": lambda: drawn(2, 1001, torch.float64),
     **{f"masked-{str(dtype)[6:]}": lambda dtype=dtype: masked(dtype) for dtype in DTYPES},
     "many rows": lambda: drawn(40, 40),
     "two rows": lambda: drawn(2, LONG),
@@ -100,15 +103,39 @@ OTHERS: dict[str, Callable[[], Tensor]] = {  # what no softmax is defined for
     "nothing": lambda: torch.full((2, LONG), -torch.inf),
 }
 
+ROUNDED = [(dtype, eps) for dtype in DTYPES for eps in (0.0, 1e-10, 0.5)]
+TO_ROUND = ("1001-float32", f"{SPAN + 1}-bfloat16", "tied", "single")
+SHARES = (1e-6, 0.3, 0.95, 0.9999)  # of probability, that are kept
+LENGTH = 2 * SEARCHED + 77
+CUTS: dict[str, Callable[[], Tensor]] = {
+    **{f"cut-{str(to)[6:]}": lambda to=to: drawn(2, LENGTH, to) for to in DTYPES[:3]},
+    "cut short": lambda: drawn(3, 8),
+    "cut alone": lambda: drawn(2, LENGTH)[:1],
+    "cut ties": lambda: drawn(2, LENGTH).round(),
+    "cut equals": lambda: torch.full((1, LENGTH), -1.5, dtype=torch.bfloat16),
+    "cut zeros": lambda: torch.tensor([0.0, -0.0, 1.0, -1.0, -torch.inf]).repeat(1, 400),
+    "cut peaked": lambda: drawn(2, LENGTH) * 30,
+    "cut single": lambda: torch.full((1, LENGTH), -torch.inf).index_fill_(1, torch.tensor(9), 2.5),
+    "cut apart": lambda: drawn(4, LENGTH)[::2, 1::3],
+}
+ALL = {**CASES, **OTHERS, **CUTS}
+ASKED: list[tuple[Any, ...]] = [
+    *(("row_statistics", name, True) for name in (*CASES, *OTHERS)),
+    ("row_statistics", "tied", False),
+    *(("row_statistics", name, True, dtype) for name in TO_ROUND for dtype in DTYPES),
+    *(("neg_entropy_of", name, *how) for name in TO_ROUND for how in ROUNDED),
+    *(("keep_top_p", name, share) for name in CUTS for share in SHARES),
+]
+
 INTERPRET = """
 import sys, torch
 import dllm_bench.decoding.numerics
-from dllm_bench.decoding.fused import row_statistics, works
+from dllm_bench.decoding import fused
+from tests.unit.test_fused import called
 late = "triton" not in sys.modules
-assert works("cpu")
+assert fused.works("cpu")
 asked = torch.load(sys.argv[1])
-found = {key: row_statistics(logits, entropy=key[1]) for key, logits in asked.items()}
-torch.save((late, found), sys.argv[2])
+torch.save((late, {key: called(key, logits) for key, logits in asked.items()}), sys.argv[2])
 """
 
 COMPILE = """
@@ -117,20 +144,33 @@ from types import SimpleNamespace
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from dllm_bench.decoding import kernels
-from dllm_bench.decoding.fused import row_statistics
+from dllm_bench.decoding.fused import keep_top_p, neg_entropy, row_statistics
 driver.set_active(SimpleNamespace(
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
     get_current_device=lambda: 0,
     get_current_stream=lambda device: 0,
 ))
-for kernel in (kernels.of_parts, kernels.of_rows):
+for kernel in (kernels.of_parts, kernels.of_rows, kernels.entropy_of_parts, kernels.keep_top_p):
     def compiled(*args, run=kernel.run, **options):
         built = run(*args, **{**options, "warmup": True})  # compiles, starts nothing
         print(built.metadata.name, len(built.asm["cubin"]) > 0)
     kernel.run = compiled
 row_statistics(torch.zeros(2, 152_064, dtype=torch.bfloat16), True)
-row_statistics(torch.zeros(2, 1001), False)
+row_statistics(torch.zeros(2, 1001), False, torch.float64)
+sums_R = torch.ones(2)
+neg_entropy(torch.zeros(2, 152_064, dtype=torch.bfloat16), sums_R, sums_R, torch.bfloat16, 1e-10)
+keep_top_p(torch.zeros(2, 152_064), 0.95)
+keep_top_p(torch.zeros(2, 152_064, dtype=torch.bfloat16), 0.95)
 """
+
+
+def called(key: tuple[Any, ...], logits_NV: Tensor) -> Any:
+    """What a function of `fused` finds of the rows."""
+    name, _, *args = key
+    if name != "neg_entropy_of":
+        return getattr(fused, name)(logits_NV, *args)
+    best_N, _, sum_N, _ = fused.row_statistics(logits_NV, False, args[0])
+    return fused.neg_entropy(logits_NV, best_N, sum_N, *args)
 
 
 def child(code: str, *args: Path, **environment: str) -> str:
@@ -147,40 +187,48 @@ def child(code: str, *args: Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, dict[Any, Read]]:
-    """Whether Triton was imported late, and what was read of all cases."""
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, dict[Any, Any]]:
+    """Whether Triton was imported late, and what was found of all that is asked."""
     folder = tmp_path_factory.mktemp("fused")
-    asked = {(name, True): make() for name, make in {**CASES, **OTHERS}.items()}
-    torch.save(asked | {("tied", False): tied()}, folder / "asked.pt")
+    made = {name: make() for name, make in ALL.items()}
+    torch.save({key: made[key[1]] for key in ASKED}, folder / "asked.pt")
     child(INTERPRET, folder / "asked.pt", folder / "found.pt", TRITON_INTERPRET="1")
     return torch.load(folder / "found.pt")
 
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def read(request: pytest.FixtureRequest) -> Callable[..., Read]:
-    """The statistics of a case, by the interpreter or on a device."""
+def run(request: pytest.FixtureRequest) -> Run:
+    """Calls a function of `fused` for a case, by the interpreter or on a device."""
     if request.param == "interpreter":
         found = request.getfixturevalue("interpreted")[1]
-        return lambda name, entropy=True: found[name, entropy]
+        return lambda *key: found[key]
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    return lambda name, entropy=True: on_cuda({**CASES, **OTHERS}[name](), entropy)
+    return lambda *key: on_cuda(key, ALL[key[1]]())
 
 
-def on_cuda(logits_NV: Tensor, entropy: bool) -> Read:
-    """Rows copied to the device with whatever lies between them."""
+@pytest.fixture
+def read(run: Run) -> Callable[..., Read]:
+    """The statistics of a case."""
+    return lambda name, entropy=True: run("row_statistics", name, entropy)
+
+
+def on_cuda(key: tuple[Any, ...], logits_NV: Tensor) -> Any:
+    """`called` with rows copied to the device with whatever lies between them."""
     memory = torch.empty(0, dtype=logits_NV.dtype).set_(logits_NV.untyped_storage()).cuda()
     place = (logits_NV.size(), logits_NV.stride(), logits_NV.storage_offset())
-    best_N, index_N, sum_N, weighted_N = row_statistics(memory.as_strided(*place), entropy)
-    weighted_N = None if weighted_N is None else weighted_N.cpu()
-    return best_N.cpu(), index_N.cpu(), sum_N.cpu(), weighted_N
+    found = called(key, memory.as_strided(*place))
+    if isinstance(found, Tensor):
+        return found.cpu()
+    return tuple(None if one is None else one.cpu() for one in found)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_read_is_the_definition(read: Callable[..., Read], name: str) -> None:
     logits_NV = CASES[name]().double()
     best_N, index_N, sum_N, weighted_N = read(name)
-    assert best_N.dtype == sum_N.dtype == torch.float32 and index_N.dtype == torch.int64
+    wide = torch.promote_types(CASES[name]().dtype, torch.float32)
+    assert best_N.dtype == sum_N.dtype == wide and index_N.dtype == torch.int64
     assert best_N.double().equal(logits_NV.amax(-1))
     ids_NV = torch.arange(logits_NV.shape[1]).where(logits_NV == best_N[:, None], torch.inf)
     assert index_N.equal(ids_NV.amin(-1).long())
@@ -203,6 +251,51 @@ def test_one_read_says_what_torch_passes_say(read: Callable[..., Read], name: st
     assert (weighted_N / sum_N - log_N).allclose(seen.neg_entropy_KW, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", TO_ROUND)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_logits_are_rounded_first(run: Run, name: str, dtype: torch.dtype) -> None:
+    logits_NV = CASES[name]().to(dtype).double()
+    best_N, _, sum_N, _ = run("row_statistics", name, True, dtype)
+    assert best_N.dtype == sum_N.dtype == torch.promote_types(dtype, torch.float32)
+    assert best_N.double().equal(logits_NV.amax(-1))
+    law_N = (logits_NV - logits_NV.amax(-1, keepdim=True)).exp().sum(-1)
+    assert sum_N.double().allclose(law_N, rtol=1e-14 if dtype == torch.float64 else 2e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", TO_ROUND)
+@pytest.mark.parametrize(("dtype", "eps"), ROUNDED, ids=str)
+def test_the_published_entropy_is_rounded_at_every_step(
+    run: Run, name: str, dtype: torch.dtype, eps: float
+) -> None:
+    """The sum alone is taken in another order, so that its last digit may differ."""
+    law_N = neg_entropy(CASES[name]().to(dtype), "model", eps)
+    entropy_N = run("neg_entropy_of", name, dtype, eps)
+    assert entropy_N.dtype == dtype
+    if dtype == torch.float16 and 0 < eps < 1e-8:
+        return  # the published form is nan: 0 ln 0, since eps is rounded to 0
+    digit = max(torch.finfo(dtype).eps, 1e-6) if dtype != torch.float64 else 1e-13
+    assert entropy_N.allclose(law_N, rtol=digit, atol=digit)
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("share", SHARES)
+def test_a_search_keeps_what_a_sort_keeps(run: Run, name: str, share: float) -> None:
+    """The first tokens of a stable sort, up to the one that takes their sum above the share."""
+    logits_NV = CUTS[name]()
+    kept_NV = run("keep_top_p", name, share)
+    stays_NV = kept_NV > -torch.inf
+    assert kept_NV.dtype == logits_NV.dtype
+    assert kept_NV.equal(logits_NV.masked_fill(~stays_NV, -torch.inf))
+    order_NV = logits_NV.sort(descending=True, stable=True).indices
+    first_NV = stays_NV.gather(-1, order_NV)
+    assert first_NV.equal(first_NV.cummin(-1).values), "a token stays and a better one does not"
+    mass_NV = logits_NV.double().softmax(-1).gather(-1, order_NV)
+    last_N1 = stays_NV.sum(-1, keepdim=True) - 1
+    above_N1 = (mass_NV.cumsum(-1) - mass_NV).gather(-1, last_N1)
+    assert (above_N1 <= share + 1e-6).all()
+    assert (above_N1 + mass_NV.gather(-1, last_N1) >= share - 1e-6).all()
+
+
 def test_without_entropy_the_rest_is_the_same(read: Callable[..., Read]) -> None:
     *plain, nothing = read("tied", False)
     *asked, weighted_N = read("tied", True)
@@ -214,6 +307,12 @@ def test_a_row_alone_has_the_same_bits(read: Callable[..., Read]) -> None:
     first, alone = read("two rows"), read("first of two rows")
     for both_N, one_N in zip(first, alone, strict=True):
         assert both_N is not None and one_N is not None and both_N[:1].equal(one_N)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_row_alone_is_cut_alike(run: Run, share: float) -> None:
+    two_NV = run("keep_top_p", "cut-float32", share)
+    assert two_NV[:1].equal(run("keep_top_p", "cut alone", share))
 
 
 def test_a_nan_stays_a_nan(read: Callable[..., Read]) -> None:
@@ -236,4 +335,6 @@ def test_triton_is_imported_when_logits_are_read(interpreted: tuple[bool, Any]) 
 
 def test_the_kernels_compile_for_a_device(tmp_path: Path) -> None:
     built = child(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
-    assert built.split() == ["of_parts", "True", "of_rows", "True"] * 2
+    rows = ["of_parts", "True", "of_rows", "True"]
+    cut = [*rows, "keep_top_p", "True"]
+    assert built.split() == [*rows, *rows, "entropy_of_parts", "True", *cut, *cut]

@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from dllm_bench.decoding import fused, numerics
-from dllm_bench.decoding.numerics import argmax, margin, read_logits
+from dllm_bench.decoding.numerics import (
+    Precision,
+    argmax,
+    dtype_of,
+    margin,
+    neg_entropy,
+    read_logits,
+)
 
 LENGTHS = (7, 552, 2**12, 4613, 2**17 + 1)
 
@@ -93,10 +100,16 @@ def test_the_size_of_a_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
         assert getattr(whole, name).equal(getattr(rows, name))
 
 
-def test_short_precisions_leave_the_entropy_to_the_published_form() -> None:
+@pytest.mark.parametrize(("precision", "eps"), [("model", 0.0), ("model", 1e-10), ("float32", 0.1)])
+def test_a_rounded_entropy_is_the_published_one_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, precision: Precision, eps: float
+) -> None:
     logits_KWV = logits_of(50, torch.bfloat16)
-    assert read_logits(logits_KWV, "model", entropy=True).neg_entropy_KW is None
-    assert read_logits(logits_KWV, "float32", entropy=True).neg_entropy_KW is not None
+    law_KW = neg_entropy(logits_KWV, precision, eps)
+    monkeypatch.setattr(numerics, "CACHED", 100)  # two rows at a time
+    seen = read_logits(logits_KWV, precision, entropy=True, eps=eps)
+    assert seen.neg_entropy_KW is not None and seen.neg_entropy_KW.equal(law_KW)
+    assert seen.neg_entropy_KW.dtype == dtype_of(logits_KWV, precision)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -107,12 +120,12 @@ def test_margin_is_the_difference_of_the_two_surest(length: int) -> None:
     assert torch.allclose(margin(logits_KWV).double(), expected_KW, rtol=1e-5, atol=1e-6)
 
 
-def test_it_takes_what_lies_on_a_device_in_a_short_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_floats_that_lie_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "works", lambda: True)
     assert not fused.available(torch.zeros(2, 8))
     taken: list[Any] = [SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in fused.DTYPES]
     assert all(map(fused.available, taken))
-    other: Any = SimpleNamespace(is_cuda=True, dtype=torch.float64)
+    other: Any = SimpleNamespace(is_cuda=True, dtype=torch.int64)
     assert not fused.available(other)
 
 
@@ -126,19 +139,37 @@ def test_without_triton_it_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None
     fused.works.cache_clear()
 
 
-def test_a_kernel_that_finds_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def passes(logits_NV: torch.Tensor, entropy: bool) -> numerics.Statistics:
-        return numerics.statistics(logits_NV, torch.float32, entropy)
+def statistics(logits_NV: torch.Tensor, entropy: bool) -> numerics.Statistics:
+    return numerics.statistics(logits_NV, torch.float32, entropy)
 
-    def one_off(logits_NV: torch.Tensor, entropy: bool) -> numerics.Statistics:
-        best_N, index_N, sum_N, weighted_N = passes(logits_NV, entropy)
-        return best_N, index_N + 1, sum_N, weighted_N
 
+def entropy(logits_NV: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return neg_entropy(logits_NV, "float32", rest[-1])
+
+
+def one_off(logits_NV: torch.Tensor, entropy: bool) -> numerics.Statistics:
+    best_N, index_N, sum_N, weighted_N = statistics(logits_NV, entropy)
+    return best_N, index_N + 1, sum_N, weighted_N
+
+
+RIGHT = {"row_statistics": statistics, "neg_entropy": entropy, "keep_top_p": numerics.keep_top_p}
+WRONG = {
+    "row_statistics": one_off,
+    "neg_entropy": lambda *args: entropy(*args) + 1,
+    "keep_top_p": lambda logits_NV, top_p: logits_NV,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_kernels_that_find_something_else_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for kernel, stand_in in RIGHT.items():
+        monkeypatch.setattr(fused, kernel, stand_in)
     fused.works.cache_clear()
-    monkeypatch.setattr(fused, "row_statistics", passes)
     assert fused.works("cpu")
     fused.works.cache_clear()
-    monkeypatch.setattr(fused, "row_statistics", one_off)
+    monkeypatch.setattr(fused, name, WRONG[name])
     with pytest.warns(UserWarning, match="several passes"):
         assert not fused.works("cpu")
     fused.works.cache_clear()

@@ -14,7 +14,7 @@ from torch import Tensor
 from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.numerics import Candidates, neg_entropy
+from dllm_bench.decoding.numerics import Candidates, read_logits
 from dllm_bench.decoding.score.ranked import Ranked
 from dllm_bench.registry import register
 
@@ -25,6 +25,7 @@ class NegEntropy(Ranked):
     """-H(p) for every window position, in nats."""
 
     gives: ClassVar[frozenset[Condition | BlockLength]] = Score.gives | {Condition.ENTROPY}
+    reads_entropy: ClassVar[bool] = True
     eps: float = 0.0  # of the published form p ln(p + eps), where it is 1e-10
 
     def __post_init__(self) -> None:
@@ -32,14 +33,12 @@ class NegEntropy(Ranked):
         if self.eps < 0:
             raise DllmBenchError(f"NegEntropy has eps {self.eps}; give 0 or a tiny number.")
 
-    @property
-    def reads_entropy(self) -> bool:  # type: ignore[override]
-        return self.eps == 0
+    def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
+        return read_logits(logits_KWV, self.precision, entropy, ids_KW, self.eps)
 
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
-        if candidates.neg_entropy_KW is not None:
-            return candidates.neg_entropy_KW
-        return neg_entropy(logits_KWV, self.precision, self.eps)
+        assert candidates.neg_entropy_KW is not None  # because of `reads_entropy`
+        return candidates.neg_entropy_KW
 
     def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
         scores = super()._scores(logits_KWV, ids_KW)

@@ -36,6 +36,10 @@ class Ranked(Score):
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
         """Confidences (K, W), from the logits or from what one pass over them has yielded."""
 
+    def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
+        """What the logits say in the score's precision; see `read_logits`."""
+        return read_logits(logits_KWV, self.precision, entropy, ids_KW)
+
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         return self._scores(logits_KWV)
 
@@ -44,7 +48,7 @@ class Ranked(Score):
         return self._scores(logits_KWV, ids_KW)
 
     def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
-        candidates = read_logits(logits_KWV, self.precision, self.reads_entropy, ids_KW)
+        candidates = self.read(logits_KWV, self.reads_entropy, ids_KW)
         confidence_KW = self.rank(logits_KWV, candidates)
         return Scores(candidates.ids_KW, candidates.probability_KW, confidence_KW)
 

@@ -16,7 +16,6 @@ from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.numerics import neg_entropy, read_logits
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.ranked import Ranked
 from dllm_bench.registry import register
@@ -39,13 +38,10 @@ class WithEntropy(Score):
             )
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        candidates = read_logits(logits_KWV, self.inner.precision, entropy=True)
-        neg_entropy_KW = candidates.neg_entropy_KW
-        if neg_entropy_KW is None:  # rounded to a dtype in which the one pass has no entropy
-            neg_entropy_KW = neg_entropy(logits_KWV, self.inner.precision)
+        candidates = self.inner.read(logits_KWV, entropy=True)
         return Scores(
             candidates.ids_KW,
             candidates.probability_KW,
             self.inner.rank(logits_KWV, candidates),
-            neg_entropy_KW=neg_entropy_KW,
+            neg_entropy_KW=candidates.neg_entropy_KW,
         )
