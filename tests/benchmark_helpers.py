@@ -58,7 +58,7 @@ def looked_up(item: Item) -> str:
 
 MINI = (
     "minigsm", "minimath", "miniread", "miniread_count", "minirule", "minirule_choice", "ministory",
-    "miniparallel",
+    "miniparallel", "minigsm_free",
 )  # fmt: skip
 GOLD: Mapping[str, Answer] = {
     **dict.fromkeys(MINI, lambda item: " " + item["answer"]),

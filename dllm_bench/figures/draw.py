@@ -311,7 +311,7 @@ def name_categories(
         if measured and same != x:
             own = [f"= {labels.get(same, same)}"]
         star = " *" if any(point.switched for point in measured) else ""
-        texts.append("\n".join([f"{labels.get(x, x)}{star}", *own]))
+        texts.append("\n".join(filter(None, [f"{labels.get(x, x)}{star}", " on ".join(own)])))
         reasons = [point.reason for point in points if point.measured]
         if reasons and not measured:
             ax.text(place - 0.1, 0.02, reasons[0], rotation=90, fontsize=5.5, color=style.FAINT,

@@ -389,6 +389,8 @@ class Profile:
     def translate(self, query: Query) -> Query:
         """The query of this profile; the last override of a key wins, at the key's first place."""
         result: dict[str, str | None] = {}
+        settings = dict(override.partition("=")[::2] for override in query)
+        query = tuple(f"{key}={value}" for key, value in settings.items())
         for original, replacement in self.instead:
             if set(original) <= set(query):
                 query = (*replacement, *(o for o in query if o not in original))

@@ -16,6 +16,7 @@ from typing import Any
 from dllm_bench.benchmarks.embedded import (
     minicode,
     minigsm,
+    minigsm_free,
     minimath,
     miniparallel,
     miniread,
@@ -43,6 +44,7 @@ TASKS: Mapping[str, GeneratedTask] = {
         "minirule", from_draw(mixture(minirule.draw_free, minirule.draw_choice))
     ),
     "ministory": ministory.TASK,
+    "minigsm_free": minigsm_free.TASK,
     "miniparallel": miniparallel.TASK,
 }
 """Task -> its problems, all of its forms included."""

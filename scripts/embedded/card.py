@@ -34,6 +34,7 @@ PROMPTS = {
     "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
     "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options behind the question.",
     "miniparallel": "`Rule: {rule}\\nQuestion: Apply the rule to {words}.\\nAnswer:`.",
+    "minigsm_free": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
     "ministory": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
 }
 DRILLS = {DRILL: "a drill of bare equations", RECALL: "a drill that repeats facts"}

@@ -24,6 +24,7 @@ WHOLE = ((96, 0.7), (128, 0.3))
 CANVAS = ((72, 0.52), (104, 0.32), (144, 0.10), (192, 0.06))
 FULL = ((48, 0.12), (64, 0.30), (88, 0.22), (112, 0.26), (144, 0.06), (192, 0.04))
 STORIES = ((224, 0.5), (304, 0.5))
+FREE_ROWS = ((112, 0.5), (160, 0.5))
 """Row lengths, each with its share of the batches; the answer may fill the row after its prompt."""
 STORY_STATES = (0.45, 0.15, 0.40)
 """Shares of states, see `Phase.states`; of `ministory`, where wording is most of an answer."""
@@ -52,6 +53,7 @@ LINES = ((48, 0.6), (64, 0.4))
 """Row lengths of `miniparallel`; squares fit the longer rows."""
 PARALLEL: Shares = (("miniparallel", 1.0),)
 STORY: Shares = (("ministory", 0.95), (DRILL, 0.05))
+FREE: Shares = (("minigsm_free", 0.9), (DRILL, 0.1))
 """Tasks and drills, each with its share of the rows."""
 
 
@@ -123,7 +125,7 @@ class Recipe:
     @property
     def free_wording(self) -> bool:
         """Whether wording is drawn at random within an answer, so that only numbers are content."""
-        return set(self.tasks) == {"ministory"}
+        return set(self.tasks) <= {"ministory", "minigsm_free"}
 
     @property
     def first_vocabulary(self) -> bool:
@@ -287,6 +289,46 @@ RECIPES: dict[str, Recipe] = {
             start="tiny-dream-long",
             lora_rank=16,
             seed=22,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-dream-base-free",
+            "dream",
+            (Phase("masked", 2400, 1600, 2e-3, FREE, STORY_STATES, FREE_ROWS, padding=0.1),),
+            start="tiny-dream-base",
+            seed=31,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-dream-instruct-free",
+            "dream",
+            (Phase("masked", 2400, 1600, 2e-3, FREE, STORY_STATES, FREE_ROWS, padding=0.1),),
+            start="tiny-dream-instruct",
+            chat=True,
+            seed=32,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-d2f-dream-base-free",
+            "dream",
+            (Phase("rising", 3000, 2200, 3e-3, FREE, lengths=FREE_ROWS),),
+            start="tiny-dream-base-free",
+            lora_rank=16,
+            seed=33,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-d2f-dream-instruct-free",
+            "dream",
+            (Phase("rising", 3000, 2200, 3e-3, FREE, lengths=FREE_ROWS),),
+            start="tiny-dream-instruct-free",
+            chat=True,
+            lora_rank=16,
+            seed=34,
             pool_size=60_000,
             batch_tokens=3072,
         ),

@@ -197,6 +197,12 @@ def test_an_own_table_says_how_many_items_it_needs() -> None:
     assert "limit=240" in profile.translate(("limit=240",))
 
 
+def test_what_is_replaced_together_is_found_by_the_last_value_of_each_key() -> None:
+    asked = ("model=alpha", "benchmark=quiz")
+    profile = replace(TINY, instead=((asked, ("model=alpha", "decoder=ar")),))
+    assert "decoder=ar" in profile.translate(("model=other", "benchmark=quiz", "model=alpha"))
+
+
 def test_what_is_available_itself_stands_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,9 +229,8 @@ def test_a_value_without_counterpart_is_a_sentence() -> None:
 
 
 def test_tables_hold_no_embedded_special_case() -> None:
-    about_embedded_models = {
-        f"decoders/{name}" for name in ("caches", "library", "long", "parallel", "revising")
-    }
+    ours = ("caches", "library", "long", "parallel", "revising", "wording")
+    about_embedded_models = {f"decoders/{name}" for name in ours}
     for name in set(names_of("table")) - about_embedded_models:
         text = (conf_dir() / "table" / f"{name}.yaml").read_text()
         assert not re.search(r"=(tiny-|mini)|embedded", text)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dllm_bench.benchmarks.embedded import (
     minigsm,
+    minigsm_free,
     minimath,
     miniparallel,
     miniread,
@@ -63,7 +64,7 @@ GENERATED: Mapping[str, GeneratedTask] = {
     task.name: task
     for task in (
         minigsm.TASK, minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE,
-        ministory.TASK, miniparallel.TASK,
+        ministory.TASK, miniparallel.TASK, minigsm_free.TASK,
     )
 }  # fmt: skip
 """Item sets of this project."""

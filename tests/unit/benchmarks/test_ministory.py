@@ -26,7 +26,7 @@ def problems() -> list[GeneratedProblem]:
     return list(ministory.TASK.problems("test", COUNT))
 
 
-def _results(question: str) -> list[int]:
+def results_of(question: str) -> list[int]:
     """What there is after each sentence of a question but the last."""
     results: list[int] = []
     for sentence in question.split(". ")[:-1]:
@@ -49,7 +49,7 @@ def test_splits_share_no_problem(problems: list[GeneratedProblem]) -> None:
 
 def test_answers_are_worked_right(problems: list[GeneratedProblem]) -> None:
     for problem in problems:
-        answer, results = problem.fields["answer"], _results(problem.fields["question"])
+        answer, results = problem.fields["answer"], results_of(problem.fields["question"])
         equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
         assert [int(left) for left, *_ in equations] == results[:-1]
         assert [int(result) for *_, result in equations] == results[1:]
