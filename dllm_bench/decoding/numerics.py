@@ -102,9 +102,10 @@ def _published_entropy(
 
 def _portions(logits_RV: Tensor) -> Sequence[Tensor]:
     """The rows, on a CPU as many at a time as fit into its cache."""
-    if logits_RV.device.type != "cpu":
+    share = max(1, CACHED // logits_RV.shape[1])
+    if logits_RV.device.type != "cpu" or logits_RV.shape[0] <= share:
         return (logits_RV,)
-    return logits_RV.split(max(1, CACHED // logits_RV.shape[1]))
+    return logits_RV.split(share)
 
 
 def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statistics:

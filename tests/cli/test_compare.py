@@ -22,7 +22,7 @@ def records() -> list[RunRecord]:
         record
         for record in reference_records()
         if (record.spec.label, record.spec.model["name"], record.spec.benchmark["name"])
-        == ("lopa", "tiny-d2f-dream-instruct", "minigsm")
+        == ("lopa", "tiny-d2f-dream-instruct-free", "minigsm_free")
     )
     return [next(alike), next(alike), next(alike)]
 
