@@ -10,6 +10,7 @@ from statistics import median
 import torch
 
 from dllm_bench.core.request import Request, SpecialTokens
+from dllm_bench.core.trace import Forward
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
@@ -21,6 +22,7 @@ from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.transformer import TransformerDenoiser
 
 DREAM_7B = {"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944}
+SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
 ONE_EACH = 1.5  # a threshold that no confidence reaches
 WARM = 4  # rounds that are not counted: prefill, choice of kernels
 
@@ -42,9 +44,11 @@ def random_model(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     quantization: str = "none",
+    compile_mode: str = "none",
 ) -> TransformerDenoiser:
     """Dream's architecture in the given shape, with rows that predict their own position."""
     from dllm_bench.models.acceleration import quantize
+    from dllm_bench.models.load import denoiser_class
 
     published = {
         "vocab_size": vocab,
@@ -71,13 +75,23 @@ def random_model(
                 weight.normal_(0, spread / weight.shape[1] ** 0.5, generator=generator)
     if quantization != "none":
         quantize(module, quantization, torch.device(device))
-    return TransformerDenoiser(module, special(vocab), shifted=False)
+    return denoiser_class(compile_mode)(module, special(vocab), shifted=False)
 
 
 def round_ms(model: TransformerDenoiser, prefix: int, k: int, window: int, steps: int) -> float:
-    """Median milliseconds of a decoder's rounds, with one open block after a cached prompt.
+    """Median milliseconds of `random_rounds`, those left out that warm up.
 
-    prefix: positions of the prompt; k: lookahead branches; steps: rounds that are timed.
+    steps: rounds that are timed.
+    """
+    return median(one.ms for one in random_rounds(model, prefix, k, window, WARM + steps)[WARM:])
+
+
+def random_rounds(
+    model: TransformerDenoiser, prefix: int, k: int, window: int, rounds: int
+) -> list[Forward]:
+    """The forwards of a decoder with one open block after a cached prompt.
+
+    prefix: positions of the prompt; k: lookahead branches.
     """
     decoder = MaskedDecoder(
         NegEntropy(),
@@ -85,8 +99,7 @@ def round_ms(model: TransformerDenoiser, prefix: int, k: int, window: int, steps
         Blocks(window, sees_future=False),
         BlockCache("full"),
         explore=Lookahead(k),
-        stop=Budget(min(WARM + steps, window)),
+        stop=Budget(min(rounds, window)),
     )
     prompt = random_request(prefix, 1, model.vocab_size).prompt_ids
-    generation = decoder.generate(model, Request("round", prompt, window))
-    return median(forward.ms for forward in generation.trace.forwards[WARM:])
+    return decoder.generate(model, Request("round", prompt, window)).trace.forwards

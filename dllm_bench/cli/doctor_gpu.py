@@ -21,7 +21,14 @@ from torch import Tensor
 
 from dllm_bench.api.compose import compose
 from dllm_bench.api.generation import decoder as decoder_named
-from dllm_bench.api.random_model import DREAM_7B, random_model, round_ms
+from dllm_bench.api.random_model import (
+    DREAM_7B,
+    SMALL,
+    random_model,
+    random_rounds,
+    round_ms,
+)
+from dllm_bench.api.roofline import RoundShape, measured_ceilings, roofline_ms
 from dllm_bench.cli.doctor_machine import OK, OPTIONAL_MISSING, REQUIRED_MISSING, Line
 from dllm_bench.core.decoder import BatchedDecoder
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
@@ -29,7 +36,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding import fused
 from dllm_bench.decoding.numerics import margin, read_logits
+from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.load import LoadedModel, load_model
+from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.store.files import write_json
 from dllm_bench.store.hardware import cuda_device, wait_for
 from dllm_bench.store.inputs import GIBIBYTE, model_spec
@@ -56,7 +65,8 @@ BATCH = 8
 CLOSE = 1e-4  # probabilities this near may change places between devices
 LENGTHS = (8, 1001, 4613, 152_064)
 LONG = 152_064  # Dream's vocabulary
-SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
+PROFILED = 8  # rounds, the prefill among them
+LAUNCHES = ("cudaLaunch", "cudaGraphLaunch", "cuLaunch")  # begin the names of a profile's events
 PREFIX = 1024
 MEMORY_SHARE = 1.1  # of weights, K/V and logits
 SYNCHRONISES = "synchronizing"  # in the warnings of `set_sync_debug_mode`
@@ -209,15 +219,50 @@ def waits(check: GpuCheck) -> Found:
 
 
 def rounds(check: GpuCheck) -> Found:
-    """Time of rounds with random weights: Dream-7B's shape; on the CPU a small one."""
-    shape, dtype = (SMALL, torch.float32) if check.fake else (DREAM_7B, torch.bfloat16)
-    vocab, prefix, steps = (1024, 64, 4) if check.fake else (LONG, PREFIX, 24)
-    model = random_model(vocab, shape, check.device, dtype)
-    found = {}
-    for k, window in ((0, 32), (7, 32)) if check.quick else product((0, 3, 7), (32, 96)):
-        ms = round_ms(model, prefix, k, window, steps)
-        found[f"{k} x {window}"] = f"{ms:.2f} ms ({1000 / ms:.0f} rounds/s)"
-    return found, []
+    """Rounds with random weights in each mode of hardware.compile: Dream-7B's shape; on the CPU a
+    small one, and no torch.compile, which takes minutes there.
+    """
+    one = RoundShape(CPU, torch.float32, SMALL, 1024, 64)
+    if not check.fake:
+        one = RoundShape(CUDA, torch.bfloat16, DREAM_7B, LONG, PREFIX)
+    ceilings, steps = measured_ceilings(one.device, one.dtype), 4 if check.fake else 24
+    found: dict[str, Any] = {}
+    problems = []
+    for mode in ("none", "max") if check.fake or check.quick else ("none", "default", "max"):
+        model = random_model(one.vocab, one.shape, one.device, one.dtype, compile_mode=mode)
+        before = traced_graphs() if mode == "default" else 0
+        for k, window in ((0, 32), (7, 32)) if check.quick else product((0, 3, 7), (32, 96)):
+            ms = round_ms(model, one.prefix, k, window, steps)
+            share = roofline_ms(one, "none", k, window, ceilings) / ms
+            found[f"{mode}, {k} x {window}"] = " · ".join(
+                [
+                    f"{ms:.2f} ms",
+                    f"{1000 / ms:.0f} rounds/s",
+                    f"{100 * share:.0f} % of the roofline",
+                    *([] if check.fake else [f"{launches(model, one, k, window):.0f} launches"]),
+                ]
+            )
+        if isinstance(model, FixedShapeDenoiser):
+            found["shapes of max"] = model.shapes
+            if not (check.fake or model.records):
+                problems.append("hardware.compile=max records no CUDA graph")
+        elif mode == "default":
+            found["graphs of default"] = traced_graphs() - before
+        del model
+    return found, problems
+
+
+def traced_graphs() -> int:
+    """Graphs that torch.compile has traced in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def launches(model: TransformerDenoiser, one: RoundShape, k: int, window: int) -> float:
+    """Kernels and graphs that the host starts in a round."""
+    profiler = torch.profiler
+    with profiler.profile(activities=[*profiler.ProfilerActivity]) as seen:
+        made = random_rounds(model, one.prefix, k, window, PROFILED)
+    return sum(event.name.startswith(LAUNCHES) for event in seen.events()) / len(made)
 
 
 def memory(check: GpuCheck) -> Found:

@@ -184,6 +184,10 @@ class KVCache(Protocol):
     def work(self) -> RowWork | None:
         """What the last forward did, if its plan had a `RowChoice`."""
 
+    @property
+    def replayed(self) -> bool:
+        """Whether the last forward was a recorded CUDA graph."""
+
     def predicting(self, where_KL: Tensor) -> Tensor:
         """The rows that predict the positions `where`, bool (K, L)."""
 
@@ -212,6 +216,13 @@ class Denoiser(Protocol):
     chooses_rows: bool = False  # whether `forward` follows plans with `recompute`
 
     position_bytes: int = 0  # bytes that a forward holds at least for every position it feeds
+
+    def expect_canvas(self, length: int) -> None:
+        """Learn the longest canvas of a run; a model whose shapes do not depend on it does nothing.
+
+        Without it, longer canvases are made room for as they come.
+        """
+        return
 
     def new_cache(self, length: int) -> KVCache:
         """An empty cache for a canvas of `length` positions."""

@@ -70,6 +70,7 @@ class Forward:
     rows: float | None = None  # rows a layer computes per branch, mean over layers; None: all fed
     read_bytes: int = 0  # what is read from the cache, all layers together
     kept_bytes: int = 0  # what the cache keeps after this call, all layers together
+    replayed: bool = False  # whether it was a recorded CUDA graph (hardware.compile=max)
 
 
 @dataclass

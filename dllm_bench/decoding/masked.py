@@ -563,8 +563,9 @@ class _RoundLog:
     verifies: bool  # `Explore.verifies`
     ticks: list[tuple[float, int]] = field(default_factory=list)  # time, masks of the open blocks
     forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)
-    used: list[tuple[int, RowWork | None]] = field(default_factory=list)
-    """Positions that the cache kept after each forward, and the work of layers that chose rows."""
+    used: list[tuple[int, RowWork | None, bool]] = field(default_factory=list)
+    """Positions that the cache kept after each forward, the work of layers that chose rows, and
+    whether the forward was a recorded graph."""
     drafts: list[int] = field(default_factory=list)  # draft tokens that the forward verified
     winners: list[int] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
@@ -604,7 +605,8 @@ class _RoundLog:
 
     def end(self, plan: ForwardPlan, branches: DecodeState) -> None:
         """Record what the forward left in the cache, and the work of layers that chose rows."""
-        self.used.append((plan.kept(min(self.kv.length, branches.length)), self.kv.work))
+        kept = plan.kept(min(self.kv.length, branches.length))
+        self.used.append((kept, self.kv.work, self.kv.replayed))
 
     def check_progress(self, request: Request, revise: Revise) -> None:
         """Refuse to loop forever: a round commits nothing if all candidates are the mask token, and
@@ -637,9 +639,11 @@ class _RoundLog:
             for forward, ((before, masks), (after, _)), winner, forced, drafts in rows
         ]
         each = self.kv.bytes_per_position
-        for index, (kept, work) in enumerate(self.used):
+        for index, (kept, work, replayed) in enumerate(self.used):
             done = work or RowWork(None, each * forwards[index].cached)
-            forwards[index] = replace(forwards[index], **done._asdict(), kept_bytes=each * kept)
+            forwards[index] = replace(
+                forwards[index], **done._asdict(), kept_bytes=each * kept, replayed=replayed
+            )
         for index, changes in enumerate(self._changes(span)):
             forwards[index] = replace(forwards[index], changes=changes)
         for index, canvas in enumerate(self.canvas_lengths[: len(forwards)]):

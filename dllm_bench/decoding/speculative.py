@@ -188,7 +188,8 @@ def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan
         logits = [model.forward(canvases[0], plans[0], caches[0])]
     else:
         logits = model.forward_batch(canvases, plans, caches)
-    for kv, plan in zip(caches, plans, strict=True):
+    for one, kv, plan in zip(active, caches, plans, strict=True):
+        one.forwards[-1] = replace(one.forwards[-1], replayed=kv.replayed)
         kv.keep(plan, torch.zeros((), dtype=torch.long, device=model.device))
     return [logits_1RV[0] for logits_1RV in logits]
 

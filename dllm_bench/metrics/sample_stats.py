@@ -70,6 +70,7 @@ class SampleStats:
     cache_kept: int | None = None  # the most bytes that the cache kept after a forward
     kl_nats: float | None = None  # KL of uncached from cached, summed over `kl_rows`
     kl_rows: int | None = None  # masked positions that it was measured at, each forward counted
+    replayed: int | None = None  # forwards that were recorded CUDA graphs
     retokenised: bool | None = None  # served model: tokens were counted here, not by the server
 
     @classmethod
@@ -133,6 +134,7 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
         "cache_read": sum(forward.read_bytes for forward in forwards),
         "cache_kept": max((forward.kept_bytes for forward in forwards), default=0),
         "forced": sum(forward.forced for forward in forwards),
+        "replayed": sum(forward.replayed for forward in forwards),
         "remasked": sum(made.remasked for made in generation.trace.writes(generation.born)),
         "idle": idle_forwards(generation),
         "idle_dinfer": idle_forwards(generation, unroll=4, tokens_per_forward=8),

@@ -1,9 +1,7 @@
 """Optional speed-ups: layers under torch.compile (`CompiledDenoiser`) and quantised linear layers.
 
-torch.compile: "default" compiles once for lengths that vary. "max" (autotuned kernels, CUDA graphs)
-needs shapes that repeat: fed positions are padded to a multiple of `BUCKET`, the whole cache buffer
-is read, and the mask hides what is not valid, so a few graphs serve a whole run. Logits are equal
-up to rounding.
+torch.compile compiles once for lengths that vary; logits are equal up to rounding. Graphs of fixed
+shapes are in `graphs`.
 
 Quantisation (torchao): w8a8 (int8 weights and activations) or fp8, with dynamic scales. Linear
 layers inside the transformer layers are replaced after loading; embedding, head, norms, routers and
@@ -13,7 +11,6 @@ stacked experts keep the run's dtype. Not here: calibration, quantised checkpoin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,12 +22,7 @@ from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.transformer import TransformerDenoiser
 
-BUCKET = 64  # positions; two blocks of 32, so that one block and two blocks use the same graph
 KeysValues = tuple[Tensor, Tensor]
-MODES: dict[str, dict[str, Any]] = {
-    "default": {"dynamic": True},
-    "max": {"mode": "max-autotune", "dynamic": False},
-}
 CONFIGS: dict[str, tuple[str, dict[str, str]]] = {  # torchao's names: a class, and its arguments
     "w8a8": ("Int8DynamicActivationInt8WeightConfig", {}),
     "fp8": ("Float8DynamicActivationFloat8WeightConfig", {"granularity": "PerRow"}),
@@ -43,79 +35,40 @@ class CompiledDenoiser(TransformerDenoiser):
 
     owns_layers = False
 
-    def compile(self, mode: str) -> CompiledDenoiser:
-        """Choose a mode of `MODES`; compilation itself happens in the first forwards."""
+    def __init__(self, module: Any, *args: Any, **settings: Any) -> None:
+        super().__init__(module, *args, **settings)
         self.chooses_rows = False
-        self._graphs = mode == "max"
-        self._bucket = BUCKET if self._graphs else 1
-        self._run = torch.compile(run_layers, **MODES[mode])
-        return self
-
-    def new_cache(self, length: int) -> PositionCache:
-        """An empty cache for a canvas of `length` positions, rounded up to whole buckets."""
-        return super().new_cache(length + -length % self._bucket)
+        self._run = torch.compile(run_layers, dynamic=True)
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         if plan.feature_layers:
             raise DllmBenchError(
                 "The drafter reads outputs of the target's layers, which a compiled model does not "
-                "give; set hardware.compile=none."
+                "give; set hardware.compile=max or none."
             )
         if plan.sets is not None:
             raise DllmBenchError(
                 "The cache feeds single positions, and compiled layers are made for spans; set "
                 "hardware.compile=none, or choose another decoder.cache."
             )
-        (branches, fed), start = tokens_KF.shape, plan.feed[0]
-        tokens_KF = torch.nn.functional.pad(
-            tokens_KF, (0, -fed % self._bucket), value=self.special.mask
-        )
-        width = tokens_KF.shape[1]
-        plan = self._padded(plan, branches, width)
+        branches = len(tokens_KF)
         model = self.module.model
         masks = {kind: self._mask(kind, plan, branches, kv) for kind in set(self._kinds)}
-        added_KFH = plan.added_KFH
-        if added_KFH is not None:
-            added_KFH = torch.nn.functional.pad(added_KFH, (0, 0, 0, width - fed))
-        hidden = self._embed_fed(tokens_KF.reshape(1, -1), added_KFH)
-        position_F = torch.arange(start, start + width, device=self.device)
+        hidden = self._embed_fed(tokens_KF.reshape(1, -1), plan.added_KFH)
+        position_F = plan.positions(self.device)
         rotations = self._rotations(hidden, position_F.repeat(branches)[None])
         stored = [self._stored(layer, kv) for layer in kv.positions]
-        if self._graphs:
-            torch.compiler.cudagraph_mark_step_begin()
         hidden, fresh = self._run(model.layers, self._kinds, hidden, masks, rotations, stored)
         for layer, (keys, values) in zip(kv.positions, fresh, strict=True):
-            if layer.keeps_fresh:  # the next replay of a graph overwrites its outputs
-                layer.fresh = (keys.clone(), values.clone())
-        return hidden.clone().view(branches, width, -1)[:, :fed]
-
-    def _padded(self, plan: ForwardPlan, branches: int, width: int) -> ForwardPlan:
-        """The plan with the padding fed too, and hidden from every position."""
-        if not self._graphs:
-            return plan
-        end_K = torch.full((branches,), plan.feed[1], device=self.device)
-        return replace(plan.limited_to(end_K), feed=(plan.feed[0], plan.feed[0] + width))
-
-    def _mask(
-        self, kind: str, plan: ForwardPlan, branches: int, kv: PositionCache
-    ) -> Tensor | None:
-        if not (self._graphs and kv.length):
-            return super()._mask(kind, plan, branches, kv)
-        length = kv.positions[0].length
-        mask = self._mask_over(((0, length),), kind, plan, branches)
-        assert mask is not None  # the padding is hidden
-        invalid = torch.ones(mask.shape[-1], dtype=torch.bool, device=self.device)
-        invalid[length:] = False
-        for span in kv.spans:
-            invalid[slice(*span)] = False
-        return mask.masked_fill(invalid, -torch.inf)
+            if layer.keeps_fresh:
+                layer.fresh = (keys, values)
+        return hidden.view(*tokens_KF.shape, -1)
 
     def _stored(self, layer: Any, kv: PositionCache) -> list[KeysValues]:
-        """What a layer reads of the cache: its visible spans, or all of it under a mask."""
+        """What a layer reads of the cache: its visible spans."""
         if not kv.length:
             return []
-        spans = ((0, layer.length),) if self._graphs else kv.spans
-        return [(layer.keys[:, :, a:b], layer.values[:, :, a:b]) for a, b in spans]
+        return [(layer.keys[:, :, a:b], layer.values[:, :, a:b]) for a, b in kv.spans]
 
 
 class _CacheView:

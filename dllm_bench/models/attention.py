@@ -19,11 +19,13 @@ queries, A attention heads, E head size.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache as cached_result
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -40,6 +42,7 @@ PER_REQUEST = "per request"  # name of `attend_per_request` in transformers' reg
 Slots = tuple[Tensor, Tensor]
 """Where keys and values are written, (P, G, F, E) each, for P sequences and G heads of K/V."""
 HALF = (torch.bfloat16, torch.float16)
+HIDDEN = -30_000.0  # in a finite mask: a row that sees nothing has numbers, and a share of 0
 WORTH_MASKED = 2**14  # pairs of query and key under a mask that cost a CPU as much as to join
 
 
@@ -232,6 +235,18 @@ class BranchWindows:
     """F."""
 
 
+@dataclass(frozen=True)
+class FixedWindows:
+    """In place of a mask, for forwards of a fixed shape: each branch sees of the store of cached
+    K/V and of its own window what two additive masks leave, which are written before a forward.
+    """
+
+    own_K1FF: Tensor
+    """0 or `HIDDEN`, of each branch's window."""
+    cached_C: Tensor | None
+    """0 or `HIDDEN`, of each cached position; None: none is read."""
+
+
 OwnMask = Tensor | BranchWindows | None
 
 
@@ -284,7 +299,7 @@ class BatchCache:
         """Anywhere: the rows of each request go to a cache of its own."""
 
 
-AnyMask = OwnMask | BatchMask
+AnyMask = OwnMask | BatchMask | FixedWindows
 
 
 class FreshCache(Protocol):
@@ -295,6 +310,16 @@ class FreshCache(Protocol):
 
     def slots(self, layer: int, rows: int) -> Slots | None:
         """Where the K/V of that many rows are to be written before `update`; None: anywhere."""
+
+
+class FixedCache(FreshCache, Protocol):
+    """A cache for `FixedWindows`."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Slots:
+        """Put fresh K/V of a layer into their slots, which are returned, (K, G, F, E) each."""
+
+    def aside(self, keys: Tensor, values: Tensor, layer: int) -> Slots:
+        """All cached K/V of a layer, valid or not, (1, G, C, E) each."""
 
 
 def attend(
@@ -308,6 +333,8 @@ def attend(
         return attend_windows(query, (key, value), [cached], rows, mask.window).flatten(2)
     if isinstance(mask, BatchMask):
         return _attend_batch(query, key, value, mask, layer).flatten(2)
+    if isinstance(mask, FixedWindows):
+        return attend_fixed(query, (key, value), mask, cast("FixedCache", cache), layer).flatten(2)
     keys, values = cache.update(key, value, layer)
     return _attend(query, keys, values, mask).flatten(2)
 
@@ -356,24 +383,98 @@ def attend_windows(
     )
 
 
-def attend_with_mass(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention (P, F, A, E) without a mask, and the log of the sum of its exponentials, float32
-    (P, A, F).
+def attend_fixed(
+    query_KAFE: Tensor, fresh: Slots, mask: FixedWindows, cache: FixedCache, layer: int
+) -> Tensor:
+    """Attention (K, F, A, E) of branches over their own windows, `fresh` (K, G, F, E), and over the
+    store of cached K/V.
     """
-    if query.is_cuda and query.dtype in HALF:
+    own = attend_with_mass(query_KAFE, *cache.update(*fresh, layer), mask.own_K1FF)
+    if mask.cached_C is None:
+        return own[0]
+    query_1ANE = query_KAFE.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
+    old = attend_with_mass(
+        query_1ANE, *cache.aside(*fresh, layer), mask.cached_C.expand(1, 1, query_1ANE.shape[2], -1)
+    )
+    return join(*old, *own).view_as(own[0])
+
+
+def attend_with_mass(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention (P, F, A, E), and the log of the sum of its exponentials, float32 (P, A, F).
+
+    mask: additive and finite, (P, 1, F, X) for X keys; None: everything is seen.
+    """
+    if not query.is_cuda:
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=mask
+        )
+    elif query.dtype in HALF and mask is None:
         found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
-    elif not query.is_cuda:
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
+    elif query.dtype in HALF and masked_kernel_works(query.dtype):
+        found = _attend_masked(query, key, value, mask)
     else:
-        return _attend_by_products(query, key, value)
+        return _attend_by_products(query, key, value, mask)
     attended, mass = found[:2]
     return attended.transpose(1, 2), mass
 
 
-def _attend_by_products(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _attend_masked(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention (P, A, F, E) and mass (P, A, F) by torch's CUDA kernel for masks, which takes no
+    K/V that several heads share: of one sequence, heads of a group become sequences that share
+    them; of several, K/V are repeated.
+    """
+    sequences, groups = len(query), key.shape[1]
+    repeats = query.shape[1] // groups
+    if sequences == 1:
+        query = query[0].unflatten(0, (groups, repeats)).transpose(0, 1)
+        key, value = (part.expand(repeats, -1, -1, -1) for part in (key, value))
+    elif repeats > 1:
+        key, value = (part.repeat_interleave(repeats, 1) for part in (key, value))
+    shape = (*query.shape[:3], key.shape[2])
+    attended, mass, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, None if mask is None else mask.expand(shape), True
+    )
+    mass = mass[:, :, : query.shape[2]]  # the kernel rounds the number of rows up
+    if sequences == 1:  # both copied once, into the order in which they are read
+        attended = attended.permute(2, 1, 0, 3).flatten(1, 2)[None].transpose(1, 2)
+        mass = mass.transpose(0, 1).flatten(0, 1)[None]
+    return attended, mass
+
+
+@cached_result
+def masked_kernel_works(dtype: torch.dtype, device: str = "cuda") -> bool:
+    """Whether `_attend_masked` agrees with products of matrices; tried once."""
+    generator = torch.Generator(device).manual_seed(0)
+    try:
+        for sequences, heads in ((1, 4), (2, 4), (2, 2)):
+            query, key, value = (
+                torch.randn(sequences, n, 32, 64, generator=generator, device=device).to(dtype)
+                for n in (heads, 2, 2)
+            )
+            mask = query.new_zeros(sequences, 1, 32, 32)
+            mask[:, :, 5:, 20:] = HIDDEN
+            found = _attend_masked(query, key, value, mask)
+            attended, mass = _attend_by_products(query, key, value, mask)
+            torch.testing.assert_close(found[0].transpose(1, 2), attended, atol=0.02, rtol=0.02)
+            torch.testing.assert_close(found[1].float(), mass, atol=0.02, rtol=0.02)
+    except Exception as error:
+        warnings.warn(f"Attention takes more launches: its kernel fails ({error}).", stacklevel=4)
+        return False
+    return True
+
+
+def _attend_by_products(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """`attend_with_mass` where no kernel returns the sum."""
     grouped = query.unflatten(1, (key.shape[1], -1)) * query.shape[-1] ** -0.5
     scores = (grouped @ key.unsqueeze(2).mT).float()
+    if mask is not None:
+        scores += mask.unsqueeze(2)
     attended = scores.softmax(-1).to(value.dtype) @ value.unsqueeze(2)
     return attended.flatten(1, 2).transpose(1, 2), scores.logsumexp(-1).flatten(1, 2)
 

@@ -48,6 +48,18 @@ class LayerCache(CacheLayerMixin):
         self.keys, self.values = (buffer(s, self.length) for s in (key_states, value_states))
         self.is_initialized = True
 
+    def uses(self, keys: Tensor) -> bool:
+        """Whether its keys are in that buffer."""
+        return self.keys is keys
+
+    def move(self, keys: Tensor, values: Tensor) -> None:
+        """Use other buffers, with what the present ones hold as far as they reach."""
+        for new, old in ((keys, self.keys), (values, self.values)):
+            if old is not None:
+                length = min(new.shape[2], old.shape[2])
+                new[:, :, :length] = old[:, :, :length]
+        self.keys, self.values, self.is_initialized = keys, values, True
+
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object
     ) -> tuple[Tensor, Tensor]:
@@ -188,6 +200,10 @@ class PositionCache(Cache):
         self._boundary: dict[int, Tensor] = {}
         self.probes: list[Tensor] = []  # of each layer, by the last plan with `probe`
         self.work: RowWork | None = None  # of the last forward, if each layer chose its rows
+        self.replayed = False  # whether the last forward was a recorded graph
+        self.of_all_layers: tuple[Tensor, Tensor] | None = None
+        """Stored (N, 2, 1, G, C, E) and last computed (N, 2, K, G, F, E) K/V, where those of all
+        layers are one tensor."""
 
     @property
     def length(self) -> int:
@@ -201,7 +217,8 @@ class PositionCache(Cache):
 
     def begin(self, plan: ForwardPlan, canvas: int) -> None:
         """Prepare for the forward of `plan`: it sees cached positions outside of the fed span."""
-        self._held = self.features = None
+        self._held = self.features = self.of_all_layers = None
+        self.replayed = False
         if plan.probe is not None:
             self.probes = []
         self.work = None
@@ -269,9 +286,14 @@ class PositionCache(Cache):
         if plan.sets is None and not fits:
             raise ValueError(f"Cannot store {plan.store} of {plan.feed}, {self._length} cached.")
         hidden_KFH = self._held[1]
-        for layer in self.positions:
-            layer.store(plan, len(hidden_KFH), branch)
-            layer.fresh = None
+        if self.of_all_layers is not None:
+            stored_N21GCE, fresh_N2KGFE = self.of_all_layers
+            kept = slice(first - plan.feed[0], last - plan.feed[0])
+            stored_N21GCE[:, :, 0, :, first:last] = pick(fresh_N2KGFE, 2, branch)[:, :, :, kept]
+        else:
+            for layer in self.positions:
+                layer.store(plan, len(hidden_KFH), branch)
+                layer.fresh = None
         if self.shifted and plan.recompute is None:
             self._keep_boundary(plan, pick(hidden_KFH, 0, branch))
         self._length = max(self._length, last)

@@ -164,6 +164,11 @@ class PlainLayer(DecoderLayer):
         self._head_norms = _head_norms(attention, self._counts, joined)
         self._eps: float = module.input_layernorm.variance_epsilon
 
+    @property
+    def kv_heads(self) -> tuple[int, int]:
+        """Heads of keys and values, and their size: (G, E)."""
+        return self._counts[1], self._head_size
+
     def __call__(
         self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
     ) -> Tensor:

@@ -252,9 +252,7 @@ def load_text_codec(spec: ModelSpec) -> TextCodec:
 
 def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
     """Build the module without weights, check names and shapes, then load the weights."""
-    # These import transformers' modelling code, which takes seconds.
-    from dllm_bench.models.acceleration import CompiledDenoiser, quantize
-    from dllm_bench.models.transformer import TransformerDenoiser
+    from dllm_bench.models.acceleration import quantize  # imports transformers, which takes seconds
 
     spec, device = opened.spec, device_of(opened.spec)
     module = opened.empty_module()
@@ -268,10 +266,18 @@ def _denoiser(opened: OpenedCheckpoint, tokenizer: Any) -> TransformerDenoiser:
         lora.attach(adapter, module, opened.layout)
     if spec.quantization != NONE:
         quantize(module, spec.quantization, device)
-    kind = TransformerDenoiser if spec.compile == NONE else CompiledDenoiser
-    form = opened.attention_form
-    denoiser = kind(module, special, opened.shifted, attention_form=form, block=spec.block)
-    return denoiser.compile(spec.compile) if isinstance(denoiser, CompiledDenoiser) else denoiser
+    kind, form = denoiser_class(spec.compile), opened.attention_form
+    return kind(module, special, opened.shifted, attention_form=form, block=spec.block)
+
+
+def denoiser_class(mode: str) -> type[TransformerDenoiser]:
+    """The class that runs a model in a mode of `hardware.compile`."""
+    from dllm_bench.models.acceleration import CompiledDenoiser
+    from dllm_bench.models.graphs import FixedShapeDenoiser
+    from dllm_bench.models.transformer import TransformerDenoiser
+
+    classes = {NONE: TransformerDenoiser, "default": CompiledDenoiser, "max": FixedShapeDenoiser}
+    return classes[mode]
 
 
 def _lora_adapter(spec: ModelSpec, expected: dict[str, tuple[int, ...]]) -> lora.LoraAdapter:

@@ -64,7 +64,7 @@ class ModelSpec:
     quantization: str = NONE
     """Quantisation of the linear layers (models/acceleration.py)."""
     compile: str = NONE
-    """Mode of torch.compile (models/acceleration.py)."""
+    """"default": torch.compile (models/acceleration.py); "max": CUDA graphs (models/graphs.py)."""
 
     def __post_init__(self) -> None:
         for field, choices in CHOICES.items():

@@ -31,6 +31,7 @@ from dllm_bench.models.attention import (
     BatchCache,
     BatchedRequest,
     BatchMask,
+    FreshCache,
     MaskShape,
     OwnMask,
     attention_mask,
@@ -314,7 +315,7 @@ class TransformerDenoiser(Denoiser):
         hidden: Tensor,
         position_PF: Tensor,
         masks: Mapping[str, AnyMask],
-        cache: PositionCache | BatchCache,
+        cache: FreshCache,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states (P, F, H) of embeddings `hidden`, and the outputs of the feature layers

@@ -175,6 +175,8 @@ class RunSession:
         requests = self.requests()
         self._check(requests)
         self.opened.expect(len(requests))
+        longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
+        self.loaded.denoiser.expect_canvas(longest)
         running = self._running(len(requests))
         self.observer.start(self.spec, self.opened.folder, running)
         missing = [

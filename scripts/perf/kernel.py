@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import torch
 
+from dllm_bench.api.roofline import copied_per_s, seconds
 from dllm_bench.decoding import fused
 from dllm_bench.decoding.numerics import read_logits
-from scripts.perf.device import copied_per_s, seconds
 
 ROWS = (32, 128, 256)  # one window, and several branches of a window
 VOCAB = 152_064

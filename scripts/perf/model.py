@@ -24,12 +24,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dllm_bench.api.random_model import DREAM_7B, random_model, random_request
+from dllm_bench.api.roofline import layer_parameters
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models import attention, layer_ops
 from dllm_bench.models import layers as layers_module
+from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.layers import module_layers, own_layers
-from scripts.perf.device import layer_parameters
 
 VOCAB, PREFIX = 152_064, 1024
 PROBE = {"width": 64, "heads": 4, "kv_heads": 2, "mlp": 128}
@@ -73,6 +74,8 @@ class Round:
     """Rows whose logits are computed; None: all that are fed."""
     own_layers: bool = True
     """Whether layers are the package's own; else they are transformers' modules."""
+    replayed: bool = False
+    """Whether the own layers are a recorded graph, which the host starts at once."""
 
     @property
     def rows(self) -> int:
@@ -120,17 +123,34 @@ class Round:
     @property
     def launches(self) -> int:
         """Kernels that a forward starts, see `launches`."""
-        one, two = (launches(n, self.branches, self.own_layers) for n in (1, 2))
+        one, two = (launches(n, self.branches, self.own_layers, self.replayed) for n in (1, 2))
         return one + (self.shape["layers"] - 1) * (two - one)
+
+    @property
+    def started(self) -> int:
+        """Kernels and graphs that the host starts: of a recorded graph, what writes its inputs,
+        the graph itself, and head and norm.
+        """
+        if not self.replayed:
+            return self.launches
+        return launches(1, self.branches, True, True, of_graph=False) + 1
 
 
 @cache
-def launches(layers: int, branches: int, own: bool = True) -> int:
-    """Tensor operations of a forward with a model of `layers` layers, counted on the CPU."""
+def launches(
+    layers: int, branches: int, own: bool = True, fixed: bool = False, of_graph: bool = True
+) -> int:
+    """Tensor operations of a forward with a model of `layers` layers, counted on the CPU.
+
+    fixed: whether shapes are those of a graph; of_graph: whether what is recorded counts.
+    """
     counter = OperationCounter()
-    forward = probe(Round({**PROBE, "layers": layers}, 64, 8, branches, window=16), own=own)
+    one = Round({**PROBE, "layers": layers}, 64, 8, branches, window=16, replayed=fixed)
+    forward = probe(one, own=own)
     forward()  # makes the masks and angles that later rounds find
-    with counter, counter.kernels():
+    run = FixedShapeDenoiser.run_fixed
+    apart = run if of_graph else lambda *given: counter.apart(lambda: run(*given))
+    with counter, counter.kernels(), patch.object(FixedShapeDenoiser, "run_fixed", apart):
         forward()
     return counter.count
 
@@ -140,7 +160,7 @@ def probe(one: Round, own: bool = True) -> Callable[[], object]:
 
     own: whether layers are as on a CUDA device; else they are transformers' modules.
     """
-    model = random_model(one.vocab, one.shape)
+    model = random_model(one.vocab, one.shape, compile_mode="max" if one.replayed else "none")
     model.layers = own_layers(model.module, joined=True) if own else module_layers(model.module)
     length = one.prefix + one.window
     ids = random_request(length, 1, one.vocab).prompt_ids
@@ -169,6 +189,13 @@ class OperationCounter(TorchDispatchMode):
         self.count += not (func.is_view or shared or "empty" in func.__name__)
         return out
 
+    def apart(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives; what it computes does not count."""
+        before = self.count
+        result = work()
+        self.count = before
+        return result
+
     @contextmanager
     def kernels(self) -> Iterator[None]:
         """In the block layers run as on a device; Triton's kernels start nothing, and count."""
@@ -189,7 +216,7 @@ def modelled_ms(one: Round, device: DeviceConstants) -> dict[str, float]:
     """Milliseconds of device, host and round."""
     busy_s = max(one.bytes / device.bytes_per_s, one.operations / device.flop_per_s)
     device_s = busy_s + one.launches * device.gap_s
-    host_s = one.launches * device.launch_s
+    host_s = one.started * device.launch_s
     return {
         "device ms": 1000 * device_s,
         "host ms": 1000 * host_s,
@@ -202,12 +229,17 @@ DREAM_ROUND = Round(DREAM_7B, VOCAB, PREFIX, branches=1, window=32)
 
 def main() -> None:
     """Print the modelled rounds of Dream-7B's shape on an H200."""
-    for own, k, window in product((False, True), (0, 3, 7), (32, 96)):
-        one = replace(DREAM_ROUND, branches=k + 1, window=window, own_layers=own)
+    ways = {
+        "modules": {"own_layers": False},
+        "own layers": {"own_layers": True},
+        "own layers, replayed": {"own_layers": True, "replayed": True},
+    }
+    for layers, k, window in product(ways, (0, 3, 7), (32, 96)):
+        one = replace(DREAM_ROUND, branches=k + 1, window=window, **ways[layers])
         times = ", ".join(f"{name} {ms:.1f}" for name, ms in modelled_ms(one, H200).items())
         size = f"{one.bytes / 1e9:.1f} GB, {one.operations / 1e12:.2f} TFLOP"
-        layers = "own layers" if own else "modules"
-        print(f"{layers}, k = {k}, window {window}: {size}, {one.launches} launches; {times}")
+        starts = f"{one.launches} launches, {one.started} by the host"
+        print(f"{layers}, k = {k}, window {window}: {size}, {starts}; {times}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from torch.utils._pytree import arg_tree_leaves, tree_leaves
 
 import dllm_bench.decoding
 from dllm_bench.decoding import fused
+from dllm_bench.models import attention as attention_module
 from dllm_bench.models import drafters, layer_ops
 from dllm_bench.models.transformer import TransformerDenoiser
 
@@ -126,6 +127,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.in_forward = False
         self.forwards = 0
+        self.each: list[int] = []  # launches of each forward
         self.launches: Counter[str] = Counter()  # by "forward" and "round"
         self.sites: Counter[str] = Counter()  # of the round's launches
         self.waits: list[list[str]] = [[]]  # of each round, the first entry before all forwards
@@ -150,10 +152,12 @@ class Watch(TorchDispatchMode):
             self.waits.append([])
             self.forwards += 1
             self.in_forward = True
+            before = self.launches["forward"]
             try:
                 logits = run(*args)
             finally:
                 self.in_forward = False
+            self.each.append(self.launches["forward"] - before)
             self.logits += sum(one.numel() for one in tree_leaves(logits))
             return logits
 
@@ -220,6 +224,13 @@ class FakeEvent:
         return 1.0
 
 
+class FakeStream:
+    """A stream that finishes at once."""
+
+    def __init__(self, device: object = None) -> None: ...
+    def wait_stream(self, other: object) -> None: ...
+
+
 class FakeGenerator(torch.Generator):
     """A CPU generator that says it is the device's."""
 
@@ -251,7 +262,7 @@ def claimed(value: Any) -> Any:
 
 def claimed_model(model: TransformerDenoiser) -> TransformerDenoiser:
     """The model on the device."""
-    return TransformerDenoiser(
+    return type(model)(
         claimed(model.module),
         model.special,
         model.shifted,
@@ -265,7 +276,12 @@ def device(watch: Watch) -> Iterator[None]:
     """The device is there: stand-ins for what needs a driver."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "Event", FakeEvent)
-        patch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+        patch.setattr(torch.cuda, "current_stream", FakeStream)
+        patch.setattr(torch.cuda, "Stream", FakeStream)
+        patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        patch.setattr(torch.cuda, "CUDAGraph", lambda: _FakeGraph(watch))
+        patch.setattr(torch.cuda, "graph", lambda graph, pool: graph.recording())
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
         patch.setattr(torch.cuda, "synchronize", lambda device=None: watch.wait("synchronize"))
         patch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
         patch.setattr(torch, "Generator", FakeGenerator)
@@ -278,12 +294,29 @@ def device(watch: Watch) -> Iterator[None]:
         patch.setitem(sys.modules, kernels.__name__, kernels)
         patch.setattr(dllm_bench.decoding, "kernels", kernels, raising=False)
         patch.setattr(layer_ops, "kernels_work", lambda device="cuda": True)
+        patch.setattr(attention_module, "masked_kernel_works", lambda dtype: True)
         patch.setattr(layer_ops, "start", lambda *args, **options: watch.launch("triton"))
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", _attention)
         for name, copied in (("_network", claimed), ("_model", claimed_model)):
             patch.setattr(drafters, name, _of_drafter(getattr(drafters, name), copied))
         with FAKE, watch:
             yield
+
+
+class _FakeGraph:
+    """A graph: what is recorded starts nothing, and its replay starts once."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        before = self._watch.launches.copy(), self._watch.sites.copy()
+        yield
+        self._watch.launches, self._watch.sites = before
+
+    def replay(self) -> None:
+        self._watch.launch("graph")
 
 
 def _kernel(watch: Watch, reads: Callable[..., int] = lambda args: 1) -> Any:

@@ -26,6 +26,7 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding import masked
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.parallel import branch
 from dllm_bench.paths import options
@@ -34,6 +35,7 @@ from tests.fakecuda.device import HostReads, Watch, claimed_model, device, load_
 from tests.helpers import VOCAB, tiny_denoiser
 from tests.pieces import BLOCK, decoders
 from tests.speculative import with_drafter
+from tests.tiers import covering
 
 
 def stored(name: str) -> dict[str, float]:
@@ -53,6 +55,9 @@ TWICE = ("eagle3", "dspark_threshold")
 """Decoders that wait twice a round: once for what was accepted, which the next draft continues, and
 once for what of the draft is verified. Verifying whole drafts would need the first wait alone, and
 feed the target positions that these decoders do not feed: their cost would be another one's."""
+REPLAYED = ("lopa", "ar", "fast_dllm_dual", "dspark", "lopa_dream", "d2f", "sdar", "vanilla")
+REPLAY = 18
+"""Launches of a replayed forward: the graph, what it reads, head and norm."""
 ON_CPU_ALONE = "decoding/numerics.py"
 """Has a question that is worth its answer on a CPU alone."""
 
@@ -126,12 +131,17 @@ class Case:
         return f"{self.name}-{self.dtype}-{self.batch}"
 
 
-def decoded(decoder: Any, dtype: str, batch: int, new: int, generate: Any = None) -> Watch:
+def decoded(
+    decoder: Any, dtype: str, batch: int, new: int, generate: Any = None, kind: Any = None
+) -> Watch:
     """What decoding on the device cost; its generations are those of the CPU.
 
-    generate: decodes in another way, `generate(decoder, model, requests)`.
+    generate: decodes in another way, `generate(decoder, model, requests)`. kind: of denoiser.
     """
     real, watch, reads = model_for(decoder, dtype), Watch(), HostReads()
+    if kind is not None:
+        form = {"attention_form": real.attention_form}
+        real = kind(real.module, real.special, real.shifted, **form)
     given = [decoder.prepare(real, request) for request in requests(batch, new)]
     generate = generate or (
         lambda decoder, model, all_: decoder.generate_stream(model, all_, batch)
@@ -221,6 +231,15 @@ def test_workers_that_share_branches_wait_for_nothing_more(
     check_waits(decoded(named("lopa_dist"), "bfloat16", 1, 2 * BLOCK, generate))
     sent = [worker.traffic.committed for worker in workers]
     assert any(sent[1]) and sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("name", covering(4, REPLAYED))
+def test_a_recorded_forward_is_replayed_by_few_launches(
+    named: Callable[[str], Any], name: str
+) -> None:
+    watch = decoded(named(name), "bfloat16", 1, 2 * BLOCK, kind=FixedShapeDenoiser)
+    check_waits(watch, 2 if name in TWICE else 1)
+    assert min(watch.each) <= REPLAY
 
 
 @drill

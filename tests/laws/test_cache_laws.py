@@ -381,7 +381,7 @@ def test_layers_of_another_form_do_not_choose_rows() -> None:
         recompute=MostChanged(2, 4, False, False, 0.5),
     )
     compiled = tiny_denoiser("llada", seed=1)
-    compiled = CompiledDenoiser(compiled.module, compiled.special, False).compile("default")
+    compiled = CompiledDenoiser(compiled.module, compiled.special, False)
     assert not ADAPTERS["gemma4"].plain_layers
     with pytest.raises(DllmBenchError, match="every layer choose the rows"):
         compiled.forward(torch.tensor([[3, 4, 5, 6]]), plan, compiled.new_cache(4))

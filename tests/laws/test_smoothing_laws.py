@@ -148,13 +148,10 @@ def test_batches_and_branches_keep_what_is_theirs(model: Any) -> None:
     assert (branched.ids, branched.born) == (alone[0].ids, alone[0].born)
 
 
-@pytest.mark.parametrize("mode", ["default", "max"])
-def test_compiled_layers_are_fed_alike(
-    model: Any, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_layers_are_fed_alike(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layers as they are: what is compiled is torch's."""
     monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
-    compiled = CompiledDenoiser(model.module, model.special, model.shifted).compile(mode)
+    compiled = CompiledDenoiser(model.module, model.special, model.shifted)
     found, wanted = (SMOOTHED.generate(one, REQUEST) for one in (compiled, model))
     assert (found.ids, found.born) == (wanted.ids, wanted.born)
 

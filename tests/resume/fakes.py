@@ -50,6 +50,8 @@ class FakeDenoiser:
 
     special: SpecialTokens = SPECIAL
 
+    def expect_canvas(self, length: int) -> None: ...
+
 
 @dataclass
 class FakeModel:

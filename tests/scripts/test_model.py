@@ -47,6 +47,14 @@ def test_own_layers_keep_their_launches() -> None:
     assert replace(DREAM_ROUND, branches=8).launches <= 350
 
 
+def test_a_recorded_forward_is_started_at_once() -> None:
+    """What the host starts does not grow with the layers; what the device computes does."""
+    one = replace(DREAM_ROUND, branches=8, replayed=True)
+    half = replace(one, shape={**one.shape, "layers": one.shape["layers"] // 2})
+    assert one.started == half.started <= 16
+    assert one.launches > half.launches > 100
+
+
 def test_the_slowest_part_decides() -> None:
     def ms(**changes: float) -> dict[str, float]:
         fast = DeviceConstants(bytes_per_s=1e30, flop_per_s=1e30, gap_s=0.0, launch_s=0.0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.api.random_model import random_model, random_request
+from dllm_bench.api.roofline import Ceilings, RoundShape, layer_parameters, roofline_ms
 from dllm_bench.store.record import RunRecord
 from scripts.perf import __main__ as command
 from scripts.perf import batch, coverage, device, measures, models
@@ -54,15 +55,14 @@ def test_a_watch_leaves_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_roofline_counts_bytes_and_operations() -> None:
     """One layer of width 4 and 2 heads with 1 of keys: 2·4·(4+2) + 3·4·8 = 144 weights."""
     shape = {"width": 4, "layers": 1, "heads": 2, "kv_heads": 1, "mlp": 8}
-    assert device.layer_parameters(shape) == 144
-    bench = device.Bench("cpu", device.torch.float32, shape, vocab=10, prefix=100, kinds=("none",))
+    assert layer_parameters(shape) == 144
+    one = RoundShape("cpu", device.torch.float32, shape, vocab=10, prefix=100)
     moved = 4 * (144 + 40 + 2 * 2 * 100 + 2 * 6 * 10)  # weights, head, K/V, logits of 2 × 6 rows
-    slow_bytes = {"bytes/s": 1.0, "FLOP/s": 1e12, "FLOP/s of layers": 1e12}
-    slow_bytes = {f"ceiling {name}": value for name, value in slow_bytes.items()}
-    assert device.roofline_ms(bench, "none", 1, 6, slow_bytes) == pytest.approx(1000 * moved)
-    slow_sums = {**slow_bytes, "ceiling bytes/s": 1e12, "ceiling FLOP/s": 1.0}
+    slow_bytes = Ceilings(1.0, 1e12, 1e12)
+    assert roofline_ms(one, "none", 1, 6, slow_bytes) == pytest.approx(1000 * moved)
+    slow_sums = Ceilings(1e12, 1.0, 1e12)
     plain = 2 * 12 * 40 + 4 * 1 * 4 * 12 * 106
-    assert device.roofline_ms(bench, "none", 1, 6, slow_sums) == pytest.approx(1000 * plain)
+    assert roofline_ms(one, "none", 1, 6, slow_sums) == pytest.approx(1000 * plain)
     assert device.projected(3, 1.0) is None
     assert device.projected(7, 10.0) == pytest.approx(1555.0)
 
@@ -71,7 +71,8 @@ def test_a_dry_run_of_the_device_part_is_stored(tmp_path: Path, capsys: Any) -> 
     command.main(["--quick", "--dry", "--parts", "device", "--out", str(tmp_path)])
     (path,) = tmp_path.glob("2*.json")
     rows = json.loads(path.read_text())["parts"]["device"]
-    assert [(row["lookaheads"], row["window"]) for row in rows] == [(0, 32), (7, 96)]
+    seen = [(row["compile"], row["lookaheads"], row["window"]) for row in rows]
+    assert seen == [(mode, *case) for mode in ("none", "max") for case in ((0, 32), (7, 96))]
     assert all(row["projected tokens/s"] is None for row in rows)
     history = (tmp_path / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in history] == [json.loads(path.read_text())]

@@ -1,7 +1,6 @@
 """Compiled and quantised models: equal logits up to rounding, or an error that says what to do.
 
-Compilation itself is torch's: most tests run the function uncompiled, one traces it, so that this
-package's part (padding, masks over the whole cache) is tested.
+Compilation itself is torch's: most tests run the function uncompiled, one traces it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models import acceleration
-from dllm_bench.models.acceleration import BUCKET, CompiledDenoiser
+from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -33,8 +32,8 @@ FIRST = torch.tensor(0)
 Run = Callable[..., Any]
 
 
-def compiled(folder: Path, mode: str) -> CompiledDenoiser:
-    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", compile=mode)
+def compiled(folder: Path) -> CompiledDenoiser:
+    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", compile="default")
     denoiser = load_model(spec).denoiser
     assert isinstance(denoiser, CompiledDenoiser)
     return denoiser
@@ -71,67 +70,29 @@ def outputs(model: TransformerDenoiser, branches: int = 1) -> list[Tensor]:
     return found
 
 
-@pytest.fixture
-def as_it_is(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """torch.compile hands the function back; the settings it was called with."""
-    calls: list[dict[str, Any]] = []
-
-    def same(function: Run, *, dynamic: bool | None = None, mode: str | None = None) -> Run:
-        calls.append({"dynamic": dynamic, "mode": mode})
-        return function
-
-    monkeypatch.setattr(torch, "compile", same)
-    return calls
-
-
 @pytest.mark.parametrize("branches", [1, 3])
-@pytest.mark.parametrize("mode", ["default", "max"])
 @pytest.mark.parametrize("layout", covering(4, ["llada", "dream", "llada2", "qwen3"]))
 def test_a_compiled_model_gives_the_same_logits(
-    layout: str, mode: str, branches: int, tmp_path: Path, as_it_is: list[dict[str, Any]]
+    layout: str, branches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """torch.compile hands the function back."""
+    monkeypatch.setattr(torch, "compile", lambda function, *, dynamic: function)
     folder = tiny_checkpoint(layout, tmp_path, seed=3)
-    expected, found = (
-        outputs(load_denoiser(folder), branches),
-        outputs(compiled(folder, mode), branches),
-    )
+    expected, found = outputs(load_denoiser(folder), branches), outputs(compiled(folder), branches)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
-    assert as_it_is == [
-        {"dynamic": mode == "default", "mode": "max-autotune" if mode == "max" else None}
-    ]
-
-
-def test_the_fixed_shapes_of_cuda_graphs_are_few(
-    tmp_path: Path, as_it_is: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = compiled(tiny_checkpoint("dream", tmp_path, seed=3), "max")
-    seen: set[tuple[int, int]] = set()
-    run = model._run
-
-    def watched(layers: Any, kinds: Any, hidden: Tensor, masks: Any, *rest: Any) -> Any:
-        (mask,) = masks.values()
-        seen.add((hidden.shape[1], mask.shape[-1]))
-        return run(layers, kinds, hidden, masks, *rest)
-
-    monkeypatch.setattr(model, "_run", watched)
-    outputs(model)
-    assert {fed % BUCKET for fed, _ in seen} == {0}
-    assert seen == {(64, 64), (128, 256), (64, 192)}
 
 
 def test_the_function_can_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an inductor, which takes minutes on a CPU: dynamo alone, whole graphs only."""
     real = torch.compile
 
-    def traced(function: Run, *, dynamic: bool | None = None, mode: str | None = None) -> Run:
+    def traced(function: Run, *, dynamic: bool) -> Run:
         return real(function, dynamic=dynamic, fullgraph=True, backend="eager")
 
     monkeypatch.setattr(torch, "compile", traced)
     folder = tiny_checkpoint("dream", tmp_path, seed=3)
-    for one, other in zip(
-        outputs(load_denoiser(folder)), outputs(compiled(folder, "max")), strict=True
-    ):
+    for one, other in zip(outputs(load_denoiser(folder)), outputs(compiled(folder)), strict=True):
         torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-4)
 
 

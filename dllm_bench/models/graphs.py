@@ -1,0 +1,327 @@
+"""Forwards of fixed shapes, each replayed as one CUDA graph: `hardware.compile=max`.
+
+Few rows are computed faster than a host can start their kernels, so forwards of up to `ROWS` rows
+are recorded once and replayed by one launch. Branches and windows are padded to powers of two, K/V
+of all requests take turns in one store, and tokens, positions and masks are written into tensors
+that stay where they are; a run has a handful of shapes. Rows beyond the window are hidden from the
+others. Longer forwards take the device longer than the host and run as they do without graphs, and
+so do plans of `why_not_replayed`, with a warning. On a CPU the same function runs on the same
+shapes, and nothing is recorded.
+
+Shapes: K branches, F fed positions, both padded; N layers, G heads of keys and values, C positions
+of the store, E head size, H hidden size.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models.attention import HIDDEN, FixedWindows, MaskShape, Slots, attention_mask
+from dllm_bench.models.kv import PositionCache, Span
+from dllm_bench.models.layers import PlainLayer
+from dllm_bench.models.transformer import TransformerDenoiser, is_causal
+
+ROWS = (
+    256  # of a forward, padding included. Products of more rows take longer than the weights take
+)
+# to be read, and several times as long as a host takes to start the kernels (scripts/perf/model.py)
+WINDOW, CANVAS = 32, 256  # the shortest window; a store's positions are a multiple of the latter
+WARM = 2  # calls before a graph is recorded, in which libraries choose kernels and take memory
+
+
+def padded(count: int, least: int = 1) -> int:
+    """The next power of two, at least `least`."""
+    return max(least, 1 << (count - 1).bit_length())
+
+
+def why_not_replayed(plan: ForwardPlan) -> str | None:
+    """Why forwards of such a plan have no fixed shapes; None: they have."""
+    if plan.sets is not None:
+        return "the cache feeds single positions"
+    if plan.recompute is not None:
+        return "every layer chooses its rows"
+    if plan.added_KFH is not None:
+        return "something is added to the embeddings"
+    return None
+
+
+@dataclass(frozen=True)
+class FixedShape:
+    """What a graph is recorded for."""
+
+    branches: int
+    """K."""
+    window: int
+    """F."""
+    cached: int
+    """C, 0 if nothing is cached."""
+    feature_layers: tuple[int, ...]
+    """Layers whose outputs are read."""
+
+
+class SharedStore:
+    """K/V of all layers, which one request at a time uses."""
+
+    def __init__(self, layers: int, heads: tuple[int, int], length: int, like: Tensor) -> None:
+        groups, width = heads
+        self.length = length
+        with torch.inference_mode(False):  # written in and out of inference mode
+            self.stored_N21GCE = like.new_zeros(layers, 2, 1, groups, length, width)
+        self._views = [(both[0], both[1]) for both in self.stored_N21GCE]
+        self._owner: weakref.ref[PositionCache] | None = None
+
+    def layer(self, index: int) -> Slots:
+        """Keys and values (1, G, C, E) of a layer."""
+        return self._views[index]
+
+    def lend(self, kv: PositionCache) -> None:
+        """Make this the place of a request's K/V; those of the one before move out, if it lives."""
+        if kv.positions[0].uses(self._views[0][0]):
+            return
+        before = self._owner() if self._owner else None
+        for index, (keys, values) in enumerate(self._views):
+            if before is not None and before.positions[index].uses(keys):
+                before.positions[index].move(torch.empty_like(keys), torch.empty_like(values))
+            kv.positions[index].move(keys, values)
+        self._owner = weakref.ref(kv)
+
+
+class FixedForward:
+    """A forward of one shape: what it reads, where it stays, and its recorded graph."""
+
+    def __init__(self, shape: FixedShape, store: SharedStore, like: Tensor) -> None:
+        branches, window = shape.branches, shape.window
+        layers, _, _, groups, _, width = store.stored_N21GCE.shape
+        self.shape, self._store = shape, store
+        device = like.device
+        with torch.inference_mode(False):
+            self.ids_KF = torch.zeros(branches, window, dtype=torch.long, device=device)
+            self.position_1F = torch.zeros(1, window, dtype=torch.long, device=device)
+            own_K1FF = like.new_zeros(branches, 1, window, window)
+            cached_C = like.new_zeros(shape.cached) if shape.cached else None
+            self._fresh_N2KGFE = like.new_zeros(layers, 2, branches, groups, window, width)
+        self.mask = FixedWindows(own_K1FF, cached_C)
+        self._slots = [(both[0], both[1]) for both in self._fresh_N2KGFE]
+        self._written: dict[str, object] = {}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._made: tuple[Tensor, Tensor | None] | None = None
+
+    # what layers use as a cache
+
+    def slots(self, layer: int, rows: int) -> Slots:
+        """Where the fresh K/V of a layer are written."""
+        return self._slots[layer]
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Slots:
+        """The fresh K/V in their slots."""
+        slots = self._slots[layer]
+        if keys is not slots[0]:
+            slots[0].copy_(keys)
+            slots[1].copy_(values)
+        return slots
+
+    def aside(self, keys: Tensor, values: Tensor, layer: int) -> Slots:
+        """All positions of the store."""
+        return self._store.layer(layer)
+
+    # a forward
+
+    def write(self, tokens_KF: Tensor, plan: ForwardPlan, spans: tuple[Span, ...]) -> None:
+        """Write what the forward of a plan reads; what is there already is left."""
+        branches, fed = tokens_KF.shape
+        self.ids_KF[:branches, :fed] = tokens_KF
+        if self._changed("positions", (plan.feed, plan.shadow)):
+            self.position_1F[0, :fed] = plan.positions(self.ids_KF.device)
+        if self._changed("cached", (spans, plan.alone)):
+            self._write_cached(spans, plan.alone)
+        seen = MaskShape.of(plan, 1, ())
+        if seen.sees_all:  # looks the same wherever it is
+            seen = MaskShape(1, (0, fed), ())
+        elif is_causal(plan) and plan.alone is None and plan.shadow == (0, 0):
+            seen = replace(seen, feed=(0, fed))
+        if self._changed("own", seen if plan.visible_K is None else object()):
+            self._write_own(seen, fed, plan.visible_K)
+
+    def _changed(self, name: str, value: object) -> bool:
+        """Whether what is to be written differs from what was written last; notes it."""
+        same = self._written.get(name) == value
+        self._written[name] = value
+        return not same
+
+    def _write_cached(self, spans: tuple[Span, ...], alone: int | None) -> None:
+        if self.mask.cached_C is None:
+            return
+        self.mask.cached_C.fill_(HIDDEN)
+        for start, stop in spans:
+            self.mask.cached_C[start : stop if alone is None else min(stop, alone)] = 0
+
+    def _write_own(self, seen: MaskShape, fed: int, visible_K: Tensor | None) -> None:
+        """Each branch's own window, without the padding."""
+        own_K1FF = self.mask.own_K1FF
+        own_K1FF.fill_(HIDDEN)
+        part_K1FF = own_K1FF[:, :, :, :fed]
+        part_K1FF.zero_()
+        mask_11FF = attention_mask(seen, None, own_K1FF.dtype, own_K1FF.device)
+        if mask_11FF is not None:
+            part_K1FF[:, :, :fed] = mask_11FF.clamp_min(HIDDEN)
+        if visible_K is not None:
+            hidden_KF = self.position_1F[:, :fed] >= visible_K[:, None]
+            part_K1FF[: len(hidden_KF)].masked_fill_(hidden_KF[:, None, None], HIDDEN)
+
+    def run(self, model: FixedShapeDenoiser) -> tuple[Tensor, Tensor | None]:
+        """Hidden states (K, F, H) and features; the next call overwrites both."""
+        if self._graph is not None:
+            self._graph.replay()
+        elif self.ids_KF.is_cuda and model.records:
+            self._record(model)
+        else:
+            self._made = model.run_fixed(self)
+        assert self._made is not None
+        return self._made
+
+    def _record(self, model: FixedShapeDenoiser) -> None:
+        """Record the graph, and replay it: recording computes nothing."""
+        aside = torch.cuda.Stream(self.ids_KF.device)
+        aside.wait_stream(torch.cuda.current_stream(self.ids_KF.device))
+        with torch.cuda.stream(aside):
+            for _ in range(WARM):
+                self._made = model.run_fixed(self)
+        torch.cuda.current_stream(self.ids_KF.device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=model.pool):
+                self._made = model.run_fixed(self)
+        except RuntimeError as error:
+            model.stop_recording(error)
+            self._made = model.run_fixed(self)
+            return
+        self._graph = graph
+        graph.replay()
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether forwards replay a graph."""
+        return self._graph is not None
+
+    def fresh(self, branches: int, fed: int) -> Tensor:
+        """The K/V that the last run computed, (N, 2, K, G, F, E) without padding."""
+        return self._fresh_N2KGFE[:, :, :branches, :, :fed]
+
+
+class FixedShapeDenoiser(TransformerDenoiser):
+    """A `TransformerDenoiser` whose forwards of few rows have few shapes, recorded as graphs.
+
+    DllmBenchError for a model whose layers are not the package's own.
+    """
+
+    def __init__(self, module: Any, *args: Any, **settings: Any) -> None:
+        super().__init__(module, *args, **settings)
+        first = self.layers[0]
+        if not isinstance(first, PlainLayer):
+            raise DllmBenchError(
+                f"hardware.compile=max replays graphs of the package's own layers, and "
+                f"{type(module).__name__} runs transformers' (experts, quantised or adapted "
+                "weights, eager attention, sliding windows); set hardware.compile=default or none."
+            )
+        self._heads = first.kv_heads
+        self._shapes: dict[FixedShape, FixedForward] = {}
+        self._store: SharedStore | None = None
+        self._warned: set[str] = set()
+        self._longest = CANVAS
+        self.records = True  # whether graphs are recorded on a CUDA device
+        self.shapes = 0  # that were met, those that a longer store replaced included
+        self.pool: Any = None  # memory that all graphs share
+
+    def expect_canvas(self, length: int) -> None:
+        """Make the store long enough for canvases of this length."""
+        self._longest = max(self._longest, length + -length % CANVAS)
+
+    def new_cache(self, length: int) -> PositionCache:
+        """An empty cache for a canvas of `length` positions."""
+        self.expect_canvas(length)
+        return super().new_cache(length)
+
+    def stop_recording(self, error: Exception) -> None:
+        """Go on without graphs, with a warning."""
+        self.records = False
+        self._warn(f"a CUDA graph cannot be recorded ({error})")
+
+    def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
+        why = why_not_replayed(plan)
+        if why is not None:
+            self._warn(why)
+        return super()._begin(tokens_KL, plan, kv)
+
+    def _warn(self, why: str) -> None:
+        """Warn once that forwards run without a graph."""
+        if why not in self._warned:
+            self._warned.add(why)
+            warnings.warn(
+                f"hardware.compile=max: forwards run without CUDA graphs, because {why}.",
+                stacklevel=2,
+            )
+
+    def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
+        branches, fed = tokens_KF.shape
+        shape = self._shape(branches, fed, plan, kv)
+        if shape is None:
+            return super()._layers(tokens_KF, plan, kv)
+        forward = self._forward(shape)
+        if shape.cached or plan.stores:
+            self._shared_store().lend(kv)
+        forward.write(tokens_KF, plan, kv.spans)
+        hidden_KFH, features = forward.run(self)
+        if features is not None:
+            kv.features = features[:branches, :fed].clone()
+        if plan.stores:
+            kv.of_all_layers = (self._shared_store().stored_N21GCE, forward.fresh(branches, fed))
+        kv.replayed = forward.is_recorded
+        return hidden_KFH[:branches, :fed].clone()
+
+    def _shape(
+        self, branches: int, fed: int, plan: ForwardPlan, kv: PositionCache
+    ) -> FixedShape | None:
+        """The shape that a forward is padded to; None: it runs as it is."""
+        shape = FixedShape(padded(branches), padded(fed, WINDOW), 0, plan.feature_layers)
+        behind = len(kv.spans) > 0 and kv.spans[-1][0] >= plan.feed[1]
+        blocks_behind = behind and plan.attention != "full"
+        too_long = shape.branches * shape.window > ROWS
+        once = plan.kind is ForwardKind.PREFILL  # of a request, and of many lengths
+        if once or too_long or blocks_behind or why_not_replayed(plan) is not None:
+            return None
+        return replace(shape, cached=self._shared_store().length) if kv.spans else shape
+
+    def _shared_store(self) -> SharedStore:
+        """The store, long enough for every canvas so far; a longer one has graphs of its own."""
+        if self._store is None or self._store.length < self._longest:
+            self._shapes = {s: made for s, made in self._shapes.items() if not s.cached}
+            weight = self.module.lm_head.weight
+            self._store = SharedStore(self.num_layers, self._heads, self._longest, weight)
+        return self._store
+
+    def _forward(self, shape: FixedShape) -> FixedForward:
+        if shape not in self._shapes:
+            if self.pool is None and self.device.type == "cuda":
+                self.pool = torch.cuda.graph_pool_handle()
+            self._shapes[shape] = FixedForward(
+                shape, self._shared_store(), self.module.lm_head.weight
+            )
+            self.shapes += 1
+        return self._shapes[shape]
+
+    def run_fixed(self, forward: FixedForward) -> tuple[Tensor, Tensor | None]:
+        """The layers over what was written into `forward`."""
+        hidden_KFH = self._embed_fed(forward.ids_KF, None)
+        masks = dict.fromkeys(self._kinds, forward.mask)
+        return self._run_layers(
+            hidden_KFH, forward.position_1F, masks, forward, forward.shape.feature_layers
+        )

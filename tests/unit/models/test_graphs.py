@@ -1,0 +1,243 @@
+"""Forwards of fixed shapes: equal to others up to rounding, in few shapes, with warned exceptions.
+
+A CPU records nothing: the same function runs on the same padded shapes, over the same store.
+Recording itself is tested where a CUDA device is.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.api.compose import compose
+from dllm_bench.core.denoiser import ForwardPlan, PositionSets
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models import graphs
+from dllm_bench.models.graphs import FixedShapeDenoiser, padded
+from dllm_bench.models.layers import own_layers
+from dllm_bench.models.load import load_model
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.registry import instantiate
+from tests.helpers import IDS, VOCAB, load_denoiser, tiny_checkpoint, tiny_denoiser
+from tests.speculative import with_drafter
+from tests.tiers import covering
+
+LENGTH, PROMPT, BLOCK = 100, 5, 8
+FIRST = torch.tensor(0)
+MOST = 6  # shapes of a run
+DECODERS = {  # decoder -> layout, and what is changed
+    "lopa": ("dream", {}),
+    "lopa_dream": ("dream", {"explore.k": 7}),
+    "d2f": ("dream", {}),
+    "fast_dllm_dual": ("llada", {}),
+    "fast_dllm_prefix": ("llada", {}),
+    "sdar": ("sdar", {}),
+    "vanilla": ("llada", {}),
+    "ar": ("qwen3", {}),
+    "eagle3": ("qwen3", {}),
+    "dspark": ("qwen3", {}),
+}
+
+
+def fixed(model: TransformerDenoiser) -> FixedShapeDenoiser:
+    return FixedShapeDenoiser(
+        model.module, model.special, model.shifted, attention_form=model.attention_form
+    )
+
+
+def plans(model: TransformerDenoiser) -> list[ForwardPlan]:
+    """Prefill, cached steps that keep or do not, one in the middle, one with a shadow."""
+    form: tuple[object, int, int] = ("full", 0, 0)
+    if model.attention_form == "causal":
+        form = ("block_causal", 1, 0)
+    if model.attention_form == "block_causal":
+        form = ("block_causal", BLOCK, PROMPT)
+    spans = [
+        ((0, 21), (5, 21), (0, 13)),
+        ((13, 85), (14, 37), (13, 21)),
+        ((21, 54), (22, 54), (21, 54)),
+        ((54, LENGTH), (55, LENGTH), (0, 0)),
+        ((54, LENGTH), (55, LENGTH), (54, LENGTH)),
+        ((29, 37), (30, 37), (29, 37)),
+    ]
+    full = form[0] == "full"
+    made = [ForwardPlan(ForwardKind.DENOISE, *span, *form) for span in spans[: 6 if full else 5]]
+    if full:
+        made.append(replace(made[-1], alone=33))
+    if full and not model.shifted:
+        made.append(replace(made[-1], alone=None, shadow=(31, 37)))
+    return made
+
+
+def outputs(model: TransformerDenoiser, branches: int) -> list[Tensor]:
+    """Logits of each plan; of several branches, each sees one position less than the one before."""
+    generator = torch.Generator().manual_seed(0)
+    tokens_KL = torch.randint(0, VOCAB - len(IDS), (branches, LENGTH), generator=generator)
+    kv, found = model.new_cache(LENGTH), []
+    for turn, plan in enumerate(plans(model)):
+        several = branches > 1 and kv.length > 0
+        ends_K = torch.tensor([plan.feed[1] - k for k in range(branches)])
+        hides = several and turn != 2 and plan.shadow == (0, 0)
+        plan = replace(plan, visible_K=ends_K if hides else None)
+        logits_KRV = model.forward(tokens_KL if several else tokens_KL[:1], plan, kv)
+        kv.keep(plan, torch.tensor(branches - 1) if several else FIRST)
+        seen = plan.rows[1] - plan.rows[0] - (branches - 1 if hides else 0)
+        found.append(logits_KRV if plan.shadow[1] else logits_KRV[:, :seen])
+    return found
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("layout", covering(4, ["llada", "dream", "sdar", "qwen3"]))
+def test_fixed_shapes_give_the_same_logits(layout: str, branches: int) -> None:
+    model = tiny_denoiser(layout, 3)
+    one = fixed(model)
+    expected, found = outputs(model, branches), outputs(one, branches)
+    again = outputs(one, branches)
+    for law, *others in zip(expected, found, again, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, law, atol=2e-5, rtol=1e-4)
+    assert one.shapes >= 2
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_features_and_joined_weights_give_what_other_forwards_give(joined: bool) -> None:
+    model = tiny_denoiser("qwen3", 3)
+    one, found = fixed(tiny_denoiser("qwen3", 3)), []
+    one.layers = own_layers(one.module, joined)
+    for made in (model, one):
+        kv = made.new_cache(LENGTH)
+        for feed in ((0, 9), (9, 14)):
+            plan = ForwardPlan(
+                ForwardKind.VERIFY, feed, feed, feed, "block_causal", 1, feature_layers=(-1, 0, 1)
+            )
+            made.forward(torch.arange(LENGTH)[None] % 20, plan, kv)
+            kv.keep(plan, FIRST)
+        found.append(kv.features)
+    torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-4)
+
+
+def test_requests_take_turns_in_the_store() -> None:
+    """Two requests that are decoded by turns keep their K/V apart."""
+    model = tiny_denoiser("dream", 3)
+    one, found = fixed(model), []
+    tokens = torch.randint(1, 20, (2, 1, 80), generator=torch.Generator().manual_seed(1))
+    for made in (model, one):
+        caches, logits = [made.new_cache(80) for _ in tokens], []
+        for feed in ((0, 32), (32, 50), (50, 80)):
+            for tokens_1L, kv in zip(tokens, caches, strict=True):
+                plan = ForwardPlan(ForwardKind.DENOISE, feed, feed, feed)
+                plan = replace(plan, rows=(feed[0] + 1, feed[1]))
+                logits.append(made.forward(tokens_1L, plan, kv))
+                kv.keep(plan, FIRST)
+        found.append(torch.cat(logits, 1))
+    torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-4)
+
+
+def test_a_longer_canvas_moves_the_store() -> None:
+    model = fixed(tiny_denoiser("dream", 3))
+    plain = tiny_denoiser("dream", 3)
+    for length in (100, 300, 200):
+        tokens_1L = torch.arange(length)[None] % 20
+        results = []
+        for made in (plain, model):
+            kv = made.new_cache(length)
+            for feed in ((0, length - 40), (length - 40, length - 20), (length - 20, length)):
+                plan = ForwardPlan(ForwardKind.DENOISE, feed, (feed[0] + 1, feed[1]), feed)
+                logits = made.forward(tokens_1L, plan, kv)
+                kv.keep(plan, FIRST)
+            results.append(logits)
+        torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=1e-4)
+
+
+def generations(model: TransformerDenoiser, decoder: object, count: int) -> list[Generation]:
+    chosen = random.Random(7)
+    made = []
+    for index in range(count):
+        ids = tuple(chosen.randrange(1, 20) for _ in range(chosen.randrange(20, 300)))
+        made.append(decoder.generate(model, Request(f"r{index}", ids, 64, seed=index)))
+    return made
+
+
+@pytest.mark.parametrize("name", covering(4, list(DECODERS)))
+def test_a_run_of_60_prompts_has_few_shapes_and_the_same_tokens(name: str, tmp_path: Path) -> None:
+    layout, changes = DECODERS[name]
+    overrides = [f"decoder.{key}={value}" for key, value in changes.items()]
+    plain = with_drafter(compose([f"decoder={name}", *overrides])["decoder"], tmp_path)
+    decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+    model = tiny_denoiser(layout, 1)
+    one = fixed(model)
+    one.expect_canvas(300 + 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = generations(one, decoder, 60)
+    assert 1 <= one.shapes <= MOST
+    expected = generations(model, decoder, 6)
+    assert [(g.ids, g.born) for g in found[:6]] == [(g.ids, g.born) for g in expected]
+
+
+def test_long_forwards_and_other_plans_run_as_they_are() -> None:
+    model = fixed(tiny_denoiser("dream", 3))
+    length = graphs.ROWS + 8
+    tokens_1L, kv = torch.arange(length)[None] % 20, model.new_cache(length)
+    plan = ForwardPlan(ForwardKind.PREFILL, (0, length), (0, length), (0, length))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a long forward is as fast without a graph
+        model.forward(tokens_1L, plan, kv)
+        kv.keep(plan, FIRST)
+    assert model.shapes == 0
+    fed_F = torch.arange(4, 9)
+    sets = PositionSets(fed_F, torch.arange(4), fed_F)
+    plan = ForwardPlan(ForwardKind.DENOISE, (4, 9), (5, 9), (4, 9), sets=sets)
+    for times in (1, 0):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.forward(tokens_1L, plan, kv)
+        assert [str(one.message) for one in caught] == [
+            "hardware.compile=max: forwards run without CUDA graphs, because the cache feeds "
+            "single positions."
+        ] * times
+
+
+def test_other_layers_are_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llada2", tmp_path, seed=3)
+    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", compile="max")
+    with pytest.raises(DllmBenchError, match=r"graphs of the package's own layers.*default"):
+        load_model(spec)
+
+
+def test_a_spec_chooses_it(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("dream", tmp_path, seed=3)
+    spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", compile="max")
+    assert isinstance(load_model(spec).denoiser, FixedShapeDenoiser)
+    assert type(load_denoiser(folder)) is TransformerDenoiser
+
+
+def test_padding() -> None:
+    assert [padded(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
+    assert [padded(n, 32) for n in (1, 32, 33, 100)] == [32, 32, 64, 128]
+
+
+@pytest.mark.gpu
+def test_a_recorded_graph_gives_the_same_tokens() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    model = tiny_denoiser("dream", 3)
+    model = TransformerDenoiser(model.module.cuda(), model.special, model.shifted)
+    decoder = instantiate(
+        {k: v for k, v in compose(["decoder=lopa_dream"])["decoder"].items() if k != "name"},
+        "decoder",
+    )
+    one = fixed(model)
+    found, expected = generations(one, decoder, 6), generations(model, decoder, 6)
+    assert [(g.ids, g.born) for g in found] == [(g.ids, g.born) for g in expected]
+    replayed = [forward.replayed for g in found for forward in g.trace.forwards]
+    assert sum(replayed) > 0.8 * len(replayed)
