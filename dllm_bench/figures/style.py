@@ -110,6 +110,9 @@ LOOKS: Mapping[str, Look] = {
     "wino": Look(_BROWN, "X", ":"),
     "llada21": Look(_ORANGE, "v", ":"),
     "remedi": Look(_PURPLE, "h", ":"),
+    "t2m": Look(_ORANGE, "<", ":"),
+    "remdm": Look(_OLIVE, "h", ":"),
+    "remdm_loop": Look(_OLIVE, "H", ":"),
     # drafters
     "eagle3": Look(_ORANGE, "^", "--", "///"),
     "dflash": Look(_BLUE, "s", "-.", "..."),
