@@ -146,6 +146,7 @@ def judge_in_turn(claims: Sequence[Claim], cells_at: CellsAt, flags: str) -> lis
     judgements = judge_claims([*claims, *again[0]], [*planned, *again[1]], flags)
     return list({one.claim.name: one for one in judgements}.values())
 
+
 def _sizes(pilot: Sequence[Judgement]) -> Iterator[tuple[int, list[Claim]]]:
     """Each of `SIZES` with the claims that need it, the last with those that need more, too."""
     unsettled = [one for one in pilot if one.verdict is ClaimVerdict.NOT_SETTLED and one.needed]
@@ -154,13 +155,16 @@ def _sizes(pilot: Sequence[Judgement]) -> Iterator[tuple[int, list[Claim]]]:
         if named:
             yield size, named
 
+
 def tests_of(judgement: Judgement) -> int:
     """How many tests of the family belong to a claim, whether its runs are sealed or not."""
     if judgement.claim.untestable:
         return 0
     return 3 if judgement.claim.direction is Direction.EQUAL else 2
 
+
 # --- from cells to evidence ----------------------------------------------------------------------
+
 
 def _measured(claim: Claim, planned: Sequence[PlannedCell], flags: str) -> Judgement:
     """The claim with its evidence, or with the reason why there is none."""
@@ -188,6 +192,7 @@ def _measured(claim: Claim, planned: Sequence[PlannedCell], flags: str) -> Judge
         return without(ClaimVerdict.UNTESTABLE, str(error))
     return Judgement(claim, ClaimVerdict.NOT_SETTLED, "", command, sides, evidence, runs=runs)
 
+
 def _tests(judgement: Judgement) -> PValues:
     """The two tests of a claim, before correction."""
     claim, evidence = judgement.claim, judgement.evidence
@@ -205,7 +210,9 @@ def _tests(judgement: Judgement) -> PValues:
     excluded = evidence.p_above(none - claim.smallest)
     return PValues(evidence.p_same if evidence.effect < none else 1.0, excluded)
 
+
 # --- from evidence to a verdict ------------------------------------------------------------------
+
 
 def _judged(raw: Judgement, tests: PValues, level: float) -> Judgement:
     """The judgement with its verdict; `level` is the strictest level of the family."""
@@ -216,6 +223,7 @@ def _judged(raw: Judgement, tests: PValues, level: float) -> Judgement:
     if verdict is ClaimVerdict.NOT_SETTLED and needed:
         why += f" {needed} items are needed."
     return replace(raw, verdict=verdict, why=why, tests=tests, needed=needed)
+
 
 def _verdict(claim: Claim, evidence: Evidence, tests: PValues) -> tuple[ClaimVerdict, str]:
     if claim.direction is Direction.EQUAL:
@@ -237,6 +245,7 @@ def _verdict(claim: Claim, evidence: Evidence, tests: PValues) -> tuple[ClaimVer
         return ClaimVerdict.CONFIRMED, f"the interval reaches the stated {size}."
     return ClaimVerdict.DIRECTION_ONLY, f"the stated {size} is not reached."
 
+
 def _verdict_of_equality(claim: Claim, tests: PValues) -> tuple[ClaimVerdict, str]:
     margin = effect_text(claim, claim.no_effect + (claim.margin or 0.0)).lstrip("+")
     if tests.supports < 1 - LEVEL:
@@ -247,11 +256,14 @@ def _verdict_of_equality(claim: Claim, tests: PValues) -> tuple[ClaimVerdict, st
         return ClaimVerdict.DIRECTION_ONLY, f"a loss of {margin} is excluded, a gain is not."
     return ClaimVerdict.NOT_SETTLED, f"neither a loss of {margin} nor equality is excluded."
 
+
 def effect_text(claim: Claim, value: float) -> str:
     """An effect with its unit."""
     return f"{value:+.1f} points" if claim.is_difference else f"× {value:.3g}"
 
+
 # --- power ---------------------------------------------------------------------------------------
+
 
 def items_needed(claim: Claim, evidence: Evidence, runs: int, level: float) -> int | None:
     """Items a run so that the smallest effect worth seeing is found with `POWER`; None where the

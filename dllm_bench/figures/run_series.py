@@ -64,6 +64,13 @@ class StoredRun:
     def samples(self) -> list[SampleRecord]:
         """The samples, in the order of the record."""
         stored = read_samples(self.folder)
+        missing = [key for key in self.record.columns["id"] if key not in stored]
+        if missing:
+            raise DllmBenchError(
+                f"The figure reads the samples of {self.folder}, which has its record alone "
+                f"({len(missing)} samples are missing, {missing[0]!r} first), as in an archive of "
+                "records; move the folder away and make the run again (--run)."
+            )
         return [stored[key] for key in self.record.columns["id"]]
 
     @cached_property

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -35,8 +36,16 @@ class CompiledDenoiser(TransformerDenoiser):
 
     owns_layers = False
 
-    def __init__(self, module: Any, *args: Any, **settings: Any) -> None:
-        super().__init__(module, *args, **settings)
+    def __init__(
+        self,
+        module: Any,
+        special: SpecialTokens,
+        shifted: bool,
+        *,
+        attention_form: str = "full",
+        block: int | None = None,
+    ) -> None:
+        super().__init__(module, special, shifted, attention_form=attention_form, block=block)
         self.chooses_rows = False
         self._run = torch.compile(run_layers, dynamic=True)
 

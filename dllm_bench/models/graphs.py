@@ -24,16 +24,16 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.attention import HIDDEN, FixedWindows, MaskShape, Slots, attention_mask
 from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layers import PlainLayer
 from dllm_bench.models.transformer import TransformerDenoiser, is_causal
 
-ROWS = (
-    256  # of a forward, padding included. Products of more rows take longer than the weights take
-)
-# to be read, and several times as long as a host takes to start the kernels (scripts/perf/model.py)
+ROWS = 256
+"""Rows of a forward that is recorded, padding included. Products of more rows take longer than the
+weights take to be read, and several times as long as a host takes to start the kernels."""
 WINDOW, CANVAS = 32, 256  # the shortest window; a store's positions are a multiple of the latter
 WARM = 2  # calls before a graph is recorded, in which libraries choose kernels and take memory
 
@@ -223,8 +223,16 @@ class FixedShapeDenoiser(TransformerDenoiser):
     DllmBenchError for a model whose layers are not the package's own.
     """
 
-    def __init__(self, module: Any, *args: Any, **settings: Any) -> None:
-        super().__init__(module, *args, **settings)
+    def __init__(
+        self,
+        module: Any,
+        special: SpecialTokens,
+        shifted: bool,
+        *,
+        attention_form: str = "full",
+        block: int | None = None,
+    ) -> None:
+        super().__init__(module, special, shifted, attention_form=attention_form, block=block)
         first = self.layers[0]
         if not isinstance(first, PlainLayer):
             raise DllmBenchError(

@@ -93,9 +93,14 @@ def train(
     start_dir = _start_folder(recipe, out_dir)
     if start_dir and not (start_dir / "model.safetensors").exists():
         train(str(recipe.start), start_dir, steps, resume, threads, save_every_s, report)
-    training = prepare(recipe, out_dir.parent / "pools", start_dir)
     state_file = out_dir / "state.pt"
     saved = torch.load(state_file) if resume and state_file.exists() else None
+    if saved and saved.get("model", recipe.name) != recipe.name:
+        raise DllmBenchError(
+            f"{out_dir} holds the unfinished training of {saved['model']}, and {recipe.name} is to "
+            "be trained there; give each a folder of its own (--out)."
+        )
+    training = prepare(recipe, out_dir.parent / "pools", start_dir)
     if saved:
         _restore(training, saved)
     compiled = torch.compile(network.hidden_states, dynamic=False)
@@ -385,6 +390,7 @@ def _save(training: ModelTraining, optimizer: Optimizer, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     state = {name: getattr(training, name) for name in COUNTED}
     state |= {"trained": training.trained, "optimizer": optimizer.state()}
+    state["model"] = training.recipe.name
     with atomic_path(out_dir / "state.pt") as temporary:
         torch.save(state, temporary)
     write(training, out_dir, optimizer.average)

@@ -52,6 +52,12 @@ def test_tokens_per_step_are_means_over_those_still_decoding() -> None:
     assert (reads[0].low, reads[0].high) == (1.25, 1.75)
 
 
+def test_a_record_without_its_samples_is_told_apart(tmp_path: Path) -> None:
+    run = run_series.StoredRun(Namespace(columns={"id": ["a", "b"]}), tmp_path)
+    with pytest.raises(DllmBenchError, match=r"2 samples are missing, 'a' first.*run again"):
+        list(run_series.tokens_per_step(run, EMPTY))
+
+
 def test_progress_is_in_percent_of_the_length() -> None:
     run = FakeRun([masked([0, 0, 1, 2]), masked([3, 2, 1, 0])])
     reads = run_series.progress(run, {"every": 25})

@@ -80,6 +80,12 @@ def test_a_model_starts_from_the_weights_of_another(layout: str, tmp_path: Path)
     assert all(torch.equal(read[name], weights[name]) for name in weights)
 
 
+def test_two_models_are_not_trained_in_one_folder(tmp_path: Path) -> None:
+    torch.save({"model": "tiny-llada"}, tmp_path / "state.pt")
+    with pytest.raises(DllmBenchError, match="training of tiny-llada, and tiny-d2f-dream-base "):
+        training.train("tiny-d2f-dream-base", tmp_path)
+
+
 def test_a_wider_vocabulary_and_more_heads_change_nothing_else() -> None:
     source = network.sizes_of_layout("qwen3", len(embedded.first_pieces()))
     weights = network.initial_weights(source, 0, [300])

@@ -31,6 +31,7 @@ from dllm_bench.tables.plan import CellState, PlannedCell, distinct_runs, plan
 from dllm_bench.tables.render import render
 from dllm_bench.tables.spec import TableMetric
 from dllm_bench.tables.view import number
+from tests.claims.test_reference_claims import judgements
 from tests.tables.builders import TINY, every_state, planned_small, seal
 from tests.tiers import covering
 
@@ -146,6 +147,8 @@ def test_every_committed_record_is_shown_somewhere() -> None:
     shown = {run for name in TABLES for run in committed(name)["runs"]}
     figures = REFERENCE.glob("figures/**/*.csv")
     shown |= {word for path in figures for word in path.read_text().replace(",", " ").split()}
+    runs = [run for claim in judgements() for run in claim.runs]  # of more items than in tables
+    shown |= {run.record.identity_hash for run in runs if run.record}
     assert {record.identity_hash for record in STORE.records()} <= shown
 
 
