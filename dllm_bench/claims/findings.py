@@ -148,7 +148,7 @@ def _power(judgements: Sequence[Judgement]) -> str:
     items = sorted({one.items for one in testable})
     more = f" They need {median(needed):.0f} items a run in the median." if needed else ""
     return (
-        f"Runs have {' or '.join(map(str, items)) or 'no'} items. {len(open_claims)} of "
+        f"Runs have {', '.join(map(str, items)) or 'no'} items. {len(open_claims)} of "
         f"{len(testable)} tested claims are not settled by them.{more} Items are planned for 80 % "
         "power at the level that Holm's correction gives the strictest test of all claims."
     )
