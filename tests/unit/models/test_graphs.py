@@ -10,6 +10,7 @@ import random
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.models import graphs
+from dllm_bench.models import attention, graphs
 from dllm_bench.models.graphs import FixedShapeDenoiser, padded
 from dllm_bench.models.layers import own_layers
 from dllm_bench.models.load import load_model
@@ -219,6 +220,31 @@ def test_a_spec_chooses_it(tmp_path: Path) -> None:
     spec = ModelSpec("tiny", str(folder), dtype="float32", device="cpu", compile="max")
     assert isinstance(load_model(spec).denoiser, FixedShapeDenoiser)
     assert type(load_denoiser(folder)) is TransformerDenoiser
+
+
+def test_masked_attention_gives_the_kernel_heads_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a stand-in that, as the kernel, takes as many heads of K/V as of queries."""
+
+    def kernel(query: Tensor, key: Tensor, *rest: Any) -> Any:
+        value, mask, _ = rest
+        assert query.shape[:2] == key.shape[:2] == value.shape[:2] == mask.shape[:2]
+        scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5 + mask
+        return scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1), None, None
+
+    def broken(query: Tensor, key: Tensor, *rest: Any) -> Any:
+        return kernel(query, key.flip(1), *rest)
+
+    works, name = (
+        attention.masked_kernel_works.__wrapped__,
+        "_scaled_dot_product_efficient_attention",
+    )
+    monkeypatch.setattr(torch.ops.aten, name, kernel)
+    assert works(torch.float32, "cpu")
+    monkeypatch.setattr(torch.ops.aten, name, broken)
+    with pytest.warns(UserWarning, match="takes more launches"):
+        assert not works(torch.float32, "cpu")
 
 
 def test_padding() -> None:
