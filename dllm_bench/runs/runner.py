@@ -175,8 +175,6 @@ class RunSession:
         requests = self.requests()
         self._check(requests)
         self.opened.expect(len(requests))
-        longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
-        self.loaded.denoiser.expect_canvas(longest)
         running = self._running(len(requests))
         self.observer.start(self.spec, self.opened.folder, running)
         missing = [
@@ -186,7 +184,7 @@ class RunSession:
             and (passes is None or repetition_of(request.id) < passes)
         ]
         if missing:
-            session = self._begin(requests[:WARMUPS])
+            session = self._begin(requests)
             started = self.deps.clock()
             for sample in self._samples(missing, session):
                 self.opened.append(sample)
@@ -243,8 +241,11 @@ class RunSession:
             return None
         return self.loaded.attention_warning(decoder.attention, decoder.block or 0)
 
-    def _begin(self, warmups: Sequence[Request]) -> int:
+    def _begin(self, requests: Sequence[Request]) -> int:
         """Warm up on fixed requests, whose results are discarded, and store the session's start."""
+        warmups = requests[:WARMUPS]
+        longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
+        self.loaded.denoiser.expect_canvas(longest)
         self._require_memory(max(warmups, key=lambda request: request.max_new_tokens))
         self._warm_up(warmups)
         environment = provenance.environment_of(self.spec)

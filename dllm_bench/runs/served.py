@@ -49,14 +49,15 @@ class ServedRunSession(runner.RunSession):
         """None: the server decodes, with whatever attention it uses."""
         return None
 
-    def _begin(self, warmups: Sequence[Request]) -> int:
+    def _begin(self, requests: Sequence[Request]) -> int:
         """Warm up every connection with prompts that are not the run's, and store the start."""
+        warmups = requests[: runner.WARMUPS]
         server, model = self.client.describe(), self.client.model
         self._check_server(server)
         count = max(len(warmups), model.concurrency)
-        requests = [self._warmup(warmups[i % len(warmups)], i) for i in range(count)]
+        asked = [self._warmup(warmups[i % len(warmups)], i) for i in range(count)]
         with ThreadPoolExecutor(model.concurrency) as pool:
-            list(pool.map(self.client.complete, requests))
+            list(pool.map(self.client.complete, asked))
         here = provenance.environment_of(self.spec)
         device = model.engine or UNSTATED
         environment = {**here, "device": device, "client": here["cpu"], "server": server}

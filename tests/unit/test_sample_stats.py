@@ -21,7 +21,7 @@ def test_counting_a_generation() -> None:
     born = (0, 0, -1, 1, 1, 1, 2, 2, -1, 2)
     forwards = [
         Forward(ForwardKind.PREFILL, 1, 20, 0, ms=1.0),
-        Forward(ForwardKind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2, rows=7.5),
+        Forward(ForwardKind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2, rows=7.5, replayed=True),
         Forward(ForwardKind.DENOISE, 3, 10, 8, ms=1.0, forced=1, read_bytes=64, kept_bytes=16),
     ]
     generation = Generation("r", ids, born, {"eos": 4, "length": 10}, Trace(forwards))
@@ -36,6 +36,7 @@ def test_counting_a_generation() -> None:
         "cache_read": 64,
         "cache_kept": 16,
         "forced": 3,
+        "replayed": 1,
         "remasked": 0,
         "idle": 0,
         "idle_dinfer": 0,
