@@ -243,7 +243,7 @@ def rounds(check: GpuCheck) -> Found:
                 ]
             )
         if isinstance(model, FixedShapeDenoiser):
-            found["shapes of max"] = model.shapes
+            found["shapes of max"] = model.shapes_met
             if not (check.fake or model.records):
                 problems.append("hardware.compile=max records no CUDA graph")
         elif mode == "default":

@@ -222,7 +222,7 @@ class Denoiser(Protocol):
 
         Without it, longer canvases are made room for as they come.
         """
-        return
+        return  # an empty body would make it abstract
 
     def new_cache(self, length: int) -> KVCache:
         """An empty cache for a canvas of `length` positions."""

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -36,16 +35,7 @@ class CompiledDenoiser(TransformerDenoiser):
 
     owns_layers = False
 
-    def __init__(
-        self,
-        module: Any,
-        special: SpecialTokens,
-        shifted: bool,
-        *,
-        attention_form: str = "full",
-        block: int | None = None,
-    ) -> None:
-        super().__init__(module, special, shifted, attention_form=attention_form, block=block)
+    def _set_up(self) -> None:
         self.chooses_rows = False
         self._run = torch.compile(run_layers, dynamic=True)
 

@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache as cached_result
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -412,7 +411,7 @@ def attend_with_mass(
         )
     elif query.dtype in HALF and mask is None:
         found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
-    elif query.dtype in HALF and masked_kernel_works(query.dtype):
+    elif mask is not None and query.dtype in HALF and masked_kernel_works(query.dtype):
         found = _attend_masked(query, key, value, mask)
     else:
         return _attend_by_products(query, key, value, mask)
@@ -421,11 +420,12 @@ def attend_with_mass(
 
 
 def _attend_masked(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attention (P, A, F, E) and mass (P, A, F) by torch's CUDA kernel for masks, which takes no
-    K/V that several heads share: of one sequence, heads of a group become sequences that share
-    them; of several, K/V are repeated.
+    """Attention (P, A, F, E) and mass (P, A, F) under a mask (P, 1, F, X), by torch's CUDA kernel.
+
+    It takes no K/V that several heads share: of one sequence, heads of a group become sequences
+    that share them; of several, K/V are repeated.
     """
     sequences, groups = len(query), key.shape[1]
     repeats = query.shape[1] // groups
@@ -436,7 +436,7 @@ def _attend_masked(
         key, value = (part.repeat_interleave(repeats, 1) for part in (key, value))
     shape = (*query.shape[:3], key.shape[2])
     attended, mass, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, None if mask is None else mask.expand(shape), True
+        query, key, value, mask.expand(shape), True
     )
     mass = mass[:, :, : query.shape[2]]  # the kernel rounds the number of rows up
     if sequences == 1:  # both copied once, into the order in which they are read
@@ -445,7 +445,7 @@ def _attend_masked(
     return attended, mass
 
 
-@cached_result
+@lru_cache
 def masked_kernel_works(dtype: torch.dtype, device: str = "cuda") -> bool:
     """Whether `_attend_masked` agrees with products of matrices; tried once."""
     generator = torch.Generator(device).manual_seed(0)

@@ -1,12 +1,13 @@
 """Forwards of fixed shapes, each replayed as one CUDA graph: `hardware.compile=max`.
 
-Few rows are computed faster than a host can start their kernels, so forwards of up to `ROWS` rows
-are recorded once and replayed by one launch. Branches and windows are padded to powers of two, K/V
-of all requests take turns in one store, and tokens, positions and masks are written into tensors
-that stay where they are; a run has a handful of shapes. Rows beyond the window are hidden from the
-others. Longer forwards take the device longer than the host and run as they do without graphs, and
-so do plans of `why_not_replayed`, with a warning. On a CPU the same function runs on the same
-shapes, and nothing is recorded.
+Starting the kernels of a forward of few rows takes the host a third to a half of the time that the
+device needs for it (modelled by scripts/perf/model.py, Python not counted). So forwards of up to
+`ROWS` rows are recorded once and replayed by one launch. Branches and windows are padded to powers
+of two, K/V of all requests take turns in one store, and tokens, positions and masks are written
+into tensors that stay where they are; a run has a handful of shapes. Rows beyond the window are
+hidden from the others. Longer forwards, which keep the device busy for more than twice the host's
+time, and prefills run as they do without graphs, and so do those of `why_not_replayed`, with a
+warning. On a CPU the same function runs on the same shapes, and nothing is recorded.
 
 Shapes: K branches, F fed positions, both padded; N layers, G heads of keys and values, C positions
 of the store, E head size, H hidden size.
@@ -24,16 +25,15 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.attention import HIDDEN, FixedWindows, MaskShape, Slots, attention_mask
-from dllm_bench.models.kv import PositionCache, Span
+from dllm_bench.models.kv import PositionCache, Span, buffer
 from dllm_bench.models.layers import PlainLayer
 from dllm_bench.models.transformer import TransformerDenoiser, is_causal
 
 ROWS = 256
 """Rows of a forward that is recorded, padding included. Products of more rows take longer than the
-weights take to be read, and several times as long as a host takes to start the kernels."""
+weights take to be read, and more than twice as long as a host takes to start the kernels."""
 WINDOW, CANVAS = 32, 256  # the shortest window; a store's positions are a multiple of the latter
 WARM = 2  # calls before a graph is recorded, in which libraries choose kernels and take memory
 
@@ -43,14 +43,16 @@ def padded(count: int, least: int = 1) -> int:
     return max(least, 1 << (count - 1).bit_length())
 
 
-def why_not_replayed(plan: ForwardPlan) -> str | None:
-    """Why forwards of such a plan have no fixed shapes; None: they have."""
+def why_not_replayed(plan: ForwardPlan, spans: tuple[Span, ...]) -> str | None:
+    """Why a forward that sees these cached spans has no fixed shape; None: it has."""
     if plan.sets is not None:
         return "the cache feeds single positions"
     if plan.recompute is not None:
         return "every layer chooses its rows"
     if plan.added_KFH is not None:
         return "something is added to the embeddings"
+    if plan.attention != "full" and spans and spans[-1][0] >= plan.feed[1]:
+        return "blocks are fed in front of cached ones that they do not see"
     return None
 
 
@@ -90,7 +92,7 @@ class SharedStore:
         before = self._owner() if self._owner else None
         for index, (keys, values) in enumerate(self._views):
             if before is not None and before.positions[index].uses(keys):
-                before.positions[index].move(torch.empty_like(keys), torch.empty_like(values))
+                before.positions[index].move(*(buffer(s, self.length) for s in (keys, values)))
             kv.positions[index].move(keys, values)
         self._owner = weakref.ref(kv)
 
@@ -113,7 +115,7 @@ class FixedForward:
         self._slots = [(both[0], both[1]) for both in self._fresh_N2KGFE]
         self._written: dict[str, object] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._made: tuple[Tensor, Tensor | None] | None = None
+        self._outputs: tuple[Tensor, Tensor | None] | None = None
 
     # what layers use as a cache
 
@@ -184,25 +186,25 @@ class FixedForward:
         elif self.ids_KF.is_cuda and model.records:
             self._record(model)
         else:
-            self._made = model.run_fixed(self)
-        assert self._made is not None
-        return self._made
+            self._outputs = model.run_fixed(self)
+        assert self._outputs is not None
+        return self._outputs
 
     def _record(self, model: FixedShapeDenoiser) -> None:
         """Record the graph, and replay it: recording computes nothing."""
-        aside = torch.cuda.Stream(self.ids_KF.device)
-        aside.wait_stream(torch.cuda.current_stream(self.ids_KF.device))
-        with torch.cuda.stream(aside):
+        side = torch.cuda.Stream(self.ids_KF.device)
+        side.wait_stream(torch.cuda.current_stream(self.ids_KF.device))
+        with torch.cuda.stream(side):
             for _ in range(WARM):
-                self._made = model.run_fixed(self)
-        torch.cuda.current_stream(self.ids_KF.device).wait_stream(aside)
+                self._outputs = model.run_fixed(self)
+        torch.cuda.current_stream(self.ids_KF.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=model.pool):
-                self._made = model.run_fixed(self)
+                self._outputs = model.run_fixed(self)
         except RuntimeError as error:
             model.stop_recording(error)
-            self._made = model.run_fixed(self)
+            self._outputs = model.run_fixed(self)
             return
         self._graph = graph
         graph.replay()
@@ -223,30 +225,21 @@ class FixedShapeDenoiser(TransformerDenoiser):
     DllmBenchError for a model whose layers are not the package's own.
     """
 
-    def __init__(
-        self,
-        module: Any,
-        special: SpecialTokens,
-        shifted: bool,
-        *,
-        attention_form: str = "full",
-        block: int | None = None,
-    ) -> None:
-        super().__init__(module, special, shifted, attention_form=attention_form, block=block)
+    def _set_up(self) -> None:
         first = self.layers[0]
         if not isinstance(first, PlainLayer):
             raise DllmBenchError(
                 f"hardware.compile=max replays graphs of the package's own layers, and "
-                f"{type(module).__name__} runs transformers' (experts, quantised or adapted "
+                f"{type(self.module).__name__} runs transformers' (experts, quantised or adapted "
                 "weights, eager attention, sliding windows); set hardware.compile=default or none."
             )
         self._heads = first.kv_heads
-        self._shapes: dict[FixedShape, FixedForward] = {}
+        self._forwards: dict[FixedShape, FixedForward] = {}
         self._store: SharedStore | None = None
         self._warned: set[str] = set()
         self._longest = CANVAS
         self.records = True  # whether graphs are recorded on a CUDA device
-        self.shapes = 0  # that were met, those that a longer store replaced included
+        self.shapes_met = 0  # those that a longer store replaced included
         self.pool: Any = None  # memory that all graphs share
 
     def expect_canvas(self, length: int) -> None:
@@ -264,10 +257,11 @@ class FixedShapeDenoiser(TransformerDenoiser):
         self._warn(f"a CUDA graph cannot be recorded ({error})")
 
     def _begin(self, tokens_KL: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
-        why = why_not_replayed(plan)
+        fed_KF = super()._begin(tokens_KL, plan, kv)
+        why = why_not_replayed(plan, kv.spans)
         if why is not None:
             self._warn(why)
-        return super()._begin(tokens_KL, plan, kv)
+        return fed_KF
 
     def _warn(self, why: str) -> None:
         """Warn once that forwards run without a graph."""
@@ -300,31 +294,29 @@ class FixedShapeDenoiser(TransformerDenoiser):
     ) -> FixedShape | None:
         """The shape that a forward is padded to; None: it runs as it is."""
         shape = FixedShape(padded(branches), padded(fed, WINDOW), 0, plan.feature_layers)
-        behind = len(kv.spans) > 0 and kv.spans[-1][0] >= plan.feed[1]
-        blocks_behind = behind and plan.attention != "full"
         too_long = shape.branches * shape.window > ROWS
         once = plan.kind is ForwardKind.PREFILL  # of a request, and of many lengths
-        if once or too_long or blocks_behind or why_not_replayed(plan) is not None:
+        if once or too_long or why_not_replayed(plan, kv.spans) is not None:
             return None
         return replace(shape, cached=self._shared_store().length) if kv.spans else shape
 
     def _shared_store(self) -> SharedStore:
         """The store, long enough for every canvas so far; a longer one has graphs of its own."""
         if self._store is None or self._store.length < self._longest:
-            self._shapes = {s: made for s, made in self._shapes.items() if not s.cached}
+            self._forwards = {s: one for s, one in self._forwards.items() if not s.cached}
             weight = self.module.lm_head.weight
             self._store = SharedStore(self.num_layers, self._heads, self._longest, weight)
         return self._store
 
     def _forward(self, shape: FixedShape) -> FixedForward:
-        if shape not in self._shapes:
+        if shape not in self._forwards:
             if self.pool is None and self.device.type == "cuda":
                 self.pool = torch.cuda.graph_pool_handle()
-            self._shapes[shape] = FixedForward(
+            self._forwards[shape] = FixedForward(
                 shape, self._shared_store(), self.module.lm_head.weight
             )
-            self.shapes += 1
-        return self._shapes[shape]
+            self.shapes_met += 1
+        return self._forwards[shape]
 
     def run_fixed(self, forward: FixedForward) -> tuple[Tensor, Tensor | None]:
         """The layers over what was written into `forward`."""

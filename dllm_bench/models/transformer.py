@@ -88,6 +88,10 @@ class TransformerDenoiser(Denoiser):
         self._last_request: tuple[object, tuple[int, ...], PositionCache] | None = None
         self._kinds = getattr(config, "layer_types", None) or [FULL_ATTENTION] * self.num_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """What a subclass adds to the instance, which is complete otherwise."""
 
     def new_cache(self, length: int) -> PositionCache:
         """An empty cache for a canvas of `length` positions."""

@@ -133,7 +133,7 @@ class Round:
         """
         if not self.replayed:
             return self.launches
-        return launches(1, self.branches, True, True, of_graph=False) + 1
+        return launches(1, self.branches, fixed=True, of_graph=False) + 1
 
 
 @cache
