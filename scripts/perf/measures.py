@@ -45,7 +45,7 @@ class Size:
     """How much is measured."""
 
     rounds: int = 7
-    new: int = 64  # new tokens, as many as the longest block of a decoder
+    new: int = 64  # new tokens; a decoder with a longer block gets as many as that
     large_steps: int = 8  # steps of a case with a large vocabulary
     longest: int = 1024  # most new tokens of the growth part
     items: int = 64  # requests of the batch part
@@ -81,7 +81,7 @@ def splits(size: Size) -> list[Row]:
     for name in options("decoder"):
         decoder = models.decoder(name)
         if isinstance(decoder, MaskedDecoder):
-            fitting, request = _first_fitting(decoder, size.new)
+            fitting, request = first_fitting(decoder, size.new)
             model = models.embedded(fitting).denoiser
             cases[f"{name} · {fitting}"] = _split_case(decoder, model, request)
     request = random_request(48, size.new, VOCAB_DREAM)
@@ -99,17 +99,20 @@ def splits(size: Size) -> list[Row]:
     ]
 
 
-def _first_fitting(decoder: MaskedDecoder, new: int) -> tuple[str, Request]:
+def first_fitting(decoder: MaskedDecoder, new: int) -> tuple[str, Request]:
     """The first embedded model that this decoder can decode with, and a request."""
+    reason: Exception | None = None
     for name in ("tiny-llada", "tiny-dream-instruct"):
-        request = models.question(name, new)
+        request = models.question(name, max(new, decoder.schedule.block or 0))
         try:
             decoder.generate(models.embedded(name).denoiser, request)
-        except (DllmBenchError, ValueError):
+        except (DllmBenchError, ValueError) as error:
+            reason = error
             continue
         return name, request
     raise DllmBenchError(
-        f"No embedded model works with {decoder}; add one to `_first_fitting` in scripts/perf."
+        f"No embedded model works with {decoder}: {reason} Add one to `first_fitting` in "
+        "scripts/perf."
     )
 
 

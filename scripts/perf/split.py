@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Score, Scores, Select
-from dllm_bench.core.decoder import BlockLength, Condition
+from dllm_bench.core.decoder import Piece
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
 
+P = TypeVar("P", bound=Piece)
 PARTS = ("forward", "score", "select", "bookkeeping")
 
 
@@ -65,53 +63,16 @@ class TimedModel:
         return self._watch.on("forward", self._model.forward, *arguments)
 
 
-@dataclass(frozen=True)
-class TimedScore(Score):
-    """A score that is timed."""
+def timed(piece: P, watch: Watch, part: str, *methods: str) -> P:
+    """A copy of a piece whose `methods` are timed; whatever else it declares is unchanged."""
 
-    inner: Score
-    watch: Watch = field(compare=False)
+    def on_watch(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda _, *arguments: watch.on(part, method, *arguments)
 
-    @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        return self.inner.gives
-
-    @property
-    def costly(self) -> bool:  # type: ignore[override]
-        return self.inner.costly
-
-    @property
-    def row_by_row(self) -> bool:  # type: ignore[override]
-        return self.inner.row_by_row
-
-    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
-        scores: Scores = self.watch.on("score", self.inner, logits_KWV, state, window)
-        return scores
-
-
-@dataclass(frozen=True)
-class TimedSelect(Select):
-    """A selector that is timed, its stall rule included."""
-
-    inner: Select
-    watch: Watch = field(compare=False)
-
-    @property
-    def never_stalls(self) -> bool:  # type: ignore[override]
-        return self.inner.never_stalls
-
-    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        chosen_KW: Tensor = self.watch.on("select", self.inner, scores, window, state)
-        return chosen_KW
-
-    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = self.watch.on(
-            "select", self.inner.on_stall, scores, window, state
-        )
-        return found
-
-    def accepted(self, state: DecodeState) -> Tensor | None:
-        return self.inner.accepted(state)
+    same, kind = copy(piece), type(piece)
+    calls = {name: on_watch(getattr(piece, name)) for name in methods}
+    object.__setattr__(same, "__class__", type(kind.__name__, (kind,), calls))
+    return same
 
 
 def split(
@@ -119,11 +80,12 @@ def split(
 ) -> tuple[dict[str, float], Generation]:
     """Milliseconds per step by part, and the generation."""
     watch = Watch(model.device.type == "cuda")
-    score, select = TimedScore(decoder.score, watch), TimedSelect(decoder.select, watch)
-    timed: Any = TimedModel(model, watch)
+    score = timed(decoder.score, watch, "score", "__call__")
+    select = timed(decoder.select, watch, "select", "__call__", "on_stall")
+    timed_model: Any = TimedModel(model, watch)
     request = decoder.prepare(model, request)
     started = watch.now()
-    generation = replace(decoder, score=score, select=select).generate(timed, request)
+    generation = replace(decoder, score=score, select=select).generate(timed_model, request)
     whole_s = watch.now() - started
     parts = {part: watch.spent_s[part] for part in PARTS[:3]}
     parts["bookkeeping"] = whole_s - sum(parts.values())

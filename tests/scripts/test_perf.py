@@ -13,6 +13,8 @@ import pytest
 
 from dllm_bench.api.random_model import random_model, random_request
 from dllm_bench.api.roofline import Ceilings, RoundShape, layer_parameters, roofline_ms
+from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.paths import options
 from dllm_bench.store.record import RunRecord
 from scripts.perf import __main__ as command
 from scripts.perf import batch, coverage, device, measures, models
@@ -32,6 +34,26 @@ def test_the_plain_loop_decodes_the_same(k: int) -> None:
     assert tokens == list(own.ids)
     assert rounds == len(own.trace) < 64
     assert (k == 0) == all(row.branches == 1 for row in own.trace.forwards)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["wino", "dkv_cache_greedy"], id="some"),
+        pytest.param(options("decoder"), id="every", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_masked_decoders_are_timed_as_they_are(names: list[str]) -> None:
+    """WINO's block is longer than what the others get; dKV-Cache asks its selector for an order."""
+    for name in names:
+        decoder = models.decoder(name)
+        if isinstance(decoder, MaskedDecoder):
+            model, request = measures.first_fitting(decoder, 32)
+            assert request.max_new_tokens == max(32, decoder.schedule.block or 0)
+            denoiser = models.embedded(model).denoiser
+            parts, generation = split(decoder, denoiser, request)
+            assert generation.ids == decoder.generate(denoiser, request).ids
+            assert min(parts.values()) > 0
 
 
 def test_parts_of_a_step_are_all_of_it() -> None:

@@ -182,10 +182,10 @@ def queries(table: PaperTable) -> set[frozenset[str]]:
     return {frozenset(f"{key}={value}" for key, value in items) for items in found}
 
 
-def test_the_table_and_both_figures_are_of_the_same_runs() -> None:
+def test_the_figures_are_of_runs_of_the_table() -> None:
     names = ("decoders/tradeoff", "decoders/tradeoff_row_cost")
     first, second = (queries(load_figure(name).table) for name in names)
-    assert first == second == queries(load_table("decoders/aup"))
+    assert first == second < queries(load_table("decoders/aup"))
     assert len(first) == 2 * (5 * 6 + 2)
 
 
