@@ -4,7 +4,8 @@ Each forward commits the same tokens at the same positions and feeds as many. Fo
 without masks are not made here; dInfer counts them, and so does `facts.idle_forwards`. An end token
 in a finished block ends a generation; later blocks stay masked, or hold EOS with early_stop.
 Runaway runs are replayed up to the forward after which theirs commits nothing for ever; there the
-loop raises. Left out: runs with a decision within float32 rounding of its threshold.
+loop raises. Left out: runs with a decision within float32 rounding of its threshold, and two
+whose 14th forward has two positions in a run of masks that are equally probable but for rounding.
 """
 
 from __future__ import annotations
@@ -48,6 +49,14 @@ from tests.tiers import covering
 FIRST = torch.tensor([0])  # branch
 FOLDER = golden_dir() / "dinfer"
 ROUNDING = 5e-6  # top-1 probabilities in float32 and in float64 differ by up to 4.5e-6 here
+TIED = {
+    "prompt_index": 2,
+    "threshold": 0.9,
+    "cache": "none",
+    "gen_length": 64,
+    "block_length": 16,
+    "start_block_align": False,
+}
 BAND = 1e-5  # dInfer commits what is that close to the surest
 CREDIT = {"credit_alpha": 0.7, "decay_beta": 0.8, "boost_gamma": 0.2}  # dInfer's defaults
 LOW = 0.4  # dInfer's default
@@ -72,8 +81,13 @@ def runs(name: str) -> list[dict]:
     return [
         {"prompt": whole["prompts"][run["prompt_index"]], "file": path.stem} | run
         for run in whole["runs"]
-        if (run.get("min_gap_prob_to_threshold") or 1) > ROUNDING
+        if (run.get("min_gap_prob_to_threshold") or 1) > ROUNDING and not is_tied(name, run)
     ]
+
+
+def is_tied(name: str, run: dict) -> bool:
+    """Whether two probabilities, 8e-7 apart, decide which position a run of masks commits."""
+    return name.startswith("hierarchy") and all(run[key] == TIED[key] for key in TIED)
 
 
 def rule(case: dict) -> tuple[Score, Select]:
