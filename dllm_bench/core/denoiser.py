@@ -33,11 +33,9 @@ class PositionSets:
     own, as many as the others."""
     store_S: Tensor
     """Fed positions whose K/V are kept."""
-    scored_M: Tensor | None = None
-    """Where masks are left out: the masks that a fed position predicts, as indices into
-    `ForwardPlan.rows`. No other mask is committed. None: every mask is predicted."""
     counts_rest: bool = field(default=False, kw_only=True)
-    """Whether other masks may be committed too, by logits of 0 (d2Cache, released)."""
+    """Whether masks that no fed position predicts may be committed, too, by logits of 0 (d2Cache,
+    released)."""
 
 
 class AttentionProbe(Protocol):
@@ -60,6 +58,10 @@ class RowChoice(Protocol):
     the outputs of attention and MLP from the cache, and add them to their own hidden states.
     """
 
+    @property
+    def also_R(self) -> Tensor | None:
+        """Rows that every layer computes besides, ascending; None: none."""
+
     def spans(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Two spans of positions, apart from each other: rows that are computed in any case, and
         rows of which `choose` chooses some. V of both is computed and kept.
@@ -69,6 +71,13 @@ class RowChoice(Protocol):
         """Indices (R,) into the second span, the number known to the host.
 
         Of what the cache held as its V, C wide over all heads, and the new ones.
+        """
+
+    def attended(
+        self, query_ARE: Tensor, key_GXE: Tensor, scaling: float, mask_11RX: Tensor | None, /
+    ) -> None:
+        """See what the rows `also_R` of a layer attend to, before the next layer asks for `spans`;
+        arguments as those of `AttentionProbe`.
         """
 
 
@@ -109,6 +118,8 @@ class ForwardPlan:
     # model that `picks_rows`: its logits are (1, M, V) then; None: all rows, (K, R, V)
     sets: PositionSets | None = None  # positions in place of the spans `feed` and `store`, for one
     # branch with full attention; rows that no fed position predicts have logits of 0
+    scored_M: Tensor | None = None  # where masks are left out: those that this forward predicts, as
+    # indices into `rows`; no other mask is committed. None: every mask is predicted
     added_KFH: Tensor | None = None  # added to the embeddings of the fed positions; None: nothing
     probe: AttentionProbe | None = None  # makes `KVCache.probed`; only with sets
     recompute: RowChoice | None = None  # for one branch that feeds [0, X), stores it and has full

@@ -302,8 +302,8 @@ class MaskedDecoder(ComposedDecoder):
             return plan
         if plan.rows[1] > window.stop or (plan.sets is not None and plan.sets.counts_rest):
             return plan
-        if plan.sets is not None and plan.sets.scored_M is not None:
-            return replace(plan, only_M=plan.sets.scored_M)
+        if plan.scored_M is not None:
+            return replace(plan, only_M=plan.scored_M)
         eligible_X = window.eligible_KW.flatten().byte()
         only_M = eligible_X.sort(descending=True, stable=True).indices[: window.masks]
         return replace(plan, only_M=only_M)
@@ -414,10 +414,10 @@ def check_rows(score: Score, cache: Cache) -> None:
 
 def without_unfed(scores: Scores, plan: ForwardPlan, mask: int) -> Scores:
     """The scores, in which masks that the forward left out come last and stay masks."""
-    if plan.sets is None or plan.sets.scored_M is None or plan.sets.counts_rest:
+    if plan.scored_M is None or (plan.sets is not None and plan.sets.counts_rest):
         return scores
     unfed_W = torch.ones_like(scores.ids_KW[0], dtype=torch.bool)
-    unfed_W = unfed_W.index_fill_(0, plan.sets.scored_M, False)
+    unfed_W = unfed_W.index_fill_(0, plan.scored_M, False)
     low = scores.map(
         lambda v: v.masked_fill(unfed_W, -torch.inf if v.is_floating_point() else mask)
     )

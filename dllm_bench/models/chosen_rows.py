@@ -36,6 +36,8 @@ class RowStore:
     """X."""
     rows_R: Tensor | None = None
     """Rows that are computed; None: all."""
+    chosen: int = 0
+    """How many of them the rule chose by V."""
 
     @property
     def any_row(self) -> bool:
@@ -82,6 +84,7 @@ class RowStore:
         stored_1GSE = self.kept.values[:, :, slice(*span)]
         old_SC = stored_1GSE[0].transpose(0, 1).flatten(1)
         index_R = rule.choose(old_SC, new_1SC[0])
+        self.chosen = len(index_R)
         stored_1GSE.copy_(new_1SC.unflatten(-1, (stored_1GSE.shape[1], -1)).transpose(1, 2))
         return index_R + span[0]
 
@@ -93,11 +96,10 @@ def run_chosen_rows(
     length, rows, read = hidden_1XH.shape[1], 0, 0
     for index, parts in enumerate(layers):
         store = RowStore(kv.positions[index], length)
-        always, judged = rule.spans(index)
-        hidden_1XH = _run_layer(rule, store, hidden_1XH, parts, (always, judged))
+        hidden_1XH = _run_layer(rule, store, hidden_1XH, parts, rule.spans(index))
         computed = length if store.rows_R is None else store.rows_R.shape[0]
         rows += computed
-        read += _bytes_read(store, computed, always[1] - always[0])
+        read += _bytes_read(store, computed)
     kv.work = RowWork(round(rows / len(layers), 4), read)
     return hidden_1XH
 
@@ -122,6 +124,8 @@ def _run_layer(
             (store.of_rows(cos, 1), store.of_rows(sin, 1)),
             store,
         )
+    if rule.also_R is not None:
+        _show_attention(rule, store, normed_1XH, parts)
     hidden_1XH = hidden_1XH + store.renew(ATTENTION, attended_1RH)
     if store.any_row:
         changed_1RH = layer.changed(store.of_rows(hidden_1XH, 1))
@@ -139,22 +143,39 @@ def _choose_rows(
     always, judged = spans
     if always == (0, store.length):
         return
-    rows_R = torch.arange(*always, device=normed_1XH.device)
+    chosen = [torch.arange(*always, device=normed_1XH.device)] if always[0] < always[1] else []
     if judged[0] < judged[1]:
         new_1SC = layer.values(normed_1XH[:, slice(*judged)])
-        chosen_R = store.judge(rule, judged, new_1SC)
-        rows_R = torch.cat([rows_R, chosen_R]) if len(rows_R) else chosen_R
-    store.rows_R = rows_R
+        chosen.append(store.judge(rule, judged, new_1SC))
+    if rule.also_R is not None:
+        chosen.append(rule.also_R)
+    nothing_0 = torch.zeros(0, dtype=torch.long, device=normed_1XH.device)
+    store.rows_R = torch.cat(chosen) if chosen else nothing_0
 
 
-def _bytes_read(store: RowStore, rows: int, always: int) -> int:
-    """What a layer takes from the cache: K and both outputs of rows that are not computed, and V of
-    all but those computed in any case, since a choice compares the old V too.
+def _show_attention(
+    rule: RowChoice, store: RowStore, normed_1XH: Tensor, parts: LayerOfRows
+) -> None:
+    """Let the rule see what its own rows attend to in a layer."""
+    (layer, mask, (cos, sin)), rows_R = parts, rule.also_R
+    assert rows_R is not None
+    assert store.kept.keys is not None
+    of_rows = RowStore(store.kept, store.length, rows_R).of_rows
+    rotation = (of_rows(cos, 1), of_rows(sin, 1))
+    query_ARE = layer.queries(of_rows(normed_1XH, 1), rotation)
+    mask_11RX = None if mask is None else of_rows(mask, 2)
+    key_GXE = store.kept.keys[0, :, : store.length]
+    rule.attended(query_ARE, key_GXE, query_ARE.shape[-1] ** -0.5, mask_11RX)
+
+
+def _bytes_read(store: RowStore, rows: int) -> int:
+    """What a layer takes from the cache: K, V and both outputs of rows that are not computed, and V
+    of those that were chosen by it.
     """
     keys, values, outputs = store.kept.keys, store.kept.values, store.kept.outputs
     assert keys is not None
     assert values is not None
     skipped = store.length - rows
-    per_row = [(keys, skipped), (values, store.length - always)]
+    per_row = [(keys, skipped), (values, skipped + store.chosen)]
     per_row += [(output, skipped) for output in outputs]
     return sum(count * s.shape[1] * s.shape[3] * s.itemsize for s, count in per_row)

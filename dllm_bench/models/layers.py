@@ -44,6 +44,9 @@ class DecoderLayer(ABC):
     takes_windows: ClassVar[bool] = False
     """Whether a mask may be `BranchWindows`."""
 
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
     @abstractmethod
     def __call__(
         self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
@@ -58,6 +61,14 @@ class DecoderLayer(ABC):
     def values(self, normed_1RH: Tensor) -> Tensor:
         """V (1, R, C) of normed rows."""
 
+    def queries(self, normed_1RH: Tensor, rotation: Rotation) -> Tensor:
+        """Rotated queries (A, R, E) of normed rows, for what attention itself does not give."""
+        attention = self.module.self_attn
+        heads_1RAE = attention.q_proj(normed_1RH).unflatten(-1, (-1, attention.head_dim))
+        if hasattr(attention, "q_norm"):
+            heads_1RAE = attention.q_norm(heads_1RAE)
+        return rotated(heads_1RAE, rotation)[0].transpose(0, 1)
+
     @abstractmethod
     def attended(
         self, normed_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
@@ -71,9 +82,6 @@ class DecoderLayer(ABC):
 
 class ModuleLayer(DecoderLayer):
     """A layer of transformers."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
 
     def __call__(
         self, hidden_PFH: Tensor, mask: AnyMask, rotation: Rotation, cache: FreshCache
@@ -149,6 +157,7 @@ class PlainLayer(DecoderLayer):
     takes_windows = True
 
     def __init__(self, module: Any, index: int, joined: bool) -> None:
+        super().__init__(module)
         attention, mlp = module.self_attn, module.mlp
         self.index = index
         self._norms = (module.input_layernorm, module.post_attention_layernorm)

@@ -395,7 +395,7 @@ class TransformerDenoiser(Denoiser):
         behind = last - first + 1  # this place and place 0 take what is not wanted
         place_F = (feed_F + int(self.shifted) - first + 1).clamp(0, behind)
         rows_KXH = hidden_KFH.new_zeros(len(hidden_KFH), behind + 1, hidden_KFH.shape[2])
-        if self.shifted and plan.sets is not None and plan.sets.scored_M is None:
+        if self.shifted and plan.scored_M is None:
             rows_KXH[:, 1] = kv.boundary_of_sets(plan, hidden_KFH[0])
         return rows_KXH.index_copy_(1, place_F, hidden_KFH)[:, 1:-1]
 

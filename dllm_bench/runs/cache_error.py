@@ -96,9 +96,9 @@ def uncached(plan: ForwardPlan, held: int) -> ForwardPlan:
 def predicted_masks(tokens_KL: Tensor, plan: ForwardPlan, mask: int) -> Tensor:
     """Which of `plan.rows` are masked and predicted by a fed position, bool (K, R)."""
     masked_KR = tokens_KL[:, slice(*plan.rows)] == mask
-    if plan.sets is None or plan.sets.scored_M is None:
+    if plan.scored_M is None:
         return masked_KR
-    scored_R = torch.zeros_like(masked_KR[0]).index_fill_(0, plan.sets.scored_M, True)
+    scored_R = torch.zeros_like(masked_KR[0]).index_fill_(0, plan.scored_M, True)
     return masked_KR & scored_R
 
 

@@ -7,8 +7,8 @@ The rows are those of the table decoders/caches. What a cache feeds and reads in
 on lengths, blocks and steps and hardly on the weights, so that a small model with random weights is
 decoded, two tokens in each forward, and every forward is priced as a round of Dream-7B's shape
 (`model.modelled_ms`: bytes, operations, launches). A row of logits is needed for the open block
-only. Not priced: gathering and scattering K/V of single positions, and what a cache computes to
-choose them.
+only. Elastic-Cache is left out: how many layers it computes depends on the weights. Not priced:
+gathering and scattering K/V of single positions, and what a cache computes to choose them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import torch
 import dllm_bench as db
 from dllm_bench.api.generation import composed_decoder
 from dllm_bench.api.random_model import random_model, random_request
-from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.trace import Forward
+from dllm_bench.decoding.cache.elastic import ElasticCache
+from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.tables.load import load_table
 from dllm_bench.training.prompts import train_prompts
 from scripts.perf.model import DREAM_ROUND, H200, PROBE, DeviceConstants, Round, modelled_ms
@@ -34,17 +35,19 @@ SETTINGS = ("decoder.", "decoder/")
 BLOCK, PER_FORWARD, VOCAB, LAYERS = 32, 2, 64, 2
 
 
-def decoders(*settings: str) -> dict[str, Decoder]:
+def decoders(*settings: str) -> dict[str, MaskedDecoder]:
     """Label of a row of the table -> its decoder, with further settings."""
     table = load_table(TABLE)
     (values,) = table.facets.values()
     return {value.label: decoder([*table.run, *value.run, *settings]) for value in values}
 
 
-def decoder(query: Sequence[str]) -> Decoder:
+def decoder(query: Sequence[str]) -> MaskedDecoder:
     """The decoder of a run query."""
     (name,) = (part.partition("=")[2] for part in query if part.startswith("decoder="))
-    return composed_decoder(name, [part for part in query if part.startswith(SETTINGS)])
+    found = composed_decoder(name, [part for part in query if part.startswith(SETTINGS)])
+    assert isinstance(found, MaskedDecoder)
+    return found
 
 
 def request_ms(forwards: Sequence[Forward], device: DeviceConstants) -> float:
@@ -71,6 +74,8 @@ def modelled(prompts: Sequence[int], new: int, device: DeviceConstants) -> None:
     model = random_model(VOCAB, {**PROBE, "layers": LAYERS})
     print(f"ms per request of {new} new tokens; prompt: {prompts}")
     for label, one in decoders("decoder/select=topk", steps, "decoder/stop=filled").items():
+        if isinstance(one.cache, ElasticCache):
+            continue
         requests = [random_request(length, new, VOCAB) for length in prompts]
         times = [request_ms(one.generate(model, each).trace.forwards, device) for each in requests]
         print(f"{label:24}" + "".join(f"{ms:10.0f}" for ms in times))

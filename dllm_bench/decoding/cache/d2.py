@@ -108,7 +108,8 @@ class D2Cache(Cache):
             kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
             rows=(window.start, window.visible),
             store=plan.feed,
-            sets=PositionSets(feed_F, read_C, feed_F, scored_M, counts_rest=self.released),
+            sets=PositionSets(feed_F, read_C, feed_F, counts_rest=self.released),
+            scored_M=scored_M,
             probe=MeanAttention(),
         )
 

@@ -71,8 +71,8 @@ class DKVGreedyCache(Cache):
         fed_L = torch.from_numpy(self._around(born_L, due, window.start, branches.forwards))
         fed_L = (fed_L | kv.predicting(torch.from_numpy(due_L)[None])[0])[: window.visible]
         feed_F, read_C = true_indices((fed_L, ~fed_L), device)
-        sets = PositionSets(feed_F, read_C, feed_F, to_device(due, device))
-        return replace(plan, sets=sets)
+        sets = PositionSets(feed_F, read_C, feed_F)
+        return replace(plan, sets=sets, scored_M=to_device(due, device))
 
     def _around(self, born_L: Array, due: Sequence[int], start: int, now: int) -> Array:
         """The last forward's tokens, the positions due, and masks around these, bool (L,)."""

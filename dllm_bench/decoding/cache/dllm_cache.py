@@ -40,6 +40,7 @@ class MostChanged:
     renews_prompt: bool
     renews_response: bool
     share: float
+    also_R: None = None
 
     def spans(self, layer: int) -> tuple[Span, Span]:
         """What is renewed; of the response, if that is not renewed, some rows are chosen."""
@@ -55,6 +56,9 @@ class MostChanged:
         """The rows of the response with the smallest cosine; of equal ones the first."""
         cosine_S = cosine_similarity(new_SC.float(), old_SC.float(), dim=-1)
         return stable_top(-cosine_S[None], int(len(cosine_S) * self.share))[0]
+
+    def attended(self, *attention: object) -> None:
+        """Attention decides nothing."""
 
 
 @register("cache.dllm_cache")
