@@ -80,6 +80,7 @@ GOLD: Mapping[str, Answer] = {
     "humaneval_opencompass": lambda i: f"```\n{i['prompt']}{i['canonical_solution']}```",
     "mbpp": lambda item: item["code"],
     "minicode": lambda item: item["canonical_solution"],
+    "minicode_free": lambda item: item["canonical_solution"],
     "humaneval_plus": lambda item: item["canonical_solution"],
     "mbpp_plus": lambda item: item["canonical_solution"],
 }

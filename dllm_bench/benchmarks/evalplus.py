@@ -1,11 +1,11 @@
 """Benchmarks in EvalPlus form: a function to complete, graded on base and on extra inputs.
 
-The sets are `minicode` (generated here), `humaneval_plus` and `mbpp_plus` (original files, or
-EvalPlus's own download if there is no data directory). Programs run only in the sandbox, which
-compares them with the reference solution (`sandbox/child/check_function.py`). EvalPlus itself is
-used for the inputs of MBPP+ and for sanitising, and only benchmarks that need these import it. The
-metric `plus` counts a program that is right on base and extra inputs, as EvalPlus reports it.
-`samples` writes the file that `evalplus.evaluate` reads.
+The sets are `minicode` and `minicode_free` (generated here), `humaneval_plus` and `mbpp_plus`
+(original files, or EvalPlus's own download if there is no data directory). Programs run only in the
+sandbox, which compares them with the reference solution (`sandbox/child/check_function.py`).
+EvalPlus itself is used for the inputs of MBPP+ and for sanitising, and only benchmarks that need
+these import it. The metric `plus` counts a program that is right on base and extra inputs, as
+EvalPlus reports it. `samples` writes the file that `evalplus.evaluate` reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.benchmarks import code_answers
-from dllm_bench.benchmarks.embedded import minicode
+from dllm_bench.benchmarks.embedded import minicode, minicode_free
 from dllm_bench.benchmarks.embedded.generated import SPLITS
 from dllm_bench.benchmarks.items import (
     PLAIN,
@@ -92,8 +92,10 @@ class ProblemSet:
     """Whether reading the inputs takes EvalPlus."""
 
 
+GENERATED = {task.name: task for task in (minicode.TASK, minicode_free.TASK)}
+"""Sets of this project."""
 PROBLEM_SETS: Mapping[str, ProblemSet] = {
-    "minicode": ProblemSet(SPLITS, limits=SMALL),
+    **{task: ProblemSet(SPLITS, limits=SMALL) for task in GENERATED},
     "humaneval_plus": ProblemSet(
         file="humanevalplus/HumanEvalPlus.jsonl",
         download=("evalplus.data.humaneval", "_ready_human_eval_plus_path"),
@@ -339,7 +341,7 @@ def _problems(dataset: str, split: str, data_dir: str | None) -> list[Item]:
     """All problems of a split."""
     source = PROBLEM_SETS[dataset]
     if not source.file:
-        return [{**item, "task_id": item["id"]} for item in minicode.TASK.items(split)]
+        return [{**item, "task_id": item["id"]} for item in GENERATED[dataset].items(split)]
     if data_dir is None:
         file = _download(dataset, *source.download)
     else:

@@ -15,6 +15,7 @@ from typing import Any
 
 from dllm_bench.benchmarks.embedded import (
     minicode,
+    minicode_free,
     minigsm,
     minigsm_free,
     minimath,
@@ -45,15 +46,21 @@ TASKS: Mapping[str, GeneratedTask] = {
     ),
     "ministory": ministory.TASK,
     "minigsm_free": minigsm_free.TASK,
+    "minicode_free": minicode_free.TASK,
     "miniparallel": miniparallel.TASK,
 }
 """Task -> its problems, all of its forms included."""
+PROGRAMS: Mapping[str, Callable[[str, random.Random], Iterator[minicode.MinicodeProgram]]] = {
+    "minicode": minicode.draw_programs,
+    "minicode_free": minicode_free.draw_programs,
+}
+"""Task of small functions -> its programs."""
 
 
 def task_pairs(task: str, split: str, count: int, seed: int) -> list[Pair]:
     """`count` pairs of one task; the same for the same split and seed."""
-    if task == "minicode" and split == "train":
-        return _minicode_pairs(count, seed)
+    if task in PROGRAMS and split == "train":
+        return _program_pairs(task, count, seed)
     if task == "minigsm" and split == "train":
         problems = minigsm.with_step_weights(STEP_WEIGHTS).problems(split, count, seed)
     else:
@@ -61,10 +68,10 @@ def task_pairs(task: str, split: str, count: int, seed: int) -> list[Pair]:
     return [(p.prompt, p.continuation) for p in problems]
 
 
-def _minicode_pairs(count: int, seed: int) -> list[Pair]:
+def _program_pairs(task: str, count: int, seed: int) -> list[Pair]:
     """Programs of the train split without the inputs that grading needs; prompts may repeat."""
-    rng = random.Random(f"minicode/train/{seed}")
-    programs = minicode.draw_programs("train", rng)
+    rng = random.Random(f"{task}/train/{seed}")
+    programs = PROGRAMS[task]("train", rng)
     return [
         (minicode.prompt_of(p, rng.choice(minicode.ENTRY_POINTS)), p.body)
         for p, _ in zip(programs, range(count), strict=False)

@@ -30,6 +30,7 @@ OBJECTIVES = {
 PROMPTS = {
     "minigsm": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
     "minicode": "the EvalPlus `prompt` field; the answer is the indented body.",
+    "minicode_free": "the EvalPlus `prompt` field; the answer is the indented body.",
     "minimath": "`Problem:\\n{problem}\\n\\nSolution:`; the answer ends in `\\boxed{ N}.`",
     "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
     "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options behind the question.",

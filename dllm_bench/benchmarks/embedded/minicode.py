@@ -58,9 +58,13 @@ class MinicodeProgram:
     """What the program does, without wording and names; decides the split."""
 
 
-def draw_problems(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
-    """Endless problems of a split, with the fields of EvalPlus's HumanEval+ except `task_id`."""
-    for program in draw_programs(split, rng):
+def problems_of(
+    programs: Iterator[MinicodeProgram], rng: random.Random
+) -> Iterator[GeneratedProblem]:
+    """A problem of each program, with the fields of EvalPlus's HumanEval+ except `task_id`; those
+    whose results hardly differ are left out.
+    """
+    for program in programs:
         entry_point = rng.choice(ENTRY_POINTS)
         prompt = prompt_of(program, entry_point)
         inputs = draw_inputs(rng, program)
@@ -81,7 +85,7 @@ def draw_problems(rng: random.Random, split: str) -> Iterator[GeneratedProblem]:
         yield GeneratedProblem(program.content, prompt, program.body, fields)
 
 
-TASK = GeneratedTask("minicode", draw_problems)
+TASK = GeneratedTask("minicode", lambda rng, split: problems_of(draw_programs(split, rng), rng))
 
 
 def draw_programs(split: str, rng: random.Random) -> Iterator[MinicodeProgram]:
@@ -106,7 +110,8 @@ def _operand(rng: random.Random, op: str, params: tuple[str, ...]) -> str:
     return rng.choice((*params[1:], str(rng.randint(1, 20))))
 
 
-def _expression(rng: random.Random, op: str, left: str, right: str) -> str:
+def expression(rng: random.Random, op: str, left: str, right: str) -> str:
+    """One operation; operands of a sum or a product may change places."""
     if op in ("+", "*") and rng.random() < SWAP_RATE:
         left, right = right, left
     return f"{op}({left}, {right})" if op in ("max", "min") else f"{left} {op} {right}"
@@ -121,7 +126,7 @@ def _draw_chain(rng: random.Random) -> MinicodeProgram:
     name, current, lines = rng.choice(TEMPORARIES), params[0], []
     for i, (op, operand) in enumerate(steps):
         target = "return" if i == len(steps) - 1 else f"{name} ="
-        lines.append(f"    {target} {_expression(rng, op, current, operand)}\n")
+        lines.append(f"    {target} {expression(rng, op, current, operand)}\n")
         current = name
     if rng.random() < 0.5:
         doc = " ".join(
@@ -145,7 +150,7 @@ def _draw_branch(rng: random.Random) -> MinicodeProgram:
         op, first = rng.choice("+-*"), rng.choice(params)
         arms.append((op, first, _operand(rng, op, params)))
     words = [f"{first} {CHAIN_WORDS[op][1].format(v)}" for op, first, v in arms]
-    code = [_expression(rng, op, first, v) for op, first, v in arms]
+    code = [expression(rng, op, first, v) for op, first, v in arms]
     test = f"{left} is {COMPARE_WORDS[compare]} {right}"
     if rng.random() < 0.5:
         doc = f"If {test} return {words[0]}, otherwise return {words[1]}."

@@ -1,0 +1,125 @@
+"""minicode_free: chains of minicode whose numbers must be worked out, written in many right ways.
+
+A docstring names 3 or 4 steps on the arguments. Most operands are a sum, a difference or a product
+of two numbers, which the body may state worked out (`x + 24`), name first (`y = 24`) or explain in
+a string of its own (`4 * 6 = 24.`). The form of each step, the name of the variable, the order of
+operands and the last line are drawn, with unequal frequencies as in minigsm_free, so that most of
+what a model is unsure of is wording and a guessed number is a wrong program. The content that
+decides the split is the chain, as in minicode.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from dllm_bench.benchmarks.embedded.generated import GeneratedTask, split_of
+from dllm_bench.benchmarks.embedded.minicode import (
+    CHAIN_OPS,
+    CHAIN_WORDS,
+    PARAMS,
+    TEMPORARIES,
+    MinicodeProgram,
+    expression,
+    problems_of,
+)
+from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, apply_op
+
+STEPS = (3, 4)
+ARGUMENT_RATE = 0.2
+"""How often a step's operand is an argument of the function."""
+LARGEST = {"+": 60, "-": 60, "*": 9, "max": 60, "min": 99, "%": 9}
+"""Operation of a step -> the largest operand."""
+SMALL_RIGHT = {"+": (1, 20), "-": (1, 20), "*": (2, 5)}
+"""Operation between the numbers of an operand -> range of its second number, as in minigsm."""
+FORMS: Mapping[str, int] = {
+    "{target} {use}\n": 36,
+    '""" {sum} = {value}."""\n    {target} {use}\n': 20,
+    "{other} = {sum}\n    {target} {use_other}\n": 14,
+    "{other} = {value}\n    {target} {use_other}\n": 12,
+    '""" {word}."""\n    {target} {use}\n': 10,
+    '""" Then {word}, {sum} = {value}."""\n    {target} {use}\n': 8,
+}
+"""Form of a step -> how often it is drawn; steps on an argument have the first form."""
+RETURN_RATE = 0.35
+"""How often the last step is stored before it is returned."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a step takes beside the value so far."""
+
+    asked: str
+    """As the docstring has it: a name, or two numbers and their operation."""
+    value: str
+    """Worked out."""
+
+
+def draw_programs(split: str, rng: random.Random) -> Iterator[MinicodeProgram]:
+    """Endless programs of one split."""
+    while True:
+        program = _draw(rng)
+        if split_of(program.content) == split:
+            yield program
+
+
+TASK = GeneratedTask(
+    "minicode_free", lambda rng, split: problems_of(draw_programs(split, rng), rng)
+)
+
+
+def _draw(rng: random.Random) -> MinicodeProgram:
+    params = PARAMS[: rng.randint(1, 3)]
+    steps: list[tuple[str, Operand]] = []
+    for _ in range(rng.randint(*STEPS)):
+        op = rng.choice([o for o in CHAIN_OPS if not steps or o != steps[-1][0]])
+        steps.append((op, _operand(rng, op, params)))
+    content = f"free|{len(params)}|" + "|".join(f"{op}{operand.asked}" for op, operand in steps)
+    return MinicodeProgram("chain", params, _doc(rng, params, steps), body(rng, steps), content)
+
+
+def _operand(rng: random.Random, op: str, params: tuple[str, ...]) -> Operand:
+    """An argument, or two numbers that give at least 2 and at most the largest operand."""
+    if len(params) > 1 and op != "%" and rng.random() < ARGUMENT_RATE:
+        name = rng.choice(params[1:])
+        return Operand(name, name)
+    while True:
+        inner = rng.choice("+-*")
+        left, right = rng.randint(1, MAX_VALUE), rng.randint(*SMALL_RIGHT[inner])
+        value = apply_op(inner, left, right)
+        if 2 <= value <= LARGEST[op]:
+            return Operand(f"{left} {inner} {right}", str(value))
+
+
+def _doc(rng: random.Random, params: tuple[str, ...], steps: list[tuple[str, Operand]]) -> str:
+    """The docstring: sentences, or one sentence."""
+    form = rng.randrange(2)
+    words = [CHAIN_WORDS[op][form].format(operand.asked) for op, operand in steps]
+    if form == 0:
+        return " ".join([f"Start with {params[0]}.", *words])
+    return ", ".join([f"Return {params[0]}", *words]) + "."
+
+
+def body(rng: random.Random, steps: list[tuple[str, Operand]]) -> str:
+    """One of the right programs for these steps, without its first line."""
+    name, other = rng.sample(TEMPORARIES, 2)
+    current, lines = PARAMS[0], []
+    stored = rng.random() < RETURN_RATE
+    for i, (op, operand) in enumerate(steps):
+        last = i == len(steps) - 1 and not stored
+        form = "{target} {use}\n"
+        if operand.asked != operand.value:
+            form = rng.choices(list(FORMS), list(FORMS.values()))[0]
+        line = form.format(
+            target="return" if last else f"{name} =",
+            use=expression(rng, op, current, operand.value),
+            use_other=expression(rng, op, current, other),
+            other=other,
+            sum=operand.asked,
+            value=operand.value,
+            word=CHAIN_WORDS[op][1].format(operand.value),
+        )
+        lines.append(f"    {line}")
+        current = name
+    return "".join(lines) + (f"    return {name}\n" if stored else "")

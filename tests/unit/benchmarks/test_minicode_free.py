@@ -1,0 +1,120 @@
+"""minicode_free: deterministic, split by content, gold programs right, each written in many ways.
+
+What a docstring asks for is worked out from its text alone, and what a gold program does from its
+lines, without running it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks.embedded import minicode_free
+from dllm_bench.benchmarks.embedded.generated import GeneratedProblem, split_of
+from dllm_bench.benchmarks.embedded.minicode import CHAIN_WORDS
+from scripts.embedded import tokenizer as embedded
+from tests.benchmark_helpers import evalplus_benchmark, foreign, gold, mean
+
+COUNT = 1000
+MAX_NEW_TOKENS = 96
+SUM = re.compile(r"(\d+) ([-+*]) (\d+)")
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[GeneratedProblem]:
+    return list(minicode_free.TASK.problems("test", COUNT))
+
+
+def worked_out(text: str) -> str:
+    """The text with every sum, difference and product of two numbers in place of its value."""
+    values = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+    return SUM.sub(lambda m: str(values[m[2]](int(m[1]), int(m[3]))), text)
+
+
+def asked(problem: GeneratedProblem) -> list[tuple[str, str]]:
+    """Operations and operands of the docstring, worked out."""
+    text = worked_out(problem.prompt.split('"""')[1])
+    found, form = [], 0 if text.startswith("Start") else 1
+    for op, forms in CHAIN_WORDS.items():
+        pattern = forms[form].replace("{0}", r"(\w+)").replace(".", "")
+        found += [(m.start(), op, m[1]) for m in re.finditer(pattern, text)]
+    return [(op, operand) for _, op, operand in sorted(found)]
+
+
+def done(problem: GeneratedProblem) -> list[tuple[str, str]]:
+    """Operations and operands of the gold program, names that stand for numbers filled in."""
+    numbers: dict[str, str] = {}
+    current, steps = "a", []
+    for line in worked_out(problem.continuation).splitlines():
+        found = re.fullmatch(r"    (?:return|(\w) =) (.*)", line)
+        if found is None:
+            assert line.startswith('    """')
+            continue
+        target, value = found.groups()
+        if value.isdigit():
+            numbers[target] = value
+            continue
+        call = re.fullmatch(r"(max|min)\((\w+), (\w+)\)|(\w+) ([-+*%]) (\w+)", value)
+        if call is None:
+            assert value == current
+            continue
+        left, op, right = call[2] or call[4], call[1] or call[5], call[3] or call[6]
+        if right == current and left != current and op in "+*":
+            left, right = right, left
+        assert left == current
+        steps.append((op, numbers.get(right, right)))
+        current = target
+    return steps
+
+
+def test_problems_are_the_same_for_a_seed(problems: list[GeneratedProblem]) -> None:
+    assert list(minicode_free.TASK.problems("test", 50)) == problems[:50]
+    assert list(minicode_free.TASK.problems("test", 50, seed=1)) != problems[:50]
+
+
+def test_splits_share_no_problem(problems: list[GeneratedProblem]) -> None:
+    train = list(minicode_free.TASK.problems("train", COUNT))
+    assert {p.content for p in train}.isdisjoint(p.content for p in problems)
+    assert all(split_of(p.content) == "train" for p in train)
+
+
+def test_gold_programs_do_what_is_asked(problems: list[GeneratedProblem]) -> None:
+    for problem in problems:
+        steps = asked(problem)
+        assert 3 <= len(steps) <= 4
+        assert done(problem) == steps, problem.prompt + problem.continuation
+        stated = re.findall(r"(\d+ [-+*] \d+) = (\d+)", problem.continuation)
+        assert all(worked_out(sum_) == value for sum_, value in stated)
+
+
+def test_one_problem_has_many_right_programs_of_many_lengths() -> None:
+    tokenizer: Any = embedded.build_tokenizer()
+    steps = [
+        ("+", minicode_free.Operand("4 * 6", "24")),
+        ("*", minicode_free.Operand("9 - 2", "7")),
+        ("min", minicode_free.Operand("30 + 12", "42")),
+    ]
+    bodies = {minicode_free.body(random.Random(seed), steps) for seed in range(200)}
+    assert len(bodies) > 150
+    assert len({len(tokenizer(body).input_ids) for body in bodies}) > 20
+
+
+def test_texts_are_words_of_the_first_vocabulary(problems: list[GeneratedProblem]) -> None:
+    tokenizer: Any = embedded.build_tokenizer(first=True)
+    first_word = len(embedded.SPECIALS) + len(embedded.BYTES)
+    for problem in problems:
+        prompt, answer = (tokenizer(t).input_ids for t in (problem.prompt, problem.continuation))
+        assert prompt + answer == tokenizer(problem.prompt + problem.continuation).input_ids
+        assert min(prompt + answer) >= first_word
+        assert len(prompt) <= 64
+        assert len(answer) < MAX_NEW_TOKENS
+
+
+def test_gold_is_right_and_foreign_answers_are_not() -> None:
+    benchmark = evalplus_benchmark("minicode_free", limit=50)
+    texts = gold(benchmark)
+    assert mean(benchmark.score(texts)) == 1
+    assert mean(benchmark.score(foreign(texts))) < 0.1
