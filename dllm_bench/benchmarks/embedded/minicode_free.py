@@ -1,11 +1,11 @@
-"""minicode_free: chains of minicode whose numbers must be worked out, written in many right ways.
+"""minicode_free: chains of minicode whose numbers are worked out, written in many right ways.
 
-A docstring names 3 or 4 steps on the arguments. Most operands are a sum, a difference or a product
-of two numbers, which the body may state worked out (`x + 24`), name first (`y = 24`) or explain in
-a string of its own (`4 * 6 = 24.`). The form of each step, the name of the variable, the order of
-operands and the last line are drawn, with unequal frequencies as in minigsm_free, so that most of
-what a model is unsure of is wording and a guessed number is a wrong program. The content that
-decides the split is the chain, as in minicode.
+A docstring names three steps on the arguments. Most operands are a sum, a difference or a product
+of two numbers. The body works it out in a string of its own (`14 - 1 = 13.`), names it (`y = 14 -
+1`), does both or neither. The form of each step, the name of the variable, the order of operands
+and the last line are drawn, with unequal frequencies as in minigsm_free, so that most of what a
+model is unsure of is wording, and a guessed number is a wrong program. The content that decides the
+split is the chain, as in minicode.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from dllm_bench.benchmarks.embedded.minicode import (
 )
 from dllm_bench.benchmarks.embedded.minigsm import MAX_VALUE, apply_op
 
-STEPS = (3, 4)
+STEPS = 3
 ARGUMENT_RATE = 0.2
 """How often a step's operand is an argument of the function."""
 LARGEST = {"+": 60, "-": 60, "*": 9, "max": 60, "min": 99, "%": 9}
 """Operation of a step -> the largest operand."""
 SMALL_RIGHT = {"+": (1, 20), "-": (1, 20), "*": (2, 5)}
 """Operation between the numbers of an operand -> range of its second number, as in minigsm."""
+PLAIN = "{target} {use}\n"
 FORMS: Mapping[str, int] = {
-    "{target} {use}\n": 36,
-    '""" {sum} = {value}."""\n    {target} {use}\n': 20,
-    "{other} = {sum}\n    {target} {use_other}\n": 14,
-    "{other} = {value}\n    {target} {use_other}\n": 12,
-    '""" {word}."""\n    {target} {use}\n': 10,
-    '""" Then {word}, {sum} = {value}."""\n    {target} {use}\n': 8,
+    '""" {sum} = {value}."""\n    {target} {use}\n': 30,
+    "{other} = {sum}\n    {target} {use_other}\n": 26,
+    '""" {sum} = {value}, {word}."""\n    {target} {use}\n': 12,
+    '""" {sum} = {value}."""\n    {other} = {value}\n    {target} {use_other}\n': 12,
+    '""" {sum}."""\n    {other} = {sum}\n    {target} {use_other}\n': 10,
+    PLAIN: 10,
 }
 """Form of a step -> how often it is drawn; steps on an argument have the first form."""
 RETURN_RATE = 0.35
@@ -72,7 +73,7 @@ TASK = GeneratedTask(
 def _draw(rng: random.Random) -> MinicodeProgram:
     params = PARAMS[: rng.randint(1, 3)]
     steps: list[tuple[str, Operand]] = []
-    for _ in range(rng.randint(*STEPS)):
+    for _ in range(STEPS):
         op = rng.choice([o for o in CHAIN_OPS if not steps or o != steps[-1][0]])
         steps.append((op, _operand(rng, op, params)))
     content = f"free|{len(params)}|" + "|".join(f"{op}{operand.asked}" for op, operand in steps)
@@ -108,7 +109,7 @@ def body(rng: random.Random, steps: list[tuple[str, Operand]]) -> str:
     stored = rng.random() < RETURN_RATE
     for i, (op, operand) in enumerate(steps):
         last = i == len(steps) - 1 and not stored
-        form = "{target} {use}\n"
+        form = PLAIN
         if operand.asked != operand.value:
             form = rng.choices(list(FORMS), list(FORMS.values()))[0]
         line = form.format(
