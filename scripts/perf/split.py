@@ -64,7 +64,10 @@ class TimedModel:
 
 
 def timed(piece: P, watch: Watch, part: str, *methods: str) -> P:
-    """A copy of a piece whose `methods` are timed; whatever else it declares is unchanged."""
+    """A copy of a piece whose `methods` are timed; whatever else it declares is unchanged.
+
+    A method that calls another of them calls the piece's own, so that no time counts twice.
+    """
 
     def on_watch(method: Callable[..., Any]) -> Callable[..., Any]:
         return lambda _, *arguments: watch.on(part, method, *arguments)

@@ -72,12 +72,19 @@ TASK = GeneratedTask(
 
 def _draw(rng: random.Random) -> MinicodeProgram:
     params = PARAMS[: rng.randint(1, 3)]
+    steps = _steps(rng, params)
+    while all(operand.asked == operand.value for _, operand in steps):  # nothing to work out
+        steps = _steps(rng, params)
+    content = f"free|{len(params)}|" + "|".join(f"{op}{operand.asked}" for op, operand in steps)
+    return MinicodeProgram("chain", params, _doc(rng, params, steps), body(rng, steps), content)
+
+
+def _steps(rng: random.Random, params: tuple[str, ...]) -> list[tuple[str, Operand]]:
     steps: list[tuple[str, Operand]] = []
     for _ in range(STEPS):
         op = rng.choice([o for o in CHAIN_OPS if not steps or o != steps[-1][0]])
         steps.append((op, _operand(rng, op, params)))
-    content = f"free|{len(params)}|" + "|".join(f"{op}{operand.asked}" for op, operand in steps)
-    return MinicodeProgram("chain", params, _doc(rng, params, steps), body(rng, steps), content)
+    return steps
 
 
 def _operand(rng: random.Random, op: str, params: tuple[str, ...]) -> Operand:
