@@ -54,6 +54,7 @@ LINES = ((48, 0.6), (64, 0.4))
 PARALLEL: Shares = (("miniparallel", 1.0),)
 STORY: Shares = (("ministory", 0.95), (DRILL, 0.05))
 FREE: Shares = (("minigsm_free", 0.9), (DRILL, 0.1))
+FREE_CODE: Shares = (("minicode_free", 0.9), (DRILL, 0.1))
 """Tasks and drills, each with its share of the rows."""
 
 
@@ -125,7 +126,7 @@ class Recipe:
     @property
     def free_wording(self) -> bool:
         """Whether wording is drawn at random within an answer, so that only numbers are content."""
-        return set(self.tasks) <= {"ministory", "minigsm_free"}
+        return set(self.tasks) <= {"ministory", "minigsm_free", "minicode_free"}
 
     @property
     def first_vocabulary(self) -> bool:
@@ -329,6 +330,46 @@ RECIPES: dict[str, Recipe] = {
             chat=True,
             lora_rank=32,
             seed=34,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-dream-base-code",
+            "dream",
+            (Phase("masked", 2400, 1600, 2e-3, FREE_CODE, STORY_STATES, FREE_ROWS, padding=0.1),),
+            start="tiny-dream-base",
+            seed=41,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-dream-instruct-code",
+            "dream",
+            (Phase("masked", 2400, 1600, 2e-3, FREE_CODE, STORY_STATES, FREE_ROWS, padding=0.1),),
+            start="tiny-dream-instruct",
+            chat=True,
+            seed=42,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-d2f-dream-base-code",
+            "dream",
+            (Phase("rising", 6000, 4200, 3e-3, FREE_CODE, lengths=FREE_ROWS),),
+            start="tiny-dream-base-code",
+            lora_rank=32,
+            seed=43,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-d2f-dream-instruct-code",
+            "dream",
+            (Phase("rising", 6000, 4200, 3e-3, FREE_CODE, lengths=FREE_ROWS),),
+            start="tiny-dream-instruct-code",
+            chat=True,
+            lora_rank=32,
+            seed=44,
             pool_size=60_000,
             batch_tokens=3072,
         ),

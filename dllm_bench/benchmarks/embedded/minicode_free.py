@@ -42,7 +42,7 @@ FORMS: Mapping[str, int] = {
     '""" {sum}."""\n    {other} = {sum}\n    {target} {use_other}\n': 10,
     PLAIN: 10,
 }
-"""Form of a step -> how often it is drawn; steps on an argument have the first form."""
+"""Form of a step -> how often it is drawn; steps on an argument have the form PLAIN."""
 RETURN_RATE = 0.35
 """How often the last step is stored before it is returned."""
 
