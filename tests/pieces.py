@@ -113,10 +113,12 @@ class Table:
         assert 0 <= first <= kv.length and first < last <= tokens_KL.shape[1]
         assert first <= plan.rows[0] < plan.rows[1] <= last + (plan.rows[0] == last)
         kv.begin(plan, tokens_KL.shape[1])
+        nothing_1X1, rule = torch.zeros(1, last, 1), plan.recompute
         if plan.probe is not None:
-            nothing_1X1 = torch.zeros(1, last, 1)
             fed_1F1 = nothing_1X1[:, : plan.fed]
             kv.probes.append(plan.probe(fed_1F1, nothing_1X1, 1.0, None))
+        if rule is not None and rule.also_R is not None:
+            rule.attended(nothing_1X1[:, : len(rule.also_R)], nothing_1X1, 1.0, None)
         kv.hold(plan, tokens_KL[:, first:last, None])
         seen_KV = self.token[tokens_KL[:, :last]].mean(1)
         rows = [torch.arange(*plan.rows), torch.arange(*plan.shadow)]
