@@ -60,7 +60,8 @@ class RowChoice(Protocol):
 
     @property
     def also_R(self) -> Tensor | None:
-        """Rows that every layer computes besides, ascending; None: none."""
+        """Rows (R,) that every layer computes beside those of `spans`, int64 and ascending; None:
+        none."""
 
     def spans(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Two spans of positions, apart from each other: rows that are computed in any case, and

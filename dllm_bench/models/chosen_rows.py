@@ -143,14 +143,15 @@ def _choose_rows(
     always, judged = spans
     if always == (0, store.length):
         return
-    chosen = [torch.arange(*always, device=normed_1XH.device)] if always[0] < always[1] else []
+    chosen = []
     if judged[0] < judged[1]:
         new_1SC = layer.values(normed_1XH[:, slice(*judged)])
         chosen.append(store.judge(rule, judged, new_1SC))
     if rule.also_R is not None:
         chosen.append(rule.also_R)
-    nothing_0 = torch.zeros(0, dtype=torch.long, device=normed_1XH.device)
-    store.rows_R = torch.cat(chosen) if chosen else nothing_0
+    if not chosen or always[0] < always[1]:
+        chosen.insert(0, torch.arange(*always, device=normed_1XH.device))
+    store.rows_R = torch.cat(chosen) if len(chosen) > 1 else chosen[0]
 
 
 def _show_attention(
@@ -169,8 +170,8 @@ def _show_attention(
 
 
 def _bytes_read(store: RowStore, rows: int) -> int:
-    """What a layer takes from the cache: K, V and both outputs of rows that are not computed, and V
-    of those that were chosen by it.
+    """What a layer takes from the cache: K, V and both outputs of rows that are not computed, and
+    the old V of those that were chosen by comparing it with the new one.
     """
     keys, values, outputs = store.kept.keys, store.kept.values, store.kept.outputs
     assert keys is not None

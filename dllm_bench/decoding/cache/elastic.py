@@ -53,9 +53,9 @@ class DriftTest:
     before: tuple[Tensor, Tensor] | None
     """Tracked tokens (N,) and what rows gave them (N, X); None: everything is computed."""
     tracked: list[Tensor] = field(default_factory=list)
-    """Of each layer so far, (0-d)."""
+    """The token that each layer so far tracks from now on, 0-d int64."""
     given: list[Tensor] = field(default_factory=list)
-    """Of each layer so far, (X,)."""
+    """What the rows of each layer so far gave that token, float32 (X,)."""
 
     def __post_init__(self) -> None:
         self._is_whole = self.before is None
