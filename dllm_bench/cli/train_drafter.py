@@ -19,6 +19,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.load import load_model
 from dllm_bench.store import inputs
 from dllm_bench.training import drafters
+from dllm_bench.training.prompts import TASKS
 
 COUNTS = {  # field of the job -> help
     "layers": "layers of the drafter",
@@ -56,6 +57,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, metavar="N")
     parser.add_argument(
+        "--benchmark",
+        dest="benchmarks",
+        action="append",
+        choices=tuple(TASKS),
+        help="take prompts from this benchmark's train split; may be repeated; default: "
+        + ", ".join(drafters.DrafterJob.benchmarks),
+    )
+    parser.add_argument(
         "--temperature", type=float, metavar="T", help="of the target's answers; 0: greedy"
     )
     parser.add_argument(
@@ -88,6 +97,8 @@ def drafter_job(arguments: Namespace) -> drafters.DrafterJob:
     names = {field.name for field in fields(job)} & set(vars(arguments))
     given = {name: getattr(arguments, name) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
+    if "benchmarks" in given:
+        given["benchmarks"] = tuple(given["benchmarks"])
     if "shares" in given:
         ce, l1 = given["shares"]
         given["shares"] = replace(job.shares, ce=ce, l1=l1)

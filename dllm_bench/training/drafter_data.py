@@ -1,7 +1,7 @@
 """Training data of drafters: texts with answers, and the target model's hidden states for them.
 
 The target runs in the same step as the drafter, so hidden states are never stored; only the answers
-it generated are. Texts are prompts of minigsm and minicode (train splits) with the target's own
+it generated are. Texts are prompts of embedded tasks (train splits) with the target's own
 answers, sampled as DeepSpec does or greedy, or with the gold answers. The loss never reads prompt
 tokens; it does read the end token.
 
@@ -28,8 +28,6 @@ from dllm_bench.models.transformer import EMBEDDING_TAP, FULL_ATTENTION, Transfo
 from dllm_bench.store.files import whole_lines
 from dllm_bench.training.progress import Countdown, Report
 from dllm_bench.training.prompts import Pair
-
-TASKS = ("minigsm", "minicode")
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,8 @@ class DrafterJob:
     """Whose answers are learned: the target's own, or the gold ones."""
     temperature: float = 0.7  # DeepSpec, which also truncates (top-p 0.8, top-k 20)
     """Of the target's answers; 0 is greedy."""
+    benchmarks: tuple[str, ...] = ("minigsm", "minicode")
+    """The embedded benchmarks whose train splits give the prompts, in turn."""
     prompts: int = 2000
     max_new_tokens: int = 96
     """Most tokens of an answer."""
@@ -154,7 +156,7 @@ class DrafterJob:
         """The command that trains this drafter; settings its kind has anyway are left out."""
         usual = KINDS[self.kind]
         options = {
-            f.name: getattr(self, f.name)
+            ("benchmark" if f.name == "benchmarks" else f.name): getattr(self, f.name)
             for f in fields(self)
             if getattr(self, f.name) != getattr(usual, f.name)
         }
@@ -188,7 +190,8 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 
 def texts_file(job: DrafterJob, weights: str) -> str:
     """Name of the file with a target's answers; `weights` is the hash of the target's weights."""
-    sampling = f"temperature{job.temperature:g}-seed{job.seed}-{job.max_new_tokens}"
+    asked = "-".join(job.benchmarks)
+    sampling = f"{asked}-temperature{job.temperature:g}-seed{job.seed}-{job.max_new_tokens}"
     return f"texts-{weights[:10]}-{sampling}.jsonl"
 
 
@@ -196,7 +199,7 @@ def texts_of(
     job: DrafterJob, loaded: LoadedModel, chat: bool, file: Path, report: Report = print
 ) -> list[TrainingText]:
     """The texts of a job; the target's own answers are kept in `file`."""
-    pairs = prompts.train_pairs(data.TASKS, job.prompts, job.seed)
+    pairs = prompts.train_pairs(job.benchmarks, job.prompts, job.seed)
     if job.texts == "gold":
         if chat:
             raise DllmBenchError(
@@ -396,8 +399,8 @@ def _data_section(job: DrafterJob) -> str:
     own = f"the target's own answers at temperature {job.temperature:g}"
     answers = {"target": own, "gold": "gold answers"}[job.texts]
     return (
-        f"{job.prompts:,} prompts of the train splits of minigsm and minicode, in turn, with\n"
-        f"{answers}. Target features are computed in the same step."
+        f"{job.prompts:,} prompts of the train splits of {', '.join(job.benchmarks)}, in turn,\n"
+        f"with {answers}. Target features are computed in the same step."
     )
 
 

@@ -343,6 +343,7 @@ def test_what_cannot_be_trained_is_one_sentence(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
     changes: dict[str, Any] = {"lr": 3e-3, "temperature": 0.0, "texts": "gold"}
+    changes["benchmarks"] = ("minigsm_free", "ministory")
     if kind != "eagle3":
         changes["shares"] = replace(KINDS[kind].shares, ce=1.0, l1=0.5)
     asked = job(kind, changes)
@@ -353,10 +354,12 @@ def test_the_command_of_a_card_asks_for_the_same_job(kind: str) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         "train drafter tiny-qwen3 dflash --layers 1 --prompts 12 --steps 2 --texts gold --rows 2"
+        " --benchmark minimath --benchmark ministory"
     )
     out = str(tmp_path / "drafter")
     assert main([*words.split(), "--out", out, "--results", str(tmp_path)]) == 0
     assert f"decoder=dflash decoder.draft.drafter.source={out}" in capsys.readouterr().out
+    assert "minimath, ministory, in turn" in (tmp_path / "drafter" / "CARD.md").read_text()
     facts = TrainedBlockDrafter(out).drafter_config
     assert (facts.slots, facts.feature_layers, facts.rank, facts.confidence) == (
         7,
