@@ -57,8 +57,8 @@ def looked_up(item: Item) -> str:
 
 
 MINI = (
-    "minigsm", "minimath", "miniread", "miniread_count", "minirule", "minirule_choice", "ministory",
-    "miniparallel", "minigsm_free",
+    "minigsm", "minimath", "miniread", "miniread_count", "minirule", "minirule_choice",
+    "minirule_range", "ministory", "miniparallel", "minigsm_free",
 )  # fmt: skip
 GOLD: Mapping[str, Answer] = {
     **dict.fromkeys(MINI, lambda item: " " + item["answer"]),

@@ -44,6 +44,7 @@ TASKS: Mapping[str, GeneratedTask] = {
     "minirule": GeneratedTask(
         "minirule", from_draw(mixture(minirule.draw_free, minirule.draw_choice))
     ),
+    "minirule_range": minirule.RANGE,
     "ministory": ministory.TASK,
     "minigsm_free": minigsm_free.TASK,
     "minicode_free": minicode_free.TASK,

@@ -2,11 +2,13 @@
 
 A rule is a new operation on two numbers, a word that stands for another word, or changes of a list.
 The form "free" asks for the result, as KOR-Bench does; the form "choice" offers four options and
-asks for a letter, as MMLU does (for a list: its first or its last word). The answer works through
-the case, writing before each step what the step applies to, and ends in ``#### X``. An option
-stands before its letter and a word before what replaces it, because models of the embedded size
-continue from what they find in the prompt. Both forms of a case are in one split: the content that
-decides it is the rule and the case.
+asks for a letter, as MMLU does (for a list: its first or its last word). The form "range" asks for
+the letter of the range that a number is in, out of four that are always the same: the letter
+follows from the number. For "choice" it has to be looked up in the prompt, which masked models of
+the embedded size did not learn. The answer works through the case, writing before each step what
+the step applies to, and ends in ``#### X``. An option stands before its letter and a word before
+what replaces it, because models of the embedded size continue from what they find in the prompt.
+All forms of a case are in one split: the content that decides it is the rule and the case.
 """
 
 from __future__ import annotations
@@ -27,6 +29,12 @@ from dllm_bench.benchmarks.embedded.miniread import COLORS
 LETTERS = "ABCD"
 MAX_OPERAND = 20
 """Largest number a new operation is applied to."""
+CONSTANTS, MORE_CONSTANTS = (2, 9), (2, 20)
+"""Smallest and largest constant of an operation; more in the form "range", whose problems would
+otherwise repeat.
+"""
+RANGES = ((0, 24), (25, 49), (50, 74), (75, 99))
+"""First and last number of the ranges that the form "range" offers, one for each letter."""
 LIST_SIZE = (4, 5)
 """Smallest and largest number of words in a list."""
 Words = list[str]
@@ -69,12 +77,27 @@ def draw_choice(rng: random.Random) -> GeneratedProblem:
     return _draw(rng, _choice)
 
 
+def draw_range(rng: random.Random) -> GeneratedProblem:
+    """One problem of the form "range": a new operation, every range as likely as another."""
+    low, high = rng.choice(RANGES)
+    while True:
+        case = _operation(rng, MORE_CONSTANTS)
+        if low <= int(case.result[0]) <= high:
+            return _problem(rng, case, _range)
+
+
 FREE = GeneratedTask("minirule", from_draw(draw_free))
 CHOICE = GeneratedTask("minirule_choice", from_draw(draw_choice))
+RANGE = GeneratedTask("minirule_range", from_draw(draw_range))
 
 
 def _draw(rng: random.Random, ask: Callable[[random.Random, RuleCase], Asked]) -> GeneratedProblem:
-    case = rng.choice((_operation, _words, _changes))(rng)
+    return _problem(rng, rng.choice((_operation, _words, _changes))(rng), ask)
+
+
+def _problem(
+    rng: random.Random, case: RuleCase, ask: Callable[[random.Random, RuleCase], Asked]
+) -> GeneratedProblem:
     question, work, final = ask(rng, case)
     prompt = f"Rule: {case.rule}\nQuestion: {question}\nAnswer:"
     answer = " ".join(work) + f"\n#### {final}"
@@ -96,10 +119,22 @@ def _choice(rng: random.Random, case: RuleCase) -> Asked:
     return question, (*case.work, f"{right} {options[right]}."), options[right]
 
 
-def _operation(rng: random.Random) -> RuleCase:
+def _range(rng: random.Random, case: RuleCase) -> Asked:
+    """The question with the four ranges; the work ends in the letter of the right one."""
+    del rng  # nothing is drawn
+    offered = ", ".join(
+        f"{letter} {low} to {high}" for letter, (low, high) in zip(LETTERS, RANGES, strict=True)
+    )
+    (result,) = case.result
+    places = (i for i, (low, high) in enumerate(RANGES) if low <= int(result) <= high)
+    letter = LETTERS[next(places)]
+    return f"{case.question} {offered}.", (*case.work, f"{result} {letter}."), letter
+
+
+def _operation(rng: random.Random, constants: tuple[int, int] = CONSTANTS) -> RuleCase:
     """A new operation of two steps with a, b and a constant: ``a @ b means ( a * 2 ) + b``."""
     while True:
-        (first, second), constant = rng.sample("ab", 2), rng.randint(2, 9)
+        (first, second), constant = rng.sample("ab", 2), rng.randint(*constants)
         inner_op, outer_op = rng.choice("+-*"), rng.choice("+-*")
         inner, outer = rng.choice(((str(constant), second), (second, str(constant))))
         rule = f"a @ b means ( {first} {inner_op} {inner} ) {outer_op} {outer}."

@@ -64,7 +64,7 @@ GENERATED: Mapping[str, GeneratedTask] = {
     task.name: task
     for task in (
         minigsm.TASK, minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE,
-        ministory.TASK, miniparallel.TASK, minigsm_free.TASK,
+        minirule.RANGE, ministory.TASK, miniparallel.TASK, minigsm_free.TASK,
     )
 }  # fmt: skip
 """Item sets of this project."""

@@ -29,8 +29,11 @@ from tests.tiers import covering
 COUNT = 400
 TASKS: Mapping[str, GeneratedTask] = {
     task.name: task
-    for task in (minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE)
-}
+    for task in (
+        minimath.TASK, miniread.SPAN, miniread.COUNT,
+        minirule.FREE, minirule.CHOICE, minirule.RANGE,
+    )
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +202,22 @@ def test_minirule_applies_its_rule(
         assert final == result
 
 
-def test_every_letter_is_right_as_often(test_items: dict[str, list[GeneratedProblem]]) -> None:
-    finals = [p.fields["final"] for p in test_items["minirule_choice"]]
+def test_a_range_holds_the_result(test_items: dict[str, list[GeneratedProblem]]) -> None:
+    for problem in test_items["minirule_range"]:
+        rule, question, _ = problem.prompt.split("\n")
+        asked, offered = question.removeprefix("Question: ").replace("? ", "?|").split("|")
+        result, final = _result(rule.removeprefix("Rule: "), asked), problem.fields["final"]
+        ranges = dict(option.split(" ", 1) for option in offered.rstrip(".").split(", "))
+        low, high = ranges[final].split(" to ")
+        assert int(low) <= int(result) <= int(high)
+        assert problem.fields["answer"].endswith(f" {result} {final}.\n#### {final}")
+
+
+@pytest.mark.parametrize("name", ["minirule_choice", "minirule_range"])
+def test_every_letter_is_right_as_often(
+    name: str, test_items: dict[str, list[GeneratedProblem]]
+) -> None:
+    finals = [p.fields["final"] for p in test_items[name]]
     assert all(finals.count(letter) > COUNT / 8 for letter in minirule.LETTERS)
 
 

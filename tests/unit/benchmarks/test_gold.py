@@ -38,6 +38,7 @@ CHANCE: Mapping[str, float] = {
     "miniread": 0.18,  # share of questions without an answer
     "miniread_count": 0.23,  # small counts, the most frequent has this share
     "minirule_choice": 0.28,  # four letters, the most frequent has this share
+    "minirule_range": 0.33,
 }
 """Largest score that answers of other items may have by chance; 2 % for tasks not listed."""
 WRONG_GOLD: Mapping[str, Mapping[str, str]] = {
