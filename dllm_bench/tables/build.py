@@ -30,8 +30,6 @@ from dllm_bench.tables.derive import (
     curve_of,
     derived,
     has_curve,
-    is_of_times,
-    unit_of,
 )
 from dllm_bench.tables.plan import (
     CellState,
@@ -251,7 +249,7 @@ def _reported_only_reasons(planned: Sequence[PlannedCell]) -> list[str]:
 
 def build_cell(planned: PlannedCell, profile: Profile) -> BuiltCell:
     """One cell, measured from its runs' records and compared with the reported value."""
-    unit = unit_of(planned.cell.metric)
+    unit = planned.cell.metric.unit
     if planned.run.state is CellState.SETTING:
         return _setting_cell(planned, profile)
     if planned.run.state is not CellState.SEALED:
@@ -373,7 +371,7 @@ def why_incomparable(planned: PlannedCell, profile: Profile) -> str:
     cell = planned.cell
     if profile.embedded:
         return _embedded_run_text(planned)
-    if not is_of_times(cell.metric):
+    if not cell.metric.is_of_times:
         return ""
     records = [run.record for run in planned.runs if run.record]
     devices = ", ".join(sorted({record.devices for record in records}))
@@ -399,7 +397,7 @@ def judge(
 
 
 def _shown_definition(metric: TableMetric) -> ShownDefinition:
-    unit = unit_of(metric)
+    unit = metric.unit
     if metric.setting:
         return ShownDefinition(metric.label, metric.formula, unit, SETTING_TEXT)
     own = SCORE_TEXT if metric.is_score else definitions.definition(metric.definition).text
@@ -427,7 +425,7 @@ def is_loaded(environment: Mapping[str, Any]) -> bool:
 
 def disturbed_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
     """The runs behind numbers of times that began on a busy machine, each once."""
-    timed = distinct_runs(entry for entry in planned if is_of_times(entry.cell.metric))
+    timed = distinct_runs(entry for entry in planned if entry.cell.metric.is_of_times)
     return [run for run in timed if run.record and any(map(is_loaded, run.record.environments))]
 
 

@@ -27,7 +27,6 @@ from dllm_bench.store.inputs import is_served
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, split
 from dllm_bench.store.store import Store, read_record, record_fingerprint
-from dllm_bench.tables.derive import unit_of
 from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Query
@@ -374,6 +373,6 @@ def _entry(kind: str, name: str) -> list[float] | None:
 def _reported_tpf(cell: PlannedCell) -> list[tuple[PlannedRun, float]]:
     """(run, TPF) of a cell for which the paper reports tokens per forward of its own."""
     value = cell.cell.reported.value if cell.cell.reported else None
-    if value and not cell.parts and unit_of(cell.cell.metric) == TPF_UNIT:
+    if value and not cell.parts and cell.cell.metric.unit == TPF_UNIT:
         return [(cell.run, value)]
     return []

@@ -38,8 +38,6 @@ from dllm_bench.tables.spec import CUT, Query, TableMetric
 
 PERCENT = 100
 DIGITS = 9  # of resampled numbers; further digits of float sums differ between processors
-SCORE_UNIT = "%"
-HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
 Key = TypeVar("Key", bound=Hashable)
 N = TypeVar("N", float, Any)  # a number, or an array of numbers, one per resample
 Interval = tuple[float, float]  # low, high
@@ -64,19 +62,6 @@ class ItemSums:
     """What each item adds to the denominator; 0 for an item without the number."""
     passes: tuple[Amount, ...] = ()
     """The same two sums for each pass over the items, of a number that is made of times."""
-
-
-def unit_of(metric: TableMetric) -> str:
-    """The unit of a metric's number."""
-    if metric.over:
-        return "%" if metric.gain else "×"
-    if metric.setting:
-        return ""
-    if metric.area:
-        return f"{SCORE_UNIT} × {definitions.definition(metric.definition).unit}"
-    if metric.is_score:
-        return "points" if metric.minus else SCORE_UNIT
-    return definitions.definition(metric.definition).unit
 
 
 def combine(planned: PlannedCell, leaf: Callable[[PlannedCell], N]) -> N:
@@ -177,11 +162,6 @@ def _area(planned: PlannedCell, numbers: Sequence[N]) -> N:
     return tradeoff.area(points, reduce(np.maximum, numbers[len(names) :]))
 
 
-def is_of_times(metric: TableMetric) -> bool:
-    """True for a number made of measured times, which depends on the machine and its load."""
-    return unit_of(metric.plain) in HARDWARE_UNITS
-
-
 def item_sums(metric: TableMetric, record: RunRecord) -> ItemSums | None:
     """A metric's number as sums over items; None if it is no mean or ratio of sums."""
     spec = record.spec
@@ -198,7 +178,7 @@ def item_sums(metric: TableMetric, record: RunRecord) -> ItemSums | None:
     value, divisor = definition(stats), sum(sums.bottoms)
     if value is None or not divisor or not math.isclose(value, sum(sums.tops) / divisor):
         return None
-    return replace(sums, passes=tuple(passes.values())) if is_of_times(metric) else sums
+    return replace(sums, passes=tuple(passes.values())) if metric.is_of_times else sums
 
 
 def _amounts(definition: MetricDefinition, stats: Sequence[SampleStats]) -> list[Amount]:

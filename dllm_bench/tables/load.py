@@ -133,6 +133,8 @@ def load_profile(name: str) -> Profile:
         default=tuple(plain.get("default", ())),
         instead=instead,
         untrained=plain.get("untrained", {}),
+        passes=tuple(plain.get("passes", {}).get("run", ())),
+        passes_of=tuple(plain.get("passes", {}).get("of", ())),
         remarks=remarks,
     )
 

@@ -153,6 +153,7 @@ def plan(
             return RunSpec.from_config(config, resolve) if resolve else RunSpec.from_config(config)
 
     def run_of(cell: Cell) -> PlannedRun:
+        cell = replace(cell, run=profile.run_of(table.name, cell))
         key = (cell.run, cell.needs, bool(cell.metric.setting))
         if key not in shared:
             run = _planned_run(cell, profile, compose, specify, store, any_machine)

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics import definitions
 
 EMBEDDED = "embedded"  # the default profile: models and tasks that ship with the package
 SCORE = "score"  # name of the definition that stands for the benchmark's own metric
+SCORE_UNIT = "%"
+HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
 WHOLE, CUT = "whole", "cut"  # area under a whole curve, or up to where it loses too much score
 Query = tuple[str, ...]
 """Overrides of the run configuration in Hydra's form, "key=value"."""
@@ -117,6 +120,24 @@ class TableMetric:
     def is_score(self) -> bool:
         """A score is a share of samples, shown in percent; all else is a definition's number."""
         return self.definition == SCORE
+
+    @property
+    def unit(self) -> str:
+        """The unit of its numbers."""
+        if self.over:
+            return "%" if self.gain else "×"
+        if self.setting:
+            return ""
+        if self.area:
+            return f"{SCORE_UNIT} × {definitions.definition(self.definition).unit}"
+        if self.is_score:
+            return "points" if self.minus else SCORE_UNIT
+        return definitions.definition(self.definition).unit
+
+    @property
+    def is_of_times(self) -> bool:
+        """True for a number made of measured times, which depends on the machine and its load."""
+        return self.plain.unit in HARDWARE_UNITS
 
     @property
     def is_compared(self) -> bool:
@@ -367,13 +388,17 @@ class Profile:
     default: Query = ()
     """Overrides for keys that a query leaves open."""
     instead: tuple[tuple[Query, Query], ...] = ()
-    """(overrides that a query contains, overrides in their place), applied before all else: a
-    decoder of this package for a served engine.
+    """(overrides that a query contains, overrides in their place), applied in order and before all
+    else: a decoder of this package for a served engine.
     """
     untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Benchmark -> models that were not trained on its kind of task, whose scores mean nothing."""
     remarks: tuple[RunRemark, ...] = ()
     """Remarks on the cells of some runs."""
+    passes: Query = ()
+    """Overrides of the runs that numbers of times come from: few items, decoded several times."""
+    passes_of: Collection[str] = ()
+    """Tables and figures with such runs; a `*` at the end stands for the rest of a name."""
     limit: int | None = None
     """Items per run, if fewer than the profile's were chosen on the command line."""
 
@@ -391,10 +416,7 @@ class Profile:
         result: dict[str, str | None] = {}
         settings = dict(override.partition("=")[::2] for override in query)
         query = tuple(f"{key}={value}" for key, value in settings.items())
-        for original, replacement in self.instead:
-            if set(original) <= set(query):
-                query = (*replacement, *(o for o in query if o not in original))
-        for override in query:
+        for override in self._here(query):
             key, _, value = override.partition("=")
             result[key] = self._counterpart(key, value)
         given = dict(override.partition("=")[::2] for override in self.default)
@@ -407,10 +429,21 @@ class Profile:
             )
         return tuple(f"{key}={value}" for key, value in result.items() if value is not None)
 
+    def run_of(self, table: str, cell: Cell) -> Query:
+        """The overrides of a cell's run, before they are translated."""
+        fits = (name in (table, f"{table.partition('/')[0]}/*") for name in self.passes_of)
+        return (*cell.run, *self.passes) if cell.metric.is_of_times and any(fits) else cell.run
+
     def switched(self, query: Query) -> Query:
         """The overrides that `instead` gives a query and that were not asked."""
-        pairs = [pair for pair in self.instead if set(pair[0]) <= set(query)]
-        return tuple(o for asked, here in pairs for o in here if o not in asked)
+        return tuple(override for override in self._here(query) if override not in query)
+
+    def _here(self, query: Query) -> Query:
+        """The query after `instead`; each entry applies to what those before it gave."""
+        for asked, here in self.instead:
+            if set(asked) <= set(query):
+                query = (*here, *(override for override in query if override not in asked))
+        return query
 
     def _counterpart(self, key: str, value: str) -> str | None:
         if key not in self.replace:

@@ -20,7 +20,6 @@ from dllm_bench.tables.build import (
     CellVerdict,
 )
 from dllm_bench.tables.cost import cost_in_words
-from dllm_bench.tables.derive import is_of_times
 from dllm_bench.tables.plan import CellState, PlannedCell, PlannedRun, distinct_runs
 from dllm_bench.tables.spec import Cell, FacetValue, Query, TableMetric
 
@@ -361,7 +360,7 @@ def _disturbed_lines(built: BuiltTable) -> list[str]:
 
 def _passes_lines(built: BuiltTable) -> list[str]:
     """What the interval of a number of times is, if a run has several passes over its items."""
-    cells = [cell for cell in built.cells if cell.interval and is_of_times(cell.cell.metric)]
+    cells = [cell for cell in built.cells if cell.interval and cell.cell.metric.is_of_times]
     specs = [run.spec for cell in cells for run in cell.planned.runs if run.spec]
     passes = sorted({spec.repeats for spec in specs} - {1})
     if not passes:

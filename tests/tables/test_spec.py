@@ -171,6 +171,28 @@ def test_a_query_may_stand_for_another() -> None:
         profile.translate(asked[:1])
 
 
+def test_an_entry_applies_to_what_those_before_gave() -> None:
+    first = (("model=beta", "limit=5"), ("model=alpha", "limit=5"))
+    second = (("model=alpha", "seed=1"), ("model=alpha", "seed=2"))
+    profile = replace(TINY, instead=(first, second), set=())
+    asked = ("model=beta", "limit=5", "seed=1")
+    assert profile.translate(asked) == ("model=tiny-alpha", "seed=2", "limit=5")
+    assert profile.switched(asked) == ("model=alpha", "seed=2")
+
+
+def test_numbers_of_times_come_from_runs_of_several_passes() -> None:
+    own = ("limit=10", "benchmark.repeats=5")
+    table = small_table()
+    timed = {m.name for m in table.metrics if m.is_of_times}
+    assert timed
+    assert "score" not in timed
+    for names, fits in (((table.name,), True), (("small/*",), True), (("other/*",), False)):
+        profile = replace(TINY, passes=own, passes_of=names)
+        for cell in table.cells():
+            added = own if fits and cell.metric.name in timed else ()
+            assert profile.run_of(table.name, cell) == (*cell.run, *added)
+
+
 def test_a_model_is_not_asked_what_it_never_saw() -> None:
     profile = replace(TINY, untrained={"miniquiz": ["tiny-alpha"]})
     with pytest.raises(DllmBenchError, match="tiny-alpha was not trained on miniquiz"):
