@@ -12,6 +12,7 @@ E equations, P people, F facts.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -335,10 +336,10 @@ def _run_phase(
         if phase.objective == "edits":
             example = plant_guesses(training, example, rng, forward)
         loss = loss_of(training, effective_weights(training, training.trained), example, forward)
+        losses.append(_finite(loss.item(), training))
         loss.backward()
         optimizer.step(learning_rate_factor(training.step, phase.steps, phase.decay_steps))
         training.step += 1
-        losses.append(loss.item())
         last = training.step == phase.steps
         if training.step % LOG_EVERY == 0 or last:
             point = _log_point(training, phase, optimizer.average, sum(losses) / len(losses))
@@ -348,6 +349,17 @@ def _run_phase(
             training.seconds += time.monotonic() - saved_at
             saved_at = time.monotonic()
             _save(training, optimizer, output.folder)
+
+
+def _finite(loss: float, training: ModelTraining) -> float:
+    """The loss; DllmBenchError if it is no number, since the weights are lost from there on."""
+    if not math.isfinite(loss):
+        raise DllmBenchError(
+            f"The loss of {training.recipe.name} is {loss} at step {training.step}. Try again with "
+            "TORCHDYNAMO_DISABLE=1 (compiled kernels may overflow), or with a lower rate; the "
+            "training goes on from its last saved state."
+        )
+    return loss
 
 
 def _log_point(

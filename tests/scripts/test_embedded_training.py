@@ -86,6 +86,19 @@ def test_two_models_are_not_trained_in_one_folder(tmp_path: Path) -> None:
         training.train("tiny-d2f-dream-base", tmp_path)
 
 
+def test_a_loss_that_is_no_number_ends_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "PROBE_ROWS", 8)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    recipe = replace(RECIPES["tiny-dream-base-free"], pool_size=60, batch_tokens=800)
+    lost = torch.tensor(torch.nan, requires_grad=True)
+    monkeypatch.setattr(training, "loss_of", lambda *_: lost * 1)
+    with pytest.raises(DllmBenchError, match="tiny-dream-base-free is nan at step 0"):
+        training.train(recipe.name, tmp_path / "model", recipe=recipe)
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_wider_vocabulary_and_more_heads_change_nothing_else() -> None:
     source = network.sizes_of_layout("qwen3", len(embedded.first_pieces()))
     weights = network.initial_weights(source, 0, [300])
