@@ -79,6 +79,11 @@ class MetricDefinition:
         each = self.function if isinstance(self.function, EachRatio) else None
         return len(each.used(samples) if each else samples)
 
+    @property
+    def is_of_largest(self) -> bool:
+        """True for the mean of the largest samples alone, which grows with the number of items."""
+        return isinstance(self.function, EachRatio) and self.function.n is not None
+
     def _missing(self, samples: Sequence[SampleStats]) -> str | None:
         """A required column that a sample has no value in."""
         required = [name for name in (self.requires, "seconds" if self.timed else None) if name]

@@ -140,6 +140,11 @@ class TableMetric:
         return self.plain.unit in HARDWARE_UNITS
 
     @property
+    def is_mean_time(self) -> bool:
+        """True for a number of times of all samples, not of the fastest ones alone."""
+        return self.is_of_times and not definitions.definition(self.definition).is_of_largest
+
+    @property
     def is_compared(self) -> bool:
         """True for a ratio or difference of two cells."""
         return bool(self.over or self.minus)
@@ -430,9 +435,11 @@ class Profile:
         return tuple(f"{key}={value}" for key, value in result.items() if value is not None)
 
     def run_of(self, table: str, cell: Cell) -> Query:
-        """The overrides of a cell's run, before they are translated."""
-        fits = (name in (table, f"{table.partition('/')[0]}/*") for name in self.passes_of)
-        return (*cell.run, *self.passes) if cell.metric.is_of_times and any(fits) else cell.run
+        """The overrides of a cell's run, before they are translated. Numbers of the fastest samples
+        stay with the run of all items, on whose number they depend.
+        """
+        fits = any(name in (table, f"{table.partition('/')[0]}/*") for name in self.passes_of)
+        return (*cell.run, *self.passes) if fits and cell.metric.is_mean_time else cell.run
 
     def switched(self, query: Query) -> Query:
         """The overrides that `instead` gives a query and that were not asked."""

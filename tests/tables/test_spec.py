@@ -183,9 +183,7 @@ def test_an_entry_applies_to_what_those_before_gave() -> None:
 def test_numbers_of_times_come_from_runs_of_several_passes() -> None:
     own = ("limit=10", "benchmark.repeats=5")
     table = small_table()
-    timed = {m.name for m in table.metrics if m.is_of_times}
-    assert timed
-    assert "score" not in timed
+    timed = {"tps_avg"}  # the largest speed is one of all items
     for names, fits in (((table.name,), True), (("small/*",), True), (("other/*",), False)):
         profile = replace(TINY, passes=own, passes_of=names)
         for cell in table.cells():
