@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dllm_bench.cli.common import (
@@ -53,6 +53,8 @@ from dllm_bench.tables.render import write
 from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
 PlannedTable = tuple[PaperTable, Profile, list[PlannedCell]]
+RemoveRuns = Callable[[Sequence[Sequence[PlannedCell]]], int]
+"""Removes runs of the planned tables, so that they are made again; gives their number."""
 EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2", "claim": "lopa/tpf_gsm8k"}
 SINGLE_COMMANDS = 3  # printed for missing runs; the rendered table lists all
 
@@ -138,10 +140,15 @@ def check_options(arguments: Namespace) -> None:
 
 
 def plan_and_fill(
-    arguments: Namespace, papers: Sequence[PaperTable], store: Store
+    arguments: Namespace,
+    papers: Sequence[PaperTable],
+    store: Store,
+    remove_unusable: RemoveRuns = lambda planned: 0,
 ) -> tuple[list[PlannedTable], list[str]]:
     """Each table with its profile and plan, after missing runs were made or submitted if asked;
     then an error message for each run that failed.
+
+    remove_unusable: with --run, called first, for sealed runs that have to be made again.
     """
     check_options(arguments)
     profile = load_profile(arguments.profile)
@@ -157,6 +164,8 @@ def plan_and_fill(
     planned = plans()
     settings.save()
     if arguments.retime and remove_disturbed([cell for cells in planned for cell in cells], store):
+        planned = plans()
+    if arguments.run and remove_unusable(planned):
         planned = plans()
     runs = distinct_runs(cell for cells in planned for cell in cells)
     failed = fill(arguments, runs, store)

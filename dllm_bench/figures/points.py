@@ -3,7 +3,8 @@
 A point is a cell of the figure's table with the number that its metric or its run series gives.
 A cell whose run is missing or unavailable becomes a point without a number, with the state of its
 run and the reason, so nothing is dropped silently. Reported points are told apart by their `kind`.
-Some run series need token replays, which runs do not store: `missing_replays` lists them.
+Some run series need token replays, which runs do not store: `missing_replays` lists them. Most need
+samples, which archives of records do not hold: `runs_without_samples` lists such runs.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.figures.run_series import StoredRun, run_series
+from dllm_bench.figures.run_series import (
+    MissingSamplesError,
+    StoredRun,
+    reads_samples,
+    run_series,
+)
 from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall
 from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.runs import token_replay
@@ -21,11 +28,12 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, build, parse_number, setting_text
-from dllm_bench.tables.plan import PlannedCell, distinct_runs
+from dllm_bench.tables.plan import PlannedCell, PlannedRun, distinct_runs
 from dllm_bench.tables.spec import Profile, Query, TableMetric
 
 MEASURED, STATED = "measured", "stated"
 NO_REPLAY = "missing: token replay"
+NO_SAMPLES = "the record is stored without its samples"
 UNDEFINED = "the run's facts do not define these points"
 BY_METRIC = "metric"  # the series are the metrics, not a facet's values
 
@@ -135,15 +143,20 @@ def with_front(points: Sequence[FigurePoint], front: ParetoFront) -> Iterator[Fi
 def missing_replays(
     figure: PaperFigure, planned: Iterable[PlannedCell], store: Store
 ) -> Iterator[tuple[RunSpec, int]]:
-    """Sealed runs without the token replays that a run series needs, and of how many samples."""
-    needed: dict[RunSpec, int] = {}
+    """Sealed runs that have samples, but not the token replays that a run series needs, and of how
+    many samples it needs them.
+    """
+    needed: dict[RunSpec, tuple[int, RunRecord]] = {}
     for entry in planned:
         call, spec = figure.calls.get(entry.cell.metric.name), entry.run.spec
         if call and call.replay_samples and spec and entry.run.record:
-            needed[spec] = max(call.replay_samples, needed.get(spec, 0))
-    for spec, samples in needed.items():
-        if not (store.path(spec) / token_replay.FILE).exists():
-            yield spec, samples
+            known = needed[spec][0] if spec in needed else 0
+            needed[spec] = (max(call.replay_samples, known), entry.run.record)
+    for spec, (samples, record) in needed.items():
+        folder = store.path(spec)
+        if (folder / token_replay.FILE).exists() or StoredRun(record, folder).lacks_samples:
+            continue
+        yield spec, samples
 
 
 def make_replays(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[str]:
@@ -156,6 +169,28 @@ def make_replays(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[s
         except DllmBenchError as error:
             failures.append(f"{spec.folder}: {error}")
     return failures
+
+
+def runs_without_samples(
+    figure: PaperFigure, planned: Iterable[PlannedCell], store: Store
+) -> Iterator[PlannedRun]:
+    """Sealed runs whose samples the figure reads and the store does not have, and which can be made
+    again here, each once.
+    """
+    calls = ((entry, figure.calls.get(entry.cell.metric.name)) for entry in planned)
+    reading = [entry for entry, call in calls if call and reads_samples(call.name)]
+    for run in distinct_runs(entry for entry in reading if entry.run.record):
+        folder = store.root / run.folder
+        stored = run.record and StoredRun(run.record, folder)
+        if stored and stored.lacks_samples and not where_to_repeat(run, folder):
+            yield run
+
+
+def where_to_repeat(run: PlannedRun, folder: Path) -> str:
+    """Where a sealed run has to be made again if it cannot be here; empty if it can."""
+    if not folder.is_dir():  # its record is in an archive, which is read-only
+        return "in another results directory (--results)"
+    return f"on a machine with {run.missing_device}" if run.missing_device else ""
 
 
 def _records(planned: Sequence[PlannedCell]) -> Iterator[RunRecord]:
@@ -229,16 +264,24 @@ class _PointBuilder:
         assert cell.run.record
         run = self.runs[cell.run.record.identity_hash]
         settings = call.settings_for(list(cell.cell.keys.values()))
-        why = NO_REPLAY if call.replay_samples and not run.replays else UNDEFINED
         try:
             points = list(run_series(call.name)(run, settings))
+            why = NO_REPLAY if call.replay_samples and not run.replays else UNDEFINED
+        except MissingSamplesError:
+            points, why = [], self._without_samples(cell.run, run.folder)
         except DllmBenchError as error:
-            points, why = [], str(error)
+            points, why = [], str(error).replace(str(run.folder), cell.run.folder)
         if not points:
             yield replace(blank, reason=why)
         for p in points:
             named = replace(blank, panel=p.panel or blank.panel, series=p.series or blank.series)
             yield replace(named, x=p.x, y=p.y, low=p.low, high=p.high, z=p.z, n=p.n)
+
+    def _without_samples(self, run: PlannedRun, folder: Path) -> str:
+        """That a run has no samples, and the command that makes them."""
+        command = f"dllm-bench figure {self.figure.name} {self.profile.flags} --run"
+        make = " ".join(filter(None, ("to make them", where_to_repeat(run, folder))))
+        return f"{NO_SAMPLES}; {make}: {command}"
 
 
 def _asked(cell: BuiltCell) -> Query:

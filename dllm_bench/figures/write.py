@@ -1,38 +1,82 @@
 """A built figure as files and as lines for the terminal.
 
 The files are `<folder>/<profile>/<paper>/<figure>.{csv,svg,png}`. The csv holds every point, with
-or without a number, so everything in the drawing can be read from it.
+or without a number, so everything in the drawing can be read from it. `why_kept` says whether files
+written earlier have points that would be lost.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from dllm_bench.figures.draw import images
-from dllm_bench.figures.points import NO_REPLAY, STATED, BuiltFigure, FigurePoint
+from dllm_bench.figures.points import (
+    MEASURED,
+    NO_REPLAY,
+    NO_SAMPLES,
+    STATED,
+    BuiltFigure,
+    FigurePoint,
+)
 from dllm_bench.figures.spec import PaperFigure
 from dllm_bench.store.files import write_atomic
 from dllm_bench.tables import view
 from dllm_bench.tables.cost import cost_in_words
+from dllm_bench.tables.plan import CellState
 
 DIGITS = 6
 
 
+def file_of(built: BuiltFigure, folder: Path, form: str) -> Path:
+    """The file with one format of a figure."""
+    return folder / built.built.profile.name / f"{built.figure.name}.{form}"
+
+
 def write(built: BuiltFigure, folder: Path) -> list[Path]:
     """Write all formats, each file atomically; returns their paths."""
-    stem = folder / built.built.profile.name / built.figure.name
-    stem.parent.mkdir(parents=True, exist_ok=True)
     forms = {"csv": as_csv(built).encode(), **images(built)}
-    paths = []
-    for form, content in forms.items():
-        path = stem.with_name(f"{stem.name}.{form}")
+    contents = {file_of(built, folder, form): content for form, content in forms.items()}
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
-        paths.append(path)
-    return paths
+    return list(contents)
+
+
+def why_kept(built: BuiltFigure, folder: Path) -> str:
+    """Why the files of an earlier drawing are to be kept: they have measured points of a run that
+    now gives none, although it is sealed, or has failed when made again. Empty if nothing is lost.
+    """
+    path = file_of(built, folder, "csv")
+    states = (CellState.SEALED, CellState.FAILED)
+    reasons = {p.run: p.reason for p in built.without_number() if p.state in states}
+    drawn = {_line_of(asdict(point)) for point in built.drawn(measured=True)}
+    earlier = [row for row in measured_rows(path) if _line_of(row) not in drawn]
+    lost = {row["run"]: reasons[row["run"]] for row in earlier if row["run"] in reasons}
+    if not lost:
+        return ""
+    why = "; ".join(dict.fromkeys(lost.values()))
+    return (
+        f"{path} was not written again, since it has points of {len(lost)} runs that would be lost "
+        f"({why}); move it away to draw the figure without them."
+    )
+
+
+def measured_rows(path: Path) -> list[dict[str, str]]:
+    """The lines of a figure's csv with a measured number; none without the file."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if row.get("kind") == MEASURED and row.get("y")]
+
+
+def _line_of(point: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the points of one series of a run have in common."""
+    return tuple(point.get(name, "") for name in ("panel", "series", "quantity", "run"))
 
 
 def as_csv(built: BuiltFigure) -> str:
@@ -92,5 +136,8 @@ def lines(built: BuiltFigure) -> Iterator[str]:
     lacking = {point.run for point in built.without_number() if point.reason == NO_REPLAY}
     if lacking:
         yield f"{len(lacking)} runs lack a token replay, which --run records"
+    reasons = {p.run: p.reason for p in built.without_number() if p.reason.startswith(NO_SAMPLES)}
+    for reason in dict.fromkeys(reasons.values()):
+        yield f"{list(reasons.values()).count(reason)} runs: {reason}"
     for run in table.open:
         yield f"open ({run.state}: {run.reason}): {run.command}"

@@ -99,6 +99,12 @@ class PlannedRun:
         return self.state in OPEN
 
     @property
+    def missing_device(self) -> str:
+        """The device that it asks for and this machine does not have, in words; empty if none."""
+        served = is_served(self.config.get("model", {}))
+        return "" if served else missing_device(self.config.get("hardware", {}))
+
+    @property
     def is_for_elsewhere(self) -> bool:
         """True if a machine with the device, weights or data that this one lacks can make it."""
         unavailable = self.state is CellState.UNAVAILABLE and self.short != DO_NOT_FIT
@@ -223,8 +229,7 @@ def _planned_run(
         why = "This machine cannot stand in for it."
         return _unavailable(", ".join(cell.needs), why, without_config)
     hardware = run.config.get("hardware", {})
-    needs_no_device = any_machine or is_served(run.config.get("model", {}))
-    device = "" if needs_no_device else missing_device(hardware)
+    device = "" if any_machine else run.missing_device
     unavailable = _unavailable(device, f"hardware={hardware.get('name')} asks for it.", run)
     if device and not _has_runs_like(run.config, store):
         return unavailable
