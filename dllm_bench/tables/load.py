@@ -120,7 +120,7 @@ def load_profile(name: str) -> Profile:
     if plain["embedded"]:
         for group in OWN_GROUPS.keys() & replace.keys():
             replace[group] = {**available_here(group), **replace[group]}
-    instead = tuple((tuple(e["asked"]), tuple(e["here"])) for e in plain.get("instead", ()))
+    instead = tuple(pair for entry in plain.get("instead", ()) for pair in _instead(entry))
     remarks = tuple(
         RunRemark(mark, entry["text"], entry["benchmark"], tuple(entry["models"]))
         for mark, entry in plain.get("remarks", {}).items()
@@ -137,6 +137,18 @@ def load_profile(name: str) -> Profile:
         passes_of=tuple(plain.get("passes", {}).get("of", ())),
         remarks=remarks,
     )
+
+
+def _instead(entry: Mapping[str, Any]) -> Iterator[tuple[Query, Query]]:
+    """The (asked, here) of an entry of a profile: one, or one for each value of the key in `each`,
+    which maps the value asked to the one here.
+    """
+    asked, here = tuple(entry["asked"]), tuple(entry["here"])
+    if "each" not in entry:
+        yield asked, here
+    for key, values in entry.get("each", {}).items():
+        for value, counterpart in values.items():
+            yield (*asked, f"{key}={value}"), (*here, f"{key}={counterpart}")
 
 
 def available_here(group: str) -> dict[str, str]:

@@ -180,6 +180,15 @@ def test_an_entry_applies_to_what_those_before_gave() -> None:
     assert profile.switched(asked) == ("model=alpha", "seed=2")
 
 
+def test_an_entry_may_hold_for_each_of_several_values() -> None:
+    asked = ("model=llada-instruct", "benchmark=mbpp", "benchmark.max_new_tokens=512")
+    query = load_profile("embedded").translate((*asked, "decoder.schedule.block=64"))
+    chosen = dict(override.split("=", 1) for override in query)
+    assert chosen["model"] == "tiny-llada-free"
+    assert chosen["benchmark"] == "minicode_free"
+    assert (chosen["benchmark.max_new_tokens"], chosen["decoder.schedule.block"]) == ("128", "32")
+
+
 def test_numbers_of_times_come_from_runs_of_several_passes() -> None:
     own = ("limit=10", "benchmark.repeats=5")
     table = small_table()
@@ -249,7 +258,7 @@ def test_a_value_without_counterpart_is_a_sentence() -> None:
 
 
 def test_tables_hold_no_embedded_special_case() -> None:
-    ours = ("caches", "library", "long", "parallel", "revising", "wording")
+    ours = ("caches", "library", "long", "parallel", "revising", "seeds", "wording")
     about_embedded_models = {f"decoders/{name}" for name in ours}
     for name in set(names_of("table")) - about_embedded_models:
         text = (conf_dir() / "table" / f"{name}.yaml").read_text()
