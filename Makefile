@@ -14,6 +14,7 @@ SLURM ?=
 FILL := $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --slurm ,$(SLURM)),--run)
 
 .DEFAULT_GOAL := help
+WORKS := lopa creditdecoding learn2pd dspark
 TABLES := $(subst /,-,$(patsubst conf/table/%.yaml,%,$(wildcard conf/table/*/*.yaml)))
 FIGURES := $(subst /,-,$(patsubst conf/figure/%.yaml,%,$(wildcard conf/figure/*/*.yaml)))
 .PHONY: help venv all table4 $(TABLES) tables $(FIGURES) figures dspark decoders claims report docs perf test test-all lint fmt clean
@@ -23,12 +24,12 @@ help: ## Print this list
 	@echo "  LAUNCHER=slurm SLURM='partition=gpu timeout_min=60' sends what is missing, waits, then renders"
 
 table4: lopa-table4 ## Regenerate LoPA's Table 4 with the embedded models (a few minutes, once)
-decoders: $(filter decoders-%,$(TABLES) $(FIGURES)) ## Compare all decoders on embedded models: tables and trade-offs
+decoders: $(filter decoders-%,$(TABLES) $(FIGURES)) ## Compare all decoders on embedded models: tables and trade-offs (hours)
 
-tables: $(STAMP) ## Regenerate every table with the embedded models; one: make lopa-table1
+tables: $(STAMP) ## Regenerate every table, the project's own included; one: make lopa-table1
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all $(FILL)
 
-figures: $(STAMP) ## Draw every figure with the embedded models; one: make dspark-figure2
+figures: $(STAMP) ## Draw every figure, the project's own included; one: make dspark-figure2
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all $(FILL)
 
 # A table and a figure of one name are one target, which `sort` lists once.
@@ -39,9 +40,10 @@ $(sort $(TABLES) $(FIGURES)): $(STAMP)
 claims: $(STAMP) ## Print what the stored runs say about every published claim; CLAIMS=--run runs what is missing
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench claims $(CLAIMS)
 
-all: $(STAMP) ## Every table and figure from nothing, and the site of them; goes on where it stopped
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all $(FILL)
-	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all $(FILL)
+all: $(STAMP) ## Every table and figure of the four works from nothing, and the site; goes on where it stopped
+	@for work in $(WORKS); do for kind in table figure; do \
+	   OMP_NUM_THREADS=1 $(BIN)/dllm-bench $$kind $$work $(FILL) || exit 1; \
+	 done; done
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench report
 
 dspark: dspark-table1 decoders-speculative $(STAMP) ## All of DSpark: its table, figures, and drafters compared

@@ -34,6 +34,7 @@ PROMPTS = {
     "minimath": "`Problem:\\n{problem}\\n\\nSolution:`; the answer ends in `\\boxed{ N}.`",
     "miniread": "`Passage: {passage}\\nQuestion: {question}\\nAnswer:`; both forms.",
     "minirule": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`, options behind the question.",
+    "minirule_range": "`Rule: {rule}\\nQuestion: {question}\\nAnswer:`; answers end in A to D.",
     "miniparallel": "`Rule: {rule}\\nQuestion: Apply the rule to {words}.\\nAnswer:`.",
     "minigsm_free": "`Question: {question}\\nAnswer:`; the answer begins with a space.",
     "ministory": "`Question: {question}\\nAnswer:`; the answer begins with a space.",

@@ -55,6 +55,14 @@ PARALLEL: Shares = (("miniparallel", 1.0),)
 STORY: Shares = (("ministory", 0.95), (DRILL, 0.05))
 FREE: Shares = (("minigsm_free", 0.9), (DRILL, 0.1))
 FREE_CODE: Shares = (("minicode_free", 0.9), (DRILL, 0.1))
+FREE_BOTH: Shares = (("minigsm_free", 0.5), ("minicode_free", 0.42), (DRILL, 0.08))
+FREE_THREE: Shares = (
+    ("minigsm_free", 0.38), ("minicode_free", 0.32), ("minirule_range", 0.25), (DRILL, 0.05),
+)  # fmt: skip
+OPEN: Shares = (
+    ("minigsm_free", 0.28), ("minicode_free", 0.22), ("ministory", 0.26), ("minimath", 0.20),
+    (DRILL, 0.04),
+)  # fmt: skip
 """Tasks and drills, each with its share of the rows."""
 
 
@@ -126,12 +134,43 @@ class Recipe:
     @property
     def free_wording(self) -> bool:
         """Whether wording is drawn at random within an answer, so that only numbers are content."""
-        return set(self.tasks) <= {"ministory", "minigsm_free", "minicode_free"}
+        return bool({"ministory", "minigsm_free", "minicode_free"} & set(self.tasks))
 
     @property
     def first_vocabulary(self) -> bool:
         """Whether all tasks are minigsm or minicode, the tasks of the first vocabulary."""
         return set(self.tasks) <= {"minigsm", "minicode"}
+
+
+def _fine_tuned(name: str, data: Shares, start: str, seed: int, chat: bool = False) -> Recipe:
+    """A Dream for texts of free wording, from one of fixed wording."""
+    phase = Phase("masked", 2400, 1600, 2e-3, data, STORY_STATES, FREE_ROWS, padding=0.1)
+    return Recipe(
+        name,
+        "dream",
+        (phase,),
+        start=start,
+        chat=chat,
+        seed=seed,
+        pool_size=60_000,
+        batch_tokens=3072,
+    )
+
+
+def _d2f_adapter(name: str, data: Shares, start: str, seed: int, chat: bool = False) -> Recipe:
+    """A D2F adapter on such a Dream."""
+    phase = Phase("rising", 6000, 4200, 3e-3, data, lengths=FREE_ROWS)
+    return Recipe(
+        name,
+        "dream",
+        (phase,),
+        start=start,
+        chat=chat,
+        lora_rank=32,
+        seed=seed,
+        pool_size=60_000,
+        batch_tokens=3072,
+    )
 
 
 RECIPES: dict[str, Recipe] = {
@@ -293,85 +332,41 @@ RECIPES: dict[str, Recipe] = {
             pool_size=60_000,
             batch_tokens=3072,
         ),
+        _fine_tuned("tiny-dream-base-free", FREE, "tiny-dream-base", 31),
+        _fine_tuned("tiny-dream-instruct-free", FREE, "tiny-dream-instruct", 32, chat=True),
+        _d2f_adapter("tiny-d2f-dream-base-free", FREE, "tiny-dream-base-free", 33),
+        _d2f_adapter(
+            "tiny-d2f-dream-instruct-free", FREE, "tiny-dream-instruct-free", 34, chat=True
+        ),
+        _d2f_adapter("tiny-d2f-dream-base-free-2", FREE, "tiny-dream-base-free", 35),
+        _fine_tuned("tiny-dream-base-code", FREE_CODE, "tiny-dream-base", 41),
+        _fine_tuned("tiny-dream-instruct-code", FREE_CODE, "tiny-dream-instruct", 42, chat=True),
+        _d2f_adapter("tiny-d2f-dream-base-code", FREE_CODE, "tiny-dream-base-code", 43),
+        _d2f_adapter(
+            "tiny-d2f-dream-instruct-code", FREE_CODE, "tiny-dream-instruct-code", 44, chat=True
+        ),
         Recipe(
-            "tiny-dream-base-free",
-            "dream",
-            (Phase("masked", 2400, 1600, 2e-3, FREE, STORY_STATES, FREE_ROWS, padding=0.1),),
-            start="tiny-dream-base",
-            seed=31,
+            "tiny-llada-free",
+            "llada",
+            (
+                Phase("masked", 4000, 2600, 2e-3, FREE_BOTH, STORY_STATES, FREE_ROWS, padding=0.1),
+                Phase(
+                    "masked", 1000, 700, 1.5e-3, FREE_THREE, STORY_STATES, FREE_ROWS, padding=0.1
+                ),
+            ),
+            start="tiny-llada",
+            seed=51,
             pool_size=60_000,
             batch_tokens=3072,
         ),
         Recipe(
-            "tiny-dream-instruct-free",
-            "dream",
-            (Phase("masked", 2400, 1600, 2e-3, FREE, STORY_STATES, FREE_ROWS, padding=0.1),),
-            start="tiny-dream-instruct",
-            chat=True,
-            seed=32,
+            "tiny-qwen3-open",
+            "qwen3",
+            (Phase("causal", 3000, 1800, 2.5e-3, OPEN, lengths=STORIES),),
+            start="tiny-qwen3",
+            seed=53,
             pool_size=60_000,
-            batch_tokens=3072,
-        ),
-        Recipe(
-            "tiny-d2f-dream-base-free",
-            "dream",
-            (Phase("rising", 6000, 4200, 3e-3, FREE, lengths=FREE_ROWS),),
-            start="tiny-dream-base-free",
-            lora_rank=32,
-            seed=33,
-            pool_size=60_000,
-            batch_tokens=3072,
-        ),
-        Recipe(
-            "tiny-d2f-dream-instruct-free",
-            "dream",
-            (Phase("rising", 6000, 4200, 3e-3, FREE, lengths=FREE_ROWS),),
-            start="tiny-dream-instruct-free",
-            chat=True,
-            lora_rank=32,
-            seed=34,
-            pool_size=60_000,
-            batch_tokens=3072,
-        ),
-        Recipe(
-            "tiny-dream-base-code",
-            "dream",
-            (Phase("masked", 2400, 1600, 2e-3, FREE_CODE, STORY_STATES, FREE_ROWS, padding=0.1),),
-            start="tiny-dream-base",
-            seed=41,
-            pool_size=60_000,
-            batch_tokens=3072,
-        ),
-        Recipe(
-            "tiny-dream-instruct-code",
-            "dream",
-            (Phase("masked", 2400, 1600, 2e-3, FREE_CODE, STORY_STATES, FREE_ROWS, padding=0.1),),
-            start="tiny-dream-instruct",
-            chat=True,
-            seed=42,
-            pool_size=60_000,
-            batch_tokens=3072,
-        ),
-        Recipe(
-            "tiny-d2f-dream-base-code",
-            "dream",
-            (Phase("rising", 6000, 4200, 3e-3, FREE_CODE, lengths=FREE_ROWS),),
-            start="tiny-dream-base-code",
-            lora_rank=32,
-            seed=43,
-            pool_size=60_000,
-            batch_tokens=3072,
-        ),
-        Recipe(
-            "tiny-d2f-dream-instruct-code",
-            "dream",
-            (Phase("rising", 6000, 4200, 3e-3, FREE_CODE, lengths=FREE_ROWS),),
-            start="tiny-dream-instruct-code",
-            chat=True,
-            lora_rank=32,
-            seed=44,
-            pool_size=60_000,
-            batch_tokens=3072,
+            batch_tokens=4096,
         ),
         Recipe(
             "tiny-d2f-dream-base",
