@@ -110,7 +110,9 @@ def _hashes(planned: PlannedCell) -> list[str]:
 def chosen_sides(claim: Claim, planned: Sequence[PlannedCell]) -> Sides:
     """Both sides of a claim whose runs are sealed. Where settings are chosen, the development half
     of the items decides and the sides hold the test half alone: of a side's settings that lose at
-    most `keep` points against the best score of both sides, the one with the highest metric.
+    most `keep` points against the setting that both sides list (one token per forward), the one
+    with the highest metric. Where they share none, the best score of both sides takes its place; of
+    many settings, the best one has a score above its own true one.
     """
     cells = {
         (entry.cell.metric.definition, tuple(sorted(entry.cell.keys.items()))): entry
@@ -127,13 +129,14 @@ def chosen_sides(claim: Claim, planned: Sequence[PlannedCell]) -> Sides:
     def score(keys: Keys) -> float:
         return value_of(only_half(cell_of(SCORE, keys), DEVELOPMENT))
 
-    least = max(map(score, (*claim.ours, *claim.theirs))) - claim.keep
+    shared = [keys for keys in claim.ours if keys in claim.theirs]
+    least = max(map(score, shared or (*claim.ours, *claim.theirs))) - claim.keep
     chosen = []
     for name, side in (("ours", claim.ours), ("theirs", claim.theirs)):
         kept = [cell_of(claim.metric, keys) for keys in side if score(keys) >= least]
         if not kept:
             raise DllmBenchError(
-                f"No setting of {name} keeps the score within {claim.keep:g} points of the best; "
+                f"No setting of {name} loses at most {claim.keep:g} points; "
                 "give the side a slower one."
             )
         chosen.append(max(kept, key=lambda cell: value_of(only_half(cell, DEVELOPMENT))))

@@ -66,7 +66,9 @@ class Claim:
     smallest: float = 0.0
     """The smallest effect worth seeing: points, or the ratio − 1."""
     keep: float = 0.0
-    """Where settings are chosen: points that a score may be below the best of both sides."""
+    """Where settings are chosen: points that a score may be below that of the setting that both
+    sides list, or below the best of both if they share none.
+    """
     remark: str = ""
     """How the test differs from what was claimed: another quantity, a part of the benchmarks."""
 

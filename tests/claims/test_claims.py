@@ -237,6 +237,23 @@ def test_settings_are_chosen_on_one_half_and_reported_on_the_other() -> None:
     assert judge_claims([one], [planned], "")[0].verdict is ClaimVerdict.CONTRADICTED
 
 
+def test_what_both_sides_list_is_what_scores_are_held_against() -> None:
+    """A setting that is right more often than one token per forward does not raise the bar."""
+    n = 40
+    right = {"one token": 32, "lucky": 40, "fast": 31, "faster but wrong": 20}
+    names = {"ours": ("one token", "fast", "faster but wrong"), "theirs": ("one token", "lucky")}
+    forwards = {"one token": 20, "lucky": 10, "fast": 5, "faster but wrong": 2}
+    listed = {side: tuple({"side": name} for name in own) for side, own in names.items()}
+    one = claim(TPF, **listed, keep=5.0)
+    planned = [
+        cell(name, metric, [float(i < right[name]) for i in range(n)], [forwards[name]] * n)
+        for name in right
+        for metric in one.definitions
+    ]
+    chosen = chosen_sides(one, planned)
+    assert (chosen.ours.cell.keys, chosen.theirs.cell.keys) == ({"side": "fast"}, {"side": "lucky"})
+
+
 def test_the_halves_share_no_item_and_leave_none_out() -> None:
     whole = cell("ours", SCORE, [1.0, 0.0] * 10, [FORWARDS] * 20)
     halves = [only_half(whole, half).run.record for half in (DEVELOPMENT, TEST)]
