@@ -273,7 +273,7 @@ def draw_switches(ax: Axes, panel: Panel) -> None:
     if switches:
         places = sorted({panel.place(point) for point in panel.points})
         words = {x: [s.rpartition(".")[2] for s in text.split()] for x, text in switches.items()}
-        short = [" ".join(words.get(place, ())).replace("=", " ") for place in places]
+        short = ["\n".join(words.get(place, ())).replace("=", " ") for place in places]
         labels = [f"{x:g}\n{text}".strip() for x, text in zip(places, short, strict=True)]
         ax.set_xticks(places, labels)
 

@@ -10,9 +10,11 @@ samples, which archives of records do not hold: `runs_without_samples` lists suc
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mode
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.run_series import (
@@ -28,8 +30,9 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, build, parse_number, setting_text
+from dllm_bench.tables.derive import leaves_of
 from dllm_bench.tables.plan import PlannedCell, PlannedRun, distinct_runs
-from dllm_bench.tables.spec import Profile, Query, TableMetric
+from dllm_bench.tables.spec import Profile, TableMetric
 
 MEASURED, STATED = "measured", "stated"
 NO_REPLAY = "missing: token replay"
@@ -240,9 +243,16 @@ class _PointBuilder:
             state=str(cell.run.state),
             source=" on ".join(chosen[key] for key in ("model", "benchmark") if key in chosen),
             run=" ".join(run.spec.identity_hash for run in cell.runs if run.spec),
-            switched=" ".join(self.profile.switched(_asked(cell))),
+            switched=" ".join(self._switched(cell)),
             at=" ".join(figure.at[name] for name in keys.values() if name in figure.at),
         )
+
+    def _switched(self, cell: BuiltCell) -> Iterator[str]:
+        """Settings in place of those asked; of a mean, in how many of its runs if not in all."""
+        leaves = leaves_of(cell.planned)
+        counts = Counter(o for leaf in leaves for o in self.profile.switched(leaf.cell.run))
+        for override, count in counts.items():
+            yield override if count == len(leaves) else f"{override} ({count}/{len(leaves)})"
 
     def _x(self, cell: BuiltCell) -> float | str | None:
         """Where the cell stands on the x axis."""
@@ -252,7 +262,9 @@ class _PointBuilder:
         if axis.setting:
             configs = [run.config for run in cell.planned.runs if run.config]
             setting = TableMetric("x", "x", setting=axis.setting)
-            return number_or_text(setting_text(configs[0], setting)) if configs else None
+            values = [setting_text(config, setting) for config in configs]
+            most = mode(values) if values else None  # the runs of a mean may differ
+            return number_or_text(most) if most is not None else None
         if axis.facet:
             return number_or_text(self.figure.at.get(keys[axis.facet], keys[axis.facet]))
         return number_or_text(cell.cell.metric.name.partition("@")[2]) or None
@@ -282,14 +294,6 @@ class _PointBuilder:
         command = f"dllm-bench figure {self.figure.name} {self.profile.flags} --run"
         make = " ".join(filter(None, ("to make them", where_to_repeat(run, folder))))
         return f"{NO_SAMPLES}; {make}: {command}"
-
-
-def _asked(cell: BuiltCell) -> Query:
-    """The paper's settings; of a mean's parts the first one's, which differ by benchmark only."""
-    planned = cell.planned
-    while planned.parts:
-        planned = planned.parts[0]
-    return planned.cell.run
 
 
 def reported_points(figure: PaperFigure) -> Iterator[FigurePoint]:

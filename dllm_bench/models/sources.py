@@ -27,6 +27,7 @@ SHIPPED_MODELS = (
     "tiny-d2f-dream-base",
     "tiny-d2f-dream-base-code",
     "tiny-d2f-dream-base-free",
+    "tiny-d2f-dream-base-free-2",
     "tiny-d2f-dream-instruct",
     "tiny-d2f-dream-instruct-code",
     "tiny-d2f-dream-instruct-free",
@@ -41,12 +42,14 @@ SHIPPED_MODELS = (
     "tiny-dream-long",
     "tiny-fast-dllm-v2",
     "tiny-llada",
+    "tiny-llada-free",
     "tiny-llada-long",
     "tiny-llada-moe",
     "tiny-llada-parallel",
     "tiny-llada2",
     "tiny-llada21",
     "tiny-qwen3",
+    "tiny-qwen3-open",
     "tiny-sdar",
 )
 """Models in the package's `assets` folder; scripts/embedded makes them."""

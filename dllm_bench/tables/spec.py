@@ -442,8 +442,11 @@ class Profile:
         return (*cell.run, *self.passes) if fits and cell.metric.is_mean_time else cell.run
 
     def switched(self, query: Query) -> Query:
-        """The overrides that `instead` gives a query and that were not asked."""
-        return tuple(override for override in self._here(query) if override not in query)
+        """The decoder's settings that `instead` gives a query and that were not asked. Model and
+        benchmark, and the weights that follow the model, are named by themselves.
+        """
+        given = (override for override in self._here(query) if override not in query)
+        return tuple(o for o in given if o.startswith("decoder.") and ".source=" not in o)
 
     def _here(self, query: Query) -> Query:
         """The query after `instead`; each entry applies to what those before it gave."""

@@ -173,11 +173,11 @@ def test_a_query_may_stand_for_another() -> None:
 
 def test_an_entry_applies_to_what_those_before_gave() -> None:
     first = (("model=beta", "limit=5"), ("model=alpha", "limit=5"))
-    second = (("model=alpha", "seed=1"), ("model=alpha", "seed=2"))
+    second = (("model=alpha", "decoder.tau=1"), ("model=alpha", "decoder.tau=2"))
     profile = replace(TINY, instead=(first, second), set=())
-    asked = ("model=beta", "limit=5", "seed=1")
-    assert profile.translate(asked) == ("model=tiny-alpha", "seed=2", "limit=5")
-    assert profile.switched(asked) == ("model=alpha", "seed=2")
+    asked = ("model=beta", "limit=5", "decoder.tau=1")
+    assert profile.translate(asked) == ("model=tiny-alpha", "decoder.tau=2", "limit=5")
+    assert profile.switched(asked) == ("decoder.tau=2",)
 
 
 def test_an_entry_may_hold_for_each_of_several_values() -> None:
