@@ -403,7 +403,7 @@ class Profile:
     passes: Query = ()
     """Overrides of the runs that numbers of times come from: few items, decoded several times."""
     passes_of: Collection[str] = ()
-    """Tables and figures with such runs; a `*` at the end stands for the rest of a name."""
+    """Tables and figures with such runs; `PAPER/*` stands for all of a paper."""
     limit: int | None = None
     """Items per run, if fewer than the profile's were chosen on the command line."""
 
