@@ -208,7 +208,9 @@ def test_the_command_of_a_run_is_its_query(tmp_path, monkeypatch) -> None:
 
 
 def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) -> None:
-    """Every eighth run of the plan has the hash that `dllm-bench run` gives to its command."""
+    """Some runs of the plan have the hash that `dllm-bench run` gives to their commands; each
+    setting has one for its score and one of several passes for its speed.
+    """
     from dllm_bench.api.compose import compose
     from dllm_bench.cli.main import main
     from dllm_bench.launch import run_one
@@ -222,11 +224,12 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
     monkeypatch.setattr(run_one, "run", note)
     planned = plan(load_table("lopa/table4"), load_profile("embedded"), compose, Store(tmp_path))
     runs = distinct_runs(planned)
-    assert (len(planned), len(runs)) == (288, 72)
+    assert (len(planned), len(runs)) == (288, 2 * 72)
     assert {run.state for run in runs} == {CellState.MISSING}
-    assert len({run.spec for run in runs}) == 72
+    assert len({run.spec for run in runs}) == 2 * 72
+    assert sorted({run.spec.repeats for run in runs if run.spec}) == [1, 5]
     monkeypatch.chdir(tmp_path)
-    for run in runs[::8]:
+    for run in runs[::17]:  # of both kinds
         made.clear()
         assert main(run.command.split()[1:]) == 0
         assert made == [run.spec]
