@@ -7,7 +7,7 @@ diamonds. Intervals are thin bars. Only places are computed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ NOTE: Mapping[str, Any] = {
     "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
 }
 COUNT_ROW = 0.12  # height of a row of counts on an axis from 0 to 1
+COUNT_APART = 0.055  # least distance of two counts, of an axis from 0 to 1
 NUMBER_SIDES = (0.8, 0.6), (-0.8, 0.6), (0.8, -0.6), (-0.8, -0.6), (0, 1), (0, -1), (1, 0), (-1, 0)
 NUMBER_PLACES = [(round(far * x), round(far * y)) for far in (7, 11, 15) for x, y in NUMBER_SIDES]
 """Where the number of a point may stand, in points of type from it, the best place first."""
@@ -248,6 +249,14 @@ def heat(ax: Axes, panel: Panel) -> None:
     ax.grid(visible=False)
 
 
+def apart(places: Iterable[float], least: float) -> list[float]:
+    """Rising places, each moved to at least `least` behind the one before."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + least) if moved else place)
+    return moved
+
+
 def reliability(ax: Axes, panel: Panel) -> None:
     """Observed against predicted shares, with the diagonal of a calibrated head; below, how many
     outcomes each bin holds, a row per series.
@@ -256,8 +265,9 @@ def reliability(ax: Axes, panel: Panel) -> None:
     lines(ax, panel)
     rows = list(panel.by_series(measured=True))
     for row, (look, points) in enumerate(rows, start=1):
-        for point in points:
-            count = ax.text(panel.place(point), -COUNT_ROW * row, str(point.n))
+        places = apart(map(panel.place, points), COUNT_APART)
+        for place, point in zip(places, points, strict=True):
+            count = ax.text(place, -COUNT_ROW * row, str(point.n))
             count.set(
                 fontsize=5, color=look.colour, ha="center", va="center", rotation=90, clip_on=True
             )

@@ -135,7 +135,7 @@ def test_a_changed_yaml_changes_what_is_rendered(conf: Path, tmp_path: Path) -> 
 
     before = rendered()
     assert rendered() == before
-    file = conf / "benchmark" / "minigsm.yaml"
+    file = conf / "benchmark" / "minigsm_free.yaml"
     file.write_text(file.read_text().replace("strict-match", "flexible-extract", 1))
     forget()
     assert "exact_match,flexible-extract" not in before

@@ -168,7 +168,7 @@ def generations(model: TransformerDenoiser, decoder: object, count: int) -> list
     return made
 
 
-@pytest.mark.parametrize("name", covering(4, list(DECODERS)))
+@pytest.mark.parametrize("name", covering(4, list(DECODERS), often=2))
 def test_a_run_of_60_prompts_has_few_shapes_and_the_same_tokens(name: str, tmp_path: Path) -> None:
     layout, changes = DECODERS[name]
     overrides = [f"decoder.{key}={value}" for key, value in changes.items()]
