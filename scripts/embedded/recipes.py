@@ -145,28 +145,25 @@ class Recipe:
 def _fine_tuned(name: str, data: Shares, start: str, seed: int, chat: bool = False) -> Recipe:
     """A Dream for texts of free wording, from one of fixed wording."""
     phase = Phase("masked", 2400, 1600, 2e-3, data, STORY_STATES, FREE_ROWS, padding=0.1)
-    return Recipe(
-        name,
-        "dream",
-        (phase,),
-        start=start,
-        chat=chat,
-        seed=seed,
-        pool_size=60_000,
-        batch_tokens=3072,
-    )
+    return _of_free_wording(name, phase, start, seed, chat)
 
 
 def _d2f_adapter(name: str, data: Shares, start: str, seed: int, chat: bool = False) -> Recipe:
     """A D2F adapter on such a Dream."""
     phase = Phase("rising", 6000, 4200, 3e-3, data, lengths=FREE_ROWS)
+    return _of_free_wording(name, phase, start, seed, chat, lora_rank=32)
+
+
+def _of_free_wording(
+    name: str, phase: Phase, start: str, seed: int, chat: bool, lora_rank: int = 0
+) -> Recipe:
     return Recipe(
         name,
         "dream",
         (phase,),
         start=start,
         chat=chat,
-        lora_rank=32,
+        lora_rank=lora_rank,
         seed=seed,
         pool_size=60_000,
         batch_tokens=3072,
