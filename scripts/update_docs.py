@@ -27,6 +27,7 @@ from dllm_bench.tables.build import build
 from dllm_bench.tables.load import load_profile, load_table
 from dllm_bench.tables.plan import plan
 from dllm_bench.tables.spec import EMBEDDED
+from dllm_bench.tables.view import DISTURBED
 from scripts.embedded.card import measured
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,8 +50,9 @@ def excerpt(table: str) -> str:
     header, rule, *body = rows
     kept = [header, rule, *(row for row in body if row[SYSTEM] == "NV")]
     hardware = table.split("**Measured on**\n\n")[1].split("\n\n")[0]
-    shown = (f"| {' | '.join(row[column] for column in COLUMNS)} |" for row in kept)
-    return "\n".join(shown) + f"\n\nMeasured on:\n\n{hardware}"
+    shown = "\n".join(f"| {' | '.join(row[column] for column in COLUMNS)} |" for row in kept)
+    notes = (line for line in hardware.splitlines() if DISTURBED not in line or DISTURBED in shown)
+    return f"{shown}\n\nMeasured on:\n\n" + "\n".join(notes)
 
 
 def quote(readme: str, table: str) -> str:

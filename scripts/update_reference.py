@@ -3,19 +3,28 @@
     .venv/bin/python -m scripts.update_reference [RESULTS]
     .venv/bin/python -m scripts.update_docs
 
-The reference holds the sealed records without their samples, packed into `runs.tar.xz`, the tables
-as Markdown and json, and the figures as csv and svg; whatever was in results/reference before is
-removed. RESULTS is results/ by default. Run it after every change of what a run is: weights,
-generated items, decoders, the embedded profile.
+The reference holds the sealed records that a table, a figure or a claim shows, without their
+samples, packed into `runs.tar.xz`, the tables as Markdown and json, and the figures as csv and svg;
+whatever was in results/reference before is removed. RESULTS is results/ by default. Run it after
+every change of what a run is: weights, generated items, decoders, the embedded profile.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import sys
 import tarfile
+from collections.abc import Collection
 from pathlib import Path
+
+from dllm_bench.api.compose import compose
+from dllm_bench.claims.verdict import judge_stored
+from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.store import Store
+from dllm_bench.tables.load import load_profile
+from dllm_bench.tables.spec import EMBEDDED
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -28,9 +37,27 @@ COPIED = (
 )
 
 
-def pack(results: Path, archive: Path) -> int:
-    """Pack the sealed records; equal records give equal bytes. Returns their number."""
-    records = sorted(results.glob(RECORDS))
+def shown_runs(results: Path) -> set[str]:
+    """Hashes of the runs that the written tables and figures name, and that the claims rest on."""
+    tables = results.glob("tables/*/*.json")
+    hashes = {run for table in tables for run in json.loads(table.read_text())["runs"]}
+    for figure in results.glob("figures/embedded/*/*.csv"):
+        hashes |= set(figure.read_text().replace(",", " ").split())
+    settings = SettingsCache(results, compose)
+    judgements = judge_stored(load_profile(EMBEDDED), Store(results / "runs"), settings)
+    runs = (run for one in judgements for run in one.runs)
+    return hashes | {run.record.identity_hash for run in runs if run.record}
+
+
+def pack(results: Path, archive: Path, shown: Collection[str] | None = None) -> int:
+    """Pack the sealed records, or those of the runs `shown`; equal records give equal bytes.
+    Returns their number.
+    """
+    records = [
+        record
+        for record in sorted(results.glob(RECORDS))
+        if shown is None or json.loads(record.read_bytes())["identity_hash"] in shown
+    ]
     with tarfile.open(archive, "w:xz", preset=9) as packed:
         for record in records:
             content = record.read_bytes()
@@ -50,7 +77,7 @@ def replace(results: Path) -> int:
         place = REFERENCE / file.relative_to(results)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
-    records = pack(results, REFERENCE / "runs.tar.xz")
+    records = pack(results, REFERENCE / "runs.tar.xz", shown_runs(results))
     print(f"{records} records packed and {len(files)} files copied to {REFERENCE}")
     return len(files) + 1
 

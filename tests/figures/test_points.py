@@ -9,9 +9,10 @@ import pytest
 
 from dllm_bench.figures.draw import grid, panel_names, series_names
 from dllm_bench.figures.points import BuiltFigure, build_figure
-from dllm_bench.figures.spec import PaperFigure, XAxis, read_figure
+from dllm_bench.figures.spec import PaperFigure, XAxis, load_figure, read_figure
 from dllm_bench.figures.write import as_csv, lines
 from dllm_bench.store.store import Store
+from dllm_bench.tables.load import load_profile
 from tests.figures.builders import planned, record_of, samples_of, store_run
 from tests.tables.builders import TINY, compose, start
 
@@ -127,3 +128,14 @@ def test_one_panel_has_its_quantities_side_by_side(tmp_path, monkeypatch) -> Non
     draw = replace(figure.draw, panels="")
     rows = grid(built(tmp_path, monkeypatch, replace(figure, draw=draw, reported=())))
     assert [[place and place.quantity for place in row] for row in rows] == [["tpf", "steps"]]
+
+
+def test_a_mean_says_in_how_many_of_its_runs_a_setting_was_replaced(tmp_path, monkeypatch) -> None:
+    """Its place on the axis is that of most of them: of five lengths of 256 tokens, two are 96."""
+    figure, profile = load_figure("creditdecoding/figure7"), load_profile("embedded")
+    store = Store(tmp_path)
+    cells = planned(figure, profile, store, compose, monkeypatch)
+    points = build_figure(figure, profile, cells, store).points
+    block = "decoder.schedule.block=32"
+    said = {p.x: p.switched for p in points if p.kind == "measured" and p.state == "missing"}
+    assert said == {32: block, 64: f"{block} (2/5)", 96: block, 128: f"{block} (2/5)"}

@@ -31,6 +31,9 @@ def test_the_readme_quotes_speed_and_score_of_one_section() -> None:
     assert readme.count("S1") == 1
     assert "old" not in readme and "other" not in readme and "more" not in readme
     assert update_docs.quote(readme, table) == readme
+    busy = table.replace("- a CPU\n", "- a CPU\n- † a busy machine\n")
+    assert update_docs.excerpt(busy) == update_docs.excerpt(table), "no number has the mark"
+    assert "busy" in update_docs.excerpt(busy.replace("| 587 |", "| 587† |"))
 
 
 def test_the_decoders_page_has_a_row_of_rule_pieces_and_cases() -> None:

@@ -63,6 +63,8 @@ def test_a_report_of_packed_runs_is_written_elsewhere(
     packed.mkdir()
     pack(tmp_path, packed / PACKED)
     content = (packed / PACKED).read_bytes()
+    hashes = [record.identity_hash for record in Store(tmp_path / "runs").records()]
+    assert pack(tmp_path, tmp_path / "some.tar.xz", hashes[:1]) == 1 < len(hashes)
     monkeypatch.setenv("DLLM_BENCH_RESULTS", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setattr(site_module, "names_of", lambda kind: [])
