@@ -23,7 +23,7 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo "  LAUNCHER=slurm SLURM='partition=gpu timeout_min=60' sends what is missing, waits, then renders"
 
-table4: lopa-table4 ## Regenerate LoPA's Table 4 with the embedded models (a few minutes, once)
+table4: lopa-table4 ## Regenerate LoPA's Table 4 with the embedded models (a quarter of an hour, once)
 decoders: $(filter decoders-%,$(TABLES) $(FIGURES)) ## Compare all decoders on embedded models: tables and trade-offs (hours)
 
 tables: $(STAMP) ## Regenerate every table, the project's own included; one: make lopa-table1
