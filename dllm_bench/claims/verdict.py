@@ -38,7 +38,7 @@ POWER = 0.8
 """Chance to see the smallest effect worth seeing, with the items that are planned."""
 SAME_RUNS = "the profile maps both sides to the same runs."
 COMMAND = "dllm-bench claims"
-SIZES = (120, 250, 500, 1000)
+SIZES = (120, *range(200, 1001, 100))
 """Items of larger runs: claims share them, and the generated tasks have at most 1000."""
 CellsAt = Callable[[Sequence[Claim], int | None], list[list[PlannedCell]]]
 """The planned cells of each claim, with runs of that number of items; None: of the table's."""

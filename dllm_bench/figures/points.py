@@ -248,9 +248,12 @@ class _PointBuilder:
         )
 
     def _switched(self, cell: BuiltCell) -> Iterator[str]:
-        """Settings in place of those asked; of a mean, in how many of its runs if not in all."""
-        leaves = leaves_of(cell.planned)
-        counts = Counter(o for leaf in leaves for o in self.profile.switched(leaf.cell.run))
+        """Settings in place of those asked, but for the x axis'; of a mean, in how many of its
+        runs if not in all.
+        """
+        leaves, on_axis = leaves_of(cell.planned), f"{self.figure.draw.x.setting}="
+        switched = (o for leaf in leaves for o in self.profile.switched(leaf.cell.run))
+        counts = Counter(o for o in switched if not o.startswith(on_axis))
         for override, count in counts.items():
             yield override if count == len(leaves) else f"{override} ({count}/{len(leaves)})"
 

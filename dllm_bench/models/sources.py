@@ -45,6 +45,7 @@ SHIPPED_MODELS = (
     "tiny-llada-free",
     "tiny-llada-long",
     "tiny-llada-moe",
+    "tiny-llada-moe-free",
     "tiny-llada-parallel",
     "tiny-llada2",
     "tiny-llada21",

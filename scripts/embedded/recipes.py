@@ -59,6 +59,10 @@ FREE_BOTH: Shares = (("minigsm_free", 0.5), ("minicode_free", 0.42), (DRILL, 0.0
 FREE_THREE: Shares = (
     ("minigsm_free", 0.38), ("minicode_free", 0.32), ("minirule_range", 0.25), (DRILL, 0.05),
 )  # fmt: skip
+FIXED_AND_FREE: Shares = (
+    ("minigsm_free", 0.25), ("minicode_free", 0.20), ("minirule_range", 0.13), ("minimath", 0.14),
+    ("minicode", 0.08), ("miniread", 0.10), ("minirule", 0.08), (DRILL, 0.02),
+)  # fmt: skip
 OPEN: Shares = (
     ("minigsm_free", 0.28), ("minicode_free", 0.22), ("ministory", 0.26), ("minimath", 0.20),
     (DRILL, 0.04),
@@ -353,6 +357,19 @@ RECIPES: dict[str, Recipe] = {
             ),
             start="tiny-llada",
             seed=51,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-llada-moe-free",
+            "llada_moe",
+            (
+                Phase(
+                    "masked", 2600, 1700, 2e-3, FIXED_AND_FREE, STORY_STATES, FREE_ROWS, padding=0.1
+                ),
+            ),
+            start="tiny-llada-free",
+            seed=13,
             pool_size=60_000,
             batch_tokens=3072,
         ),

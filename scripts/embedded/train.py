@@ -377,16 +377,18 @@ def _log_point(
 def probe(training: ModelTraining, phase: Phase, trained: network.Weights, task: str) -> float:
     """Share of content tokens predicted right from the text to their left (test split).
 
-    One random content token of each probe row; it and everything to its right is masked. Attention
-    is that of the phase's objective.
+    One random content token of each probe row (of any kind, if its answer has none); it and
+    everything to its right is masked. Attention is that of the phase's objective.
     """
     batch, shift = training.probes[task], training.recipe.shift
     offset_BL = torch.arange(batch.ids_BL.shape[1])[None] - batch.prompt_B[:, None]
-    hard_BL = training.vocabulary.hard_V[batch.ids_BL] & (offset_BL >= 0)
+    answer_BL = offset_BL >= 0
+    hard_BL = training.vocabulary.hard_V[batch.ids_BL] & answer_BL
+    hard_BL = torch.where(hard_BL.any(-1, keepdim=True), hard_BL, answer_BL)
     generator = torch.Generator().manual_seed(training.step)
     chosen_B = torch.multinomial(hard_BL.float(), 1, generator=generator)[:, 0]
     position_L = torch.arange(batch.ids_BL.shape[1])
-    hidden_BL = (position_L[None] >= chosen_B[:, None]) & (offset_BL >= 0)
+    hidden_BL = (position_L[None] >= chosen_B[:, None]) & answer_BL
     inputs_BL = batch.ids_BL.masked_fill(hidden_BL, training.vocabulary.mask_id)
     size = 1 if phase.objective == "causal" else phase.block
     bias = objectives.causal_mask(len(position_L), size) if size else None

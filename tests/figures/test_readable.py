@@ -267,11 +267,9 @@ def test_a_curve_ends_where_the_profile_changes_a_setting(tmp_path, monkeypatch)
 
 def test_a_profile_says_what_it_switched() -> None:
     profile = load_profile("embedded")
-    asked = {"decoder.schedule.block=64", "decoder=credit"}
-    assert profile.switched((*asked, "benchmark.max_new_tokens=512")) == (
-        "decoder.schedule.block=32",
-    )
-    assert profile.switched((*asked, "benchmark.max_new_tokens=256")) == ()
+    asked = ("model=llada-instruct", "decoder=credit", "decoder.schedule.block=32")
+    assert profile.switched((*asked, "decoder/stop=eos_token")) == ("decoder.schedule.block=8",)
+    assert profile.switched(asked) == ()
 
 
 def test_bins_of_a_reliability_diagram_show_their_counts(tmp_path, monkeypatch) -> None:

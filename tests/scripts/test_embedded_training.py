@@ -323,7 +323,15 @@ def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float
 @pytest.mark.parametrize(
     "name",
     covering(
-        4, ["tiny-trunk-five", "tiny-llada", "tiny-fast-dllm-v2", "tiny-sdar", "tiny-llada-long"]
+        4,
+        [
+            "tiny-trunk-five",
+            "tiny-llada",
+            "tiny-fast-dllm-v2",
+            "tiny-sdar",
+            "tiny-llada-long",
+            "tiny-llada-moe",
+        ],
     ),
 )
 def test_a_step_of_a_recipe_lowers_its_loss(

@@ -186,7 +186,7 @@ def test_an_entry_may_hold_for_each_of_several_values() -> None:
     chosen = dict(override.split("=", 1) for override in query)
     assert chosen["model"] == "tiny-llada-free"
     assert chosen["benchmark"] == "minicode_free"
-    assert (chosen["benchmark.max_new_tokens"], chosen["decoder.schedule.block"]) == ("128", "32")
+    assert (chosen["benchmark.max_new_tokens"], chosen["decoder.schedule.block"]) == ("128", "16")
 
 
 def test_numbers_of_times_come_from_runs_of_several_passes() -> None:
