@@ -2,10 +2,10 @@
 
     .venv/bin/python -m scripts.update_docs [RESULTS_OF_THE_CARDS]
 
-The README quotes one section of the committed Table 4 and where it was measured; docs/findings.md
-has the verdicts of the committed results and the prose of dllm_bench/claims; docs/decoders.md lists
-the decoders of conf/decoder; a card quotes the sealed runs of its model found in the given results
-directory (cards are left alone without one).
+The README quotes one section of the committed Table 4 and where it was measured, and what the
+verdicts rest on; docs/findings.md has these and the prose of dllm_bench/claims; docs/decoders.md
+lists the decoders of conf/decoder; a card quotes the sealed runs of its model found in the given
+results directory (cards are left alone without one).
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dllm_bench.api.compose import compose
-from dllm_bench.claims.findings import findings, markdown, tables_needed
+from dllm_bench.claims.findings import (
+    Findings,
+    findings,
+    markdown,
+    statement_lines,
+    tables_needed,
+)
 from dllm_bench.claims.verdict import Judgement, judge_stored
 from dllm_bench.paths import assets_dir, conf_dir, options
 from dllm_bench.registry import TARGET, find, name_of
@@ -37,6 +43,7 @@ FINDINGS = ROOT / "docs" / "findings.md"
 MODEL, SECTION = "## D2F-Dream-Instruct", "### GSM8K 4-shot"
 SYSTEM, COLUMNS = 1, (0, 2, 3, 4, 7, 8, 11)  # of the rendered section: BP, τ, mean TPS and score
 BEGIN, END = "<!-- table4:begin -->", "<!-- table4:end -->"
+STATED, STATED_END = "<!-- evidence:begin -->", "<!-- evidence:end -->"
 LISTED, LIST_END = "<!-- library:begin -->", "<!-- library:end -->"
 USUAL = {"explore": "greedy", "revise": "none", "stop": "filled", "cache": "none"}  # not listed
 GOLDEN = Path(os.environ.get("DLLM_BENCH_GOLDEN", ROOT.parent / "shared" / "golden"))
@@ -115,16 +122,25 @@ def recorded(golden: Sequence[str]) -> str:
     return str(sum(len(golden) == 1 or case["method"] in golden for case in cases))
 
 
-def findings_page(judgements: Sequence[Judgement] | None = None) -> str:
-    """docs/findings.md, from the committed records and what they say about the claims."""
+def stored_findings(judgements: Sequence[Judgement] | None = None) -> Findings:
+    """The findings, from the committed records and what they say about the claims."""
     profile, store = load_profile(EMBEDDED), Store(REFERENCE / "runs")
     settings = SettingsCache(REFERENCE, compose)
     given = (profile, settings.compose, store, False, settings.resolve)
     needed = [load_table(name) for name in tables_needed()]
     tables = {table.name: build(table, profile, plan(table, *given)) for table in needed}
     judgements = judgements or judge_stored(profile, store, settings)
-    found = findings(judgements, tables, " --results results/reference")
+    return findings(judgements, tables, " --results results/reference")
+
+
+def findings_page(found: Findings) -> str:
+    """docs/findings.md."""
     return markdown(found, lambda table: f"../results/reference/tables/{table}.md")
+
+
+def with_evidence(readme: str, found: Findings) -> str:
+    """The README with what the verdicts rest on between its markers."""
+    return between(readme, STATED, "\n".join(statement_lines(found)), STATED_END)
 
 
 def update_cards(results: Path) -> None:
@@ -138,10 +154,11 @@ def update_cards(results: Path) -> None:
 
 
 if __name__ == "__main__":
+    found = stored_findings()
     readme = ROOT / "README.md"
-    readme.write_text(quote(readme.read_text(), TABLE.read_text()))
+    readme.write_text(with_evidence(quote(readme.read_text(), TABLE.read_text()), found))
     page = ROOT / "docs" / "decoders.md"
     page.write_text(between(page.read_text(), LISTED, library(), LIST_END))
-    FINDINGS.write_text(findings_page())
+    FINDINGS.write_text(findings_page(found))
     if len(sys.argv) > 1:
         update_cards(Path(sys.argv[1]))

@@ -192,6 +192,13 @@ def markdown(found: Findings, link: Callable[[str], str]) -> str:
     return "\n".join(_lines(found, link)).rstrip() + "\n"
 
 
+def statement_lines(found: Findings) -> Iterator[str]:
+    """Compute, power, contamination and the verdicts, a paragraph each."""
+    for title, text in found.statements:
+        yield from (f"**{title}.** {text}", "")
+    yield f"**Verdicts.** {found.summary}."
+
+
 def _lines(found: Findings, link: Callable[[str], str]) -> Iterator[str]:
     yield "# Findings"
     yield ""
@@ -199,9 +206,7 @@ def _lines(found: Findings, link: Callable[[str], str]) -> Iterator[str]:
     yield ""
     for text in found.limits:
         yield from (text, "")
-    for title, text in found.statements:
-        yield from (f"**{title}.** {text}", "")
-    yield from (f"**Verdicts.** {found.summary}.", "")
+    yield from (*statement_lines(found), "")
     yield from (f"- *{verdict}*: {text}" for verdict, text in VERDICTS.items())
     yield from ("", TESTS, "")
     for paper in found.papers:

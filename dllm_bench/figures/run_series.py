@@ -205,8 +205,10 @@ def one_sample(run: StoredRun, settings: Settings) -> list[ReplayedSample]:
 
 
 def chosen_positions(settings: Settings, length: int) -> list[int]:
-    """The positions that the setting `at` gives as shares of the text's length."""
-    return [min(round(share * length), length - 1) for share in settings["at"]]
+    """Indices of the positions that the setting `at` gives as shares of the text's length. Papers
+    count from 1: position 128 of 256 is the last of its block.
+    """
+    return [max(round(share * length), 1) - 1 for share in settings["at"]]
 
 
 def first_right_and_committed(run: StoredRun, settings: Settings) -> Iterator[SeriesPoint]:

@@ -95,7 +95,8 @@ class TableBlock:
     @property
     def measured_on(self) -> str:
         """Model and benchmark of the measured columns."""
-        return " on ".join(self.here) or "not run here"
+        runs = any(run.query for row in self.rows for run in row.runs)
+        return " on ".join(self.here) or ("several models" if runs else "not run here")
 
     @property
     def title(self) -> str:

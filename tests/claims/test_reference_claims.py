@@ -19,7 +19,7 @@ from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile
 from dllm_bench.tables.plan import PlannedCell
-from scripts.update_docs import findings_page
+from scripts.update_docs import findings_page, stored_findings, with_evidence
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 pytestmark = [
@@ -136,11 +136,11 @@ def test_every_testable_claim_has_a_verdict_or_a_reason() -> None:
 
 
 @here
-def test_the_findings_page_is_what_the_records_give() -> None:
-    page = REFERENCE.parents[1] / "docs" / "findings.md"
-    assert page.read_text(encoding="utf-8") == findings_page(judgements()), (
-        "run scripts.update_docs"
-    )
+def test_the_findings_page_and_the_readme_say_what_the_records_give() -> None:
+    found, root = stored_findings(judgements()), REFERENCE.parents[1]
+    page, readme = root / "docs" / "findings.md", (root / "README.md").read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == findings_page(found), "run scripts.update_docs"
+    assert readme == with_evidence(readme, found), "run scripts.update_docs"
 
 
 @here

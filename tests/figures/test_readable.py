@@ -268,7 +268,9 @@ def test_a_curve_ends_where_the_profile_changes_a_setting(tmp_path, monkeypatch)
 def test_a_profile_says_what_it_switched() -> None:
     profile = load_profile("embedded")
     asked = ("model=llada-instruct", "decoder=credit", "decoder.schedule.block=32")
-    assert profile.switched((*asked, "decoder/stop=eos_token")) == ("decoder.schedule.block=8",)
+    assert profile.switched((*asked, "decoder.schedule.short=false")) == (
+        "decoder.schedule.block=8",
+    )
     assert profile.switched(asked) == ()
 
 

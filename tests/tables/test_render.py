@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -23,7 +24,7 @@ from dllm_bench.tables.load import load_table
 from dllm_bench.tables.plan import distinct_runs
 from dllm_bench.tables.render import RENDERERS, render, write
 from dllm_bench.tables.render_tex import escape
-from dllm_bench.tables.view import SHOWN_HASH, number
+from dllm_bench.tables.view import SHOWN_HASH, blocks, number
 from tests.tables.builders import FULL, GOLDEN, TINY, derived, every_state, nothing_reported
 
 BUILT = {
@@ -113,6 +114,12 @@ def test_markdown_columns_name_model_and_benchmark(built) -> None:
     assert r"Avg TPS<br>Alpha\_7B<br>Quiz 4-shot<br>(reported)" in heads[0]
     tables = [line for line in lines if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {3 + 3 + 3 + 1 + 1}
+
+
+def test_a_block_of_several_models_does_not_say_that_nothing_ran(tmp_path, monkeypatch) -> None:
+    shown = blocks(derived(tmp_path, FULL, monkeypatch))
+    assert {replace(block, here=()).measured_on for block in shown[:3]} == {"several models"}
+    assert {block.measured_on for block in shown[3:]} == {"not run here"}
 
 
 def test_markdown_shows_why_a_cell_is_empty(tmp_path, monkeypatch) -> None:
