@@ -146,11 +146,12 @@ def _power(judgements: Sequence[Judgement]) -> str:
     open_claims = [one for one in testable if one.verdict is ClaimVerdict.NOT_SETTLED]
     needed = [one.needed for one in open_claims if one.needed]
     items = sorted({one.items for one in testable})
-    more = f" They need {median(needed):.0f} items a run in the median." if needed else ""
+    more = f" The others need {median(needed):.0f} items a run in the median." if needed else ""
     return (
-        f"Runs have {', '.join(map(str, items)) or 'no'} items. {len(open_claims)} of "
-        f"{len(testable)} tested claims are not settled by them.{more} Items are planned for 80 % "
-        "power at the level that Holm's correction gives the strictest test of all claims."
+        f"Runs have {', '.join(map(str, items)) or 'no'} items. They settle "
+        f"{len(testable) - len(open_claims)} of {len(testable)} tested claims.{more} Items are "
+        "planned for 80 % power at the level that Holm's correction gives the strictest test of "
+        "all claims."
     )
 
 

@@ -251,7 +251,10 @@ def _verdict_of_equality(claim: Claim, tests: PValues) -> tuple[ClaimVerdict, st
     if tests.supports < 1 - LEVEL:
         return ClaimVerdict.CONFIRMED, f"a difference of {margin} or more is excluded."
     if tests.refutes < 1 - LEVEL:
-        return ClaimVerdict.CONTRADICTED, f"there is a loss, and it is not within {margin}."
+        return (
+            ClaimVerdict.CONTRADICTED,
+            f"there is a loss, and nothing shows that it is within {margin}.",
+        )
     if tests.no_loss < 1 - LEVEL:
         return ClaimVerdict.DIRECTION_ONLY, f"a loss of {margin} is excluded, a gain is not."
     return ClaimVerdict.NOT_SETTLED, f"neither a loss of {margin} nor equality is excluded."

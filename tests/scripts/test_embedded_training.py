@@ -330,7 +330,7 @@ def test_of_a_canvas_every_token_counts_once_and_padding_as_asked(padding: float
             "tiny-fast-dllm-v2",
             "tiny-sdar",
             "tiny-llada-long",
-            "tiny-llada-moe",
+            "tiny-llada-moe-free",
         ],
     ),
 )
