@@ -252,7 +252,9 @@ class _PointBuilder:
         runs if not in all.
         """
         leaves, on_axis = leaves_of(cell.planned), f"{self.figure.draw.x.setting}="
-        switched = (o for leaf in leaves for o in self.profile.switched(leaf.cell.run))
+        switched = (
+            o for leaf in leaves for o in self.profile.switched(self.figure.name, leaf.cell)
+        )
         counts = Counter(o for o in switched if not o.startswith(on_axis))
         for override, count in counts.items():
             yield override if count == len(leaves) else f"{override} ({count}/{len(leaves)})"

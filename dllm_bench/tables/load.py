@@ -28,6 +28,7 @@ from dllm_bench.tables.spec import (
     CUT,
     WHOLE,
     FacetValue,
+    Instead,
     Note,
     PaperTable,
     Profile,
@@ -120,7 +121,7 @@ def load_profile(name: str) -> Profile:
     if plain["embedded"]:
         for group in OWN_GROUPS.keys() & replace.keys():
             replace[group] = {**available_here(group), **replace[group]}
-    instead = tuple(pair for entry in plain.get("instead", ()) for pair in _instead(entry))
+    instead = tuple(one for entry in plain.get("instead", ()) for one in _instead(entry))
     remarks = tuple(
         RunRemark(mark, entry["text"], entry["benchmark"], tuple(entry["models"]))
         for mark, entry in plain.get("remarks", {}).items()
@@ -139,16 +140,16 @@ def load_profile(name: str) -> Profile:
     )
 
 
-def _instead(entry: Mapping[str, Any]) -> Iterator[tuple[Query, Query]]:
-    """The (asked, here) of an entry of a profile: one, or one for each value of the key in `each`,
+def _instead(entry: Mapping[str, Any]) -> Iterator[Instead]:
+    """What an entry of a profile replaces: one thing, or one for each value of the key in `each`,
     which maps the value asked to the one here.
     """
-    asked, here = tuple(entry["asked"]), tuple(entry["here"])
+    asked, here, of = (tuple(entry.get(key, ())) for key in ("asked", "here", "of"))
     if "each" not in entry:
-        yield asked, here
+        yield Instead(asked, here, of)
     for key, values in entry.get("each", {}).items():
         for value, counterpart in values.items():
-            yield (*asked, f"{key}={value}"), (*here, f"{key}={counterpart}")
+            yield Instead((*asked, f"{key}={value}"), (*here, f"{key}={counterpart}"), of)
 
 
 def available_here(group: str) -> dict[str, str]:

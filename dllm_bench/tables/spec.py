@@ -374,6 +374,24 @@ class RunRemark:
 
 
 @dataclass(frozen=True)
+class Instead:
+    """What a profile runs in place of what some queries ask."""
+
+    asked: Query
+    """Overrides that a query contains."""
+    here: Query
+    """Overrides in their place."""
+    of: Collection[str] = ()
+    """The tables and figures it is for; empty: all."""
+
+    def applied(self, query: Query) -> Query:
+        """The query with its overrides replaced, or as it is where it does not contain them."""
+        if not set(self.asked) <= set(query):
+            return query
+        return (*self.here, *(override for override in query if override not in self.asked))
+
+
+@dataclass(frozen=True)
 class Profile:
     """How the paper's query of a run becomes the query of what is run here."""
 
@@ -392,9 +410,9 @@ class Profile:
     """Overrides that replace those of the same key or follow the others."""
     default: Query = ()
     """Overrides for keys that a query leaves open."""
-    instead: tuple[tuple[Query, Query], ...] = ()
-    """(overrides that a query contains, overrides in their place), applied in order and before all
-    else: a decoder of this package for a served engine.
+    instead: tuple[Instead, ...] = ()
+    """Applied in order and before all else, those of some tables first: a decoder of this package
+    for a served engine.
     """
     untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Benchmark -> models that were not trained on its kind of task, whose scores mean nothing."""
@@ -419,9 +437,7 @@ class Profile:
     def translate(self, query: Query) -> Query:
         """The query of this profile; the last override of a key wins, at the key's first place."""
         result: dict[str, str | None] = {}
-        settings = dict(override.partition("=")[::2] for override in query)
-        query = tuple(f"{key}={value}" for key, value in settings.items())
-        for override in self._here(query):
+        for override in self._here(last_of_each_key(query)):
             key, _, value = override.partition("=")
             result[key] = self._counterpart(key, value)
         given = dict(override.partition("=")[::2] for override in self.default)
@@ -435,24 +451,32 @@ class Profile:
         return tuple(f"{key}={value}" for key, value in result.items() if value is not None)
 
     def run_of(self, table: str, cell: Cell) -> Query:
-        """The overrides of a cell's run, before they are translated. Numbers of the fastest samples
-        stay with the run of all items, on whose number they depend.
+        """The overrides of a cell's run, before they are translated: what `instead` has for this
+        table, and its passes. Numbers of the fastest samples stay with the run of all items, on
+        whose number they depend.
         """
-        fits = any(name in (table, f"{table.partition('/')[0]}/*") for name in self.passes_of)
-        return (*cell.run, *self.passes) if fits and cell.metric.is_mean_time else cell.run
+        query = last_of_each_key(cell.run)
+        for entry in self.instead:
+            if entry.of and is_among(table, entry.of):
+                query = entry.applied(query)
+        timed = is_among(table, self.passes_of) and cell.metric.is_mean_time
+        return (*query, *self.passes) if timed else query
 
-    def switched(self, query: Query) -> Query:
-        """The decoder's settings that `instead` gives a query and that were not asked. Model and
-        benchmark, and the weights that follow the model, are named by themselves.
+    def switched(self, table: str, cell: Cell) -> Query:
+        """The decoder's settings that `instead` gives a cell's run and that were not asked. Model
+        and benchmark, and the weights that follow the model, are named by themselves.
         """
-        given = (override for override in self._here(query) if override not in query)
+        here = self._here(self.run_of(table, cell))
+        given = (override for override in here if override not in cell.run)
         return tuple(o for o in given if o.startswith("decoder.") and ".source=" not in o)
 
     def _here(self, query: Query) -> Query:
-        """The query after `instead`; each entry applies to what those before it gave."""
-        for asked, here in self.instead:
-            if set(asked) <= set(query):
-                query = (*here, *(override for override in query if override not in asked))
+        """The query after what `instead` has for all tables; each entry applies to what those
+        before it gave.
+        """
+        for entry in self.instead:
+            if not entry.of:
+                query = entry.applied(query)
         return query
 
     def _counterpart(self, key: str, value: str) -> str | None:
@@ -467,3 +491,14 @@ class Profile:
             f"Profile {self.name!r} has no counterpart of {key}={value}; add one to "
             f"conf/profile/{self.name}.yaml or choose another profile."
         )
+
+
+def last_of_each_key(query: Query) -> Query:
+    """A query without the overrides that later ones of the same key replace."""
+    settings = dict(override.partition("=")[::2] for override in query)
+    return tuple(f"{key}={value}" for key, value in settings.items())
+
+
+def is_among(table: str, names: Collection[str]) -> bool:
+    """Whether a table or figure is one of these; `PAPER/*` stands for all of a paper."""
+    return table in names or f"{table.partition('/')[0]}/*" in names

@@ -13,6 +13,7 @@ from dllm_bench.figures.spec import PaperFigure, XAxis, load_figure, read_figure
 from dllm_bench.figures.write import as_csv, lines
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile
+from dllm_bench.tables.spec import Instead
 from tests.figures.builders import planned, record_of, samples_of, store_run
 from tests.tables.builders import TINY, compose, start
 
@@ -137,7 +138,7 @@ def test_a_mean_says_in_how_many_of_its_runs_a_setting_was_replaced(tmp_path, mo
     figure, profile = load_figure("creditdecoding/figure7"), load_profile("embedded")
     block = "decoder.schedule.block=8"
     asked = ("model=tiny-llada-free", "decoder.schedule.block=64")
-    instead = (*profile.instead, (asked, (asked[0], block)))
+    instead = (*profile.instead, Instead(asked, (asked[0], block)))
     profile, store = replace(profile, instead=instead), Store(tmp_path)
     cells = planned(figure, profile, store, compose, monkeypatch)
 

@@ -266,12 +266,10 @@ def test_a_curve_ends_where_the_profile_changes_a_setting(tmp_path, monkeypatch)
 
 
 def test_a_profile_says_what_it_switched() -> None:
-    profile = load_profile("embedded")
-    asked = ("model=llada-instruct", "decoder=credit", "decoder.schedule.block=32")
-    assert profile.switched((*asked, "decoder.schedule.short=false")) == (
-        "decoder.schedule.block=8",
-    )
-    assert profile.switched(asked) == ()
+    profile, figure = load_profile("embedded"), load_figure("creditdecoding/figure10")
+    cell = next(c for c in figure.table.cells() if "decoder.schedule.block=32" in c.run)
+    assert profile.switched(figure.name, cell) == ("decoder.schedule.block=8",)
+    assert profile.switched("creditdecoding/figure7", cell) == ()
 
 
 def test_bins_of_a_reliability_diagram_show_their_counts(tmp_path, monkeypatch) -> None:

@@ -13,7 +13,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.definitions import definition
 from dllm_bench.paths import CONFIG_DIR, conf_dir
 from dllm_bench.tables.load import REPORTED_TABLES, load_profile, load_table, names_of, read_yaml
-from dllm_bench.tables.spec import Profile
+from dllm_bench.tables.spec import Cell, Instead, Profile, Query
 from tests.tables.builders import TINY, own_table, run_cells, small_table
 
 TABLE4 = "lopa/table4"
@@ -164,20 +164,36 @@ def test_settings_of_a_profile_win_and_keep_the_place_of_their_key() -> None:
 
 def test_a_query_may_stand_for_another() -> None:
     asked = ("model=served", "model.engine=fast")
-    profile = replace(TINY, instead=((asked, ("model=alpha", "decoder=ar")),))
+    profile = replace(TINY, instead=(Instead(asked, ("model=alpha", "decoder=ar")),))
     here = ("model=tiny-alpha", "decoder=ar", "seed=1", *TINY.set)
     assert profile.translate((*asked, "seed=1")) == here
     with pytest.raises(DllmBenchError, match="no counterpart of model=served"):
         profile.translate(asked[:1])
 
 
+def cell_of(run: Query) -> Cell:
+    """A cell with this run."""
+    return replace(next(iter(small_table().cells())), run=run)
+
+
 def test_an_entry_applies_to_what_those_before_gave() -> None:
-    first = (("model=beta", "limit=5"), ("model=alpha", "limit=5"))
-    second = (("model=alpha", "decoder.tau=1"), ("model=alpha", "decoder.tau=2"))
+    first = Instead(("model=beta", "limit=5"), ("model=alpha", "limit=5"))
+    second = Instead(("model=alpha", "decoder.tau=1"), ("model=alpha", "decoder.tau=2"))
     profile = replace(TINY, instead=(first, second), set=())
     asked = ("model=beta", "limit=5", "decoder.tau=1")
     assert profile.translate(asked) == ("model=tiny-alpha", "decoder.tau=2", "limit=5")
-    assert profile.switched(asked) == ("decoder.tau=2",)
+    assert profile.switched("p/t1", cell_of(asked)) == ("decoder.tau=2",)
+
+
+def test_an_entry_may_be_for_some_tables() -> None:
+    entry = Instead(("decoder.tau=1",), ("decoder.tau=2",), of=("p/t1", "q/*"))
+    profile = replace(TINY, instead=(entry,))
+    cell = cell_of(("decoder.tau=3", "decoder.tau=1"))
+    assert profile.run_of("p/t1", cell) == profile.run_of("q/any", cell) == ("decoder.tau=2",)
+    assert profile.run_of("p/t2", cell) == ("decoder.tau=1",)
+    assert profile.switched("p/t1", cell) == ("decoder.tau=2",)
+    assert profile.switched("p/t2", cell) == ()
+    assert "decoder.tau=1" in profile.translate(cell.run)
 
 
 def test_an_entry_may_hold_for_each_of_several_values() -> None:
@@ -228,7 +244,7 @@ def test_an_own_table_says_how_many_items_it_needs() -> None:
 
 def test_what_is_replaced_together_is_found_by_the_last_value_of_each_key() -> None:
     asked = ("model=alpha", "benchmark=quiz")
-    profile = replace(TINY, instead=((asked, ("model=alpha", "decoder=ar")),))
+    profile = replace(TINY, instead=(Instead(asked, ("model=alpha", "decoder=ar")),))
     assert "decoder=ar" in profile.translate(("model=other", "benchmark=quiz", "model=alpha"))
 
 
