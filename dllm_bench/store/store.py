@@ -85,7 +85,9 @@ class Store:
     root: Path
 
     def path(self, spec: RunSpec) -> Path:
-        """The run's folder: the one that has its hash, else the one it would get."""
+        """The run's folder: the one that has its hash, else the one it would get. DllmBenchError if
+        two have it: copied from elsewhere, or renamed.
+        """
         folder = Path(self.root) / spec.folder
         known = self._with_hash(folder.parent, spec.short)
         return known or self._with_hash(folder.parent, spec.former_short) or folder
@@ -93,6 +95,11 @@ class Store:
     def _with_hash(self, parent: Path, short: str) -> Path | None:
         """The run folder in `parent` whose name ends with a hash, on disk or in the archive."""
         on_disk = sorted(parent.glob(f"*-{short}")) if parent.is_dir() else []
+        if len(on_disk) > 1:
+            names = " and ".join(folder.name for folder in on_disk)
+            raise DllmBenchError(
+                f"In {parent}, {names} are folders of one run; move all but one of them away."
+            )
         archived = _archived(Path(self.root)).by_hash.get(short)
         return next(iter(on_disk), None) or (Path(self.root) / archived if archived else None)
 
@@ -148,6 +155,8 @@ class Store:
             for folder in self.folders():
                 if hash_in_name(folder).startswith(prefix[:SHOWN]):
                     read_entry(folder)  # raises: it says what is damaged
+        for entry in entries if prefix else ():
+            self.path(entry.spec)  # raises where it has two folders
         if len(entries) != 1 or not prefix:
             raise DllmBenchError(
                 f"{len(entries)} runs below {self.root} have a hash that begins with {prefix!r}; "

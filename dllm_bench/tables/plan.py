@@ -267,8 +267,9 @@ def _without_spec(error: DllmBenchError, run: PlannedRun) -> PlannedRun:
 
 def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
     """The run with the state that it has in the store."""
-    folder = store.path(spec).relative_to(store.root).as_posix()
+    folder = spec.folder
     try:
+        folder = store.path(spec).relative_to(store.root).as_posix()
         record = store.record(spec)
         entry = None if record else store.entry(spec)
     except DllmBenchError as error:

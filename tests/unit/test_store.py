@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from dllm_bench.store import files, provenance
 from dllm_bench.store.files import Appender, Lock, whole_lines, write_atomic
 from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
 from dllm_bench.store.store import LOCK, RECORD, SAMPLES, SPEC, RunState, Store, read_samples
+from dllm_bench.tables.plan import CellState, look_up
 from tests.resume import fakes
 
 SPEC_5 = fakes.spec(5)
@@ -179,6 +181,23 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(DllmBenchError, match="belongs to run"), store.open(other):
         pass  # the lock was let go
+
+
+def test_one_run_in_two_folders_is_refused(tmp_path: Path) -> None:
+    """As copying runs between results folders makes them; neither is read in place of the other."""
+    store, record = made(tmp_path)
+    folder = store.path(SPEC_5)
+    shutil.copytree(folder, folder.with_name(f"copy-{SPEC_5.short}"))
+    for asked in (
+        lambda: store.record(SPEC_5),
+        lambda: store.find(record.identity_hash[:6]),
+        lambda: run(SPEC_5, store=store, deps=fakes.deps()),
+    ):
+        with pytest.raises(DllmBenchError, match=f"copy-{SPEC_5.short}.* are folders of one run"):
+            asked()
+    planned = look_up((), SPEC_5, store)
+    assert planned.state is CellState.FAILED
+    assert "folders of one run" in planned.reason
 
 
 def test_a_write_that_dies_leaves_the_old_file(
