@@ -78,7 +78,7 @@ def run(arguments: Namespace) -> int:
     config = compose([f"model={arguments.model}", *arguments.settings])
     model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
     folder = training_folder(arguments) / "drafters"
-    name = f"{arguments.model}-{arguments.drafter}-layers{job.layers}"
+    name = f"{model['name']}-{arguments.drafter}-layers{job.layers}"
     out = arguments.out or folder / name
     spec = inputs.model_spec(model)
     loaded = load_model(spec)

@@ -78,7 +78,7 @@ def run(arguments: Namespace) -> int:
     folder = training_folder(arguments)
     if arguments.collect_only:
         return print_lines([f"written: {filters.collect(job, model, folder / 'traces')}"])
-    out = arguments.out or folder / "filters" / job.name(arguments.model)
+    out = arguments.out or folder / "filters" / job.name(str(model["name"]))
     if arguments.source:
         hashes = inputs.model_hashes(model)
         weights, tokenizer = hashes["weights"], hashes.get("tokenizer", "")

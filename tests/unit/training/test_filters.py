@@ -16,6 +16,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.decoding.select.filter import Filter
 from dllm_bench.decoding.select.oracle import Oracle
 from dllm_bench.models.filters import LearnedFilter
+from dllm_bench.paths import assets_dir
 from dllm_bench.training import filters as training
 from dllm_bench.training import prompts, traces
 from dllm_bench.training.filters import FilterJob
@@ -336,6 +337,15 @@ def test_a_card_names_the_command_it_was_made_with(
     main([*written.removeprefix("dllm-bench ").split(), "--results", str(tmp_path)])
     assert made[0] == made[1]
     assert len(written.split()) == 4 + len(arguments)
+
+
+def test_a_filter_of_a_folder_has_the_folders_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(training, "train", lambda job, model, out, folder: made.append(out))
+    main(["train", "filter", str(assets_dir() / "tiny-llada"), "--results", str(tmp_path)])
+    assert made == [tmp_path / "training" / "filters" / "tiny-llada-block32"]
 
 
 @pytest.mark.parametrize(
