@@ -38,7 +38,7 @@ from dllm_bench.tables.plan import (
     distinct_runs,
     missing_trained_files,
 )
-from dllm_bench.tables.spec import Cell, Note, PaperTable, Profile, TableMetric
+from dllm_bench.tables.spec import Cell, PaperTable, Profile, TableMetric
 
 SCORE_TEXT = "samples the benchmark's own metric grades as right, in percent of all samples."
 AREA_TEXT = (
@@ -150,7 +150,7 @@ class BuiltTable:
     """A table ready to be rendered; nothing in it depends on when or where it was built."""
 
     table: PaperTable
-    """The table, with the profile's remarks among its notes."""
+    """The table."""
     profile: Profile
     """The profile."""
     cells: tuple[BuiltCell, ...]
@@ -199,14 +199,13 @@ def build(
     """The table with every number that the sealed records give. Costs are estimated from the runs
     `measured`, by default the table's own.
     """
-    planned = [_with_remarks(entry, profile) for entry in planned]
     runs = distinct_runs(planned)
     records = [run.record for run in runs if run.record]
     costs = CostModel(planned, measured or MeasuredRuns.of(records))
     unavailable = [run for run in runs if run.state is CellState.UNAVAILABLE]
     shows_costs = any(run.open for run in runs) or any(run.config for run in unavailable)
     return BuiltTable(
-        table=replace(table, notes=(*table.notes, *_remarks(planned, profile))),
+        table=table,
         profile=profile,
         cells=tuple(build_cell(entry, profile) for entry in planned),
         definitions=tuple(_shown_definition(metric) for metric in table.metrics),
@@ -224,18 +223,6 @@ def build(
         unavailable_costs=tuple(costs.estimate(run) for run in unavailable if run.config),
         check=costs.measured.check if shows_costs else None,
     )
-
-
-def _with_remarks(planned: PlannedCell, profile: Profile) -> PlannedCell:
-    """The cell with the marks of the profile's remarks on its runs."""
-    marks = [r.name for r in profile.remarks if any(r.holds(run.query) for run in planned.runs)]
-    return replace(planned, cell=replace(planned.cell, notes=(*planned.cell.notes, *marks)))
-
-
-def _remarks(planned: Sequence[PlannedCell], profile: Profile) -> list[Note]:
-    """The profile's remarks on these cells."""
-    marks = {mark for entry in planned for mark in entry.cell.notes}
-    return [Note({}, r.name, r.text) for r in profile.remarks if r.name in marks]
 
 
 def _reported_only_reasons(planned: Sequence[PlannedCell]) -> list[str]:

@@ -35,7 +35,6 @@ from dllm_bench.tables.spec import (
     Query,
     ReportedValue,
     Rule,
-    RunRemark,
     TableMetric,
 )
 
@@ -122,10 +121,6 @@ def load_profile(name: str) -> Profile:
         for group in OWN_GROUPS.keys() & replace.keys():
             replace[group] = {**available_here(group), **replace[group]}
     instead = tuple(one for entry in plain.get("instead", ()) for one in _instead(entry))
-    remarks = tuple(
-        RunRemark(mark, entry["text"], entry["benchmark"], tuple(entry["models"]))
-        for mark, entry in plain.get("remarks", {}).items()
-    )
     return Profile(
         name=name,
         embedded=bool(plain["embedded"]),
@@ -136,7 +131,6 @@ def load_profile(name: str) -> Profile:
         untrained=plain.get("untrained", {}),
         passes=tuple(plain.get("passes", {}).get("run", ())),
         passes_of=tuple(plain.get("passes", {}).get("of", ())),
-        remarks=remarks,
     )
 
 

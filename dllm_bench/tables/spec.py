@@ -355,25 +355,6 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
-class RunRemark:
-    """A profile's remark on the cells of some runs."""
-
-    name: str
-    """The mark shown at the cells."""
-    text: str
-    """The remark."""
-    benchmark: str
-    """Benchmark of the runs."""
-    models: tuple[str, ...]
-    """Models of the runs."""
-
-    def holds(self, query: Query) -> bool:
-        """True for a run of this query; of overrides of one key the last one counts."""
-        settings = dict(override.partition("=")[::2] for override in query)
-        return settings.get("benchmark") == self.benchmark and settings.get("model") in self.models
-
-
-@dataclass(frozen=True)
 class Instead:
     """What a profile runs in place of what some queries ask."""
 
@@ -416,8 +397,6 @@ class Profile:
     """
     untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Benchmark -> models that were not trained on its kind of task, whose scores mean nothing."""
-    remarks: tuple[RunRemark, ...] = ()
-    """Remarks on the cells of some runs."""
     passes: Query = ()
     """Overrides of the runs that numbers of times come from: few items, decoded several times."""
     passes_of: Collection[str] = ()

@@ -8,7 +8,9 @@ and masks in the same order. Batches hold a fixed number of tokens.
 diffusion models learn faster from it. "tiny-qwen3" is the autoregressive target of the speculative
 decoders. Models of all five tasks start from "tiny-trunk-five" or "tiny-trunk-qwen3", which learned
 autoregressively to look things up in a text: masked diffusion alone takes too long for that.
-Mixtures of experts start from dense models.
+Mixtures of experts start from dense models. "tiny-llada2-fixed", of tasks of fixed wording, does
+not ship either: "tiny-llada2" and "tiny-llada21" start from it; nor does "tiny-llada-free-2"
+(docs/models.md).
 """
 
 from __future__ import annotations
@@ -158,6 +160,23 @@ def _d2f_adapter(name: str, data: Shares, start: str, seed: int, chat: bool = Fa
     return _of_free_wording(name, phase, start, seed, chat, lora_rank=32)
 
 
+def _free_llada(name: str, seed: int) -> Recipe:
+    """A LLaDA for texts of free wording and a choice, from the one of fixed wording."""
+    phases = (
+        Phase("masked", 4000, 2600, 2e-3, FREE_BOTH, STORY_STATES, FREE_ROWS, padding=0.1),
+        Phase("masked", 1000, 700, 1.5e-3, FREE_THREE, STORY_STATES, FREE_ROWS, padding=0.1),
+    )
+    return Recipe(
+        name,
+        "llada",
+        phases,
+        start="tiny-llada",
+        seed=seed,
+        pool_size=60_000,
+        batch_tokens=3072,
+    )
+
+
 def _of_free_wording(
     name: str, phase: Phase, start: str, seed: int, chat: bool, lora_rank: int = 0
 ) -> Recipe:
@@ -240,6 +259,26 @@ RECIPES: dict[str, Recipe] = {
             "tiny-llada2",
             "llada2",
             (
+                Phase(
+                    "blocks",
+                    1800,
+                    1100,
+                    2e-3,
+                    FIXED_AND_FREE,
+                    lengths=FREE_ROWS,
+                    block=32,
+                    padding=0.1,
+                ),
+            ),
+            start="tiny-llada2-fixed",
+            seed=56,
+            pool_size=60_000,
+            batch_tokens=3072,
+        ),
+        Recipe(
+            "tiny-llada2-fixed",
+            "llada2",
+            (
                 Phase("blocks", 2000, 1200, 2.5e-3, WEAK, lengths=BLOCKWISE, block=32, padding=0.1),
                 Phase("blocks", 2400, 1600, 2e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),
                 Phase("blocks", 2400, 1600, 2e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),
@@ -253,7 +292,7 @@ RECIPES: dict[str, Recipe] = {
             "tiny-llada21",
             "llada2",
             (Phase("edits", 400, 200, 1.5e-3, SUMS, lengths=BLOCKWISE, block=32, padding=0.1),),
-            start="tiny-llada2",
+            start="tiny-llada2-fixed",
             seed=24,
             pool_size=60_000,
             batch_tokens=2048,
@@ -346,20 +385,8 @@ RECIPES: dict[str, Recipe] = {
         _d2f_adapter(
             "tiny-d2f-dream-instruct-code", FREE_CODE, "tiny-dream-instruct-code", 44, chat=True
         ),
-        Recipe(
-            "tiny-llada-free",
-            "llada",
-            (
-                Phase("masked", 4000, 2600, 2e-3, FREE_BOTH, STORY_STATES, FREE_ROWS, padding=0.1),
-                Phase(
-                    "masked", 1000, 700, 1.5e-3, FREE_THREE, STORY_STATES, FREE_ROWS, padding=0.1
-                ),
-            ),
-            start="tiny-llada",
-            seed=51,
-            pool_size=60_000,
-            batch_tokens=3072,
-        ),
+        _free_llada("tiny-llada-free", 51),
+        _free_llada("tiny-llada-free-2", 55),
         Recipe(
             "tiny-llada-moe-free",
             "llada_moe",

@@ -12,7 +12,6 @@ from dllm_bench.metrics.accuracy import wilson
 from dllm_bench.store.store import Store
 from dllm_bench.tables.build import BuiltCell, BuiltTable, CellVerdict, build
 from dllm_bench.tables.plan import CellState
-from dllm_bench.tables.spec import RunRemark
 from dllm_bench.tables.view import footer, measured_text
 from tests.tables.builders import (
     ENVIRONMENT,
@@ -130,23 +129,6 @@ def test_an_embedded_number_is_never_compared(tmp_path, monkeypatch) -> None:
     assert {c.verdict for c in measured} == {CellVerdict.NOT_COMPARABLE}
     assert all(c.delta is None for c in measured)
     assert measured[0].why == "embedded model tiny-alpha on miniquiz"
-
-
-def test_what_a_profile_has_to_say_of_a_run_stands_at_its_cells(tmp_path, monkeypatch) -> None:
-    remark = RunRemark("E1", "Only a few of these are known.", "miniquiz", ("tiny-alpha",))
-    plain, built = (
-        every_state(tmp_path / name, replace(TINY, remarks=remarks), monkeypatch)
-        for name, remarks in (("plain", ()), ("said", (remark,)))
-    )
-    told = [c.cell.keys["benchmark"] for c in built.cells if "E1" in c.cell.notes]
-    assert told == [c.cell.keys["benchmark"] for c in built.cells if _asks(c, "quiz")]
-    assert [note.text for note in built.table.notes if note.name == "E1"] == [remark.text]
-    assert not any("E1" in c.cell.notes for c in plain.cells)
-    assert all(note.name != "E1" for note in plain.table.notes)
-
-
-def _asks(cell: BuiltCell, benchmark: str) -> bool:
-    return cell.run.query != () and cell.cell.keys["benchmark"] == benchmark
 
 
 def test_an_empty_cell_carries_its_reason(tmp_path, monkeypatch) -> None:
