@@ -150,7 +150,7 @@ class BuiltTable:
     """A table ready to be rendered; nothing in it depends on when or where it was built."""
 
     table: PaperTable
-    """The table."""
+    """Its layout, runs and reported values."""
     profile: Profile
     """The profile."""
     cells: tuple[BuiltCell, ...]

@@ -356,14 +356,14 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Instead:
-    """What a profile runs in place of what some queries ask."""
+    """Overrides that a profile puts in place of others."""
 
     asked: Query
     """Overrides that a query contains."""
     here: Query
     """Overrides in their place."""
     of: Collection[str] = ()
-    """The tables and figures it is for; empty: all."""
+    """The tables and figures it is for, `PAPER/*` for all of a paper; empty: all."""
 
     def applied(self, query: Query) -> Query:
         """The query with its overrides replaced, or as it is where it does not contain them."""
@@ -392,9 +392,7 @@ class Profile:
     default: Query = ()
     """Overrides for keys that a query leaves open."""
     instead: tuple[Instead, ...] = ()
-    """Applied in order and before all else, those of some tables first: a decoder of this package
-    for a served engine.
-    """
+    """Applied in order, before all else; entries for some tables come before those for all."""
     untrained: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Benchmark -> models that were not trained on its kind of task, whose scores mean nothing."""
     passes: Query = ()

@@ -70,7 +70,8 @@ def measured(card: str, records: Sequence[RunRecord]) -> str:
     """The card with its last section rebuilt from sealed runs of its model."""
     head = card[: card.index(MEASURED) + len(MEASURED)]
     rows = sorted(_row(record) for record in records)
-    note = MEASURED_NOTE.format(tokens=records[0].spec.benchmark["max_new_tokens"])
+    lengths = sorted({record.spec.benchmark["max_new_tokens"] for record in records})
+    note = MEASURED_NOTE.format(tokens=" or ".join(map(str, lengths)))
     titles = ("task", "decoder", "settings", "n", "score %", "tpf/emitted", "run")
     parts = [note, cards.table(titles, rows)]
     if gains := sorted(_gains(records)):

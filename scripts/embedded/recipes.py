@@ -8,9 +8,9 @@ and masks in the same order. Batches hold a fixed number of tokens.
 diffusion models learn faster from it. "tiny-qwen3" is the autoregressive target of the speculative
 decoders. Models of all five tasks start from "tiny-trunk-five" or "tiny-trunk-qwen3", which learned
 autoregressively to look things up in a text: masked diffusion alone takes too long for that.
-Mixtures of experts start from dense models. "tiny-llada2-fixed", of tasks of fixed wording, does
-not ship either: "tiny-llada2" and "tiny-llada21" start from it; nor does "tiny-llada-free-2"
-(docs/models.md).
+Mixtures of experts start from dense models. Two more do not ship: "tiny-llada2-fixed", which knows
+the tasks of fixed wording and is the start of "tiny-llada2" and "tiny-llada21", and
+"tiny-llada-free-2", a second training of "tiny-llada-free" (docs/models.md).
 """
 
 from __future__ import annotations
