@@ -137,11 +137,17 @@ def _job_here(job: RunJob, progress: ManyRunsProgress) -> RunOutcome:
 
 def take_next(waiting: list[RunSpec], previous: RunSpec | None) -> RunSpec:
     """Remove and return a run: one with the previous run's model and benchmark, else one of the
-    largest group of runs that share both.
+    group with the most items; within it the longest run, so that none is left to one worker alone.
     """
-    sizes = Counter(_group(spec) for spec in waiting)
+    sizes: Counter[str] = Counter()
+    for spec in waiting:
+        sizes[_group(spec)] += _items(spec)
     loaded = _group(previous) if previous else ""
-    best = max(waiting, key=lambda spec: (_group(spec) == loaded, sizes[_group(spec)]))
+
+    def preference(spec: RunSpec) -> tuple[bool, int, int]:
+        return _group(spec) == loaded, sizes[_group(spec)], _items(spec)
+
+    best = max(waiting, key=preference)
     waiting.remove(best)
     return best
 
@@ -149,6 +155,11 @@ def take_next(waiting: list[RunSpec], previous: RunSpec | None) -> RunSpec:
 def _group(spec: RunSpec) -> str:
     """Equal for runs that share model and benchmark."""
     return digest([spec.model, spec.benchmark, spec.hardware, spec.inputs])
+
+
+def _items(spec: RunSpec) -> int:
+    """Items of a run; a whole benchmark counts as a thousand."""
+    return spec.limit or 1000
 
 
 class _TextReport(SilentObserver):
