@@ -3,8 +3,9 @@
 z-lab and SpecForge (`DFlashDraftModel`) nest their keys in `dflash_config`; their drafters predict
 only at the masked slots and use the target's embedding and head. DeepSpec (`Qwen3DSparkModel`, for
 DFlash and DSpark) has flat keys; its drafters predict at every slot, for the position after it, and
-carry a copy of embedding and head. Checkpoints of one format cannot be read as the other. Not
-supported: drafters for Gemma, and SpecForge's DSpark.
+carry a copy of embedding and head. This project's have DeepSpec's keys and carry no copy:
+`target_tables` is true. Checkpoints of one format cannot be read as the other. Not supported:
+drafters for Gemma, and SpecForge's DSpark.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.layouts import PublishedConfig, value
 
 HEAD_NAMES = ("vanilla", "gated", "rnn")
+TARGET_TABLES = "target_tables"  # key of a config: whether embedding and head are the target's
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def read_deep_spec(published: PublishedConfig) -> DrafterConfig:
         feature_layers=tuple(value(published, "target_layer_ids")),
         target_layers=value(published, "num_target_layers"),
         mask=value(published, "mask_token_id"),
+        tables=not published.get(TARGET_TABLES, False),
         head=head,
         rank=published.get("markov_rank", 0),
         confidence=bool(published.get("enable_confidence_head", False)),
@@ -91,6 +94,7 @@ def read_eagle3(published: PublishedConfig) -> DrafterConfig:
         slots=value(published, "ttt_length"),
         feature_layers=tuple(value(published, "target_layer_ids")),
         target_layers=value(published, "num_target_layers"),
+        tables=not published.get(TARGET_TABLES, False),
         chain=True,
     )
 

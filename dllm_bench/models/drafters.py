@@ -23,7 +23,12 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Target
 from dllm_bench.models import checkpoint
 from dllm_bench.models.adapters import ADAPTERS
-from dllm_bench.models.drafter_config import DrafterConfig, architecture, read_drafter_config
+from dllm_bench.models.drafter_config import (
+    TARGET_TABLES,
+    DrafterConfig,
+    architecture,
+    read_drafter_config,
+)
 from dllm_bench.models.folder import CONFIG, read_json
 from dllm_bench.models.layouts import PublishedConfig, value
 from dllm_bench.models.load import load_model
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
 
 
 SHIPPED = ASSETS + "drafters/"
-TABLES = ("embed_tokens", "lm_head")  # copies of the target's, in the drafter's checkpoint
+TABLES = ("embed_tokens", "lm_head")  # the target's: copied for training, not stored
 INITIAL_STD = 0.02  # transformers' initializer_range
 
 
@@ -270,8 +275,13 @@ def freeze_tables(network: DraftNetwork) -> DraftNetwork:
 
 
 def save_drafter(folder: Path, published: PublishedConfig, weights: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors, in bfloat16."""
+    """Write config.json and model.safetensors, in bfloat16 and without the target's tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(published, indent=1) + "\n")
-    stored = {n: w.detach().to("cpu", torch.bfloat16).contiguous() for n, w in weights.items()}
+    config = {**published, TARGET_TABLES: True}
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    stored = {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in weights.items()
+        if name.partition(".")[0] not in TABLES
+    }
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})

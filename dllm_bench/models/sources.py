@@ -43,6 +43,8 @@ SHIPPED_MODELS = (
     "tiny-fast-dllm-v2",
     "tiny-llada",
     "tiny-llada-free",
+    "tiny-llada-free-2",
+    "tiny-llada-free-3",
     "tiny-llada-long",
     "tiny-llada-moe",
     "tiny-llada-moe-free",
@@ -50,7 +52,6 @@ SHIPPED_MODELS = (
     "tiny-llada2",
     "tiny-llada21",
     "tiny-qwen3",
-    "tiny-qwen3-open",
     "tiny-sdar",
 )
 """Models in the package's `assets` folder; scripts/embedded makes them."""

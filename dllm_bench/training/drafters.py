@@ -38,7 +38,7 @@ from dllm_bench.training.progress import Countdown, Report
 Texts = Literal["target", "gold"]
 Point = dict[str, float]
 
-MEASURE_EVERY = 50  # steps
+MEASURE_EVERY = 100  # steps
 HELD_OUT = 64  # texts, or a tenth where there are few
 WARMUP, CLIP_NORM = 0.04, 1.0  # DeepSpec
 MANY_LAYERS = 8  # targets with fewer layers give features of all layers but the last one
@@ -92,7 +92,7 @@ class DrafterJob:
     """Whose answers are learned: the target's own, or the gold ones."""
     temperature: float = 0.7  # DeepSpec, which also truncates (top-p 0.8, top-k 20)
     """Of the target's answers; 0 is greedy."""
-    benchmarks: tuple[str, ...] = ("minigsm", "minicode")
+    benchmarks: tuple[str, ...] = ("minigsm_free", "minicode_free")
     """The embedded benchmarks whose train splits give the prompts, in turn."""
     prompts: int = 2000
     max_new_tokens: int = 96

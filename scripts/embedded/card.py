@@ -51,9 +51,10 @@ CHANGES = {
 UNMEASURED = "Not yet measured by decoding; see `training_log.json`."
 MEASURED = "## Measured"
 MEASURED_NOTE = """\
-Sealed runs of `dllm-bench run` on the test split: {tokens} new tokens, greedy, float32, CPU.
-Brackets hold 95 % Wilson intervals, `tpf/emitted` counts tokens before the end of the text per
-forward. minicode is right when every base and extra input gives the reference's result."""
+Sealed runs of `dllm-bench run` on the test split: {tokens} new tokens, greedy unless a
+temperature is given, float32, CPU. Brackets hold 95 % Wilson intervals, `tpf/emitted` counts
+tokens before the end of the text per forward. minicode is right when every base and extra input
+gives the reference's result."""
 
 GAINS_NOTE = """\
 Gain of editing: score with edits minus score without (`decoder/revise=none`) on the same items,
@@ -118,11 +119,14 @@ def _settings(decoder: Mapping[str, Any]) -> str:
     chosen = dict(decoder)
     chosen["select"] = {**chosen.get("select", {}), **chosen.get("select", {}).get("first", {})}
     values = ((slot, name, chosen.get(slot, {}).get(name)) for slot, name in names)
-    return ", ".join(
+    parts = [
         f"{'edits above' if slot == 'revise' else name} {value}"
         for slot, name, value in values
         if value is not None
-    )
+    ]
+    if temperature := decoder.get("temperature"):
+        parts.append(f"temperature {temperature:g}")
+    return ", ".join(parts)
 
 
 def render(recipe: Recipe, wall_s: float) -> str:

@@ -143,6 +143,9 @@ def write_checkpoint(
     """Write weights, config.json and tokenizer of a whole model."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(str(folder))
+    file = folder / "tokenizer.json"  # without indentation: a third of the size
+    compact = json.dumps(json.loads(file.read_text()), ensure_ascii=False, separators=(",", ":"))
+    file.write_text(compact + "\n")
     ids = {
         f"{k}_token_id": getattr(tokenizer, f"{k}_token_id") for k in ("mask", "eos", "pad", "bos")
     }
@@ -237,15 +240,12 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def write_adapter(
-    folder: Path, lora: Weights, base: str, rank: int, layout: str,
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:  # fmt: skip
-    """Write a peft LoRA adapter of a model in this layout; `lora` holds `{i}.{q|k|v|o}.A` (rank,
-    in) and `.B` (out, rank).
+def write_adapter(folder: Path, lora: Weights, base: str, rank: int, layout: str) -> None:
+    """Write a peft LoRA adapter of a model in this layout, whose tokenizer it shares.
+
+    `lora` holds `{i}.{q|k|v|o}.A` (rank, in) and `.B` (out, rank).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(str(folder))
     tensors, targets = {}, []
     for name, tensor in lora.items():
         weight, side = name.rsplit(".", 1)

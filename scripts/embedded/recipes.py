@@ -8,9 +8,9 @@ and masks in the same order. Batches hold a fixed number of tokens.
 diffusion models learn faster from it. "tiny-qwen3" is the autoregressive target of the speculative
 decoders. Models of all five tasks start from "tiny-trunk-five" or "tiny-trunk-qwen3", which learned
 autoregressively to look things up in a text: masked diffusion alone takes too long for that.
-Mixtures of experts start from dense models. Two more do not ship: "tiny-llada2-fixed", which knows
-the tasks of fixed wording and is the start of "tiny-llada2" and "tiny-llada21", and
-"tiny-llada-free-2", a second training of "tiny-llada-free" (docs/models.md).
+Mixtures of experts start from dense models. Two more do not ship, which know the tasks of fixed
+wording: "tiny-qwen3-fixed", the start of "tiny-qwen3" and of block diffusion, and
+"tiny-llada2-fixed", the start of "tiny-llada2" and "tiny-llada21".
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ RECIPES: dict[str, Recipe] = {
             (Phase("causal", 1100, 300, 3e-3, lengths=SHORT, prefer_long=False),),
         ),
         Recipe(
-            "tiny-qwen3",
+            "tiny-qwen3-fixed",
             "qwen3",
             (Phase("causal", 4000, 1600, 3e-3),),
             seed=5,
@@ -220,7 +220,7 @@ RECIPES: dict[str, Recipe] = {
             "tiny-trunk-qwen3",
             "qwen3",
             (Phase("causal", 3000, 1500, 2.5e-3, READING, lengths=BLOCKWISE),),
-            start="tiny-qwen3",
+            start="tiny-qwen3-fixed",
             seed=18,
             pool_size=60_000,
             batch_tokens=3072,
@@ -304,7 +304,7 @@ RECIPES: dict[str, Recipe] = {
                 Phase("complementary", 480, 280, 2.5e-3, GSM, lengths=WHOLE, block=32, padding=0.1),
                 Phase("complementary", 320, 260, 2e-3, GSM, lengths=WHOLE, block=32, padding=0.1),
             ),
-            start="tiny-qwen3",
+            start="tiny-qwen3-fixed",
             seed=24,
             pool_size=60_000,
             batch_tokens=1024,
@@ -387,6 +387,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         _free_llada("tiny-llada-free", 51),
         _free_llada("tiny-llada-free-2", 55),
+        _free_llada("tiny-llada-free-3", 58),
         Recipe(
             "tiny-llada-moe-free",
             "llada_moe",
@@ -401,10 +402,10 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=3072,
         ),
         Recipe(
-            "tiny-qwen3-open",
+            "tiny-qwen3",
             "qwen3",
             (Phase("causal", 3000, 1800, 2.5e-3, OPEN, lengths=STORIES),),
-            start="tiny-qwen3",
+            start="tiny-qwen3-fixed",
             seed=53,
             pool_size=60_000,
             batch_tokens=4096,

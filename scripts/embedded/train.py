@@ -420,12 +420,10 @@ def _restore(training: ModelTraining, saved: dict[str, Any]) -> None:
 def write(training: ModelTraining, out_dir: Path, trained: network.Weights) -> None:
     """Write the model folder (checkpoint or adapter) and the training log."""
     recipe = training.recipe
-    words = tokenizer.build_tokenizer(recipe.chat, recipe.first_vocabulary)
     if recipe.lora_rank:
-        export.write_adapter(
-            out_dir, trained, str(recipe.start), recipe.lora_rank, recipe.layout, words
-        )
+        export.write_adapter(out_dir, trained, str(recipe.start), recipe.lora_rank, recipe.layout)
     else:
+        words = tokenizer.build_tokenizer(recipe.chat, recipe.first_vocabulary)
         export.write_checkpoint(out_dir, trained, training.sizes, recipe.layout, words)
     card.write(out_dir, recipe, training.seconds)
     (out_dir / "training_log.json").write_text(json.dumps({"curve": training.log}) + "\n")

@@ -85,10 +85,10 @@ def test_chat_template_wraps_the_plain_prompt(tokenizer: Any) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
 def test_asset_is_small_and_its_ids_agree(folder: Path, tokenizer: Any) -> None:
     assert sum(f.stat().st_size for f in folder.iterdir()) <= MAX_ASSET_BYTES
-    file = json.loads((folder / "tokenizer.json").read_text())
-    saved = [piece for piece, _ in file["model"]["vocab"]]
-    assert saved in (embedded.first_pieces(), embedded.pieces())
     if (folder / "config.json").exists():
+        file = json.loads((folder / "tokenizer.json").read_text())
+        saved = [piece for piece, _ in file["model"]["vocab"]]
+        assert saved in (embedded.first_pieces(), embedded.pieces())
         config = json.loads((folder / "config.json").read_text())
         assert config["vocab_size"] == len(saved)
         for kind in ("mask", "eos", "pad", "bos"):

@@ -146,7 +146,7 @@ def test_an_adapter_is_added_to_the_weights_it_was_trained_on(layout: str, tmp_p
     lora = training._new_lora(weights, recipe)
     lora = {n: (torch.randn_like(t) * 0.1).bfloat16().float() for n, t in lora.items()}
     export.write_checkpoint(tmp_path / "base", weights, sizes, layout, _tokenizer())
-    export.write_adapter(tmp_path / "lora", lora, "base", recipe.lora_rank, layout, _tokenizer())
+    export.write_adapter(tmp_path / "lora", lora, "base", recipe.lora_rank, layout)
     base, adapter = str(tmp_path / "base"), str(tmp_path / "lora")
     spec = ModelSpec("made", base, lora=adapter, dtype="float32", device="cpu")
     loaded: Any = loading.load_model(spec).denoiser
@@ -362,12 +362,12 @@ def test_a_step_of_a_recipe_lowers_its_loss(
 def test_a_start_of_another_vocabulary_is_a_sentence(tmp_path: Path) -> None:
     weights, sizes = _random("qwen3")
     export.write_checkpoint(tmp_path, weights, sizes, "qwen3", _tokenizer())
-    with pytest.raises(DllmBenchError, match="starts from a tiny-qwen3 of 552 words"):
+    with pytest.raises(DllmBenchError, match="starts from a tiny-qwen3-fixed of 552 words"):
         training.prepare(replace(RECIPES["tiny-trunk-qwen3"], pool_size=20), None, tmp_path)
 
 
 def test_a_recipe_of_the_first_tasks_keeps_the_first_vocabulary() -> None:
-    assert RECIPES["tiny-qwen3"].first_vocabulary
+    assert RECIPES["tiny-qwen3-fixed"].first_vocabulary
     assert not RECIPES["tiny-sdar"].first_vocabulary
     assert Phase("masked", 1, 0, 1e-3).data[0][0] == "minigsm"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dllm_bench.cli.main import main, parse
 from dllm_bench.cli.train_drafter import drafter_job
@@ -313,6 +314,36 @@ def test_the_targets_tables_do_not_learn(model: LoadedModel, tmp_path: Path) -> 
     assert torch.equal(state["lm_head.weight"], module.lm_head.weight)
     fresh = training.DrafterTraining.start(run.job, model, run.texts).network.state_dict()
     assert not torch.equal(state["fc.weight"], fresh["fc.weight"])
+
+
+@pytest.mark.parametrize("kind", ["dspark-markov", "eagle3"])
+def test_a_stored_drafter_uses_the_targets_tables(
+    kind: str, model: LoadedModel, tmp_path: Path
+) -> None:
+    """It drafts as DeepSpec's format with its copies does."""
+    run = fitted(job(kind, {"steps": 40}), model, tmp_path)
+    stored, copied = tmp_path / "out", tmp_path / "copied"
+    names = set(load_file(stored / "model.safetensors"))
+    copies = {"embed_tokens.weight", "lm_head.weight"}
+    assert names == set(run.network.state_dict()) - copies
+    copied.mkdir()
+    (copied / "config.json").write_text(json.dumps(run.published))
+    weights = run.network.state_dict()
+    rounded = {n: weights[n] if n in copies else weights[n].bfloat16() for n in weights}
+    save_file(rounded, copied / "model.safetensors")
+    target: Any = model.denoiser
+    rounds = []
+    for folder in (stored, copied):
+        if kind == "eagle3":
+            piece: Any = Eagle3(TrainedChainDrafter(str(folder)))
+        else:
+            piece = DSpark(TrainedBlockDrafter(str(folder)))
+        assert piece.drafter.drafter_config.tables == (folder == copied)
+        texts = [text.ids[: text.prompt] for text in run.texts[:4]]
+        found = [SpeculativeDecoder(piece).generate(target, Request("x", ids, 20)) for ids in texts]
+        rounds.append([acceptance.rounds(result) for result in found])
+    assert rounds[0] == rounds[1]
+    assert any(round.accepted for result in rounds[0] for round in result)
 
 
 def test_rate_and_taps() -> None:
