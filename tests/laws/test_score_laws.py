@@ -30,6 +30,7 @@ from dllm_bench.decoding.score.credit import CREDIT, IDS, START, Credit
 from dllm_bench.decoding.score.gumbel import Gumbel
 from dllm_bench.decoding.score.margin import Margin
 from dllm_bench.decoding.score.neg_entropy import NegEntropy
+from dllm_bench.decoding.score.repeat_penalty import RepeatPenalty
 from dllm_bench.decoding.score.sampled import Sampled
 from dllm_bench.decoding.select.epsilon import Epsilon
 from dllm_bench.decoding.select.factor import Factor
@@ -399,3 +400,18 @@ def test_credit_leaves_its_memory_as_it_is_whatever_reads_it(sampler) -> None:
 def test_impossible_scores_are_refused(make, sentence) -> None:
     with pytest.raises(DllmBenchError, match=sentence):
         make()
+
+
+def test_a_repeat_penalty_is_restricted_to_tokens_of_the_same_block() -> None:
+    """SGLang's JointThreshold: rows 1 and later of a block of 2, each by the token on its left."""
+    logits_1WV = torch.zeros(1, 4, VOCAB)
+    logits_1WV[..., 5], logits_1WV[..., 0] = 2.0, 1.0
+    state = DecodeState.start(Request("r", (5,), 4), SPECIAL)
+    state.commit(torch.tensor([[False, True, False, True]]), torch.full((1, 4), 5), 1)
+    window = Window(1, 5, 5, 1, 2, 1, state.masked_KL[:, 1:])
+    penalised = RepeatPenalty(Confidence(), 1.5)
+    assert penalised(logits_1WV, state, window).ids_KW.tolist() == [[5, 5, 5, 5]]
+    state.commit(torch.tensor([[True, False, True, False]]), torch.full((1, 4), 5), 1)
+    assert penalised(logits_1WV, state, window).ids_KW.tolist() == [[5, 0, 5, 0]]
+    later = replace(window, start=3, eligible_KW=window.eligible_KW[:, 2:])
+    assert penalised(logits_1WV[:, 2:], state, later).ids_KW.tolist() == [[5, 0]]

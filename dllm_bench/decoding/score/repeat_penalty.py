@@ -1,7 +1,8 @@
 """A penalty for repeating the token to the left (SGLang's JointThreshold, `penalty_lambda`).
 
-At every row, `penalty` is subtracted from the logit of the token that stands one position before,
-prompt tokens and the mask token included. Another score reads the result.
+At every row of a block but its first, `penalty` is subtracted from the logit of the token that
+stands one position before, prompt tokens and the mask token included. The first row has none: the
+released step sees one block at a time. Another score reads the result.
 """
 
 from __future__ import annotations
@@ -41,4 +42,5 @@ class RepeatPenalty(Score):
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         before_KW1 = window.of(state.tokens_KL.roll(1, 1))[..., None]
         penalty_KW1 = torch.full_like(before_KW1, -self.penalty, dtype=logits_KWV.dtype)
+        penalty_KW1[:, :: window.block] = 0  # a window begins with a block
         return self.inner(logits_KWV.scatter_add(2, before_KW1, penalty_KW1), state, window)
