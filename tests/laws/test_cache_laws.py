@@ -17,13 +17,13 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Scores, Select
-from dllm_bench.core.denoiser import ForwardPlan, RowWork
+from dllm_bench.core.denoiser import ForwardPlan, PositionSets, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.d2 import D2Cache
+from dllm_bench.decoding.cache.d2 import NEXT, D2Cache
 from dllm_bench.decoding.cache.dkv import DKVCache
 from dllm_bench.decoding.cache.dkv_greedy import DKVGreedyCache
 from dllm_bench.decoding.cache.dllm_cache import DLLMCache, MostChanged
@@ -565,3 +565,43 @@ def test_a_density_of_1_everywhere_is_no_prior_and_nonsense_is_refused(model) ->
         D2Cache(current=0)
     with pytest.raises(DllmBenchError, match="D2Cache needs a score with raw confidence"):
         replace(D2, score=Credit(Confidence()))
+
+
+def released_rows(mass: list[float], taken: list[int], last: int, share: float) -> set[int]:
+    """Restate the released choice for shifted logits: rows that predict what was taken but for the
+    prompt's last row, a nucleus of all others, and then that row by what it predicts.
+    """
+    own = {position - 1 for position in taken if position > last + 1}
+    pool = sorted((row for row in range(len(mass)) if row not in own), key=lambda r: -mass[r])
+    total, kept, reached = sum(mass[row] for row in pool), set[int](), 0.0
+    for row in pool:
+        reached += mass[row] / total
+        if kept and reached > share:
+            break
+        kept.add(row)
+    return (own | kept) - {last} | ({last} if last + 1 in taken else set())
+
+
+def test_the_prompts_last_row_competes_in_a_released_d2_cache_and_is_overwritten() -> None:
+    numbers, length, last = torch.Generator().manual_seed(0), 12, 3
+    other = 0
+    for _ in range(40):
+        state = DecodeState.start(Request("r", (5,) * (last + 1), 8), Table().special)
+        kv, every_L = PositionCache(1, length), torch.arange(length)
+        sets = PositionSets(every_L, every_L[:0], every_L)
+        feed = (0, length)
+        kv.kept = ForwardPlan(ForwardKind.PREFILL, feed, feed, feed, "full", sets=sets)
+        kv.probes = [torch.rand(length, length, generator=numbers).pow(4)]
+        mass = (kv.probes[0].sum(0) / 2 + 0.5).tolist()
+        confidence_1W = torch.rand(1, 8, generator=numbers)
+        scores = Scores(confidence_1W.long(), confidence_1W, confidence_1W, raw_KW=confidence_1W)
+        window = Window(last + 1, length, length, last + 1, 8, last + 1, state.masked_KL[:, 4:])
+        cache = D2Cache(current=2, rollout=0.35, released=True)
+        cache.note(scores, [], window, state, kv)
+        rated = confidence_1W * density(state.masked_KL, last + 1, cache.sigma)[:, 4:]
+        taken = (rated[0].topk(2).indices + last + 1).tolist()
+        fed = {row for row, bits in enumerate(state.memo[NEXT][0].tolist()) if bits % 2}
+        assert fed == released_rows(mass, taken, last, cache.rollout)
+        replace(cache, released=False).note(scores, [], window, state, kv)
+        other += fed != {row for row, bits in enumerate(state.memo[NEXT][0].tolist()) if bits % 2}
+    assert other

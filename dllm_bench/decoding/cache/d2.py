@@ -13,7 +13,8 @@ between all these. A mask whose row is not fed keeps the confidence of its last 
 `released` reproduces the released code: confidences are those of the first forward; a mask whose
 row is not fed counts with logits of 0, so it may be committed to token 0; the block of (1) is that
 of the forward just made and has as many positions as it had masks; and, where logits are shifted,
-the prompt's last row is fed only as the one that predicts the first new token.
+the prompt's last row is fed only as the one that predicts the first new token, though it competes
+in (3) and may take another row's place there.
 """
 
 from __future__ import annotations
@@ -128,12 +129,14 @@ class D2Cache(Cache):
         confidence_1L = self._confidence(scores, ahead, window, state, kv.predicted(rows_1L))
         taken_1L = self._taken(confidence_1L, window, state)
         fed_1L = kv.predicting(taken_1L) | (state.born_KL == state.forwards)
+        last = slice(state.prompt_len - 1, state.prompt_len)
+        own_11 = fed_1L[:, last].clone()  # whether it predicts a mask that is taken
+        if self.released:
+            fed_1L[:, last] = False
         fed_1L |= self._attended(fed_1L, kv)
         if self.released:
-            last = slice(state.prompt_len - 1, state.prompt_len)
             is_shifted_11 = ~kv.predicting(~nothing_1L)[:, -1:]
-            own_11, any_11 = kv.predicting(taken_1L)[:, last], fed_1L[:, last]
-            fed_1L[:, last] = torch.where(is_shifted_11, own_11, any_11)
+            fed_1L[:, last] = torch.where(is_shifted_11, own_11, fed_1L[:, last])
         fed_1L = inflated(fed_1L, self.inflate)
         scored_1L = kv.predicted(fed_1L) & state.masked_KL
         state.memo[NEXT] = fed_1L * FED + scored_1L * SCORED
