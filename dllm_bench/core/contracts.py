@@ -306,6 +306,14 @@ class Cache(Piece, ABC):
     over_spans: ClassVar[bool] = True  # whether its plans name spans alone
     reads_ahead: ClassVar[bool] = False  # `note` gets scores of what lies behind the window too
 
+    @property
+    def renewal_rounds(self) -> int | None:
+        """Rounds of a request between renewals, for counts of published loops; None: not by rounds.
+
+        A round is a forward between renewals, with the renewal before it if there is one.
+        """
+        return None
+
     def grid(self, block: int) -> int:
         """Reused spans are multiples of this many positions; `block` is the schedule's."""
         return block if self.reuse == "exact" else 1

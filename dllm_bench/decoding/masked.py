@@ -177,7 +177,8 @@ class MaskedDecoder(ComposedDecoder):
         whole, to_end = self.revise.whole or grows, self.select.reaches_beyond or grows
         longest = max(state.length, state.wanted) if grows else state.length
         tracker = WindowTracker(self.schedule, start, whole, to_end)
-        return tracker, _RoundLog(kv, longest - start, self.explore.verifies)
+        log = _RoundLog(kv, longest - start, self.explore.verifies, self.cache.renewal_rounds)
+        return tracker, log
 
     def _forbidden(self, special: SpecialTokens) -> list[int]:
         """Tokens that are taken out of the model's distribution."""
@@ -561,6 +562,7 @@ class _RoundLog:
     kv: KVCache
     new_positions: int  # canvas positions behind the prompt
     verifies: bool  # `Explore.verifies`
+    renewal_rounds: int | None  # `Cache.renewal_rounds`
     ticks: list[tuple[float, int]] = field(default_factory=list)  # time, masks of the open blocks
     forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)
     used: list[tuple[int, RowWork | None, bool]] = field(default_factory=list)
@@ -676,4 +678,5 @@ class _RoundLog:
         ids = tuple(state.tokens_KL[-1, span].tolist())
         born = tuple(state.born_KL[-1, span].tolist())
         cut = cut_reasons(ids, request.max_new_tokens, state.special)
-        return Generation(request.id, ids, born, cut, self.trace(span))
+        trace = self.trace(span)
+        return Generation(request.id, ids, born, cut, trace, renewal_rounds=self.renewal_rounds)

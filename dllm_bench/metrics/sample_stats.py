@@ -89,17 +89,21 @@ def idle_forwards(generation: Generation, unroll: int = 1, tokens_per_forward: i
 
     In Fast-dLLM's loop a forward that renews the cache is always followed by one over the window,
     even if it filled the block. dInfer's loop makes clamp(masks // tokens_per_forward, 1, unroll)
-    rounds before it checks whether masks are left.
+    rounds before it checks whether masks are left; a round whose number in the request is a
+    multiple of `renewal_rounds` renews the cache first, which is a forward of its own.
     """
-    taken = Counter(generation.born)
-    idle = rounds = 0
+    taken, every = Counter(generation.born), generation.renewal_rounds
+    idle = rounds = made = 0  # made: rounds of the request until here, idle ones included
     for index, forward in enumerate(generation.trace.forwards):
         if forward.masks == 0:  # a draft or a verification belongs to no block
             continue
         rounds = rounds or min(max(forward.masks // tokens_per_forward, 1), unroll)
-        rounds -= forward.kind == ForwardKind.DENOISE
+        ends_round = forward.kind == ForwardKind.DENOISE
+        rounds, made = rounds - ends_round, made + ends_round
         if forward.masks == taken[index]:
-            idle, rounds = idle + rounds, 0
+            fresh = range(made + (not ends_round), made + rounds)  # without one renewed already
+            idle += rounds + sum(every is not None and number % every == 0 for number in fresh)
+            rounds, made = 0, made + rounds
     return idle
 
 

@@ -268,8 +268,8 @@ ALL = (
         "forwards/dinfer",
         "forwards",
         "forwards of a sample as dInfer's block loop counts as released: the same, and rounds run "
-        "in groups of masks ÷ 8 (1 to 4) of which those after the last mask count too; mean over "
-        "samples.",
+        "in groups of masks ÷ 8 (1 to 4) of which those after the last mask count too, with the "
+        "renewals that cache.every makes by clock=request; mean over samples.",
         mean_of(_dinfer_forwards),
         requires="idle_dinfer",
     ),

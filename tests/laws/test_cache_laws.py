@@ -605,3 +605,12 @@ def test_the_prompts_last_row_competes_in_a_released_d2_cache_and_is_overwritten
         replace(cache, released=False).note(scores, [], window, state, kv)
         other += fed != {row for row, bits in enumerate(state.memo[NEXT][0].tolist()) if bits % 2}
     assert other
+
+
+def test_a_generation_says_after_how_many_rounds_its_cache_is_renewed(model) -> None:
+    by_rounds, by_forwards = DualCache(every=2, clock="request"), DualCache(every=2)
+    found = [
+        replace(BASE, cache=cache).generate(model, REQUEST).renewal_rounds
+        for cache in (by_rounds, by_forwards, NoCache())
+    ]
+    assert found == [2, None, None]

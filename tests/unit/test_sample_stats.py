@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +86,49 @@ def test_idle_forwards(
     generation = generation_of(*blocks)
     assert idle_forwards(generation) == idle
     assert idle_forwards(generation, unroll=4, tokens_per_forward=8) == unrolled
+
+
+def released_loop(
+    commits: Sequence[Sequence[int]], every: int
+) -> tuple[int, list[list[tuple[ForwardKind, int]]]]:
+    """Restate dInfer's loop (maximum_unroll 4, expected_tpf 8) over blocks whose forwards commit
+    these numbers: its num_forwards, and the forwards that committed something.
+    """
+    forwards, number, made = 0, 0, []
+    for block in commits:
+        left, rest, enters, own = sum(block), iter(block), True, []
+        while left:
+            for _ in range(min(max(left // 8, 1), 4)):
+                renews = enters or number % every == 0  # require_update of cache_update_freq
+                for kind in [ForwardKind.REFRESH] * renews + [ForwardKind.DENOISE]:
+                    forwards += 1
+                    if left:
+                        own.append((kind, next(rest)))
+                        left -= own[-1][1]
+                number, enters = number + 1, False
+        made.append(own)
+    return forwards, made
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_idle_rounds_that_renew_the_cache_count_twice(every: int) -> None:
+    draw = random.Random(every)
+    differ = 0
+    for _ in range(100):
+        sizes = [draw.randint(1, 4) for _ in range(3)]
+        commits = [draw.choices((1, 2, 4, 9, 16), k=size) for size in sizes]
+        forwards, made = released_loop(commits, every)
+        generation = replace(generation_of(*made), renewal_rounds=every)
+        counted = len(generation.trace) + idle_forwards(generation, 4, 8)
+        assert counted == forwards
+        plain = replace(generation, renewal_rounds=None)
+        differ += len(plain.trace) + idle_forwards(plain, 4, 8) != forwards
+    assert differ > 10
+
+
+def test_a_block_of_32_filled_at_once_costs_six_forwards_where_every_second_round_renews() -> None:
+    generation = replace(generation_of([(ForwardKind.PREFILL, 32)]), renewal_rounds=2)
+    assert len(generation.trace) + idle_forwards(generation, 4, 8) == 6  # 4 rounds, 2 renewals
 
 
 def test_a_block_left_with_masks_has_no_idle_forwards() -> None:

@@ -4,7 +4,8 @@ The first forward of every block feeds the whole canvas, which renews these K/V 
 The following forwards feed the open block and everything behind it. `every` renews more often, by
 one of two clocks: "block" counts the forwards since the last renewal; "request" counts rounds from
 the start of the request, whatever block they belong to, where a renewal and the forward after it
-are one round (dInfer's `cache_update_freq`).
+are one round (dInfer's `cache_update_freq`; its unrolled rounds over a full block, which are not
+made here, do not count).
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class PrefixCache(Cache):
         """Full attention only if set so."""
         full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
         return frozenset({Condition.FED_WINDOW, *full})
+
+    @property
+    def renewal_rounds(self) -> int | None:
+        """`every`, if it counts rounds of the request."""
+        return self.every if self.clock == "request" else None
 
     def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
         renews = self._renews(branches, window, kv.kept)
