@@ -25,7 +25,9 @@ from dllm_bench.decoding.numerics import keep_top_p
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.decoding.score.neg_entropy import NegEntropy
 from dllm_bench.decoding.score.sampled import Sampled
+from dllm_bench.decoding.select.epsilon import Epsilon
 from dllm_bench.decoding.select.factor import Factor
 from dllm_bench.decoding.select.filter import Filter
 from dllm_bench.decoding.select.first_of_block import FirstOfBlock
@@ -51,6 +53,7 @@ DEFAULTS = (
     Blocks(16),
     Pipeline(8, 0.1, 0.9),
     Sampled(),
+    Epsilon(),
     TopK(),
     Eos(),
 )
@@ -62,7 +65,8 @@ def decode(decoder: MaskedDecoder, new: int, model: Table | Watched | None = Non
 
 @pytest.mark.parametrize("piece", DEFAULTS, ids=lambda piece: type(piece).__name__)
 def test_a_default_leaves_the_hash_of_a_run_as_it_was(piece) -> None:
-    added = {"released", "fall", "base_competes", "short", "floor", "released_ties", "prompt"}
+    added = {"released", "fall", "base_competes", "short", "floor", "prompt"}
+    added |= {"released_ties", "ties"}
     assert not added & set(describe(piece))
     assert instantiate(describe(piece), None) == piece
 
@@ -179,6 +183,47 @@ def test_learn2pds_top_k_reaches_masks_behind_the_block_as_released(steps: int, 
         replace(decoder, select=FirstOfBlock(topk))
 
 
+def dream(new: int, steps: int, top_p: float, seed: int) -> list[list[int]]:
+    """Dream's published sampler by entropy, without temperature: the canvas after every forward."""
+    model, canvas, canvases = Table(seed), [*PROMPT, *[MASK] * new], []
+    time = torch.linspace(1, 1e-3, steps + 1)
+    for step in range(steps):
+        logits_LV = logits_of(model, canvas)
+        sorted_LV, order_LV = torch.sort(logits_LV, descending=True)
+        removed_LV = sorted_LV.softmax(-1).cumsum(-1) > top_p
+        removed_LV = removed_LV.roll(1, -1)
+        removed_LV[:, 0] = False
+        logits_LV[removed_LV.scatter(-1, order_LV, removed_LV)] = torch.finfo(torch.float32).min
+        p_LV = logits_LV.softmax(-1)
+        entropy_L, ids = (p_LV * (p_LV + 1e-10).log()).sum(-1), p_LV.argmax(-1).tolist()
+        masked = torch.tensor([canvas]) == MASK
+        share = 1 - time[step + 1] / time[step] if step < steps - 1 else 1
+        confidence_1L = torch.where(masked, entropy_L, -torch.inf)
+        chosen = confidence_1L.topk(int(masked.sum() * share)).indices[0].tolist()
+        canvas = [ids[i] if i in chosen else token for i, token in enumerate(canvas)]
+        canvases.append(canvas)
+    return canvases
+
+
+def test_equal_entropies_after_a_top_p_cut_rank_as_torch_topk_does_over_the_canvas() -> None:
+    """Where one token is left, the entropy is 0; in the order of positions other texts come out."""
+    score, stable = Sampled(NegEntropy(eps=1e-10), 0.0, 0.2, released_ties=True), 0
+    for seed in range(12):
+        new, steps = (24, 12) if seed % 2 else (40, 20)
+        wanted = dream(new, steps, 0.2, seed)
+        for ties in ("canvas", "lower"):
+            select = Epsilon(steps, idle=True, ties=ties)
+            model = Watched(Table(seed))
+            found = decode(replace(BASE, score=score, select=select), new, model)
+            canvases = [canvas[0].tolist() for canvas in model.canvases]
+            equal = canvases[1:] == wanted[:-1] and [*PROMPT, *found.ids] == wanted[-1]
+            assert equal or ties == "lower"
+            stable += equal and ties == "lower"
+    assert stable < 12
+    with pytest.raises(DllmBenchError, match="Epsilon needs a explore with one branch"):
+        replace(BASE, select=Epsilon(ties="canvas"), explore=Lookahead(2))
+
+
 # --- scores --------------------------------------------------------------------------------------
 
 
@@ -279,11 +324,16 @@ def restated(new: int, k: int, tau: float, base: bool) -> list[list[int]]:
     return canvases
 
 
-def distribution(model: Table, canvas: list[int]) -> tuple[list[float], list[int]]:
-    """Largest probability and token of every position, the mask token left out."""
+def logits_of(model: Table, canvas: list[int]) -> Tensor:
+    """Logits of every position, the mask token left out, (L, V)."""
     logits_LV = model.place[: len(canvas)] + model.token[torch.tensor(canvas)].mean(0)
     logits_LV[:, MASK] = -torch.inf
-    best: Tensor = logits_LV.softmax(-1).max(-1)
+    return logits_LV
+
+
+def distribution(model: Table, canvas: list[int]) -> tuple[list[float], list[int]]:
+    """Largest probability and token of every position, the mask token left out."""
+    best: Tensor = logits_of(model, canvas).softmax(-1).max(-1)
     return best.values.tolist(), best.indices.tolist()
 
 

@@ -5,25 +5,34 @@ all of them. m counts the open block, which for Dream is the whole generation (s
 Early steps are empty when S is close to m; the published sampler spends these forwards, and so does
 `idle`. Without it every forward commits at least the most confident position. With `alg_temp` the n
 positions are drawn without replacement from softmax(confidence / alg_temp).
+
+Equal confidences are common after a top-p cut, where one token is left at many positions. Of them
+the lower positions count, or, with `ties`, those that `torch.topk` takes, as published.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.decoder import Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import add_gumbel, generator
-from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
-from dllm_bench.registry import register
+from dllm_bench.decoding.select.steps import (
+    COUNTS_STEPS,
+    Ties,
+    most_confident_by,
+    step_in_block,
+    ties_needs,
+)
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 
 @register("select.epsilon")
@@ -35,9 +44,10 @@ class Epsilon(Select):
     eps: float = 1e-3  # the last time
     idle: bool = False  # whether steps may commit nothing, as published
     alg_temp: float | None = None  # temperature of the positions; None: the most confident ones
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
+    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `steps.Ties`
 
     def __post_init__(self) -> None:
+        check_choice(self, "ties", self.ties, Ties)
         if (self.steps is not None and self.steps < 1) or not 0 < self.eps < 1:
             raise DllmBenchError(
                 f"{type(self).__name__} has steps {self.steps} and eps {self.eps}; "
@@ -48,6 +58,11 @@ class Epsilon(Select):
                 f"{type(self).__name__} has alg_temp {self.alg_temp}; give a temperature above 0, "
                 "or null for the most confident positions."
             )
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Step counts, and what `ties` needs."""
+        return COUNTS_STEPS | ties_needs(self.ties)
 
     @property
     def one_per_forward(self) -> bool:  # type: ignore[override]
@@ -61,7 +76,8 @@ class Epsilon(Select):
             numbers = generator(state, "positions")
             drawn_KW = add_gumbel(scores.confidence_KW, self.alg_temp, numbers, window)
             scores = replace(scores, confidence_KW=drawn_KW)
-        return most_confident(scores, window, (masks_K * self._share(step_K, window)).long())
+        count_K = (masks_K * self._share(step_K, window)).long()
+        return most_confident_by(self.ties, scores, window, count_K, state.length)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         where_KW, ids_KW = super().on_stall(scores, window, state)

@@ -35,9 +35,10 @@ class Origin(Epsilon):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alg_temp is not None:
+        if self.alg_temp is not None or self.ties != "lower":
             raise DllmBenchError(
-                "Origin has an alg_temp, but its chance is the same at every mask; use null."
+                f"Origin has alg_temp {self.alg_temp} and ties {self.ties}, but its chance is the "
+                "same at every mask; use null and lower."
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

@@ -7,6 +7,8 @@ chooses a number of positions that may differ by branch.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,18 @@ from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import stable_top
 
+Ties = Literal["lower", "canvas", "block"]
+"""Which of equal positions count: the lower ones, or those that `torch.topk` takes of the canvas
+(LLaDA, Dream) or of the open block (PC-Sampler)."""
 COUNTS_STEPS = frozenset(
     {Need("schedule", Condition.ONE_OPEN_BLOCK), Need("schedule", Condition.EQUAL_BLOCKS)}
 )
 ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block, its masks when entered, forward then
+
+
+def ties_needs(ties: Ties) -> frozenset[Need]:
+    """Return what `ties` needs: one branch, where the host asks for the number of positions."""
+    return frozenset({Need("explore", Condition.ONE_BRANCH)} if ties != "lower" else ())
 
 
 def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
@@ -74,6 +84,35 @@ def most_confident(scores: Scores, window: Window, count_K: Tensor | None = None
         best_K1 = confidence_order(scores, window, 1)
         return torch.zeros_like(eligible_KW).scatter_(1, best_K1, True) & eligible_KW
     return first_of(confidence_order(scores, window), count_K, window)
+
+
+def most_confident_by(
+    ties: Ties, scores: Scores, window: Window, count_K: Tensor | None, length: int
+) -> Tensor:
+    """Return the `count` most confident eligible positions (None: one), ties by `ties`, (K, W).
+
+    length: positions of the canvas. With `torch.topk` there is one branch, and the host waits for
+    the count.
+    """
+    if ties == "lower":
+        return most_confident(scores, window, count_K)
+    count = 1 if count_K is None else int(count_K)
+    taken_1W = taken_by_topk(scores, window, count, length if ties == "canvas" else None)
+    return taken_1W & window.eligible_KW
+
+
+def taken_by_topk(scores: Scores, window: Window, count: int, length: int | None) -> Tensor:
+    """Return what `torch.topk` takes of the window or of a canvas of `length` positions, (1, W).
+
+    Positions that are not eligible are at -inf. Which of equal ones it takes depends on all values
+    and on `count`.
+    """
+    values_1X = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
+    around = (0, 0) if length is None else (window.start, length - window.stop)
+    values_1X = torch.nn.functional.pad(values_1X, around, value=-torch.inf)
+    best_1C = values_1X.topk(min(count, values_1X.shape[1])).indices
+    taken_1X = torch.zeros_like(values_1X, dtype=torch.bool).scatter_(1, best_1C, True)
+    return taken_1X[:, around[0] :][:, : window.width]
 
 
 def confidence_order(scores: Scores, window: Window, n: int | None = None) -> Tensor:

@@ -8,6 +8,9 @@ over the canvas takes as many positions as the step has, also when the block has
 The others have confidence -inf: committed positions, which stay, and masks behind the block, which
 are committed to their candidates. Which ones is the order of `torch.topk`; the host waits for
 their number.
+
+Of equal confidences the lower positions count, or, with `ties`, those that `torch.topk` takes, as
+published.
 """
 
 from __future__ import annotations
@@ -15,15 +18,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, step_in_block
+from dllm_bench.decoding.select.steps import (
+    COUNTS_STEPS,
+    Ties,
+    most_confident_by,
+    step_in_block,
+    taken_by_topk,
+    ties_needs,
+)
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 BEYOND = MemoKey[Tensor]("topk.beyond")  # positions behind the open block, bool (K, W)
@@ -36,9 +46,11 @@ class TopK(Select):
 
     steps: int | None = None  # S, forwards per block; None: as many as the block has positions
     released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see the head of this file
+    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `steps.Ties`
     never_stalls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_choice(self, "ties", self.ties, Ties)
         if self.steps is not None and self.steps < 1:
             raise DllmBenchError(f"TopK steps is {self.steps}; give at least 1 step per block.")
 
@@ -56,7 +68,8 @@ class TopK(Select):
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
         """Step counts, and rows of the whole canvas where it commits beyond the block."""
         canvas = {Need("cache", Condition.WHOLE_CANVAS), Need("explore", Condition.ONE_BRANCH)}
-        return COUNTS_STEPS | canvas if self.reaches_beyond else COUNTS_STEPS
+        always = COUNTS_STEPS | ties_needs(self.ties)
+        return always | canvas if self.reaches_beyond else always
 
     @property
     def one_per_forward(self) -> bool:  # type: ignore[override]
@@ -65,25 +78,14 @@ class TopK(Select):
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         if self.steps is None:
-            return most_confident(scores, window)
+            return most_confident_by(self.ties, scores, window, None, state.length)
         step_K, total_K = step_in_block(state, window)
         count_K = total_K // self.steps + (step_K < total_K % self.steps)
         if not self.released:
-            return most_confident(scores, window, count_K)
-        where_KW = most_confident_of_canvas(scores, window, state.length, int(count_K))
+            return most_confident_by(self.ties, scores, window, count_K, state.length)
+        where_KW = taken_by_topk(scores, window, int(count_K), state.length)
         state.memo[BEYOND] = where_KW & ~window.eligible_KW
         return where_KW & window.eligible_KW
 
     def beyond(self, state: DecodeState) -> Tensor | None:
         return state.memo.get(BEYOND)
-
-
-def most_confident_of_canvas(scores: Scores, window: Window, length: int, count: int) -> Tensor:
-    """What `torch.topk` takes of `length` positions, those not eligible at -inf, bool (1, W)."""
-    confidence_1L = scores.confidence_KW.new_full((1, length), -torch.inf)
-    eligible_1W = window.eligible_KW
-    window.of(confidence_1L)[eligible_1W] = scores.confidence_KW[eligible_1W]
-    best_C = confidence_1L[0].topk(min(count, length)).indices
-    where_1L = torch.zeros_like(confidence_1L, dtype=torch.bool)
-    where_1L[0, best_C] = True
-    return window.of(where_1L)
