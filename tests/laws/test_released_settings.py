@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,10 +24,12 @@ from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import keep_top_p
 from dllm_bench.decoding.schedule.blocks import Blocks
+from dllm_bench.decoding.schedule.multi_block import MultiBlock
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.score.confidence import Confidence
 from dllm_bench.decoding.score.neg_entropy import NegEntropy
 from dllm_bench.decoding.score.sampled import Sampled
+from dllm_bench.decoding.select.entropy import EntropyThreshold
 from dllm_bench.decoding.select.epsilon import Epsilon
 from dllm_bench.decoding.select.factor import Factor
 from dllm_bench.decoding.select.filter import Filter
@@ -267,6 +270,59 @@ def test_the_pipeline_makes_as_many_whole_blocks_as_fit() -> None:
     for schedule, new in ((replace(pipeline, floor=False), 32), (pipeline, 11)):
         with pytest.raises(DllmBenchError, match="A block of 12 does not divide"):
             decode(replace(BASE, schedule=schedule), new)
+
+
+class MasksFirst(Table):
+    """Predicts the mask token in the first block of 8 as long as the second one is not begun."""
+
+    def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
+        logits_KRV = super().forward(tokens_KL, plan, kv)
+        start = len(PROMPT)
+        if (tokens_KL[:, start + 8 :] == MASK).all():
+            logits_KRV[:, start - plan.rows[0] : start + 8 - plan.rows[0], MASK] = 99.0
+        return logits_KRV
+
+
+def d3llm(model: Table, new: int, tau: float) -> list[int]:
+    """Restate d3LLM's loop with its own count of masks, for which a written mask token is decoded:
+    the canvas at its end.
+    """
+    canvas, left, opened, start = [*PROMPT, *[MASK] * new], [8] * (new // 8), 1, len(PROMPT)
+    while MASK in canvas:
+        opened += opened < len(left) and left[opened - 1] <= 4
+        logits_LV = model.place[: len(canvas)] + model.token[torch.tensor(canvas)].mean(0)
+        if MASK in canvas[start + 8 :] and len({*canvas[start + 8 :]}) == 1:
+            logits_LV[start : start + 8, MASK] = 99.0
+        entropy = torch.special.entr(logits_LV.double().softmax(-1)).sum(-1).tolist()
+        masked = [at for at in range(start, start + 8 * opened) if canvas[at] == MASK]
+        chosen = {at for at in masked if entropy[at] <= tau} | {
+            min(masked, key=entropy.__getitem__)
+        }
+        first = next((block for block in range(opened) if left[block] > 0), None)
+        own = [at for at in masked if (at - start) // 8 == first]
+        if own and not chosen & {*own}:
+            chosen.add(min(own, key=entropy.__getitem__))
+        for at in chosen:
+            canvas[at] = int(logits_LV[at].argmax())
+            left[(at - start) // 8] -= 1
+    return canvas
+
+
+def test_d3llm_counts_a_written_mask_token_as_decoded_where_it_stays_masked_here() -> None:
+    """The released count opens the second block, and the loop ends; here it is refused."""
+    assert MASK not in d3llm(MasksFirst(), 16, 0.5)
+    decoder = replace(
+        BASE,
+        score=NegEntropy("float64"),
+        select=EntropyThreshold(0.5, best=True),
+        schedule=MultiBlock(8, 0.5),
+        forbid_mask=False,
+    )
+    with pytest.raises(
+        DllmBenchError, match=r"mask token at all masks; set decoder\.forbid_mask=true"
+    ):
+        decode(decoder, 16, MasksFirst())
+    assert MASK not in decode(replace(decoder, forbid_mask=True), 16, MasksFirst()).ids
 
 
 # --- stop rules ----------------------------------------------------------------------------------
