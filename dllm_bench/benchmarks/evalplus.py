@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.benchmarks import code_answers
+from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, unreadable
 from dllm_bench.benchmarks.embedded import minicode, minicode_free
 from dllm_bench.benchmarks.embedded.generated import SPLITS
 from dllm_bench.benchmarks.items import (
@@ -121,22 +122,22 @@ DIFFUCODER_PROMPT = (
 )
 """DiffuCoder's fixed ChatML prompt; the answer begins inside the open fence."""
 MakeProgram = Callable[[str, str, str], str]
-"""(prompt, answer, entry point) -> program."""
+"""(answer, prompt, entry point) -> program."""
 
 
-def _assembled(prompt: str, answer: str, entry_point: str) -> str:
+def _assembled(answer: str, prompt: str, entry_point: str) -> str:
     return code_answers.assemble_program(prompt, answer)
 
 
-def _evalplus(prompt: str, answer: str, entry_point: str) -> str:
+def _evalplus(answer: str, prompt: str, entry_point: str) -> str:
     return evalplus_sanitize(code_answers.assemble_program(prompt, answer), entry_point)
 
 
-def _diffucoder(prompt: str, answer: str, entry_point: str) -> str:
+def _diffucoder(answer: str, prompt: str, entry_point: str) -> str:
     return evalplus_sanitize(code_answers.diffucoder_program(prompt, answer), entry_point)
 
 
-def _lopa(prompt: str, answer: str, entry_point: str) -> str:
+def _lopa(answer: str, prompt: str, entry_point: str) -> str:
     return code_answers.lopa_sanitize(code_answers.lopa_program(prompt, answer), entry_point)
 
 
@@ -282,25 +283,36 @@ class EvalPlusBenchmark(Benchmark):
         """The reference solution, and the program made of the text; nothing is run."""
         return {
             problem["id"]: GradedAnswer(
-                problem["canonical_solution"], self.program(problem, texts[problem["id"]])
+                problem["canonical_solution"], self._program_or_none(problem, texts[problem["id"]])
             )
             for problem in answered_items(texts, self.items, self.name)
         }
 
     def program(self, problem: Item, text: str) -> str:
-        """The program that `postprocess` makes of an answer."""
-        answer = cut_at_stop(text, self.stops)
-        return POSTPROCESS[self.postprocess](_prompt_text(problem), answer, problem["entry_point"])
+        """The program that `postprocess` makes of an answer; UnreadableAnswerError if it fails."""
+        answer, make = cut_at_stop(text, self.stops), POSTPROCESS[self.postprocess]
+        return str(call_bounded(make, answer, _prompt_text(problem), problem["entry_point"]))
+
+    def _program_or_none(self, problem: Item, text: str) -> str:
+        """The program, empty for an answer that cannot be read."""
+        try:
+            return self.program(problem, text)
+        except UnreadableAnswerError:
+            return ""
 
     def samples(self, texts: Mapping[str, str]) -> Iterator[str]:
         """Lines of a samples file for `evalplus.evaluate`, which requires all problems."""
         for problem in answered_items(texts, self.items, self.name):
-            program = self.program(problem, texts[problem["id"]])
+            program = self._program_or_none(problem, texts[problem["id"]])
             yield json.dumps({"task_id": problem["task_id"], "solution": program}) + "\n"
 
     def _grade(self, problem: Item, text: str) -> SampleScore:
         if not text.strip():
             return SampleScore(0.0, "empty", dict.fromkeys(STAGES, 0.0))
+        try:
+            program = self.program(problem, text)
+        except UnreadableAnswerError as error:
+            return unreadable(error, STAGES)
         source = PROBLEM_SETS[self.dataset]
         payload = {
             **CALL_LIMITS,
@@ -311,7 +323,7 @@ class EvalPlusBenchmark(Benchmark):
             "atol": problem["atol"],
         }
         examiner = sandbox.Examiner("check_function", payload, "__solution__", silent=True)
-        outcome = sandbox.examine(self.program(problem, text), examiner, source.limits)
+        outcome = sandbox.examine(program, examiner, source.limits)
         return _sample_score(outcome, self.primary)
 
     def _inputs(self, problem: Item) -> dict[str, list[Any]]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dllm_bench.benchmarks.bounded import UnreadableAnswerError, call_bounded, unreadable
 from dllm_bench.benchmarks.items import (
     PLAIN,
     TEMPLATES,
@@ -45,7 +46,6 @@ from dllm_bench.core.request import Request
 from dllm_bench.registry import register
 
 if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
     from lm_eval.api.task import ConfigurableTask
 
 TASKS = Path(__file__).parent / "tasks"
@@ -191,37 +191,84 @@ class LmEvalBenchmark(Benchmark):
         """Grade texts with the task's filters and metrics; needs no model."""
         if self.runs_code:
             sandbox.require_consent(self.allow_code_execution, self.name)
-        instances = self._filtered(texts)
-
-        def grade(instance: Instance) -> SampleScore:
-            return _grade(self._lm_eval_task, instance, self.primary)
+        readings = self._readings(texts)
 
         graded = (
-            sandbox.map_in_threads(grade, instances) if self.runs_code else map(grade, instances)
+            sandbox.map_in_threads(self._grade, readings)
+            if self.runs_code
+            else map(self._grade, readings)
         )
-        return {one.doc["id"]: score for one, score in zip(instances, graded, strict=True)}
+        return {one.item["id"]: score for one, score in zip(readings, graded, strict=True)}
 
     def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
         """The task's target, and what the primary metric's filter finds in the text."""
         chosen = self.primary.rpartition(",")[2]
         return {
-            instance.doc["id"]: GradedAnswer(
-                str(self._lm_eval_task.doc_to_target(instance.doc)).strip(),
-                str(instance.filtered_resps[chosen]),
+            reading.item["id"]: GradedAnswer(
+                str(self._lm_eval_task.doc_to_target(dict(reading.item))).strip(),
+                str(reading.filtered.get(chosen, "")),
             )
-            for instance in self._filtered(texts)
+            for reading in self._readings(texts)
         }
 
-    def _filtered(self, texts: Mapping[str, str]) -> list[Instance]:
-        """lm-eval's records of the texts, after the task's filters."""
+    def _readings(self, texts: Mapping[str, str]) -> list[Reading]:
+        """The texts after the task's filters and, unless programs have to run, its metrics."""
         items = answered_items(texts, self.items, self.name)
-        if not items:
-            return []
-        answers = [cut_at_stop(texts[item["id"]], self.stops) for item in items]
-        task, instances = self._lm_eval_task, _instances(self.task, items, answers)
-        task._instances = instances
-        task.apply_filters()
-        return instances
+        return [self._reading(item, cut_at_stop(texts[item["id"]], self.stops)) for item in items]
+
+    def _reading(self, item: Item, text: str) -> Reading:
+        try:
+            found = call_bounded(read_answer, text, self.task, dict(item), not self.runs_code)
+        except UnreadableAnswerError as error:
+            return Reading(item, text, error=error)
+        return Reading(item, text, *found)
+
+    def _grade(self, reading: Reading) -> SampleScore:
+        """All metrics of one answer as "<metric>,<filter>"; how a program ended is the verdict."""
+        if reading.error is not None:
+            kept = (name for name in _metrics(self.task) if not _tells_ending(name))
+            return unreadable(reading.error, kept)
+        metrics = reading.metrics
+        if self.runs_code:
+            metrics = _task_metrics(self._lm_eval_task, reading.item, reading.filtered)
+        if self.primary not in metrics:
+            kind = f"metric of task {self.task}:"
+            raise DllmBenchError(unknown_name(kind, self.primary, list(metrics)))
+        return _sample_score(reading, metrics, self.primary)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read of an answer."""
+
+    item: Item
+    text: str
+    filtered: Mapping[str, Any] = field(default_factory=dict)
+    """Filter -> what it finds."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """"<metric>,<filter>" -> value; empty if a program has to run for it."""
+    error: UnreadableAnswerError | None = None
+    """Why nothing could be read."""
+
+
+_TO_READ: dict[str, ConfigurableTask] = {}
+"""Task -> lm-eval's task over one item, whose filters and metrics are used."""
+
+
+def read_answer(
+    text: str, task: str, item: Item, graded: bool
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """(what each filter of a task finds in the text, metrics); {} for metrics unless `graded`."""
+    from lm_eval.api.instance import Instance
+
+    if task not in _TO_READ:
+        _TO_READ[task] = load_task(task, {"items": [item], "shots_count": 0})
+    loaded = _TO_READ[task]
+    instance = Instance("generate_until", dict(item), ("", {}), 0, (task, 0, 1), resps=[text])
+    loaded._instances = [instance]
+    loaded.apply_filters()
+    filtered = dict(instance.filtered_resps)
+    return filtered, _task_metrics(loaded, item, filtered) if graded else {}
 
 
 def _keep_turns(turns: Turns, add_generation_prompt: bool = True) -> Turns:
@@ -229,39 +276,34 @@ def _keep_turns(turns: Turns, add_generation_prompt: bool = True) -> Turns:
     return turns
 
 
-def _instances(task: str, items: Sequence[Item], texts: Sequence[str]) -> list[Instance]:
-    """lm-eval's records of the questions with their answers."""
-    from lm_eval.api.instance import Instance
-
-    return [
-        Instance("generate_until", dict(item), ("", {}), 0, (task, i, 1), resps=[text])
-        for i, (item, text) in enumerate(zip(items, texts, strict=True))
-    ]
-
-
-def _grade(task: ConfigurableTask, instance: Instance, primary: str) -> SampleScore:
-    """All metrics of one answer as "<metric>,<filter>"; how a program ended is in the verdict."""
-    metrics = {
+def _task_metrics(
+    task: ConfigurableTask, item: Item, filtered: Mapping[str, Any]
+) -> dict[str, float]:
+    return {
         f"{metric},{key}": float(value)
-        for key, answer in instance.filtered_resps.items()
-        for metric, value in task.process_results(instance.doc, [answer]).items()
+        for key, answer in filtered.items()
+        for metric, value in task.process_results(dict(item), [answer]).items()
     }
-    if primary not in metrics:
-        kind = f"metric of task {task.config.task}:"
-        raise DllmBenchError(unknown_name(kind, primary, list(metrics)))
+
+
+def _tells_ending(metric: str) -> bool:
+    return metric.split(",")[0] in ENDINGS
+
+
+def _sample_score(reading: Reading, metrics: Mapping[str, float], primary: str) -> SampleScore:
     value, chosen = metrics[primary], primary.rpartition(",")[2]
     if math.isnan(value):
-        return judge_error(f"the sandbox gave no verdict for {instance.doc['id']}")
+        return judge_error(f"the sandbox gave no verdict for {reading.item['id']}")
     verdict = "wrong"
     if value:
         verdict = "correct"
-    elif not instance.resps[0].strip():
+    elif not reading.text.strip():
         verdict = "empty"
     elif endings := [name for name in ENDINGS if metrics.get(f"{name},{chosen}")]:
         verdict = endings[0]
-    elif instance.filtered_resps[chosen] == NO_MATCH:
+    elif reading.filtered[chosen] == NO_MATCH:
         verdict = "no_answer"
-    kept = {name: v for name, v in metrics.items() if name.split(",")[0] not in ENDINGS}
+    kept = {name: v for name, v in metrics.items() if not _tells_ending(name)}
     return SampleScore(value, verdict, kept)
 
 

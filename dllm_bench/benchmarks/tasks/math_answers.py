@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import threading
 
+from dllm_bench.benchmarks.bounded import call_bounded
+
 UNITS = (
     "square", "ways", "integers", "dollars", "mph", "inches", "ft", "hours", "km", "units", "sue",
     "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters",
@@ -77,15 +79,28 @@ def plain(answer: str) -> str:
     )
     for expression in DROPPED:
         text = text.replace(expression, "")
-    text = re.sub(r".*?\$(.*?)\$.*", r"$\1$", text)
+    text = _replace(r".*?\$(.*?)\$.*", r"$\1$", text, rest=r".+")
     for command in ("text", "textbf", "overline"):
-        text = re.sub(rf"\\{command}\{{(.*?)\}}", r"\1", text)
-    text = re.sub(r"\\boxed\{(.*)\}", r"\1", text)
+        start = rf"\\{command}\{{"
+        text = _replace(rf"{start}(.*?)\}}", r"\1", text, rest=f"{start}.*")
+    text = _replace(r"\\boxed\{(.*)\}", r"\1", text, rest=r"\\boxed\{.*")
     text = re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", text)
-    text = re.sub(r"sqrt(\[[^\]]*\])(\w)", r"sqrt\1{\2}", text)
+    text = _replace(r"sqrt(\[[^\]]*\])(\w)", r"sqrt\1{\2}", text, rest=r"sqrt\[[^\]]*")
     text = re.sub(r"sqrt([^{\[])", r"sqrt{\1}", text)
     text = text.replace("$", "")
     return text.replace(",", "") if THOUSANDS.fullmatch(text) else text
+
+
+def _replace(pattern: str, replacement: str, text: str, rest: str) -> str:
+    """re.sub in linear time.
+
+    rest: matches where `pattern` fails, as far as no later start can succeed; it stays as it is.
+    """
+    return re.sub(
+        f"{pattern}|{rest}",
+        lambda found: found.expand(replacement) if found.lastindex else found[0],
+        text,
+    )
 
 
 def loose(answer: str) -> str:
@@ -98,7 +113,7 @@ def loose(answer: str) -> str:
     text = re.sub(r"\\[! ]", "", answer.strip().replace("\n", "").rstrip("."))
     text = re.sub(r"[td]frac", "frac", re.sub(r"\\{2,4}", r"\\", text))
     text = re.sub(r"\\left|\\right", "", text)
-    text = re.sub(r"\\text\{.*?\}$", "", text).strip() or text
+    text = _replace(r"(\\text\{.*?\}$)", "", text, rest=r"\\text\{.*").strip() or text
     text = LOOSELY_DROPPED.sub("", text).replace("infinity", "\\infty")
     text = text if "\\infty" in text else text.replace("inf", "\\infty")
     text = text if "i" in text else text.replace("j", "i")
@@ -133,13 +148,15 @@ def same(one: str, other: str) -> bool:
 def verified(gold: str, text: str) -> bool:
     """Whether math-verify finds the same answer in both texts.
 
-    Its time limit uses signals, which work in the main thread only; other threads have none.
+    Its time limit uses signals, which work in the main thread only, so another thread leaves the
+    call to a process.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return bool(call_bounded(verified, gold, text))
     from math_verify import parse, verify
 
-    limit_s = VERIFY_S if threading.current_thread() is threading.main_thread() else None
-    read = [parse(part, parsing_timeout=limit_s) for part in (gold, text)]
-    return bool(verify(*read, timeout_seconds=limit_s))
+    read = [parse(part, parsing_timeout=VERIFY_S) for part in (gold, text)]
+    return bool(verify(*read, timeout_seconds=VERIFY_S))
 
 
 def equivalent(gold: str, answer: str) -> bool:

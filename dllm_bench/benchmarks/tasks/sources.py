@@ -28,6 +28,7 @@ from dllm_bench.benchmarks.embedded import (
 )
 from dllm_bench.benchmarks.embedded.generated import GeneratedTask
 from dllm_bench.benchmarks.items import (
+    Item,
     choose_items,
     data_file,
     downloads_allowed,
@@ -312,20 +313,26 @@ def _dataset(
     repeats: int = 1,
     data_dir: str | None = None,
     shots_count: int | None = None,
+    items: Sequence[Item] | None = None,
 ) -> dict[str, Dataset]:
     """The chosen items as lm-eval's split "test", few-shot examples as "shots".
 
     shots_count: None takes as many as there are, up to eight. A task without examples gets an item
-    in their place, because lm-eval requires the split to exist.
+    in their place, because lm-eval requires the split to exist. items: the items, so that no file
+    is read for them.
     """
     from datasets import Dataset
 
-    items = choose_items(rows(source, split, data_dir), limit, repeats)
+    if items is None:
+        items = choose_items(rows(source, split, data_dir), limit, repeats)
     if shots_count is None:
         examples = _available_shots(source, shots_from, data_dir)
     else:
         examples = shots(source, shots_from, shots_count, data_dir)
-    return {"test": Dataset.from_list(items), SHOTS: Dataset.from_list(examples or items[:1])}
+    return {
+        "test": Dataset.from_list(list(items)),
+        SHOTS: Dataset.from_list(examples or list(items[:1])),
+    }
 
 
 def _ignoring_unknown(function: Callable[..., Any]) -> Callable[..., Any]:
