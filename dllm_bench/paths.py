@@ -8,11 +8,16 @@ user (results, data) are configuration, see `conf/paths`.
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from dllm_bench.core.errors import DllmBenchError
 
 PACKAGE = Path(__file__).resolve().parent
 ASSETS = "assets/"
@@ -20,6 +25,10 @@ PLUGINS = "dllm_bench.plugins"
 """Entry-point group in which another package names the modules that register its classes."""
 CONFIG_DIR = "DLLM_BENCH_CONFIG_DIR"
 """Environment variable that names a folder of further configuration files."""
+MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_ALIASES = 2**18, 40, 20
+"""Of a configuration file that is not the package's own. OmegaConf copies what an alias names, so
+the number of aliases bounds its memory."""
+SHOWN_CHARS = 100  # of a path in an error message
 
 
 def conf_dir() -> Path:
@@ -39,9 +48,71 @@ def plugin_folders() -> tuple[Path, ...]:
 
 def further_conf_dirs() -> list[Path]:
     """Folders with configuration of other packages and of the user."""
-    own = [os.environ[CONFIG_DIR]] if os.environ.get(CONFIG_DIR) else []
-    folders = [*(folder / "conf" for folder in plugin_folders()), *map(Path, own)]
-    return [folder.expanduser().resolve() for folder in folders if folder.is_dir()]
+    folders = [folder / "conf" for folder in plugin_folders()]
+    own = os.environ.get(CONFIG_DIR)
+    if own and not expanded(own).is_dir():
+        raise DllmBenchError(
+            f"{CONFIG_DIR}={own} is not a folder; name one that holds yaml files as conf/ does, "
+            "for example DIR/decoder/mine.yaml, or unset it."
+        )
+    places = [*folders, *([expanded(own)] if own else [])]
+    found = [folder.resolve() for folder in places if folder.is_dir()]
+    for folder in found:
+        check_yaml_files(folder)
+    return found
+
+
+@cache
+def check_yaml_files(folder: Path) -> None:
+    """Refuse yaml files that cannot be parsed, or whose aliases or nesting would take for ever."""
+    import yaml  # only for folders that are not the package's own
+
+    for file in sorted(folder.rglob("*.yaml")):
+        problem = ""
+        if not file.is_file() or file.stat().st_size > MAX_YAML_BYTES:
+            problem = f"it is no regular file of at most {MAX_YAML_BYTES:,} bytes"
+        else:
+            try:
+                problem = _excess(yaml.parse(file.read_text(encoding="utf-8"), yaml.SafeLoader))
+            except (yaml.YAMLError, ValueError) as error:
+                problem = " ".join(str(error).split())
+        if problem:
+            raise DllmBenchError(
+                f"The configuration file {file} cannot be read: {problem}; correct the file."
+            )
+
+
+def _excess(events: Iterable[Any]) -> str:
+    """What a yaml file has too much of; empty if nothing."""
+    depth = aliases = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+        aliases += kind == "AliasEvent"
+        if depth > MAX_YAML_DEPTH:
+            return f"it is nested more than {MAX_YAML_DEPTH} deep"
+        if aliases > MAX_YAML_ALIASES:
+            return f"it has more than {MAX_YAML_ALIASES} aliases"
+    return ""
+
+
+def expanded(path: str | Path) -> Path:
+    """A path that a user gave, with the home folder in place of `~`.
+
+    DllmBenchError if there is no such home, or if the system takes no path of that length.
+    """
+    try:
+        place = Path(path).expanduser()
+        place.exists()
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+            return place
+        why = error.strerror if isinstance(error, OSError) else error
+        shown = str(path) if len(str(path)) <= SHOWN_CHARS else f"{str(path)[:SHOWN_CHARS]}…"
+        raise DllmBenchError(
+            f"The path {shown} cannot be used ({why}); name another one."
+        ) from None
+    return place
 
 
 def conf_dirs() -> list[Path]:
@@ -63,7 +134,7 @@ def assets_dir() -> Path:
 def place_of(source: str) -> Path:
     """The path of a source on this disk; `assets/…` means the package's own assets."""
     shipped = source.startswith(ASSETS)
-    return assets_dir() / source.removeprefix(ASSETS) if shipped else Path(source).expanduser()
+    return assets_dir() / source.removeprefix(ASSETS) if shipped else expanded(source)
 
 
 def options(group: str) -> list[str]:

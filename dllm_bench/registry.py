@@ -99,13 +99,14 @@ def find(target: str) -> Callable[..., Any]:
     if target.startswith(PACKAGE):
         return _find_by_path(target)
     _import_kind(target.partition(".")[0])
-    load_plugins()
+    failed = load_plugins()
     by_path = {_path_of(registered): registered for registered in _names}
     registered = _objects.get(target) or by_path.get(target)
     if registered is None:
         raise DllmBenchError(
-            f"_target_ {target!r} is not registered; only classes of this package and of installed "
-            f"plug-ins (entry points of the group {PLUGINS!r}) are built from a configuration."
+            f"_target_ {target!r} is not registered; {''.join(failed)}only classes of this package "
+            f"and of installed plug-ins (entry points of the group {PLUGINS!r}) are built from a "
+            "configuration."
         )
     return registered
 
@@ -141,16 +142,21 @@ def _find_by_path(target: str) -> Callable[..., Any]:
 
 
 @cache
-def load_plugins() -> None:
-    """Import the modules that installed packages name as entry points, once per process."""
+def load_plugins() -> tuple[str, ...]:
+    """Import the modules that installed packages name as entry points, once per process.
+
+    Returns a clause for each that cannot be imported, which leaves the others as they are.
+    """
+    failed = []
     for entry in entry_points(group=PLUGINS):
         try:
             entry.load()
-        except ImportError as error:
-            raise DllmBenchError(
-                f"Plug-in {entry.name!r} ({entry.value}) cannot be imported ({error}); update or "
-                "uninstall the package that brings it."
-            ) from error
+        except (Exception, SystemExit) as error:  # the code of another package raises anything
+            failed.append(
+                f"plug-in {entry.name!r} ({entry.value}) cannot be imported "
+                f"({type(error).__name__}: {error}), update or uninstall its package; "
+            )
+    return tuple(failed)
 
 
 @cache

@@ -17,11 +17,17 @@ from huggingface_hub import constants
 from dllm_bench.benchmarks.sandbox.execution import require_consent
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, lacking
-from dllm_bench.paths import ASSETS, place_of
+from dllm_bench.paths import ASSETS, expanded, place_of
 from dllm_bench.registry import TARGET
-from dllm_bench.store.files import check_results_directory
+from dllm_bench.store.files import results_directory
 from dllm_bench.store.hardware import missing_device, resolve_hardware
-from dllm_bench.store.inputs import benchmark_of, is_served, require_memory, resolve_model
+from dllm_bench.store.inputs import (
+    benchmark_of,
+    is_served,
+    require_memory,
+    require_numbers,
+    resolve_model,
+)
 from dllm_bench.store.provenance import HASH, TEXT
 
 DEVICES = ("cpu", "cuda", "auto")
@@ -37,7 +43,7 @@ def check(config: Mapping[str, Any], reads_data: bool) -> None:
     """
     check_numbers(config)
     check_provenance(config.get("provenance", {}))
-    check_results_directory(config["paths"].get("results"))
+    results_directory(config["paths"].get("results"))
     if reads_data:
         check_data(config["paths"].get("data"), str(config["benchmark"].get("name")))
     check_device(config.get("hardware", {}))
@@ -49,7 +55,7 @@ def check(config: Mapping[str, Any], reads_data: bool) -> None:
 
 
 def check_numbers(config: Mapping[str, Any]) -> None:
-    """Seed, limit and batch are whole numbers; a limit may be null; measure_kl is a switch."""
+    """Numbers are within their bounds; seed, limit and batch are whole; measure_kl is a switch."""
     seed, limit, batch = config.get("seed", 0), config.get("limit"), config.get("batch", 1)
     if type(seed) is not int:
         raise DllmBenchError(f"seed={seed!r} is not a whole number; write for example seed=0.")
@@ -63,6 +69,7 @@ def check_numbers(config: Mapping[str, Any]) -> None:
         raise DllmBenchError(
             f"measure_kl={config['measure_kl']!r} is no switch; write true or false."
         )
+    require_numbers(config)
 
 
 def check_provenance(provenance: Mapping[str, Any]) -> None:
@@ -77,7 +84,7 @@ def check_provenance(provenance: Mapping[str, Any]) -> None:
 
 def check_data(data: str | None, benchmark: str) -> None:
     """A given data directory must exist; without one the hub must be reachable."""
-    if data and not Path(data).expanduser().is_dir():
+    if data and not expanded(data).is_dir():
         raise DllmBenchError(
             f"Benchmark {benchmark!r} reads paths.data={data}, which is not a directory; name "
             "the one that holds the original files."
@@ -123,7 +130,7 @@ def check_model(model: Mapping[str, Any]) -> None:
     name = model.get("name")
     for source in (str(model[key]) for key in ("path", "lora") if model.get(key)):
         shipped = source.removeprefix(ASSETS)
-        if Path(source).expanduser().is_dir():
+        if expanded(source).is_dir():
             continue
         if shipped != source and not any(place_of(source).glob("*.safetensors")):
             raise DllmBenchError(

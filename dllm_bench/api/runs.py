@@ -22,7 +22,7 @@ from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import describe, instantiate
-from dllm_bench.store.files import check_results_directory
+from dllm_bench.store.files import results_directory
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
@@ -78,7 +78,7 @@ def run(
     if not isinstance(decoder, str):
         config["decoder"] = describe(decoder)
     check(config, reads_data=False)
-    store = Store(Path(config["paths"]["results"]) / "runs")
+    store = Store(results_directory(config["paths"]["results"]) / "runs")
     shown = RunProgress() if progress else None
     logger = instantiate(config["logger"], "logger")
     return run_spec(RunSpec.from_config(config), store=store, logger=logger, progress=shown)
@@ -169,8 +169,7 @@ def records(results: str | Path | None = None, by: Literal["run", "sample"] = "r
 def open_store(results: str | Path | None = None) -> Store:
     """The store of a results directory; the configured one if none is named."""
     folder = compose([])["paths"]["results"] if results is None else results
-    check_results_directory(str(folder))
-    return Store(Path(folder) / "runs")
+    return Store(results_directory(str(folder)) / "runs")
 
 
 def _identity_row(record: RunRecord) -> dict[str, Any]:

@@ -352,6 +352,7 @@ def _sample_score(outcome: ProgramOutcome, primary: str) -> SampleScore:
 def _problems(dataset: str, split: str, data_dir: str | None) -> list[Item]:
     """All problems of a split."""
     source = PROBLEM_SETS[dataset]
+    require_known(f"split of {dataset!r}:", split, source.splits)
     if not source.file:
         return [{**item, "task_id": item["id"]} for item in GENERATED[dataset].items(split)]
     if data_dir is None:

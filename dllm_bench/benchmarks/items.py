@@ -24,6 +24,7 @@ from dllm_bench.core.benchmark import Encode, Turns
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.paths import expanded
 
 Item = Mapping[str, Any]
 """One question with what is needed to grade its answer; has an `id`."""
@@ -119,7 +120,7 @@ def require_known(kind: str, name: str, known: Iterable[str]) -> None:
 
 def data_file(data_dir: str, path: str, benchmark: str) -> Path:
     """The file `path` of a data directory; DllmBenchError if it does not exist."""
-    file = Path(data_dir).expanduser() / path
+    file = expanded(data_dir) / path
     if not file.is_file():
         raise DllmBenchError(
             f"Benchmark {benchmark!r} reads {path}, which is not in {data_dir!r}; "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.visible import visible
-from dllm_bench.store.files import check_results_directory
+from dllm_bench.store.files import results_directory
 from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
 
@@ -82,14 +82,12 @@ def configured_paths(arguments: Namespace) -> Plain:
 
 def training_folder(arguments: Namespace) -> Path:
     """Where the results of `train` go unless --out names another place."""
-    return Path(configured_paths(arguments)["results"]) / "training"
+    return results_directory(configured_paths(arguments)["results"]) / "training"
 
 
 def open_store(arguments: Namespace) -> Store:
     """The store in the results directory."""
-    results = configured_paths(arguments)["results"]
-    check_results_directory(results)
-    return Store(Path(results) / "runs")
+    return Store(results_directory(configured_paths(arguments)["results"]) / "runs")
 
 
 # --- output --------------------------------------------------------------------------------------

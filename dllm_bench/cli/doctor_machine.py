@@ -20,6 +20,7 @@ from dllm_bench import __version__
 from dllm_bench.benchmarks.sandbox.execution import CONSENT_VARIABLE, isolation
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE, assets_dir
+from dllm_bench.store.files import results_directory
 from dllm_bench.store.provenance import code, cpu_model
 
 Line = tuple[str, str, str]
@@ -126,7 +127,7 @@ def asset_lines() -> Iterator[Line]:
 
 def path_lines(paths: Mapping[str, Any]) -> Iterator[Line]:
     """The results directory and the data directory."""
-    yield OK, "results", str(Path(paths["results"]).absolute())
+    yield OK, "results", str(results_directory(paths["results"]).absolute())
     data = paths.get("data")
     if not data:
         text = "not set: real benchmarks come from the hub; set DLLM_BENCH_DATA"

@@ -19,6 +19,7 @@ from dllm_bench.cli.common import (
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.build import SiteBuilder
+from dllm_bench.store.files import results_directory
 from dllm_bench.tables.spec import EMBEDDED
 
 
@@ -47,7 +48,8 @@ def run(arguments: Namespace) -> int:
         if store.root.is_dir()
         else configured_paths(Namespace(results=None))["results"]
     )
-    out = arguments.out or Path(results) / "site"  # an archive of runs is not written beside
+    # an archive of runs is not written beside
+    out = arguments.out or results_directory(str(results)) / "site"
     if out.exists() and not out.is_dir():
         raise DllmBenchError(
             f"The report was to be written to {out}, which is a file; name a directory."

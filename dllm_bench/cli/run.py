@@ -7,7 +7,6 @@ heavy is imported, then the run is made, or looked up if it is complete already.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dllm_bench.api.compose import (
@@ -26,6 +25,7 @@ from dllm_bench.registry import instantiate
 from dllm_bench.runs.progress import RunProgress, summary
 from dllm_bench.site.format import LISTED_METRICS, align, number, percent
 from dllm_bench.store.differences import differing_settings
+from dllm_bench.store.files import results_directory
 from dllm_bench.store.hardware import memory_bytes, resolve_hardware
 from dllm_bench.store.inputs import is_served, model_spec, resolve_model
 from dllm_bench.store.record import RunRecord
@@ -96,7 +96,7 @@ def measure(config: Mapping[str, Any]) -> None:
     from dllm_bench.runs import rescore
 
     spec = RunSpec.from_config(config)
-    store = Store(Path(config["paths"]["results"]) / "runs")
+    store = Store(results_directory(config["paths"]["results"]) / "runs")
     logger = instantiate(config["logger"], "logger")
     record = run_spec(spec, store=store, logger=logger, progress=RunProgress())
     if config["retry_errors"] and JUDGE_ERROR in record.verdicts:
@@ -134,7 +134,7 @@ def estimate_lines(config: Mapping[str, Any]) -> Iterator[str]:
 
     hardware = resolve_hardware(config["hardware"])
     here = {**config, "hardware": hardware}
-    measured = cost.measured_runs(Store(Path(config["paths"]["results"]) / "runs"))
+    measured = cost.measured_runs(Store(results_directory(config["paths"]["results"]) / "runs"))
     run_here = PlannedRun((), CellState.MISSING, config=here)
     yield f"cost: {cost.cost_in_words([cost.CostModel([], measured).estimate(run_here)])}"
     if is_served(config["model"]):

@@ -23,6 +23,7 @@ from dllm_bench.models.folder import pickled_weights, read_json
 from dllm_bench.models.layouts import CheckpointLayout, PublishedTensor, Shapes
 
 MAPPED_BYTES = 2**26  # that one mapping of a file may have in memory, or one tensor
+MAX_TENSORS = 500_000  # of a checkpoint; the largest known have some 150,000
 SHOWN = 6  # names listed per kind of problem
 SHOWN_CHARACTERS = 80  # of a wrong value
 MATCHES_NOTHING = r"$^"
@@ -56,6 +57,11 @@ def _files_in_index(index: Path) -> list[str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise DllmBenchError(f"{index} has no weight_map of tensors to files; fetch it again.")
+    if len(weight_map) > MAX_TENSORS:
+        raise DllmBenchError(
+            f"{index} names {len(weight_map):,} tensors, and at most {MAX_TENSORS:,} are read; "
+            "fetch it again."
+        )
     wrong = [file for file in weight_map.values() if not is_shard_name(file)]
     if wrong:
         raise DllmBenchError(

@@ -15,7 +15,7 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.models.text import FILES
+from dllm_bench.models.text import FILES, require_regular
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
@@ -26,12 +26,13 @@ TEMPLATE = "chat_template"  # key of tokenizer_config.json, and stem of a file
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; DllmBenchError where it is missing or is no JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise DllmBenchError(
             f"{path.parent} holds no {path.name}; point the model's path at a checkpoint folder."
-        ) from None
+        )
+    require_regular(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DllmBenchError(f"{path} is not valid JSON ({error}); fetch it again.") from None
     if not isinstance(content, dict):

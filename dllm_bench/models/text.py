@@ -8,7 +8,9 @@ config.json and the tokenizer, which must agree on the mask and the end of text.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,70 @@ SETTINGS = (
 )
 
 
+MAX_FILE_BYTES = 128 * 2**20
+"""Of a JSON or text file of a checkpoint; the largest known tokenizer.json has 35 MB."""
+MAX_ADDED_TOKENS = 50_000
+"""That a tokenizer's files may list beside its vocabulary; the most known are 6,415."""
+ADDED = ("added_tokens", "added_tokens_decoder", "additional_special_tokens")
+
+
+def require_regular(path: Path) -> None:
+    """Raise DllmBenchError unless a path is a regular file of at most `MAX_FILE_BYTES`."""
+    if not path.is_file():
+        raise DllmBenchError(
+            f"{path} is to be read and is no regular file (a device, a pipe or a folder); fetch "
+            "the checkpoint again."
+        )
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
+        raise DllmBenchError(
+            f"{path} has {size:,} bytes, and at most {MAX_FILE_BYTES:,} are read; fetch it again."
+        )
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    """Raise DllmBenchError for files that are not regular, too large, or list too many tokens."""
+    for path in (folder / name for name in (*FILES, *SETTINGS)):
+        if not path.exists():
+            continue
+        require_regular(path)
+        if path.suffix != ".json" or path.name == "vocab.json":
+            continue
+        with suppress(ValueError, RecursionError):  # the library names what is no JSON
+            listed = _added_tokens(path.name, json.loads(path.read_text(encoding="utf-8")))
+            if listed > MAX_ADDED_TOKENS:
+                raise DllmBenchError(
+                    f"{path} lists {listed:,} added tokens, and at most {MAX_ADDED_TOKENS:,} are "
+                    "read; fetch it again."
+                )
+
+
+def _added_tokens(file: str, content: Any) -> int:
+    if file == "added_tokens.json":
+        return len(content) if isinstance(content, dict) else 0
+    lists = [content.get(key) for key in ADDED] if isinstance(content, dict) else []
+    return sum(len(one) for one in lists if isinstance(one, (list, dict)))
+
+
+@contextmanager
+def rust_panics_named(action: str) -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is no Exception, into a DllmBenchError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != PANIC:
+            raise
+        raise DllmBenchError(
+            f"{action} ended in an error inside of the tokenizers library ({error}); its "
+            "tokenizer.json holds a pattern that cannot be used, fetch it again."
+        ) from None
+
+
+PANIC = "PanicException"  # pyo3 makes the class, which no module exports
+
+
 def read_tokenizer(folder: Path) -> Any:
     """The folder's tokenizer, without running code of the checkpoint; None if it has none."""
+    _check_tokenizer_files(folder)
     if not any((folder / name).is_file() for name in FILES):
         return None
     from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer  # slow to import
@@ -44,7 +108,10 @@ def read_tokenizer(folder: Path) -> Any:
     single_file = (folder / "tokenizer.json").is_file()
     kind = PreTrainedTokenizerFast if single_file else Qwen2Tokenizer  # vocab.json, merges.txt
     try:
-        return kind.from_pretrained(str(folder), trust_remote_code=False)
+        with rust_panics_named(f"Reading the tokenizer in {folder}"):
+            return kind.from_pretrained(str(folder), trust_remote_code=False)
+    except DllmBenchError:
+        raise
     except Exception as error:  # a damaged file raises errors of any kind
         raise DllmBenchError(
             f"The tokenizer in {folder} cannot be read ({type(error).__name__}: {error}); fetch "
@@ -224,18 +291,25 @@ class TextCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        text: str = self._tokenizer().decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+        return self._decode(ids, skip_special_tokens=True)
 
     def decode_visibly(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
-        text: str = self._tokenizer().decode(list(ids), clean_up_tokenization_spaces=False)
-        return text
+        return self._decode(ids, skip_special_tokens=False)
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        with rust_panics_named(f"Decoding tokens of model {self.name!r}"):
+            return str(
+                self._tokenizer().decode(
+                    list(ids),
+                    skip_special_tokens=skip_special_tokens,
+                    clean_up_tokenization_spaces=False,
+                )
+            )
 
     def _plain(self, text: str) -> list[int]:
-        return list(self._tokenizer().encode(text, add_special_tokens=False))
+        with rust_panics_named(f"Encoding a text for model {self.name!r}"):
+            return list(self._tokenizer().encode(text, add_special_tokens=False))
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:

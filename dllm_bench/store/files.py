@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import expanded
 
 SYNC_EVERY_S = 1.0  # an `Appender` calls fsync at most this often
 BEAT_S = 10.0  # the owner of a lock touches it this often
@@ -303,15 +304,19 @@ def _owner(content: bytes) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
-def check_results_directory(results: object) -> None:
-    """Refuse an empty name (it would mean the working directory) and a path through a file."""
+def results_directory(results: object) -> Path:
+    """The results directory that was named, with the home folder in place of `~`.
+
+    Refuses an empty name (it would mean the working directory) and a path through a file.
+    """
     if not isinstance(results, str) or not results:
         raise DllmBenchError(
             f"The results directory is {results!r}; name one with paths.results=DIR, --results DIR "
             "or DLLM_BENCH_RESULTS."
         )
-    folder = Path(results)
+    folder = expanded(results)
     if files := [path for path in (folder, *folder.parents) if path.is_file()]:
         raise DllmBenchError(
             f"The results directory is {results}, and {files[0]} is a file; name a directory."
         )
+    return folder

@@ -41,6 +41,26 @@ GIBIBYTE = 2**30
 WEIGHTS_SHARE = 0.95  # of a device's memory; the rest is for activations
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SMALL_DTYPE = "bfloat16"
+LARGEST = 2**63 - 1  # of any setting that is a whole number
+COUNTS = (1, 1024)
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "limit": (1, 2**31),
+    "batch": (1, 2**31),
+    "max_judge_errors": (0, 2**31),
+    "benchmark.shots": (0, 1000),
+    "benchmark.max_new_tokens": (1, 2**31),
+    "benchmark.repeats": COUNTS,
+    "hardware.threads": COUNTS,
+    "hardware.branch_parallel": COUNTS,
+    "hardware.tensor_parallel": COUNTS,
+    "hardware.replicas": COUNTS,
+    "hardware.timeout_s": (0, 10**7),
+    "model.concurrency": (1, 10_000),
+    "model.retries": (0, 1000),
+    "model.timeout_s": (0, 10**7),
+    "model.backoff_s": (0, 10**4),
+}
+"""Setting -> smallest and largest number that is taken; the memory may allow less."""
 HARDWARE_SETTINGS_OF_MODELS = ("dtype", "attention", "device", "quantization", "compile")
 
 
@@ -78,7 +98,11 @@ def resolve(config: Plain) -> Plain:
 
 
 def require_numbers(plain: object, name: str = "") -> None:
-    """Raise DllmBenchError if a setting, at any depth, is NaN: every comparison with it fails."""
+    """Raise DllmBenchError if a setting, at any depth, is a number beyond its bounds.
+
+    That is NaN, with which every comparison fails, a whole number that no library takes, or what
+    `BOUNDS` leaves out.
+    """
     if isinstance(plain, Mapping):
         for key, value in plain.items():
             require_numbers(value, f"{name}.{key}".lstrip("."))
@@ -87,6 +111,15 @@ def require_numbers(plain: object, name: str = "") -> None:
             require_numbers(value, name)
     elif isinstance(plain, float) and math.isnan(plain):
         raise DllmBenchError(f"{name} is nan, which is no number; give one.")
+    elif isinstance(plain, (int, float)) and not isinstance(plain, bool):
+        default = (-LARGEST, LARGEST) if isinstance(plain, int) else (-math.inf, math.inf)
+        least, most = BOUNDS.get(name, default)
+        if not least <= plain <= most:
+            shown = str(plain) if abs(plain) <= LARGEST else "beyond 64 bits"
+            raise DllmBenchError(
+                f"{name} is {shown}, and numbers from {least:,} to {most:,} are taken; give one of "
+                "these."
+            )
 
 
 def files_of(config: Plain) -> list[Path] | None:

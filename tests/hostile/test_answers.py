@@ -16,6 +16,8 @@ from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import evalplus_benchmark, lm_eval_benchmark
 
+CPU_S = 5
+"""Of a text; the import of lm-eval takes two."""
 DEEP = "    return a" + ".b" * 1000 + "\n"
 ANSWERS = {
     "attributes": DEEP,
@@ -45,26 +47,41 @@ def test_a_program_that_cannot_be_read_is_wrong(postprocess: str) -> None:
     assert len(list(benchmark.samples(texts))) == len(texts)
 
 
-NUMBERS = {
+TEXTS = {
     "digits": "#### " + "1" * 100_000,
     "a lone surrogate": "#### \ud800",
-    "spaces": "####" + " " * 200_000,
-    "marks": "#### " * 100_000,
+    "marks": "####" * 100_000,
+    "brackets": "\\boxed{" * 5000,
     "too long": "1" * (bounded.MAX_CHARACTERS + 1),
+}
+PRIMARY = {
+    "minigsm": "exact_match,strict-match",
+    "minimath": "accuracy,none",
+    "miniread": "exact,strict-match",
 }
 
 
-@pytest.mark.parametrize("task", ["minigsm", "minimath", "miniread", "miniparallel"])
-def test_a_text_that_cannot_be_read_in_time_is_wrong(task: str) -> None:
-    benchmark = lm_eval_benchmark(task, limit=len(NUMBERS))
-    texts = {item["id"]: text for item, text in zip(benchmark.items, NUMBERS.values(), strict=True)}
+@pytest.fixture
+def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers of their own, with few CPU seconds for each text."""
+    monkeypatch.setattr(bounded, "_IDLE", [])
+    start = f"from dllm_bench.benchmarks import bounded as b; b.MAX_CPU_S = {CPU_S}; b.serve()"
+    monkeypatch.setattr(bounded, "START", start)
+
+
+@pytest.mark.usefixtures("short_time")
+@pytest.mark.parametrize("task", PRIMARY)
+def test_a_text_that_cannot_be_read_is_wrong(task: str) -> None:
+    benchmark = lm_eval_benchmark(task, PRIMARY[task], limit=len(TEXTS))
+    texts = {item["id"]: text for item, text in zip(benchmark.items, TEXTS.values(), strict=True)}
     scores = benchmark.score(texts)
-    assert [score.value for score in scores.values()] == [0.0] * len(NUMBERS)
-    by_name = dict(zip(NUMBERS, scores.values(), strict=True))
+    assert [score.value for score in scores.values()] == [0.0] * len(TEXTS)
+    by_name = dict(zip(TEXTS, scores.values(), strict=True))
     assert by_name["a lone surrogate"].verdict == "unreadable (characters)"
     assert by_name["too long"].verdict == "unreadable (length)"
     assert len({frozenset(score.metrics) for score in scores.values()}) == 1
-    assert set(benchmark.answers(texts)) == set(texts)
+    if task == "minigsm":
+        assert by_name["digits"].verdict == "unreadable (time)"
 
 
 def endless(text: str) -> bool:
@@ -97,14 +114,6 @@ def process(text: str) -> int:
     return os.getpid()
 
 
-@pytest.fixture
-def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers of their own, with one CPU second for each text."""
-    monkeypatch.setattr(bounded, "_IDLE", [])
-    start = "from dllm_bench.benchmarks import bounded as b; b.MAX_CPU_S = 1; b.serve()"
-    monkeypatch.setattr(bounded, "START", start)
-
-
 @pytest.mark.usefixtures("short_time")
 def test_seconds_memory_and_nesting_are_bounded_in_any_thread() -> None:
     reasons: dict[str, str] = {}
@@ -114,14 +123,14 @@ def test_seconds_memory_and_nesting_are_bounded_in_any_thread() -> None:
             call_bounded(globals()[name], text)
         reasons[name] = raised.value.reason
 
-    cases = (("endless", "a" * 60), ("ends_its_process", "11"), ("needs_memory", str(2**40)))
+    cases = (("endless", "a" * 80), ("ends_its_process", "11"), ("needs_memory", str(2**40)))
     threads = [threading.Thread(target=read, args=case) for case in cases]
     started = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     expected = {"endless": "time", "ends_its_process": "nesting", "needs_memory": "MemoryError"}
     assert reasons == expected
     assert call_bounded(length, "abc") == 3
@@ -152,7 +161,7 @@ def test_math_verify_has_a_limit_in_every_thread() -> None:
 
     thread = threading.Thread(target=verify, daemon=True)
     thread.start()
-    thread.join(timeout=30)
+    thread.join(timeout=60)
     assert ended
 
 

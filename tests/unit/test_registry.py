@@ -94,11 +94,40 @@ def test_an_installed_plug_in_registers_its_classes(monkeypatch: pytest.MonkeyPa
             TARGET: "select.visitor",
             "tau": 0.5,
         }
-    entry = EntryPoint("visitor", "no_such_package_here", registry.PLUGINS)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+
+
+FAILURES = {
+    "absent": "import no_such_package_here",
+    "division": "1 / 0",
+    "syntax": "def (",
+    "exit": "raise SystemExit(0)",
+    "recursion": "f = lambda: f()\nf()",
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_plug_in_that_fails_is_named_and_leaves_the_others(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in ("_objects", "_names"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    good = (
+        "from dataclasses import dataclass\n"
+        "from dllm_bench.registry import register\n"
+        f"@register('select.beside_{name}')\n"
+        "@dataclass(frozen=True)\n"
+        "class Beside: pass\n"
+    )
+    for module, code in ((f"failing_{name}", FAILURES[name]), (f"beside_{name}", good)):
+        (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = (f"failing_{name}", f"beside_{name}")
+    entries = [EntryPoint(module, module, registry.PLUGINS) for module in modules]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     registry.load_plugins.cache_clear()
-    with pytest.raises(DllmBenchError, match="'visitor'.*cannot be imported"):
-        registry.load_plugins()
+    assert find(f"select.beside_{name}").__name__ == "Beside"
+    with pytest.raises(DllmBenchError, match=f"'failing_{name}'.*cannot be imported"):
+        find("select.of_the_failing_one")
     registry.load_plugins.cache_clear()
 
 

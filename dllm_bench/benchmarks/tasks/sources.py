@@ -40,6 +40,7 @@ from dllm_bench.benchmarks.items import (
 )
 from dllm_bench.benchmarks.tasks import readers
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import expanded
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -214,7 +215,7 @@ def hub_cache() -> Path:
 def _original_file(source: str, split: str, data_dir: str) -> tuple[Path, str]:
     """(file of a split, name of the split in ids); a partial file adds its name to the split's."""
     published = PUBLISHED[source]
-    names, root = published.files[split], Path(data_dir).expanduser()
+    names, root = published.files[split], expanded(data_dir)
     name = next((name for name in names if (root / name).is_file()), names[0])
     file, part = data_file(data_dir, name, source), published.partial_files.get(name)
     return file, f"{split}.{part}" if part else split
@@ -233,6 +234,7 @@ def _hub_split(source: str, split: str) -> HubSplit:
 @cache
 def rows(source: str, split: str, data_dir: str | None) -> list[Row]:
     """All items of a split in the original order, each with its `id`."""
+    require_known(f"split of {source!r}:", split, splits(source))
     if source in GENERATED:
         return GENERATED[source].items(split)
     published, label = PUBLISHED[source], split

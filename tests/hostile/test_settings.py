@@ -1,0 +1,150 @@
+"""Settings, paths and configuration folders that cannot work: one sentence each, at once."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dllm_bench import paths
+from dllm_bench.cli.main import main
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import CONFIG_DIR, expanded
+from dllm_bench.store.files import results_directory
+from dllm_bench.store.inputs import BOUNDS, require_numbers
+from dllm_bench.store.spec import role_of
+
+RUN = ["run", "model=tiny-llada", "hardware=cpu", "limit=1", "benchmark.max_new_tokens=32"]
+LONG = "a" * 300
+WRONG = {
+    "threads": (["hardware.threads=100000"], "hardware.threads is 100000, and numbers from 1"),
+    "repeats": (["benchmark.repeats=1000000000"], "benchmark.repeats is 1000000000"),
+    "no repeats": (["benchmark.repeats=0"], "benchmark.repeats is 0"),
+    "shots": (["benchmark.shots=-1"], "benchmark.shots is -1"),
+    "no tokens": (["benchmark.max_new_tokens=0"], "benchmark.max_new_tokens is 0"),
+    "replicas": (["hardware.replicas=100000"], "hardware.replicas is 100000"),
+    "seed": ([f"seed={10**30}"], "seed is beyond 64 bits"),
+    "any number": ([f"decoder.select.steps={10**30}"], "decoder.select.steps is beyond 64 bits"),
+    "split": (["benchmark.split=x"], "split of 'minigsm': 'x'"),
+    "split of programs": (["benchmark=minicode", "benchmark.split=x"], "'x'"),
+    "long results": ([f"paths.results={LONG}"], "cannot be used (File name too long)"),
+    "deep results": ([f"paths.results={'a/' * 3000}"], "cannot be used (File name too long)"),
+    "long model": ([f"model={LONG}/b"], "cannot be used (File name too long)"),
+    "long model path": ([f"model.path={LONG}"], "cannot be used (File name too long)"),
+    "long data": (["benchmark=gsm8k", f"paths.data={LONG}"], "cannot be used (File name too long)"),
+    "no such home": (["paths.results='~nobody_of_this_name/a'"], "cannot be used"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_setting_that_cannot_work_is_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DLLM_BENCH_ALLOW_CODE", "1")
+    overrides, words = WRONG[name]
+    started = time.process_time()
+    assert main([*RUN, *overrides]) == 2
+    assert time.process_time() - started < 10
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert words in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_bounded_setting_exists() -> None:
+    for name, (least, most) in BOUNDS.items():
+        assert role_of(name)
+        assert least < most
+        group, _, key = name.rpartition(".")
+        plain = {group: {key: most + 1}} if group else {key: most + 1}
+        with pytest.raises(DllmBenchError, match=f"^{name} is"):
+            require_numbers(plain)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def test_a_tilde_is_the_home_folder_wherever_results_are_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert results_directory("~/a") == expanded("~/a") == home / "a"
+    monkeypatch.setenv("DLLM_BENCH_RESULTS", "~")
+    assert main(["status"]) == main(["status", "--results", "~/b"]) == 0
+    assert main([*RUN, "paths.results='~/c'"]) == 0
+    assert main(["run", "-m", *RUN[1:], "seed=1,2", "paths.results='~/c'"]) == 0
+    assert (home / "c" / "runs").is_dir()
+    assert not (home.parent / "~").exists()
+
+
+BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+FILES = {
+    "a tab": (b"a:\n\tb: 1\n", "cannot start any token"),
+    "aliases": (BOMB.encode(), "more than 20 aliases"),
+    "brackets": (b"[" * 5000, "nested more than"),
+    "blocks": (b"- " * 5000, "nested more than"),
+    "latin-1": (b"a: \xe9\n", "codec can't decode"),
+    "null": (b"a: \0\n", "special characters are not allowed"),
+    "size": (b"# " + b"a" * 2**19, "no regular file of at most"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("group", ["decoder", "model"])
+def test_a_configuration_file_that_cannot_be_read_is_named(
+    name: str,
+    group: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content, words = FILES[name]
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_bytes(content)
+    monkeypatch.setenv(CONFIG_DIR, "")
+    paths.check_yaml_files.cache_clear()
+    results = f"paths.results={tmp_path / 'results'}"
+    started = time.process_time()
+    assert main(["--config-dir", str(tmp_path), *RUN, f"{group}=mine", results]) == 2
+    assert time.process_time() - started < 10
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{group}/mine.yaml" in line
+    assert words in line
+
+
+def test_a_pipe_among_the_configuration_files_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "decoder").mkdir()
+    os.mkfifo(tmp_path / "decoder" / "mine.yaml")
+    monkeypatch.setenv(CONFIG_DIR, str(tmp_path))
+    assert main([*RUN, f"paths.results={tmp_path / 'results'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "mine.yaml" in line
+
+
+def test_a_configuration_folder_that_does_not_exist_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CONFIG_DIR, "/no/such/folder")
+    assert main(RUN) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{CONFIG_DIR}=/no/such/folder is not a folder" in line
+
+
+def test_a_configuration_folder_may_be_below_the_home_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "mine").mkdir()
+    monkeypatch.setenv(CONFIG_DIR, "~/mine")
+    assert paths.further_conf_dirs()[-1] == (home / "mine").resolve()
