@@ -35,7 +35,7 @@ BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names large files by their
 def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     """The safetensors files of a folder: `<stem>.safetensors`, or the files its index lists."""
     index = folder / f"{stem}.safetensors.index.json"
-    if index.is_file():
+    if index.exists():
         files = [folder / name for name in _files_in_index(index)]
     else:
         files = [folder / f"{stem}.safetensors"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,40 @@ def text_in(name: str, text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_text(text) and None
 
 
+def instead(folder: Path, name: str, device: str = "") -> None:
+    """Put a device, or a pipe, in the place of a file."""
+    (folder / name).unlink(missing_ok=True)
+    if device:
+        (folder / name).symlink_to(device)
+    else:
+        os.mkfifo(folder / name)
+
+
+def sparse(folder: Path, name: str) -> None:
+    """Make a file of 10 GB that takes no space."""
+    with (folder / name).open("r+b" if (folder / name).exists() else "wb") as stream:
+        stream.truncate(10**10)
+
+
+def many_tokens(folder: Path) -> None:
+    like = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [{"id": i, "content": f"<{i}>", "special": True, **like} for i in range(10**5)]
+    edit(folder / "tokenizer.json", added_tokens=added)
+
+
+def many_names(folder: Path) -> None:
+    index(folder, "model-00001.safetensors")
+    names = {f"{i}": "model-00001.safetensors" for i in range(10**6)}
+    edit(folder / "model.safetensors.index.json", weight_map=names)
+
+
+def slow_pattern(folder: Path) -> None:
+    """A pattern that the tokenizers library gives up on with a panic."""
+    pattern = {"Regex": r"(\w|\w\w|\w?\w)+$\n\n\n"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    edit(folder / "tokenizer.json", pre_tokenizer=split, normalizer=None)
+
+
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "nan": (lambda f: with_number(f, float("nan")), f"{NAME} holds numbers that are NaN"),
     "inf": (lambda f: with_number(f, float("inf")), f"{NAME} holds numbers that are NaN"),
@@ -73,6 +108,21 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty config": (text_in("config.json", "{}"), "model_type None"),
     "deep tokenizer": (text_in("tokenizer.json", DEEP), "tokenizer in"),
     "deep generation config": (text_in("generation_config.json", DEEP), "is not valid JSON"),
+    "config of a device": (lambda f: instead(f, "config.json", "/dev/zero"), "no regular file"),
+    "config of a pipe": (lambda f: instead(f, "config.json"), "no regular file"),
+    "config without end": (lambda f: sparse(f, "config.json"), "has 10,000,000,000 bytes"),
+    "tokenizer of a device": (
+        lambda f: instead(f, "tokenizer.json", "/dev/zero"),
+        "lacks a tokenizer",
+    ),
+    "tokenizer of a pipe": (lambda f: instead(f, "tokenizer_config.json"), "no regular file"),
+    "index of a device": (
+        lambda f: instead(f, "model.safetensors.index.json", "/dev/zero"),
+        "no regular file",
+    ),
+    "many tokens": (many_tokens, "lists 100,000 added tokens"),
+    "many names": (many_names, "names 1,000,000 tensors"),
+    "slow pattern": (slow_pattern, "inside of the tokenizers library"),
     "layers": (lambda f: edit(f / "config.json", num_hidden_layers=10**7), "have 2 layers"),
     "no layers": (lambda f: edit(f / "config.json", num_hidden_layers=0), "have 2 layers"),
     "minus a layer": (lambda f: edit(f / "config.json", num_hidden_layers=-1), "have 2 layers"),

@@ -327,13 +327,14 @@ def _dataset(
 
     if items is None:
         items = choose_items(rows(source, split, data_dir), limit, repeats)
+    chosen = [dict(item) for item in items]
     if shots_count is None:
         examples = _available_shots(source, shots_from, data_dir)
     else:
         examples = shots(source, shots_from, shots_count, data_dir)
     return {
-        "test": Dataset.from_list(list(items)),
-        SHOTS: Dataset.from_list(examples or list(items[:1])),
+        "test": Dataset.from_list(chosen),
+        SHOTS: Dataset.from_list(examples or chosen[:1]),
     }
 
 
