@@ -7,8 +7,9 @@ On Linux namespaces, Landlock and a filter of system calls are added (`child/boo
 
 The child is two processes. The judged one holds the program and its inputs. The supervisor holds
 what a result is compared with and writes the verdict; it never runs the program and reads its
-results as data (`child/codec.py`). `execute` runs a program to its end, which only the program's
-own process can tell: "passed" means that nothing said otherwise. `examine` calls its functions.
+results as data (`child/codec.py`). `examine` calls a program's functions. `execute` runs a program
+for its output: that it came to its end only its own process can tell, so the verdict is "ended" and
+never "passed"; who grades it compares the output. `child/supervise.py` states the law.
 
 What the sandbox does not protect against: a bug in the kernel; the memory that many programs use at
 once; reading files in /etc that the user who runs this may read (for root: passwords). Where a step
@@ -47,6 +48,7 @@ from dllm_bench.benchmarks.sandbox.container import (
     requested_container,
 )
 from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome, ProgramVerdict
+from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 
 CONSENT_VARIABLE = "DLLM_BENCH_ALLOW_CODE"
@@ -54,6 +56,10 @@ POLL_S = 0.05
 BACKSTOP_S = 2.0
 """How long after its wall time a child that does not stop by itself is killed."""
 CHILD = "dllm_bench.benchmarks.sandbox.child."
+BROUGHT_DOWN = (signal.SIGXCPU, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+"""Signals by which a judging process ends over hostile values."""
+LAST_WORDS = 200
+"""Characters of a container tool's message that are kept."""
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -69,7 +75,7 @@ def require_consent(allowed: bool, benchmark: str) -> None:
 
 
 def execute(program: str, limits: Limits | None = None, stdin: str | None = None) -> ProgramOutcome:
-    """Run a Python program in a sandboxed child and tell how it ended.
+    """Run a Python program in a sandboxed child for its output; it is never judged "passed".
 
     `stdin` is what it reads, nothing by default.
     """
@@ -199,10 +205,12 @@ def _follow(child: _Child, channel: int, nonce: str, limits: Limits) -> ProgramO
     began = time.monotonic()
     stopped, tail = _drain(child, began + limits.wall_s + BACKSTOP_S, limits)
     status = child.stop()
-    reports = _reports(channel, nonce)
-    verdict, detail = _verdict(stopped, status, reports)
+    reports, other = _reports(channel, nonce)
+    verdict, detail = _verdict(stopped, status, reports, child.container is not None)
+    if verdict == JUDGE_ERROR and child.container and other.strip():
+        detail = f"{detail}: {other.strip()[-LAST_WORDS:]}"
     held = next((r[1:] for r in reports if r[0] == "held"), ())
-    words = tuple(r for r in reports if r[0] not in ("held", "end"))
+    words = tuple(r for r in reports if r[0] not in ("held", "begun", "end"))
     text = tail.decode("utf-8", errors="replace")
     return ProgramOutcome(verdict, text, time.monotonic() - began, detail, words, held, child.cpu_s)
 
@@ -237,8 +245,8 @@ def _wait_exit(child: _Child, deadline: float) -> str:
     return ""
 
 
-def _reports(channel: int, nonce: str) -> list[tuple[str, ...]]:
-    """Words of the lines on the report channel that begin with the nonce."""
+def _reports(channel: int, nonce: str) -> tuple[list[tuple[str, ...]], str]:
+    """(words of the lines on the report channel that begin with the nonce, the other lines)."""
     os.set_blocking(channel, False)
     data = b""
     while True:
@@ -251,14 +259,21 @@ def _reports(channel: int, nonce: str) -> list[tuple[str, ...]]:
         if not chunk:
             break
         data += chunk
-    rows = [line.split("\t") for line in data.decode(errors="replace").splitlines()]
-    return [tuple(words) for key, *words in rows if key == nonce and words]
+    lines = data.decode(errors="replace").splitlines()
+    rows = [line.split("\t") for line in lines]
+    words = [tuple(words) for key, *words in rows if key == nonce and words]
+    return words, "\n".join(line for line in lines if not line.startswith(nonce))
 
 
 def _verdict(
-    stopped: str, status: int, reports: Sequence[tuple[str, ...]]
+    stopped: str, status: int, reports: Sequence[tuple[str, ...]], contained: bool
 ) -> tuple[ProgramVerdict, str]:
-    """(verdict, detail) of a program that was stopped, or as the supervisor reports it."""
+    """(verdict, detail) of a program that was stopped, or as the supervisor reports it.
+
+    A supervisor that ends without a report is a fault of this machine, unless it had begun to read
+    what comes from the program and its end is one that hostile values bring about. contained:
+    `status` is that of a container, whose memory is this program's alone.
+    """
     if stopped == "timeout":
         return "timeout", "wall time"
     if stopped == "output":
@@ -266,14 +281,19 @@ def _verdict(
     ends = [words[1:] for words in reports if words[0] == "end"]
     if ends and ends[0][0] in get_args(ProgramVerdict):
         return cast(ProgramVerdict, ends[0][0]), ends[0][1]
-    return "judge_error", f"the process that judges ended with status {status}"
+    number = status - 128 if contained else -status
+    by_values = number in (*BROUGHT_DOWN, *([signal.SIGKILL] if contained else []))
+    if by_values and ("begun",) in reports:
+        name = signal.Signals(number).name
+        return "failed", f"its results took too much to read or compare ({name})"
+    return JUDGE_ERROR, f"the process that judges ended with status {status}"
 
 
 @cache
 def isolation() -> tuple[str, ...]:
     """Names of the isolation steps that take effect here, found by running an empty program."""
     outcome = execute("")
-    if outcome.verdict != "passed":
+    if outcome.verdict != "ended":
         raise DllmBenchError(
             f"The sandbox cannot run an empty program here ({outcome.verdict}: {outcome.detail} "
             f"{outcome.stdout[-200:]}); code benchmarks need a POSIX system that allows it."

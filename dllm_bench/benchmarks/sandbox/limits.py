@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 ProgramVerdict = Literal[
-    "passed", "failed", "timeout", "crashed", "memory", "refused", "judge_error"
+    "passed", "ended", "failed", "timeout", "crashed", "memory", "refused", "judge_error"
 ]
-"""passed: ran to its last line; failed: an error, an early exit or too much output; timeout: CPU or
-wall time used up; crashed: killed by a signal; memory: MemoryError; refused: an error because the
-sandbox denied a call; judge_error: the process that judges did not come to a verdict."""
+"""passed: every result is right; ended: a program run for its output came to its last line, by its
+own account, which no grade may rest on; failed: a wrong result, one that cannot be read or compared
+within bounds, an error, an early exit or too much output; timeout: CPU or wall time used up;
+crashed: killed by a signal; memory: MemoryError; refused: an error because the sandbox denied a
+call; judge_error: a fault of this machine, such as no sandbox or no memory to start it."""
 
 
 @dataclass(frozen=True)

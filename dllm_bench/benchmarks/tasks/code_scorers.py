@@ -4,7 +4,9 @@ A filter is one way to read an answer: `completion` takes the text as it is, `ex
 fenced block and drops an end that does not parse, `lopa` and `opencompass` are the published ones.
 Programs run in the sandbox only. The caller makes sure of consent: our benchmark, or lm-eval with
 `confirm_run_unsafe_code`. The item's own solution runs first; it decides how much time a program
-gets, and whether the tests can run in a process of their own, where a program cannot reach them.
+gets, and whether the tests can run in a process of their own. Where a test needs objects of the
+program, its expressions run there, and their values are compared in the other process. A program
+reaches expected values in neither.
 """
 
 from __future__ import annotations
@@ -139,6 +141,27 @@ class Tests:
         return {node.name for node in tree.body if isinstance(node, kinds)}
 
     @cached_property
+    def pieces(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """(source, ()) for a statement, (expression, (value,)) for `assert EXPRESSION == VALUE`.
+
+        Empty if an assertion has another form or there is none: then its outcome cannot be kept
+        apart from the program.
+        """
+        pieces: list[tuple[str, tuple[Any, ...]]] = []
+        for node in code_answers.parse_quietly(self.text).body:
+            match node:
+                case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
+                    try:
+                        pieces.append((ast.unparse(left), (ast.literal_eval(right),)))
+                    except ValueError:
+                        return []
+                case _ if any(isinstance(inner, ast.Assert) for inner in ast.walk(node)):
+                    return []
+                case _:
+                    pieces.append((ast.unparse(node), ()))
+        return pieces if any(expected for _, expected in pieces) else []
+
+    @cached_property
     def examiner(self) -> sandbox.Examiner:
         """The tests in a process of their own."""
         payload = {
@@ -150,11 +173,19 @@ class Tests:
         return sandbox.Examiner("check_asserts", payload)
 
     def run(self, program: str, cpu_s: int, apart: bool) -> ProgramOutcome:
-        """Run the tests on a program: in a process of their own, or behind it in its own."""
+        """Run the tests on a program: in a process of their own, or their expressions in its own.
+
+        Tests that can run in neither way give no verdict.
+        """
         limits = replace(LIMITS, cpu_s=cpu_s, wall_s=max(LIMITS.wall_s, 2.0 * cpu_s))
         if apart:
             return sandbox.examine(program, self.examiner, limits)
-        return sandbox.execute(program + self.text, limits)
+        if not self.pieces:
+            return ProgramOutcome(
+                JUDGE_ERROR, "", 0.0, "the tests cannot be kept apart from the program"
+            )
+        examiner = sandbox.Examiner("check_pieces", self.pieces)
+        return sandbox.examine(program, examiner, limits)
 
 
 @lru_cache(maxsize=4096)
@@ -162,7 +193,7 @@ def calibrate(tests: Tests) -> tuple[int, bool]:
     """(CPU seconds for a program, whether the tests can run in a process of their own).
 
     They can if the reference passes them that way: arguments and results are values, and no
-    argument is changed. Its CPU time counts where it is long.
+    argument is changed. Else their pieces run in the program's. Its CPU time counts where it is long.
     """
     for apart in (True, False):
         outcome = tests.run(tests.reference, 6 * LIMITS.cpu_s, apart)

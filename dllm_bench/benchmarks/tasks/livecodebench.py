@@ -87,7 +87,7 @@ def _verdict(code: str, function: str, tests: str) -> str:
 def _stdin_verdict(program: str, given: str, wanted: str) -> str:
     """The verdict of one run on standard input, which may end with `exit()`."""
     outcome = sandbox.execute(program, LIMITS, given)
-    ended = outcome.verdict == "passed" or outcome.detail.startswith("SystemExit")
+    ended = outcome.verdict == "ended" or outcome.detail.startswith("SystemExit")
     if not ended:
         return outcome.verdict
     return "passed" if same_output(outcome.stdout, wanted) else "failed"
@@ -102,15 +102,14 @@ def same_output(printed: str, wanted: str) -> bool:
 def _same_line(one: str, other: str) -> bool:
     if one.strip() == other.strip():
         return True
-    values = _decimals(one), _decimals(other)
-    return None not in values and values[0] == values[1]
-
-
-def _decimals(line: str) -> list[Decimal] | None:
     try:
-        return [Decimal(word) for word in line.split()]
-    except InvalidOperation:
-        return None
+        return _decimals(one) == _decimals(other)
+    except InvalidOperation:  # a word that is no number, or a signalling NaN, which equals nothing
+        return False
+
+
+def _decimals(line: str) -> list[Decimal]:
+    return [Decimal(word) for word in line.split()]
 
 
 def _method_verdict(program: str, function: str, cases: list[tuple[str, str]]) -> str:

@@ -63,7 +63,7 @@ def test_a_program_runs_in_the_tool_asked_for(
 ) -> None:
     monkeypatch.setenv(container.ISOLATION_VARIABLE, tool)
     outcome = sandbox.execute("print(1 + 1)")
-    assert (outcome.verdict, outcome.stdout) == ("passed", "2\n")
+    assert (outcome.verdict, outcome.stdout) == ("ended", "2\n")
     ((*words,),) = calls(log)
     assert "swordfish" not in str(words)
     assert words[words.index("--network") + 1] == "none"
@@ -83,7 +83,7 @@ def test_verdicts_come_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sandbox.execute("import ctypes; ctypes.string_at(0)", limits=quick).verdict == "crashed"
     assert sandbox.execute("while True: pass", limits=quick).verdict == "timeout"
     read = sandbox.execute("print(input())", stdin="given\n")
-    assert (read.verdict, read.stdout) == ("passed", "given\n")
+    assert (read.verdict, read.stdout) == ("ended", "given\n")
     noisy = sandbox.execute("import sys; print('seen', file=sys.stderr)")
     assert noisy.stdout == "seen\n"
 
@@ -123,7 +123,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(DllmBenchError, match=sentence):
             sandbox.execute("x = 1")
     monkeypatch.setenv(container.ISOLATION_VARIABLE, container.PROCESS)
-    assert sandbox.execute("x = 1").verdict == "passed"
+    assert sandbox.execute("x = 1").verdict == "ended"
     container.container_tool.cache_clear()
 
 

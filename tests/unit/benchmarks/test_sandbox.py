@@ -27,7 +27,7 @@ SECRET = "DLLM_BENCH_TEST_SECRET"
 
 def test_a_program_runs_and_its_output_is_kept() -> None:
     outcome = drill("print('two', 1 + 1)")
-    assert (outcome.verdict, outcome.stdout, outcome.detail) == ("passed", "two 2\n", "")
+    assert (outcome.verdict, outcome.stdout, outcome.detail) == ("ended", "two 2\n", "")
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_files_of_the_user_cannot_be_read(tmp_path: Path) -> None:
     assert drill(f"open({str(secret)!r}).read()").verdict == "refused"
     assert drill(f"import os; os.listdir({str(secret.parent)!r})").verdict == "refused"
     assert drill(f"import os; os.listdir({str(Path.home())!r})").verdict == "refused"
-    assert drill("import json, decimal; open('/etc/hosts').read()").verdict == "passed"
+    assert drill("import json, decimal; open('/etc/hosts').read()").verdict == "ended"
 
 
 def test_installed_packages_are_read_only_where_asked_for() -> None:
     source = "import numpy; print(numpy.arange(3).sum())"
     assert drill(source).verdict == "failed"
     asked = execute(source, limits=Limits(packages=True, memory_mb=4096))
-    assert (asked.verdict, asked.stdout) == ("passed", "3\n")
+    assert (asked.verdict, asked.stdout) == ("ended", "3\n")
 
 
 def test_a_program_reads_what_it_is_given() -> None:
@@ -178,7 +178,7 @@ def test_a_gigabyte_of_output_is_not_kept() -> None:
 
 def test_time_used_comes_back() -> None:
     busy = drill("import time\nwhile time.process_time() < 0.1: pass")
-    assert busy.verdict == "passed"
+    assert busy.verdict == "ended"
     assert busy.cpu_s >= 0.1
 
 
@@ -229,7 +229,7 @@ def test_equal_programs_print_equal_sets() -> None:
 def test_one_crash_does_not_touch_the_others() -> None:
     good, bad = "x = 1", "import ctypes; ctypes.string_at(0)"
     outcomes = sandbox.map_in_threads(execute, [good, bad, good, bad, good])
-    assert [o.verdict for o in outcomes] == ["passed", "crashed", "passed", "crashed", "passed"]
+    assert [o.verdict for o in outcomes] == ["ended", "crashed", "ended", "crashed", "ended"]
 
 
 def test_an_examiner_s_words_come_back() -> None:
@@ -243,7 +243,7 @@ def test_an_examiner_s_words_come_back() -> None:
     outcome = sandbox.examine("def f(x): return x + 1", examiner, Limits())
     assert outcome.verdict == "failed"
     assert outcome.reports == (
-        ("load", "passed", ""),
+        ("load", "ended", ""),
         ("one", "passed", ""),
         ("two", "failed", "wrong result for input 0"),
     )

@@ -1,9 +1,9 @@
 """The judged side of a sandboxed child: run a model's program and send what its calls return.
 
 This process holds the program and its inputs, never an expected value or a verdict: whatever the
-program does to it, it can only change what is sent, and that is compared elsewhere. Everything that
-goes out is a frame (length, then a value in the form of `codec`): the isolation steps taken, how
-the program loaded or ended, and one result per call.
+program does to it, it can only change what is sent. Everything that goes out is a frame (length,
+then a value in the form of `codec`): the isolation steps taken, how the program ended, and one
+result per call. `supervise` says what the other side makes of them.
 """
 
 from __future__ import annotations
@@ -45,10 +45,8 @@ def receive(channel: int) -> bytes:
     return b"".join(parts)
 
 
-def ending(error: BaseException | None) -> tuple[str, str]:
-    """(verdict of `limits.ProgramVerdict`, what happened) of a program that ended with `error`."""
-    if error is None:
-        return "passed", ""
+def failure(error: BaseException) -> tuple[str, str]:
+    """(failure of `limits.ProgramVerdict`, what happened) of a program that raised `error`."""
     if isinstance(error, MemoryError):
         return "memory", ""
     denied = isinstance(error, OSError) and error.errno in DENIED
@@ -72,24 +70,31 @@ def find(space: dict[str, Any], name: str) -> Callable[..., Any]:
 
 
 def attempt(function: Callable[..., Any], *inputs: Any) -> tuple[str, Any]:
-    """("value", result) of one call, or the verdict and the detail of its error."""
+    """("value", result) of one call, or the failure and the detail of its error."""
     try:
         return "value", function(*inputs)
     except BaseException as error:
-        return ending(error)
+        return failure(error)
 
 
 def serve_calls(space: dict[str, Any], requests: int, results: int) -> None:
-    """Answer requests (name, [inputs, ...]) with one frame per call, until there are no more."""
+    """Answer requests (name, [inputs, ...]) with one frame per call, until there are no more.
+
+    Without a name the inputs are (source, mode) of a piece of the tests, which runs in `space`.
+    """
+
+    def run(source: str, mode: str) -> Any:
+        return eval(compile(source, "<tests>", mode, dont_inherit=True), space)
+
     while data := receive(requests):
         name, calls = marshal.loads(data)
-        found = attempt(find, space, name)
+        found = attempt(find, space, name) if name else ("value", run)
         for inputs in calls:
             reply = attempt(found[1], *inputs) if found[0] == "value" else found
             try:
                 send(results, reply)
             except BaseException as error:  # a value that cannot be sent
-                send(results, ending(error))
+                send(results, failure(error))
 
 
 def main(job: dict[str, Any], requests: int, results: int) -> None:
@@ -97,11 +102,12 @@ def main(job: dict[str, Any], requests: int, results: int) -> None:
     space: dict[str, Any] = {"__name__": job["name"]}
     if job["calls"]:
         sys.set_int_max_str_digits(0)
-    verdict, detail = ending(execute(job["program"], space))
+    error = execute(job["program"], space)
+    kind, detail = ("ended", "") if error is None else failure(error)
     try:  # noqa: SIM105 (contextlib costs start time)
         sys.stdout.flush()
     except (OSError, ValueError):
         pass
-    send(results, (verdict, detail, sorted(map(str, space)) if job["calls"] else []))
-    if job["calls"] and verdict == "passed":
+    send(results, (kind, detail, sorted(map(str, space)) if job["calls"] else []))
+    if job["calls"] and error is None:
         serve_calls(space, requests, results)

@@ -41,25 +41,34 @@ LANDLOCK_TRUNCATE = 1 << 14  # from the third version on
 LANDLOCK_READS = (1 << 2) | (1 << 3)  # files and directories
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc/self", "/dev", "/sys/devices")
 SIGKILL = 9
+BEGUN = "begun"
+"""Reported before anything is read that a judged program may have made."""
+READING_S = 20
+"""CPU seconds for reading and comparing all results of a program."""
 FILES = 4096  # at most, in the working directory: an empty file takes memory of the kernel
 # Machine: (audit architecture, calls that depend on an argument, refused calls, capset), with the
 # numbers of the kernel's tables. The calls that depend on an argument: clone fcntl prlimit64 prctl.
 # Refused: kill (not to the supervisor), fork vfork socket socketpair ptrace tkill tgkill
 #          rt_sigqueueinfo rt_tgsigqueueinfo process_vm_readv process_vm_writev shmget msgget mount
 #          unshare setns bpf io_uring_setup keyctl pidfd_send_signal pidfd_getfd setpgid setsid
+# and what changes another process of the user: setpriority sched_setparam sched_setscheduler
+#          sched_setaffinity sched_setattr ioprio_set migrate_pages move_pages kcmp process_madvise
+#          process_mrelease pidfd_open add_key request_key perf_event_open
 MACHINES = {
     "x86_64": (
         0xC000003E,
         (56, 72, 302, 157),
         (62, 57, 58, 41, 53, 101, 200, 234, 129, 297, 310, 311, 29, 68, 165, 272, 308, 321, 425,
-         250, 424, 438, 109, 112),
+         250, 424, 438, 109, 112,
+         141, 142, 144, 203, 314, 251, 256, 279, 312, 440, 448, 434, 248, 249, 298),
         126,
     ),
     "aarch64": (
         0xC00000B7,
         (220, 25, 261, 167),
         (129, 198, 199, 117, 130, 131, 138, 240, 270, 271, 194, 186, 40, 97, 268, 280, 425, 219,
-         424, 438, 154, 157),
+         424, 438, 154, 157,
+         140, 118, 119, 122, 274, 30, 238, 239, 272, 440, 448, 434, 217, 218, 241),
         91,
     ),
 }  # fmt: skip
@@ -185,7 +194,7 @@ def allow(rules: int, path: str, rights: int) -> None:
 def seccomp(may_kill: bool) -> None:
     """Refuse new processes, sockets, signals to others, tracing, mounts and uncounted memory.
 
-    Threads may start. Uncounted is memory that no resource limit covers. Nor may a process leave
+    Neither may it change the scheduling or the memory of others. Threads may start. Uncounted is memory that no resource limit covers. Nor may a process leave
     its group, or outlive its parent.
     """
     arch, (clone, fcntl, prlimit, prctl), refused, _ = MACHINES[os.uname().machine]
@@ -309,16 +318,40 @@ def run_supervisor(order: dict[str, Any], answer: Any, channel: int) -> None:
         )
         os.write(channel, line.encode(errors="replace") + b"\n")
 
+    begun = False
+
+    def begin() -> None:
+        nonlocal begun
+        begun = True
+        report(BEGUN)
+        limit_reading()
+
     supervise = sys.modules[PACKAGE + "supervise"]
+    answer.begin = begin
     try:
         report("held", *answer.held())
         ended = sys.modules[order["program"]].main(order["payload"], report, answer)
     except supervise.AnswerEnded as error:
-        ended = error.args
+        ended = error.args if begun else ("judge_error", f"it does not start: {error.args[1]}")
     except Exception as error:
-        ended = ("judge_error", f"{type(error).__name__}: {error}"[:200])
+        kind = "failed" if begun else "judge_error"
+        ended = (kind, f"{type(error).__name__}: {error}"[:200])
     answer.stop()
     report("end", *ended)
+
+
+def limit_reading() -> None:
+    """Bound the CPU seconds that this process spends on what comes from the judged one.
+
+    The kernel ends it then: one comparison of hostile values may take for ever inside of Python,
+    where no exception reaches it. The parent counts such an end as a wrong answer.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    until = int(used.ru_utime + used.ru_stime) + 1 + READING_S
+    if soft == resource.RLIM_INFINITY or until < soft:
+        top = until + 1 if hard == resource.RLIM_INFINITY else min(until + 1, hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (until, top))
 
 
 def open_schedule(pid: int) -> int:

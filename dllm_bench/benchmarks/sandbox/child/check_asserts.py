@@ -8,7 +8,7 @@ solution, and must be defined by the judged program too.
 
 from __future__ import annotations
 
-from dllm_bench.benchmarks.sandbox.child.answer import ending, execute
+from dllm_bench.benchmarks.sandbox.child.answer import execute, failure
 from dllm_bench.benchmarks.sandbox.child.supervise import AnswerEnded, AnswerError
 
 # Type checkers know this name; importing typing would double the start time.
@@ -34,7 +34,7 @@ def main(
 ) -> tuple[str, str]:
     """Load the program, then run the tests; (verdict, detail)."""
     ended = answer.load(answer.cpu_s)
-    if ended[0] != "passed":
+    if ended[0] != "ended":
         return ended
     missing = sorted(set(payload["names"]) - set(answer.names))
     if missing:
@@ -43,4 +43,7 @@ def main(
     execute(payload["reference"].encode(), space)
     space.update((name, remote(answer, name)) for name in payload["tested"])
     error = execute(payload["tests"].encode(), space)
-    return error.args if isinstance(error, AnswerError | AnswerEnded) else ending(error)
+    error = answer.stopped or error  # whatever the tests make of it
+    if isinstance(error, AnswerError | AnswerEnded):
+        return error.args
+    return ("passed", "") if error is None else failure(error)

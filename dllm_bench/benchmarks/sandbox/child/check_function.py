@@ -203,7 +203,7 @@ def main(
         ended = error.args
     report("load", *ended)
     for name, cases in stages.items():
-        if ended[0] == "passed":
+        if ended[0] in ("ended", "passed"):
             ended = judge(answer, cases, limits_s[name], payload)
             report(name, *ended)
     return ended

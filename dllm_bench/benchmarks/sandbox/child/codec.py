@@ -4,7 +4,8 @@ Only exact builtin types come out of `decode`. An instance of a subclass (`Count
 own `__eq__`) is sent as the builtin value it holds; an exact fraction or decimal number as its
 ratio; anything that can be iterated as an iterator over its members; every other object as an
 `Opaque`, which equals nothing. A value is a tag, then its length or count, then its content. Pickle
-and marshal are not used because reading hostile bytes with them is not safe.
+and marshal are not used because reading hostile bytes with them is not safe. Values have bounds,
+which hold for what is read whoever wrote it: depth, members in all, digits, equal hashes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ MAX_DEPTH = 200
 """Nesting at which a value is refused."""
 MAX_ITEMS = 1_000_000
 """Members after which an iterator is refused, which may be endless."""
+MAX_MEMBERS = 2_000_000
+"""Members of a whole value, those of members included."""
+MAX_INT = 1 << 17
+"""Bytes of an integer, some 315,000 digits."""
+MAX_RATIO = 1 << 13
+"""Bytes of numerator and denominator, which take quadratic time to reduce."""
+MAX_EQUAL_HASHES = 64
+"""Members of a set or dict with the same hash, each of which is compared with all others."""
 HEAD = struct.Struct(">cI")
 """A tag, and the length of the content in bytes or its number of values."""
 FLOAT = struct.Struct(">d")
@@ -124,16 +133,16 @@ def _write_other(value: Any, parts: list[bytes], depth: int) -> None:
 def decode(data: bytes) -> Any:
     """One whole value, of bytes that may be hostile; UnreadableValueError for anything else."""
     try:
-        value, end = _read(data, 0, 0)
-    except (struct.error, ValueError, TypeError, ArithmeticError) as error:
-        raise UnreadableValueError(str(error)) from error
+        value, end = _read(data, 0, 0, [MAX_MEMBERS])
+    except (struct.error, ValueError, TypeError, ArithmeticError, MemoryError) as error:
+        raise UnreadableValueError(f"{type(error).__name__}: {error}") from error
     if end != len(data):
         raise UnreadableValueError("bytes after the value")
     return value
 
 
-def _read(data: bytes, at: int, depth: int) -> tuple[Any, int]:
-    """(value, index after it) of the value at index `at`."""
+def _read(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Any, int]:
+    """(value, index after it) of the value at index `at`; `left` counts members down."""
     if depth > MAX_DEPTH:
         raise UnreadableValueError("nested too deeply")
     tag, count = HEAD.unpack_from(data, at)
@@ -144,15 +153,20 @@ def _read(data: bytes, at: int, depth: int) -> tuple[Any, int]:
         raise UnreadableValueError("shorter than it says")
     if tag in b"ifcsyBo":
         return _read_content(tag, data[at : at + count]), at + count
+    left[0] -= count
+    if left[0] < 0:
+        raise UnreadableValueError("too many members")
     members = []
     for _ in range(count):
-        member, at = _read(data, at, depth + 1)
+        member, at = _read(data, at, depth + 1, left)
         members.append(member)
     return _made(tag, members), at
 
 
 def _read_content(tag: bytes, content: bytes) -> Any:
     if tag == b"i":
+        if len(content) > MAX_INT:
+            raise UnreadableValueError("too many digits")
         return int.from_bytes(content, "big", signed=True)
     if tag == b"f":
         return FLOAT.unpack(content)[0]
@@ -168,17 +182,41 @@ def _read_content(tag: bytes, content: bytes) -> Any:
 def _made(tag: bytes, members: list[Any]) -> Any:
     """The container of a tag with these members."""
     if tag in CONTAINERS:
-        return CONTAINERS[tag](members)
+        return CONTAINERS[tag](_hashable(members) if tag in b"Sz" else members)
     if tag == b"I":
         return iter(members)
     if tag == b"d":
-        return dict(zip(members[::2], members[1::2], strict=True))
+        return dict(zip(_hashable(members[::2]), members[1::2], strict=True))
     if tag == b"a":
         return Array(members)
     if tag == b"r":
         return range(*members)
     if tag == b"q":
-        from fractions import Fraction  # takes milliseconds to import, and is rarely needed
-
-        return Fraction(*members)
+        return _ratio(*members)
     raise UnreadableValueError(f"unknown tag {tag!r}")
+
+
+def _ratio(numerator: Any, denominator: Any) -> Any:
+    """The exact fraction of two integers.
+
+    Nothing else: the text `1e999999999` is short, and the number it stands for fills the memory.
+    """
+    for part in (numerator, denominator):
+        if type(part) is not int or part.bit_length() > 8 * MAX_RATIO:
+            raise UnreadableValueError("no ratio of integers, or too many digits")
+    from fractions import Fraction  # takes milliseconds to import, and is rarely needed
+
+    return Fraction(numerator, denominator)
+
+
+def _hashable(members: list[Any]) -> list[Any]:
+    """The members of a set or the keys of a dict, whose hashes must differ: making it out of n that
+    do not takes n * n comparisons.
+    """
+    if len(members) > MAX_EQUAL_HASHES:
+        seen: dict[int, int] = {}
+        for one in map(hash, members):
+            seen[one] = seen.get(one, 0) + 1
+        if max(seen.values()) > MAX_EQUAL_HASHES:
+            raise UnreadableValueError("too many equal hashes")
+    return members

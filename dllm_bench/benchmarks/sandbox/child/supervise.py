@@ -1,7 +1,16 @@
 """The supervisor's side of a sandboxed child: call a judged program and bound the time it takes.
 
 The supervisor is the parent process of the judged one. It alone holds expected values and the
-channel for verdicts, and it never runs the program: what comes from the program is read by `codec`.
+channel for verdicts, and it never runs the program.
+
+The law of this package: nothing that comes from the judged process is a verdict. A frame from it is
+a value, which is compared with what only the supervisor holds; or a failure, one of `FAILURES`; or,
+once, the word that the program has ended. That word wins nothing: a program whose functions are
+called is judged by their results alone, and one that only runs ("ended") by its output. Every other
+frame is the failure "failed", and so is one that comes before it is asked for. What cannot be read
+or compared within bounds (bytes, members, digits and depth in `codec`, CPU seconds in `bootstrap`)
+is wrong too, because a judge that breaks must not leave a sample without a grade.
+
 Time is what the program would take on an idle machine: CPU seconds, or the seconds that passed
 without those in which it waited for a processor, so that sleeping counts and a busy machine does
 not.
@@ -14,7 +23,7 @@ import os
 import select
 import time
 
-from dllm_bench.benchmarks.sandbox.child.answer import LENGTH
+from dllm_bench.benchmarks.sandbox.child.answer import DETAIL, LENGTH
 from dllm_bench.benchmarks.sandbox.child.codec import UnreadableValueError, decode
 
 # Type checkers know this name; importing typing would double the start time.
@@ -29,18 +38,18 @@ GRACE_S = 0.2
 """How long a process may take to end after it closed its channel."""
 PIPE_BUF = 4096
 """Bytes that a pipe takes at once where it takes any."""
-OWN_ENDINGS = ("passed", "failed", "memory", "refused")
-"""Verdicts that a process may state about its own program."""
+FAILURES = ("failed", "memory", "refused")
+"""What a process may say against its own program; nothing that it says counts for it."""
 MAX_FRAME = 64 << 20
 """Bytes of the largest result that is read."""
 
 
 class AnswerError(Exception):
-    """A call failed; the program goes on. Arguments: verdict, detail."""
+    """A call failed; the program goes on. Arguments: failure, detail."""
 
 
 class AnswerEnded(BaseException):
-    """The judged process has ended or has to be stopped. Arguments: verdict, detail."""
+    """The judged process has ended or has to be stopped. Arguments: failure, detail."""
 
 
 class JudgedProcess:
@@ -58,6 +67,10 @@ class JudgedProcess:
         """Seconds it may sleep, all calls together."""
         self.names: Sequence[str] = ()
         """Global names of the loaded program."""
+        self.begin: Callable[[], None] = lambda: None
+        """Called before the first frame that the program may have made is read."""
+        self.stopped: AnswerEnded | None = None
+        """Why no more is read of it: the last word, whoever catches the exception."""
         self._schedule = schedule
         self._deadline = time.monotonic() + limits["wall_s"]
         self._slept_s = 0.0
@@ -70,9 +83,15 @@ class JudgedProcess:
         return tuple(map(str, decode(self._wait(self._frame, self.cpu_s))))
 
     def load(self, limit_s: float) -> tuple[str, str]:
-        """(verdict, detail) of running the program itself."""
-        verdict, detail, self.names = self._parts(limit_s, 3)
-        return verdict if verdict in OWN_ENDINGS else "failed", str(detail)
+        """("ended", "") once the program itself has run, by its own account, or its failure."""
+        self.begin()
+        kind, detail, names = self._parts(limit_s, 3)
+        if kind != "ended":
+            return failure_of(kind, detail)
+        if type(names) is not list or not all(type(name) is str for name in names):
+            raise self._stop("failed", "unreadable names")
+        self.names = names
+        return "ended", ""
 
     def call(self, name: str, inputs: Sequence[Any], limit_s: float) -> Any:
         """The result of one call; AnswerError if it raises an exception."""
@@ -83,11 +102,15 @@ class JudgedProcess:
     ) -> Iterator[Any]:
         """The results of calls of one function, each as soon as it is there."""
         request: Any = (name, inputs)
+        if self.stopped:
+            raise self.stopped
+        if self._received or select.select([self.results], [], [], 0)[0]:
+            self._refuse_early()
         self._send(marshal.dumps(request))
         for limit_s in limits_s:
             kind, result = self._parts(limit_s, 2)
             if kind != "value":
-                raise AnswerError(kind if kind in OWN_ENDINGS else "failed", str(result))
+                raise AnswerError(*failure_of(kind, result))
             yield result
 
     def stop(self, grace_s: float = 0.0) -> int:
@@ -118,22 +141,33 @@ class JudgedProcess:
 
         self._wait(written, self.cpu_s)
 
+    def _refuse_early(self) -> None:
+        """Raise AnswerEnded for a result that is there before its call, or for the end."""
+        while not self._received:
+            self._frame()  # raises at the end of the channel
+        raise self._stop("failed", "a result before its call")
+
     def _parts(self, limit_s: float, count: int) -> tuple[Any, ...]:
         """The members of the next frame, a tuple of `count`."""
         try:
             parts = decode(self._wait(self._frame, limit_s))
-        except UnreadableValueError as error:
-            raise AnswerEnded("failed", f"unreadable result: {error}") from error
+        except (UnreadableValueError, MemoryError) as error:
+            raise self._stop("failed", f"unreadable result: {error}"[:DETAIL]) from error
         if type(parts) is not tuple or len(parts) != count:
-            raise AnswerEnded("failed", "unreadable result")
+            raise self._stop("failed", "unreadable result")
         return parts
+
+    def _stop(self, failure: str, detail: str) -> AnswerEnded:
+        """The exception that ends all reading, kept in `stopped`."""
+        self.stopped = AnswerEnded(failure, detail)
+        return self.stopped
 
     def _frame(self) -> bytes | None:
         """The content of the next frame, or None if it is not there yet."""
         if len(self._received) >= LENGTH:
             end = LENGTH + int.from_bytes(self._received[:LENGTH], "big")
             if end > MAX_FRAME:
-                raise AnswerEnded("failed", "a result is too large")
+                raise self._stop("failed", "a result is too large")
             if len(self._received) >= end:
                 data = bytes(self._received[LENGTH:end])
                 del self._received[:end]
@@ -154,11 +188,11 @@ class JudgedProcess:
             cpu_s, passed_s = now[0] - began[0], now[1] - began[1]
             slept_s = max(0.0, passed_s - cpu_s)
             if cpu_s > limit_s:
-                raise AnswerEnded("timeout", "CPU time")
+                raise self._stop("timeout", "CPU time")
             if passed_s > limit_s or self._slept_s + slept_s > self.patience_s:
-                raise AnswerEnded("timeout", "wall time")
+                raise self._stop("timeout", "wall time")
             if time.monotonic() > self._deadline:
-                raise AnswerEnded("timeout", "wall time")
+                raise self._stop("timeout", "wall time")
             if done is not None:
                 self._slept_s += slept_s
                 return done
@@ -179,14 +213,20 @@ class JudgedProcess:
         status = self.stop(GRACE_S)
         spent = self._used_s >= self.cpu_s
         if status == -SIGXCPU or (status == -SIGKILL and spent):
-            return AnswerEnded("timeout", "CPU time")
+            return self._stop("timeout", "CPU time")
         if status < 0:
             from signal import Signals  # takes milliseconds to import, and is rarely needed
 
-            return AnswerEnded("crashed", Signals(-status).name)
-        return AnswerEnded("failed", f"left before its end with status {status}")
+            return self._stop("crashed", Signals(-status).name)
+        return self._stop("failed", f"left before its end with status {status}")
+
+
+def failure_of(kind: object, detail: object) -> tuple[str, str]:
+    """(failure, detail) of what a judged process says of a failure, whatever it says."""
+    known = kind if type(kind) is str and kind in FAILURES else "failed"
+    return known, detail[:DETAIL] if type(detail) is str else ""
 
 
 def main(payload: object, report: Callable[..., None], answer: JudgedProcess) -> tuple[str, str]:
-    """Run a program for its own sake; returns (verdict, detail)."""
+    """Run a program for its output; returns ("ended", "") or its failure."""
     return answer.load(answer.cpu_s)
