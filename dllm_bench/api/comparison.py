@@ -89,10 +89,15 @@ def score_line(first: RunRecord, second: RunRecord) -> str:
         f"{100 * x:+.1f}" for x in (result.difference, result.low, result.high)
     )
     return (
-        f"score {percent(first.score)} and {percent(second.score)} %: "
+        f"score {_graded(first)} and {_graded(second)} %: "
         f"difference {difference} [{low}, {high}] points on {result.n} shared samples "
         f"({result.method}{p_value}): {verdict}"
     )
+
+
+def _graded(record: RunRecord) -> str:
+    """The score in percent, with how many samples have no grade."""
+    return f"{percent(record.score)}{f' ({record.ungraded})' if record.ungraded else ''}"
 
 
 def metric_lines(records: Sequence[RunRecord]) -> Iterator[str]:

@@ -204,7 +204,8 @@ def to_hub(
             task_id=task,
             value=round(100 * record.score.mean, 2),
             date=datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            notes=f"dllm-bench, decoder {record.spec.label}, n = {record.score.n}",
+            notes=f"dllm-bench, decoder {record.spec.label}, n = {record.score.n}"
+            f"{f', {record.ungraded}' if record.ungraded else ''}",
         )
         path = out / ".eval_results" / f"{slug(record.spec.label)}-{record.spec.short}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)

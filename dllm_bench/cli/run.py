@@ -49,7 +49,7 @@ continues where it stopped.
   dllm-bench run --cfg job decoder=lopa                      print the settings, run nothing
   dllm-bench run --estimate model=llada-instruct             time, forwards and memory, run nothing
   dllm-bench run benchmark=minicode --retry-errors           grade again what could not be graded
-  dllm-bench run benchmark=minicode --max-judge-errors 0     fail if a sample cannot be graded
+  dllm-bench run benchmark=minicode --max-judge-errors 3     seal if at most 3 cannot be graded
 
 settings: seed, limit, batch (requests in one forward), measure_kl (the error of a cache), and
 everything `--cfg job` prints
@@ -113,7 +113,7 @@ def overview(records: Sequence[RunRecord]) -> Iterator[str]:
     for record in records:
         spec, score = record.spec, record.score
         names = (str(spec.benchmark["name"]), str(spec.model["name"]), spec.label)
-        mean = percent(score) if score else "–"
+        mean = f"{percent(score)} {record.ungraded}".strip() if score else "–"
         metrics = (number(record.summary.get(name)) for name in LISTED_METRICS)
         rows.append((spec.short, *names, mean, *metrics, apart[spec.short]))
     head = ("run", "benchmark", "model", "decoder", "score", *LISTED_METRICS, "settings")

@@ -96,6 +96,7 @@ def row_texts(row: StatusRow) -> tuple[str, ...]:
     speeds = {name: number(row.get(name)) for name in NUMBERS[1:]}
     score = row.get("score")
     shown = "–" if score is None else percent_of(score, *row["interval"])
+    shown = f"{shown} {row.get('ungraded', '')}".strip()
     texts = {**row, **speeds, "score": shown}
     return tuple(texts.get(column, "–") for column in COLUMNS)
 
@@ -116,6 +117,7 @@ def status_row(entry: RunEntry) -> StatusRow:
         "decoder": spec.label,
         "score": score and score.mean,
         "interval": score and [score.low, score.high],
+        "ungraded": record.ungraded if record else "",
         "tpf": tpf,
         "tps": tps,
         "all": flat_settings(spec),

@@ -23,7 +23,7 @@ from dllm_bench.store.store import (
 )
 
 FILE = ".status.json"
-ROWS = "rows 2"  # raised when the columns of a row change
+ROWS = "rows 3"  # raised when the columns of a row change
 StatusRow = dict[str, Any]
 """Column -> value, plain data."""
 

@@ -178,7 +178,9 @@ def progress_text(running: RunningMetrics) -> str:
 def headline(record: RunRecord) -> str:
     """A finished run in one line."""
     metrics = _metrics(record.score, record.summary.get)
-    return " · ".join([f"done, {len(record.columns['id'])} samples", *metrics])
+    return " · ".join(
+        [f"done, {len(record.columns['id'])} samples", *metrics, *filter(None, [record.ungraded])]
+    )
 
 
 def _metrics(score: MeanScore | None, metric: Callable[[str], float | None]) -> list[str]:
@@ -194,7 +196,8 @@ def summary(record: RunRecord) -> list[str]:
     lines = [f"{record.spec.folder}"]
     if score:
         interval = f"[{100 * score.low:.1f}, {100 * score.high:.1f}]"
-        lines.append(f"score {100 * score.mean:.1f} {interval} ({score.method}, n = {score.n})")
+        basis = ", ".join(filter(None, [score.method, f"n = {score.n}", record.ungraded]))
+        lines.append(f"score {100 * score.mean:.1f} {interval} ({basis})")
     if len(record.scores) > 1:
         lines.append("also: " + ", ".join(f"{k} {100 * v:.1f}" for k, v in record.scores.items()))
     lines.append(f"verdicts: {verdicts}")

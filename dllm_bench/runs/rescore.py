@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
+from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import Lock, write_atomic
 from dllm_bench.store.inputs import benchmark_of
@@ -77,6 +78,8 @@ def settings(entry: RunEntry, changes: Mapping[str, Any], compose: Compose) -> P
 def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     """Grade the run's samples with benchmark settings `plain`; rewrites a sealed record if these
     are its own settings and a grade changed.
+
+    Raises DllmBenchError if grading fails for more samples than when the run was sealed.
     """
     samples = list(read_samples(entry.path).values())
     if not samples:
@@ -91,7 +94,9 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     order = {key: i for i, key in enumerate(before.columns["id"])} if before else {}
     samples.sort(key=lambda sample: order.get(sample.id, len(order)))
     sessions = before.sessions if before else []
-    record = seal(entry.spec, samples, scores, sessions, time.time())
+    ungraded = before.verdicts.get(JUDGE_ERROR, 0) if before else 0
+    allowed = replace(entry.spec, runtime={"max_judge_errors": ungraded})
+    record = seal(allowed, samples, scores, sessions, time.time())
     rescored = Rescored(record, before, stored=False)
     own = replace(entry.spec, benchmark=plain) == entry.spec
     if not (own and rescored.changed):

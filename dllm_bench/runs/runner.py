@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from dllm_bench.benchmarks.items import cut_at_stop, in_passes, repetition_of
-from dllm_bench.core.benchmark import JUDGE_ERROR, Benchmark, SampleScore
+from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, cut_reasons
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.sample_stats import count_sample
+from dllm_bench.runs import scheduling
 from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
 from dllm_bench.runs.observers import Observer, ObserverGroup, RunningMetrics
 from dllm_bench.store import provenance
@@ -209,7 +210,6 @@ class RunSession:
                 f"Benchmark {self.benchmark.name} left {len(missing)} of {len(samples)} samples "
                 f"without a score, {missing[0]!r} first; fix its scorer and run again."
             )
-        check_judge_errors(self.spec, scores)
         record = seal(self.spec, samples, scores, self.opened.sessions, self.deps.now())
         self.opened.seal(record)
         self.opened.note(f"sealed with {len(samples)} samples")
@@ -243,6 +243,7 @@ class RunSession:
 
     def _begin(self, requests: Sequence[Request]) -> int:
         """Warm up on fixed requests, whose results are discarded, and store the session's start."""
+        scheduling.restore()
         warmups = requests[:WARMUPS]
         longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
         self.loaded.denoiser.expect_canvas(longest)
@@ -341,18 +342,6 @@ class FiniteLogits:
                 "hardware.dtype=float32, and fetch the checkpoint again if that does not help."
             )
         return logits
-
-
-def check_judge_errors(spec: RunSpec, scores: Mapping[str, SampleScore]) -> None:
-    """Raise DllmBenchError if grading failed for more samples than `max_judge_errors` allows."""
-    allowed = spec.runtime.get("max_judge_errors")
-    failed = [key for key, score in scores.items() if score.verdict == JUDGE_ERROR]
-    if allowed is not None and len(failed) > int(allowed):
-        raise DllmBenchError(
-            f"At most {allowed} samples may fail to be graded and {len(failed)} of {len(scores)} "
-            f"did, {failed[0]!r} first ({scores[failed[0]].detail}); the texts are stored: "
-            "remove the cause and give the same command again, or raise --max-judge-errors."
-        )
 
 
 def timed(

@@ -152,7 +152,7 @@ def compared_run(
         link=link,
         decoder=record.spec.label,
         settings=settings,
-        score=f"{100 * record.score.mean:.1f}" if record.score else "",
+        score=f"{100 * record.score.mean:.1f} {record.ungraded}".strip() if record.score else "",
         difference=difference,
         interval=interval,
         p_value=p_value,

@@ -210,6 +210,7 @@ def run_list_entry(
     """One run; a run that is not sealed has no numbers, but says what stopped it."""
     spec, record = entry.spec, contents.records.get(entry.spec.short)
     score, summary = (record.score, record.summary) if record else (None, {})
+    ungraded = record.ungraded if record else ""
     total = "?" if entry.total is None else f"{entry.total}"
     tpf, tps = (significant(summary.get(name)) for name in LISTED_METRICS)
     return RunListEntry(
@@ -223,7 +224,9 @@ def run_list_entry(
         benchmark=str(spec.benchmark["name"]),
         samples=f"{entry.done}" if record else f"{entry.done} of {total}",
         score=f"{100 * score.mean:.1f}" if score else "",
-        interval=f"[{100 * score.low:.1f}, {100 * score.high:.1f}]" if score else "",
+        interval=f"[{100 * score.low:.1f}, {100 * score.high:.1f}] {ungraded}".strip()
+        if score
+        else "",
         tpf=tpf,
         tps=tps,
     )

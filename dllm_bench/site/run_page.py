@@ -186,7 +186,8 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
     """The score and the most important metrics, with their intervals."""
     if score := record.score:
         interval = bracketed((100 * score.low, 100 * score.high))
-        below = f"{interval} {score.method}, n = {score.n}"
+        basis = ", ".join(filter(None, [score.method, f"n = {score.n}", record.ungraded]))
+        below = f"{interval} {basis}"
         yield Tile("score", f"{100 * score.mean:.1f}", "%", below)
     for name in TILES:
         value, ends = measure_run(name, record)

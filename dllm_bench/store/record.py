@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any, Self, get_type_hints
 
 from dllm_bench.benchmarks.items import item_id_of
+from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.declared import fits, made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
@@ -204,6 +205,12 @@ class RunRecord:
     def verdicts(self) -> dict[str, int]:
         """How many samples ended with each verdict (timeouts apart from failures)."""
         return dict(sorted(Counter(self.columns["verdict"]).items()))
+
+    @property
+    def ungraded(self) -> str:
+        """What is shown beside the score if grading failed for samples: "3 not graded", else ""."""
+        count = self.columns["verdict"].count(JUDGE_ERROR)
+        return f"{count} not graded" if count else ""
 
     def to_json(self) -> str:
         """The stored text: keys sorted, one column per line."""

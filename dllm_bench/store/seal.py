@@ -9,7 +9,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from dllm_bench.core.benchmark import SampleScore
+from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import mean_score, repeated
 from dllm_bench.metrics.sample_stats import SampleStats, from_columns
@@ -28,7 +29,9 @@ def seal(
     """The record of a complete run.
 
     samples: in request order; scores: one per sample, by id; sealed_at: seconds since the epoch.
+    Raises DllmBenchError if grading failed for more samples than `max_judge_errors` allows.
     """
+    check_judge_errors(spec, scores)
     stats = [sample.stats() for sample in samples]
     columns: dict[str, list] = {"id": [sample.id for sample in samples]}
     columns["value"] = [_number(scores[sample.id].value) for sample in samples]
@@ -55,6 +58,24 @@ def seal(
         scores={**_means(columns), **repeated(outcomes)},
         unused=settings_without_effect(spec, samples),
     )
+
+
+def check_judge_errors(spec: RunSpec, scores: Mapping[str, SampleScore]) -> None:
+    """Raise DllmBenchError if grading failed for more samples than allowed, or for all of them.
+
+    Samples without a grade leave the mean, so that they are only left out if somebody asks for it.
+    """
+    allowed = spec.runtime.get("max_judge_errors", 0)
+    failed = [key for key, score in scores.items() if score.verdict == JUDGE_ERROR]
+    every = 0 < len(failed) == len(scores)
+    if every or (allowed is not None and len(failed) > int(allowed)):
+        limit = "At least one sample must" if every else f"At most {allowed} samples may fail to"
+        raise DllmBenchError(
+            f"{limit} be graded and grading failed for {len(failed)} of {len(scores)}, "
+            f"{failed[0]!r} first ({scores[failed[0]].detail}); the texts are stored: "
+            "remove the cause and give the same command again"
+            f"{'' if every else ', or raise --max-judge-errors'}."
+        )
 
 
 def _means(columns: Mapping[str, list]) -> dict[str, float]:

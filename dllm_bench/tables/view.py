@@ -395,6 +395,7 @@ def footer(built: BuiltTable, commands: bool = True) -> list[tuple[str, list[str
             [built.table.source, *_reported_on(built)],
         ),
         ("Notes", [f"{note.name}: {note.text}" for note in built.table.notes]),
+        ("Not graded", _ungraded_lines(built)),
         ("Undefined", _undefined_lines(built)),
         ("Reported only", list(built.reported_only)),
         ("Cannot run here", list(built.unavailable)),
@@ -414,6 +415,13 @@ def run_lines(built: BuiltTable) -> list[str]:
 def _reported_on(built: BuiltTable) -> list[str]:
     names = dict.fromkeys(cell.cell.reported_on for cell in built.cells)
     return [f"on {hardware}" for hardware in names if hardware]
+
+
+def _ungraded_lines(built: BuiltTable) -> list[str]:
+    """The runs behind scores that leave out samples whose grading failed, and how many."""
+    runs = (run for cell in built.cells if cell.cell.metric.is_score for run in cell.runs)
+    records = {run.record.spec.short: run.record for run in runs if run.record}
+    return [f"{short}: {one.ungraded}" for short, one in records.items() if one.ungraded]
 
 
 def _undefined_lines(built: BuiltTable) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 from dllm_bench.api.comparison import RunComparison, sealed_record
 from dllm_bench.cli import run, show, status, status_cache
 from dllm_bench.cli.main import main
-from dllm_bench.core.benchmark import SampleScore
+from dllm_bench.cli.run import overview
+from dllm_bench.core.benchmark import SampleScore, judge_error
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.runs.progress import headline
+from dllm_bench.site.run_page import tiles
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
@@ -59,11 +63,14 @@ def sample(name: str = "a", text: str = "four and two is six") -> SampleRecord:
     )
 
 
-def record(values: list[float], **changes: Any) -> RunRecord:
-    samples = [sample(str(i)) for i in range(len(values))]
+def record(values: list[float], ungraded: int = 0, **changes: Any) -> RunRecord:
+    """A sealed run of samples with these scores, and some whose grading failed."""
+    samples = [sample(str(i)) for i in range(len(values) + ungraded)]
     scores = {str(i): SampleScore(v, "correct" if v else "wrong", {}) for i, v in enumerate(values)}
+    scores |= {str(len(values) + i): judge_error("no sandbox") for i in range(ungraded)}
     environment = {"device": "a machine", "threads": 1, "commit": "0123456789abcdef", "dirty": True}
-    return seal(spec(**changes), samples, scores, [Session(0.0, 2, environment)], 0.0)
+    allowed = replace(spec(**changes), runtime={"max_judge_errors": ungraded})
+    return seal(allowed, samples, scores, [Session(0.0, 2, environment)], 0.0)
 
 
 def test_summary_names_definition_machine_and_commit() -> None:
@@ -84,6 +91,22 @@ def test_comparison_speaks_of_shared_samples_and_calls_no_difference_without_gro
     assert "no difference is shown, since the interval holds 0" in text
     clear = str(RunComparison((record([1.0] * 20), record([0.0] * 20))))
     assert "the runs differ, since the interval leaves out 0" in clear
+
+
+def test_samples_without_a_grade_are_counted_beside_every_score(tmp_path: Path) -> None:
+    one, other = record([1.0, 0.0], ungraded=2), record([1.0, 1.0], seed=1)
+    assert "n = 2, 2 not graded)" in "\n".join(show.summary_lines(one))
+    assert headline(one).endswith("2 not graded")
+    assert "] (2 not graded) and" in str(RunComparison((one, other)))
+    (line,) = [line for line in overview([one, other]) if "not graded" in line]
+    assert "] 2 not graded" in line
+    tile = next(tiles(one))
+    assert "n = 2, 2 not graded" in str(tile)
+    store = Store(tmp_path / "runs")
+    for done in (one, other):
+        with store.open(done.spec, total=2) as opened:
+            opened.seal(done)
+    assert sum("] 2 not graded" in line for line in status.run_lines(store)) == 1
 
 
 def test_board_shows_sealed_and_partial_runs(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dllm_bench.benchmarks.sandbox import container
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.limits import ProgramOutcome
 from dllm_bench.cli.main import main
@@ -43,20 +45,78 @@ def test_a_broken_judge_gives_no_score_to_its_own_sample_alone(
 
 
 def test_a_run_seals_within_the_limit_and_grades_again(
-    broken: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*RUN, f"paths.results={tmp_path}"]
-    assert main([*command, "--max-judge-errors", "1"]) == 2
-    assert "At most 1 samples may fail to be graded and 2 of 2 did" in capsys.readouterr().err
+    command, whole, judged = [*RUN, f"paths.results={tmp_path}"], sandbox.examine, []
+
+    def examine(*args: Any) -> ProgramOutcome:
+        judged.append(args)
+        return BROKEN if len(judged) % 2 else whole(*args)
+
+    monkeypatch.setattr(sandbox, "examine", examine)
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "At most 0 samples may fail to be graded and grading failed for 1 of 2" in error
+    assert not list(tmp_path.glob("runs/**/record.json"))
+    (texts,) = tmp_path.glob("runs/**/samples.jsonl")
+    assert len(texts.read_text().splitlines()) == 2
+    assert main([*command, "--max-judge-errors", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "judge_error 1" in shown
+    assert "n = 1, 1 not graded)" in shown
+    monkeypatch.undo()
     assert main(command) == 0
-    assert "judge_error 2" in capsys.readouterr().out
-    broken.undo()
-    assert main(command) == 0
-    assert "judge_error 2" in capsys.readouterr().out
+    assert "judge_error 1" in capsys.readouterr().out
     assert main([*command, "--retry-errors"]) == 0
     assert "judge_error" not in capsys.readouterr().out
     assert main(command) == 0
-    assert "judge_error" not in capsys.readouterr().out
+    assert "not graded" not in capsys.readouterr().out
+
+
+def test_a_run_of_which_nothing_can_be_graded_is_an_error_whatever_is_allowed(
+    broken: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*RUN, f"paths.results={tmp_path}", "max_judge_errors=null"]
+    assert main(command) == 2
+    assert "At least one sample must be graded and grading failed for 2" in capsys.readouterr().err
+    assert not list(tmp_path.glob("runs/**/record.json"))
+
+
+def test_grading_again_replaces_no_grade_by_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RUN, f"paths.results={tmp_path}"]) == 0
+    (record,) = tmp_path.glob("runs/**/record.json")
+    before = record.read_bytes()
+    whole, judged = sandbox.examine, []
+
+    def examine(*args: Any) -> ProgramOutcome:
+        judged.append(args)
+        return BROKEN if len(judged) == 1 else whole(*args)
+
+    monkeypatch.setattr(sandbox, "examine", examine)
+    name = record.parent.name.rpartition("-")[2]
+    settings = ["allow_code_execution=true"]
+    assert main(["rescore", name, *settings, "--results", str(tmp_path)]) == 2
+    assert "grading failed for 1 of 2" in capsys.readouterr().err
+    assert record.read_bytes() == before
+
+
+def test_a_container_tool_that_does_not_work_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tool is there and its service is not; what it says stands in the error."""
+    tool = tmp_path / "docker"
+    tool.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon. >&2\nexit 125\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv(container.ISOLATION_VARIABLE, "docker")
+    container.container_tool.cache_clear()
+    assert main([*RUN, f"paths.results={tmp_path}"]) == 2
+    assert "Cannot connect to the Docker daemon" in capsys.readouterr().err
+    assert not list(tmp_path.glob("runs/**/record.json"))
+    assert list(tmp_path.glob("runs/**/samples.jsonl"))
+    container.container_tool.cache_clear()
 
 
 def test_flags_are_settings() -> None:

@@ -1,21 +1,23 @@
 """No program that only pretends is judged right, and none harms more than itself.
 
-Every program of `pretending.py` is judged in the two ways in which calls are judged: by inputs and
-a reference (EvalPlus, minicode, LiveCodeBench) and by statements (HumanEval, MBPP).
+Every program of `pretending.py` is judged in all ways: its calls by inputs and a reference
+(EvalPlus, minicode, LiveCodeBench), by statements (HumanEval, MBPP) and by pieces of them in its
+own process (MBPP's item 367), and its output (LiveCodeBench).
 """
 
 from __future__ import annotations
 
 import marshal
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.limits import Limits, ProgramOutcome
-from dllm_bench.benchmarks.tasks import code_scorers
-from tests.hostile.pretending import PROGRAMS, SLOW
+from dllm_bench.benchmarks.tasks import code_scorers, livecodebench
+from tests.hostile.pretending import BREAKING, PROGRAMS, SLOW
 from tests.tiers import covering
 
 LIMITS = Limits(cpu_s=2, wall_s=6.0, memory_mb=512)
@@ -50,7 +52,23 @@ def by_statements(program: str) -> ProgramOutcome:
     return sandbox.examine(program, tests.examiner, LIMITS)
 
 
-JUDGES = {"inputs": by_inputs, "statements": by_statements}
+def by_pieces(program: str) -> ProgramOutcome:
+    """Judge a program as item 367 of MBPP is judged."""
+    tests = "y = f(3)\nassert y == 7\nassert f(0.5) == 2.0\nassert [f(1), f(2)] == [3, 5]\n"
+    examiner = sandbox.Examiner("check_pieces", code_scorers.Tests(tests, REFERENCE).pieces)
+    return sandbox.examine(program, examiner, LIMITS)
+
+
+def by_output(program: str) -> ProgramOutcome:
+    """Judge a program as LiveCodeBench judges those that read standard input."""
+    whole = f"{program}\nprint(f(int(input())))\n"
+    outcome = sandbox.execute(whole, LIMITS, "4\n")
+    right = outcome.verdict == "ended" and livecodebench.same_output(outcome.stdout, "9\n")
+    return replace(outcome, verdict="passed") if right else outcome
+
+
+CALLS = {"inputs": by_inputs, "statements": by_statements, "pieces": by_pieces}
+JUDGES = {**CALLS, "output": by_output}
 
 
 @pytest.mark.parametrize("judge", JUDGES)
@@ -68,7 +86,43 @@ def test_no_pretending_program_is_judged_right(name: str, judge: str) -> None:
     assert time.monotonic() - began < DRILL_S
 
 
+@pytest.mark.parametrize("judge", CALLS)
+@pytest.mark.parametrize("name", covering(4, BREAKING))
+def test_what_cannot_be_read_is_wrong_and_not_without_a_grade(name: str, judge: str) -> None:
+    began = time.monotonic()
+    outcome = CALLS[judge](f"{REFERENCE}\n{BREAKING[name]}")
+    assert outcome.verdict not in ("passed", "ended", "judge_error")
+    assert time.monotonic() - began < DRILL_S
+
+
 @pytest.mark.parametrize("judge", JUDGES)
+def test_a_replaced_ending_wins_nothing(judge: str) -> None:
+    child = "dllm_bench.benchmarks.sandbox.child.answer"
+    for name in ("ending", "failure"):
+        forged = f"import sys\nsys.modules[{child!r}].{name} = lambda e: ('passed', '')\n"
+        assert JUDGES[judge](f"{REFERENCE}\n{forged}raise ValueError").verdict == "failed"
+
+
+def test_a_comparison_without_end_is_wrong() -> None:
+    """The kernel ends the judging process inside of one call of C; that is no fault of its own."""
+    colliding = "def f(x):\n    return [i * (2**61 - 1) for i in range(200_000)]"
+    outcome = by_inputs(colliding, rule="same_set", reference="def f(x):\n    return [x]")
+    assert (outcome.verdict, outcome.detail) == (
+        "failed", "its results took too much to read or compare (SIGXCPU)"
+    )  # fmt: skip
+    check = REFERENCE.replace("x + 1", "x + 1 if x else 1")
+    tests = code_scorers.Tests("assert set(f(3)) == {7}", check, ("f",))
+    assert sandbox.examine(colliding, tests.examiner, LIMITS).verdict == "failed"
+
+
+def test_a_judge_that_breaks_by_itself_gives_no_grade() -> None:
+    """Before anything is read of the program: its reference does not run."""
+    assert by_inputs(REFERENCE, reference="def f(x):\n    return 1 / 0").verdict == "judge_error"
+    slow = "def f(x):\n    while True: pass"
+    assert by_inputs(REFERENCE, reference=slow).verdict == "judge_error"
+
+
+@pytest.mark.parametrize("judge", ["inputs", "statements"])
 @pytest.mark.parametrize("name", covering(5, SLOW))
 def test_time_is_bounded_asleep_or_not(name: str, judge: str) -> None:
     outcome = JUDGES[judge](f"{REFERENCE}\n{SLOW[name]}\n")

@@ -193,7 +193,8 @@ def calibrate(tests: Tests) -> tuple[int, bool]:
     """(CPU seconds for a program, whether the tests can run in a process of their own).
 
     They can if the reference passes them that way: arguments and results are values, and no
-    argument is changed. Else their pieces run in the program's. Its CPU time counts where it is long.
+    argument is changed. Else their pieces run in the program's. The reference's CPU time counts
+    where it is long.
     """
     for apart in (True, False):
         outcome = tests.run(tests.reference, 6 * LIMITS.cpu_s, apart)

@@ -265,6 +265,9 @@ def test_the_longest_span_that_parses() -> None:
         ("yes", "YES", False),
         ("1\n\n2", "1\n2", False),
         ("1", "1\n2", False),
+        ("sNaN", "1", False),
+        ("NaN", "NaN 1", False),
+        ("1e999999999", "1", False),
     ],
 )
 def test_printed_lines_are_compared(printed: str, wanted: str, same: bool) -> None:

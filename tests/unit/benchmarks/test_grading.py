@@ -6,6 +6,7 @@ compared with lm-eval's own task file, read from the installed package.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from dllm_bench.benchmarks.evalplus import HUMANEVAL_RULES, MBPP_RULES, EvalPlus
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark, load_task
 from dllm_bench.benchmarks.lm_eval_model import as_lm
 from dllm_bench.benchmarks.sandbox import execution as sandbox
-from dllm_bench.benchmarks.tasks import sources
+from dllm_bench.benchmarks.tasks import code_scorers, sources
 from dllm_bench.core.errors import DllmBenchError
 from tests.benchmark_helpers import (
     COMPLETION,
@@ -322,3 +323,55 @@ def test_the_adapter_cuts_and_has_no_likelihoods() -> None:
         model.loglikelihood([ask([])])
     with pytest.raises(DllmBenchError, match="gen_prefix"):
         model.apply_chat_template([{"role": "user", "content": "x"}], False)
+
+
+def mbpp_docs(data: Path) -> list[dict[str, Any]]:
+    """All items of MBPP, of every split."""
+    lines = (data / "mbpp" / "mbpp.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_tests_that_need_the_program_s_objects_are_compared_outside_of_it(real_data: Path) -> None:
+    (doc,) = [doc for doc in mbpp_docs(real_data) if doc["task_id"] == 367]
+    pieces = code_scorers.Tests("\n".join([doc["test_setup_code"], *doc["test_list"]]), "").pieces
+    assert [value for _, value in pieces if value] == [(False,), (True,), (False,)]
+    assert not [source for source, _ in pieces if "True" in source or "False" in source]
+    assert code_scorers.grade_mbpp(doc, [doc["code"]])["pass@1"] == 1
+    for cheat in (
+        "def is_tree_balanced(root):\n    return True",
+        "import sys\nsys.exit(0)",
+        "import builtins\nbuiltins.eval = lambda *args: True",
+        "import builtins\nbuiltins.AssertionError = SystemExit",
+    ):
+        assert code_scorers.grade_mbpp(doc, [f"{doc['code']}\n{cheat}"])["pass@1"] == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def check(f):\n    assert f(1) == 2\ncheck(f)",
+        "assert f(1) == g()",
+        "assert f(1)",
+        "assert f(1) == 2, f(2)\nassert f(1) > 0",
+        "f(1)",
+    ],
+)
+def test_tests_that_cannot_be_kept_apart_give_no_grade(text: str) -> None:
+    outcome = code_scorers.Tests(text, "").run("def f(x):\n    return 2", 5, apart=False)
+    assert outcome.verdict == "judge_error"
+
+
+@pytest.mark.exhaustive
+def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(real_data: Path) -> None:
+    found: list[int | str] = []
+    for doc in mbpp_docs(real_data):
+        text = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
+        if not code_scorers.calibrate(code_scorers.Tests(text, doc["code"]))[1]:
+            found.append(doc["task_id"])
+    file = real_data / "humaneval" / "HumanEval.jsonl"
+    for doc in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        text, name = f"\n{doc['test']}\ncheck({doc['entry_point']})\n", doc["entry_point"]
+        reference = doc["prompt"] + doc["canonical_solution"]
+        if not code_scorers.calibrate(code_scorers.Tests(text, reference, (name,)))[1]:
+            found.append(doc["task_id"])
+    assert found == [367, 533, 601, 927], "367 is the one of the test split"

@@ -65,6 +65,42 @@ def test_no_other_way_leads_to_others_or_past_the_memory_limit(way: str) -> None
     assert victim.returncode == 0
 
 
+OTHERS = """
+import ctypes, os
+libc, parent = ctypes.CDLL(None, use_errno=True), os.getppid()
+attributes = (ctypes.c_uint32 * 12)(48, 5)  # size, SCHED_IDLE
+nodes = (ctypes.c_ulong * 1)(1)
+def number(x86_64, aarch64, *args):
+    if libc.syscall({"x86_64": x86_64, "aarch64": aarch64}[os.uname().machine], *args) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+"""
+CHANGES = {
+    "sched_setaffinity": "os.sched_setaffinity(parent, {min(os.sched_getaffinity(0))})",
+    "sched_setscheduler": "os.sched_setscheduler(parent, os.SCHED_IDLE, os.sched_param(0))",
+    "sched_setparam": "os.sched_setparam(parent, os.sched_param(0))",
+    "sched_setattr": "number(314, 274, parent, attributes, 0)",
+    "setpriority": "os.setpriority(os.PRIO_PROCESS, parent, 19)",
+    "setpriority of a user": "os.setpriority(os.PRIO_USER, os.getuid(), 19)",
+    "ioprio_set": "number(251, 30, 1, parent, 3 << 13)",
+    "ioprio_set of a user": "number(251, 30, 3, os.getuid(), 3 << 13)",
+    "migrate_pages": "number(256, 238, parent, 1, nodes, nodes)",
+    "move_pages": "number(279, 239, parent, 0, None, None, None, 0)",
+    "kcmp": "number(312, 272, parent, os.getpid(), 0, 0, 0)",
+    "pidfd_open": "os.pidfd_open(parent)",
+    "prlimit": "import resource; resource.prlimit(parent, resource.RLIMIT_NOFILE, (8, 8))",
+    "request_key": "number(249, 218, b'user', b'name', None, 0)",
+}
+"""What changes a process of the same user -> the call, on the supervisor, which is one."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_no_call_changes_another_process_of_the_user(name: str) -> None:
+    needs("seccomp")
+    outcome = drill(f"{OTHERS}\n{CHANGES[name]}")
+    assert outcome.verdict == "refused"
+    assert "Errno 1]" in outcome.detail
+
+
 def test_one_s_own_files_and_limits_may_be_changed() -> None:
     source = (
         "import fcntl, resource\nresource.prlimit(0, resource.RLIMIT_NOFILE, (32, 32))\n"

@@ -194,8 +194,8 @@ def allow(rules: int, path: str, rights: int) -> None:
 def seccomp(may_kill: bool) -> None:
     """Refuse new processes, sockets, signals to others, tracing, mounts and uncounted memory.
 
-    Neither may it change the scheduling or the memory of others. Threads may start. Uncounted is memory that no resource limit covers. Nor may a process leave
-    its group, or outlive its parent.
+    Nor may it change the scheduling or the memory of others, leave its group, or outlive its
+    parent. Threads may start. Uncounted is memory that no resource limit covers.
     """
     arch, (clone, fcntl, prlimit, prctl), refused, _ = MACHINES[os.uname().machine]
     refused = refused[may_kill:]

@@ -1,0 +1,163 @@
+"""A fuzz of what a judged process may send: no frames pass, and none break the judge."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dllm_bench.benchmarks.sandbox.child import check_function
+from dllm_bench.benchmarks.sandbox.child.answer import LENGTH
+from dllm_bench.benchmarks.sandbox.child.codec import HEAD, encode
+from dllm_bench.benchmarks.sandbox.child.supervise import FAILURES, AnswerEnded, JudgedProcess
+
+SECRET = "what the judged process does not know"
+RULES = ("equal", "same_value", "same_set")
+ENDINGS = {*FAILURES, "timeout", "crashed"}
+VALUES: list[Any] = [
+    None, True, 7, -1.5, float("nan"), 2j, "text", b"bytes", [1, [2]], (), {3}, frozenset({4}),
+    {"a": 1}, range(3), iter([1]), object(), 10**400,
+]  # fmt: skip
+KINDS = [
+    "value",
+    "passed",
+    "ended",
+    "failed",
+    "memory",
+    "refused",
+    "judge_error",
+    "end",
+    "",
+    b"passed",
+    1,
+]
+TAGS = b"NbifcsyBoltSzdarqI?\0"
+
+
+class FrameSource(JudgedProcess):
+    """A judged process that has sent some bytes and ended well."""
+
+    def __init__(self, data: bytes) -> None:
+        results, write = os.pipe()
+        os.write(write, data)
+        os.close(write)
+        super().__init__(0, -1, results, -1, {"cpu_s": 1.0, "wall_s": 60.0})
+
+    def stop(self, grace_s: float = 0.0) -> int:
+        return 0
+
+    def _send(self, data: bytes) -> None:
+        pass
+
+    def _refuse_early(self) -> None:
+        """Accept them: that they come early is another ground to refuse them."""
+
+    def _clock(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+def random_value(rng: random.Random) -> bytes:
+    """A tree of tags with random lengths and contents, mostly of the right form."""
+    tag, count = bytes([rng.choice(TAGS)]), rng.choice([0, 1, 2, 3, 8, 2**32 - 1])
+    if tag in b"ltSzdarqI":
+        few = min(count, 3)
+        return HEAD.pack(tag, count) + b"".join(random_value(rng) for _ in range(few))
+    return HEAD.pack(tag, count) + rng.randbytes(min(count, 16))
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """The bytes with some of them changed, taken out or repeated."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at, end = sorted(rng.randrange(len(changed) + 1) for _ in range(2))
+        match rng.randrange(4):
+            case 0 if at < len(changed):
+                changed[at] = rng.randrange(256)
+            case 1 if at < len(changed):
+                changed[at] ^= 1 << rng.randrange(8)
+            case 2:
+                del changed[at:end]
+            case _:
+                changed[at:at] = changed[at:end]
+    return bytes(changed[:4096])
+
+
+def framed(data: bytes) -> bytes:
+    return len(data).to_bytes(LENGTH, "big") + data
+
+
+def streams(rng: random.Random) -> Iterator[bytes]:
+    """Endless bytes of one or two frames: well formed, random inside, and damaged anywhere."""
+    whole = [encode((kind, value)) for kind in KINDS for value in VALUES]
+    whole += [encode((kind, "", [])) for kind in KINDS]
+    while True:
+        content = rng.choice(whole)
+        yield framed(content) + framed(rng.choice(whole))
+        yield framed(mutated(rng, content))
+        yield mutated(rng, framed(content))
+        yield framed(encode(("value",))[:-4] + random_value(rng))
+        yield framed(HEAD.pack(b"t", 2) + encode(rng.choice(KINDS)) + random_value(rng))
+        yield framed(random_value(rng))
+        yield rng.randbytes(rng.randrange(64))
+
+
+def judged(data: bytes, rule: str) -> tuple[str, str]:
+    """(verdict, detail) of the bytes in place of the results of two calls."""
+    cases = [([3], SECRET, 0.0), ([4], SECRET, 0.0)]
+    payload = {"rule": rule, "entry_point": "f", "atol": 0.0}
+    return check_function.judge(FrameSource(data), cases, [1.0, 1.0], payload)
+
+
+def loaded(data: bytes) -> tuple[str, str]:
+    """(ending, detail) of the bytes in place of the word that the program has ended."""
+    try:
+        return FrameSource(data).load(1.0)
+    except AnswerEnded as error:
+        failure, detail = error.args
+        return failure, detail
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A function that closes the pipes made so far."""
+    made: list[int] = []
+    pipe = os.pipe
+
+    def noted() -> tuple[int, int]:
+        ends = pipe()
+        made.append(ends[0])
+        return ends
+
+    monkeypatch.setattr(os, "pipe", noted)
+
+    def close() -> None:
+        while made:
+            os.close(made.pop())
+
+    yield close
+    close()
+
+
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.exhaustive)])
+def test_no_frames_pass_and_none_break_the_judge(count: int, opened: Callable[[], None]) -> None:
+    source, seen = streams(random.Random(count)), set()
+    for index in range(count):
+        data = next(source)
+        verdict, detail = judged(data, RULES[index % len(RULES)])
+        assert verdict in ENDINGS, (data, verdict)
+        ending, why = loaded(data)
+        assert ending in {*ENDINGS, "ended"}, (data, ending)
+        assert type(detail) is type(why) is str
+        assert len(detail) < 300
+        seen.add(ending)
+        opened()
+    assert seen >= {*FAILURES, "ended"}
+
+
+def test_the_right_values_pass_the_same_way(opened: Callable[[], None]) -> None:
+    right = framed(encode(("value", SECRET))) * 2
+    assert judged(right, "equal") == ("passed", "")
+    assert loaded(framed(encode(("ended", "", ["f"])))) == ("ended", "")

@@ -1,0 +1,68 @@
+"""A run is timed with the scheduling its process began with, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.runs import scheduling
+from dllm_bench.runs.runner import run
+from dllm_bench.runs.scheduling import STARTED, Scheduling
+from dllm_bench.store.store import Store
+from tests.resume import fakes
+
+if STARTED is None or len(STARTED.cores) < 2:
+    pytest.skip("needs Linux and two cores", allow_module_level=True)
+ORDINARY = 65534
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Leave the scheduling of the tests as it was."""
+    yield
+    STARTED.apply()
+
+
+def be_slowed_down() -> None:
+    """Do to this process what a hostile program of the same user would."""
+    os.sched_setaffinity(0, {min(STARTED.cores)})
+    if os.geteuid() == 0:  # another user cannot undo these
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def test_every_forward_is_decoded_with_the_scheduling_of_the_start(tmp_path: Path) -> None:
+    seen: list[Scheduling | None] = []
+
+    class Noting(fakes.FakeDecoder):
+        def generate(self, model: Any, request: Request) -> Generation:
+            seen.append(Scheduling.now())
+            return super().generate(model, request)
+
+    be_slowed_down()
+    assert Scheduling.now() != STARTED
+    run(fakes.spec(3), store=Store(tmp_path), deps=fakes.deps(decoder=Noting()))
+    assert set(seen) == {STARTED}
+
+
+def test_what_an_ordinary_user_cannot_undo_is_an_error() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become an ordinary user for a test")
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setresuid(ORDINARY, ORDINARY, ORDINARY)
+            os.setpriority(os.PRIO_PROCESS, 0, 19)
+            scheduling.restore()
+        except DllmBenchError as error:
+            status = 0 if "nice 19" in str(error) and "new process" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
