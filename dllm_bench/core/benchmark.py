@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dllm_bench.core.request import Request
 
@@ -13,7 +14,7 @@ Turns = Sequence[Mapping[str, str]]
 """Chat turns: [{"role": "user", "content": "..."}, ...]."""
 Encode = Callable[[str | Turns], list[int]]
 """Plain text or chat turns -> prompt ids."""
-JUDGE_ERROR = "judge_error"
+JUDGE_ERROR: Literal["judge_error"] = "judge_error"
 """Verdict of a sample that has no grade, because grading it failed."""
 
 

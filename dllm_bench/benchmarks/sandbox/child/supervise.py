@@ -7,7 +7,7 @@ The law of this package: nothing that comes from the judged process is a verdict
 a value, which is compared with what only the supervisor holds; or a failure, one of `FAILURES`; or,
 once, the word that the program has ended. That word wins nothing: a program whose functions are
 called is judged by their results alone, and one that only runs ("ended") by its output. Every other
-frame is the failure "failed", and so is one that comes before it is asked for. What cannot be read
+frame is the failure "failed", and so is one that comes before its request. What cannot be read
 or compared within bounds (bytes, members, digits and depth in `codec`, CPU seconds in `bootstrap`)
 is wrong too, because a judge that breaks must not leave a sample without a grade.
 
