@@ -341,7 +341,6 @@ def test_tests_that_need_the_program_s_objects_are_compared_outside_of_it(real_d
         "def is_tree_balanced(root):\n    return True",
         "import sys\nsys.exit(0)",
         "import builtins\nbuiltins.eval = lambda *args: True",
-        "import builtins\nbuiltins.AssertionError = SystemExit",
     ):
         assert code_scorers.grade_mbpp(doc, [f"{doc['code']}\n{cheat}"])["pass@1"] == 0
 
