@@ -78,7 +78,6 @@ def export(name: str, decoder: Decoder, folder: Path) -> list[Path]:
         f"{FOLDER}/requirements.txt": "dllm-bench\n",
         "README.md": CARD.format(name=name, folder=folder),
     }
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         write_atomic(folder / path, text)
     return [folder / path for path in texts]

@@ -24,6 +24,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import LEVEL, MeanScore
 from dllm_bench.paths import ASSETS
 from dllm_bench.site.texts import TextSource
+from dllm_bench.store.files import write_atomic
 from dllm_bench.store.inputs import is_served
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import GROUPS, RunSpec, digest, slug
@@ -101,8 +102,7 @@ def to_eee(
 
 def written(path: Path, text: str) -> Path:
     """The path, after the text was written there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="\n")
+    write_atomic(path, text)
     return path
 
 

@@ -22,6 +22,7 @@ from dllm_bench.api.comparison import sealed_record
 from dllm_bench.api.runs import of_one_type, sample_rows
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.texts import TextSource
+from dllm_bench.store.files import write_atomic
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import slug
 from dllm_bench.store.store import RunEntry, read_samples
@@ -56,7 +57,7 @@ def frame(entries: Sequence[RunEntry], texts: TextSource) -> Any:
 def to_parquet(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
     """`samples.parquet`, which pandas and all readers of Arrow open."""
     path = out / "samples.parquet"
-    frame(entries, texts).to_parquet(path, index=False)
+    write_atomic(path, frame(entries, texts).to_parquet(index=False))
     yield path
 
 
@@ -76,13 +77,12 @@ def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Ite
     for entry in entries:
         record = sealed_record(entry)
         spec, folder = record.spec, out / slug(f"{record.spec.model['name']}-{record.spec.folder}")
-        folder.mkdir(parents=True, exist_ok=True)
         moment = datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
         results = folder / f"results_{moment}.json"
-        results.write_text(json.dumps(lm_eval_results(record), indent=2), encoding="utf-8")
+        write_atomic(results, json.dumps(lm_eval_results(record), indent=2))
         samples = folder / f"samples_{spec.benchmark['name']}_{moment}.jsonl"
         lines = (json.dumps(one) for one in lm_eval_samples(record, rows_of(entry, texts)))
-        samples.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write_atomic(samples, "".join(f"{line}\n" for line in lines))
         yield from (results, samples)
 
 
@@ -179,7 +179,7 @@ def to_aup(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterato
             points.sort()
     path = out / AUP_FILE
     text = yaml.safe_dump(curves, sort_keys=False, default_flow_style=None)
-    path.write_text(text, encoding="utf-8")
+    write_atomic(path, text)
     yield path
 
 
@@ -208,9 +208,8 @@ def to_hub(
             f"{f', {record.ungraded}' if record.ungraded else ''}",
         )
         path = out / ".eval_results" / f"{slug(record.spec.label)}-{record.spec.short}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(eval_result_entries_to_yaml([result]), sort_keys=False)
-        path.write_text(text, encoding="utf-8")
+        write_atomic(path, text)
         yield path
 
 

@@ -21,6 +21,7 @@ from dllm_bench.benchmarks.sandbox.execution import CONSENT_VARIABLE, isolation
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import PACKAGE, assets_dir
 from dllm_bench.store.files import results_directory
+from dllm_bench.store.lock import supports_flock
 from dllm_bench.store.provenance import code, cpu_model
 
 Line = tuple[str, str, str]
@@ -127,7 +128,11 @@ def asset_lines() -> Iterator[Line]:
 
 def path_lines(paths: Mapping[str, Any]) -> Iterator[Line]:
     """The results directory and the data directory."""
-    yield OK, "results", str(results_directory(paths["results"]).absolute())
+    results = results_directory(paths["results"])
+    yield OK, "results", str(results.absolute())
+    if not supports_flock(results):
+        text = "flock does not work there; runs are locked by a file with a heartbeat instead"
+        yield OPTIONAL_MISSING, "locks", text
     data = paths.get("data")
     if not data:
         text = "not set: real benchmarks come from the hub; set DLLM_BENCH_DATA"

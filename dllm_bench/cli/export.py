@@ -10,6 +10,7 @@ from dllm_bench.cli.common import add_results_option, compose, open_store, print
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.files import explain_write_errors
+from dllm_bench.store.nolinks import make_folder
 
 CUSTOM_GENERATE = "custom-generate"
 RELATIONSHIPS = ("third_party", "first_party", "collaborative", "other")
@@ -75,7 +76,7 @@ def export_runs(arguments: Namespace) -> int:
     entries, texts = [store.find(name) for name in arguments.words], TextSource(compose)
     publisher = (arguments.organization, arguments.relationship, arguments.dataset)
     with explain_write_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         if arguments.to == HUB:
             return listed(to_hub(entries, out, arguments.dataset, arguments.task))
         if arguments.to == FORM:

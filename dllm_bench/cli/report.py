@@ -20,6 +20,7 @@ from dllm_bench.cli.common import (
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.build import SiteBuilder
 from dllm_bench.store.files import results_directory
+from dllm_bench.store.nolinks import is_folder
 from dllm_bench.tables.spec import EMBEDDED
 
 
@@ -45,7 +46,7 @@ def run(arguments: Namespace) -> int:
         store.find(prefix)  # raises if the hash names no run, or several
     results = (
         store.root.parent
-        if store.root.is_dir()
+        if is_folder(store.root)
         else configured_paths(Namespace(results=None))["results"]
     )
     # an archive of runs is not written beside

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
 from dllm_bench.runs import rescore
-from dllm_bench.store.files import explain_write_errors
+from dllm_bench.store.files import write_atomic
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,8 +26,7 @@ def run(arguments: Namespace) -> int:
     settings = rescore.settings(entry, rescore.changes(arguments.settings), compose)
     if arguments.evalplus:
         content = "".join(rescore.evalplus_lines(entry, settings))
-        with explain_write_errors(arguments.evalplus):
-            arguments.evalplus.write_text(content, encoding="utf-8")
+        write_atomic(arguments.evalplus, content)
         limit = entry.spec.limit
         print_lines([f"written: {arguments.evalplus}"])
         if limit is None:

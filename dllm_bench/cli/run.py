@@ -6,7 +6,9 @@ heavy is imported, then the run is made, or looked up if it is complete already.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dllm_bench.api.compose import (
@@ -28,6 +30,7 @@ from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.hardware import memory_bytes, resolve_hardware
 from dllm_bench.store.inputs import is_served, model_spec, resolve_model
+from dllm_bench.store.lock import BusyError
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
@@ -58,6 +61,7 @@ choices:
 
 _failed: list[str] = []  # sentences about the failed jobs of a multirun in this process
 _made: list[RunRecord] = []  # of a multirun in this process
+_busy: list[Mapping[str, Any]] = []  # configurations of a multirun that other processes run
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -70,7 +74,9 @@ def run(arguments: Sequence[str]) -> int:
     check_flags(arguments)
     _failed.clear()
     _made.clear()
+    _busy.clear()
     hydra_app(arguments, task)
+    wait_for_busy()
     if len(_made) > 1:
         print_lines(["", *overview(_made)])
     return 2 if print_failures(_failed) else 0
@@ -83,10 +89,34 @@ def run_job(cfg: Any) -> None:
         job = composed_job(cfg)
         check(job.config, job.reads_data)
         measure(job.config)
+    except BusyError as error:
+        if not local:
+            raise
+        _busy.append(job.config)
+        print(f"left for later, being made by {error.owner}", file=sys.stderr)
     except DllmBenchError as error:
         if not local:
             raise
         _failed.append(str(error))
+
+
+def wait_for_busy() -> None:
+    """Wait for the runs that other processes make; one that is then not sealed is made here."""
+    while _busy:
+        config = _busy.pop(0)
+        try:
+            spec, store = RunSpec.from_config(config), store_of(config)
+            store.wait_for(spec, partial(print, f"{spec.folder}:", file=sys.stderr))
+            measure(config)
+        except BusyError:
+            _busy.append(config)
+        except DllmBenchError as error:
+            _failed.append(str(error))
+
+
+def store_of(config: Mapping[str, Any]) -> Store:
+    """The store of a composed configuration."""
+    return Store(results_directory(config["paths"]["results"]) / "runs")
 
 
 def measure(config: Mapping[str, Any]) -> None:
@@ -96,7 +126,7 @@ def measure(config: Mapping[str, Any]) -> None:
     from dllm_bench.runs import rescore
 
     spec = RunSpec.from_config(config)
-    store = Store(results_directory(config["paths"]["results"]) / "runs")
+    store = store_of(config)
     logger = instantiate(config["logger"], "logger")
     record = run_spec(spec, store=store, logger=logger, progress=RunProgress())
     if config["retry_errors"] and JUDGE_ERROR in record.verdicts:
@@ -134,7 +164,7 @@ def estimate_lines(config: Mapping[str, Any]) -> Iterator[str]:
 
     hardware = resolve_hardware(config["hardware"])
     here = {**config, "hardware": hardware}
-    measured = cost.measured_runs(Store(results_directory(config["paths"]["results"]) / "runs"))
+    measured = cost.measured_runs(store_of(config))
     run_here = PlannedRun((), CellState.MISSING, config=here)
     yield f"cost: {cost.cost_in_words([cost.CostModel([], measured).estimate(run_here)])}"
     if is_served(config["model"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from dllm_bench.cli.common import add_results_option, open_store, print_lines
-from dllm_bench.store.files import unlock
+from dllm_bench.store.lock import unlock
 from dllm_bench.store.store import LOCK
 
 

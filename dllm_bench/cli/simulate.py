@@ -46,7 +46,7 @@ from dllm_bench.serving.load_simulation import (
 )
 from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.site.format import align
-from dllm_bench.store.files import explain_write_errors
+from dllm_bench.store.files import write_atomic
 from dllm_bench.store.store import RunEntry, read_samples
 
 Points = Sequence[FrontierPoint] | Sequence[ServicePoint]
@@ -112,8 +112,7 @@ def run(arguments: Namespace) -> int:
     store = open_store(arguments)
     points = simulated(arguments, [store.find(name) for name in arguments.runs])
     if arguments.out:
-        with explain_write_errors(arguments.out):
-            arguments.out.write_text(as_csv(points), encoding="utf-8")
+        write_atomic(arguments.out, as_csv(points))
     return print_lines(lines(points))
 
 

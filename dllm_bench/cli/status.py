@@ -19,6 +19,8 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.site.format import LISTED_METRICS, align, number, percent_of
 from dllm_bench.store.differences import differing, flat_settings
+from dllm_bench.store.files import csv_rows, stored_bytes
+from dllm_bench.store.nolinks import matching
 from dllm_bench.store.store import RunEntry, RunState, Store, read_record
 
 WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # where --where looks
@@ -126,12 +128,12 @@ def status_row(entry: RunEntry) -> StatusRow:
 
 def table_lines(tables: Path) -> Iterator[str]:
     """A line per rendered table: how many of its cells are in which state."""
-    for path in sorted(tables.glob("*/*.json")):
+    for path in matching(tables, "*/*.json"):
         name = f"{path.parent.name}/{path.stem}"
         try:
-            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            cells = json.loads(stored_bytes(path) or b"")["cells"]
             states = [cell["state"] for cell in cells]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, DllmBenchError):
             yield f"table {name}: {path} cannot be read; `dllm-bench table {name}` writes it again"
             continue
         counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
@@ -140,13 +142,12 @@ def table_lines(tables: Path) -> Iterator[str]:
 
 def figure_lines(figures: Path) -> Iterator[str]:
     """A line per drawn figure and profile: how many of its points have a number."""
-    for path in sorted(figures.glob("*/*/*.csv")):
+    for path in matching(figures, "*/*/*.csv"):
         name = path.relative_to(figures).with_suffix("").as_posix()
         try:
-            with path.open(encoding="utf-8", newline="") as file:
-                ours = [row for row in csv.DictReader(file) if row["kind"] == "measured"]
+            ours = [row for row in csv_rows(path) if row["kind"] == "measured"]
             states = Counter("measured" if row["y"] else row["state"] for row in ours)
-        except (ValueError, LookupError, csv.Error):
+        except (ValueError, LookupError, csv.Error, DllmBenchError):
             again = f"dllm-bench figure {path.parent.name}/{path.stem}"
             yield f"figure {name}: {path} cannot be read; `{again}` draws it again"
             continue

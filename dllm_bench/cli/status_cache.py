@@ -13,6 +13,7 @@ from typing import Any
 
 from dllm_bench import __version__
 from dllm_bench.store.cache import DerivedCache
+from dllm_bench.store.nolinks import is_folder
 from dllm_bench.store.store import (
     DamagedRunError,
     RunEntry,
@@ -56,7 +57,7 @@ def cached_rows(
             if state and entry.state is RunState.SEALED:
                 cache.put(name, state, row)
         rows.append(row)
-    if Path(store.root).is_dir():
+    if is_folder(Path(store.root)):
         cache.save(used_only=True)
     return rows, damages
 

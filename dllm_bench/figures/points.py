@@ -26,6 +26,7 @@ from dllm_bench.figures.run_series import (
 from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall
 from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.runs import token_replay
+from dllm_bench.store.nolinks import is_file, is_folder
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
@@ -157,7 +158,7 @@ def missing_replays(
             needed[spec] = (max(call.replay_samples, known), entry.run.record)
     for spec, (samples, record) in needed.items():
         folder = store.path(spec)
-        if (folder / token_replay.FILE).exists() or StoredRun(record, folder).lacks_samples:
+        if is_file(folder / token_replay.FILE) or StoredRun(record, folder).lacks_samples:
             continue
         yield spec, samples
 
@@ -191,7 +192,7 @@ def runs_without_samples(
 
 def where_to_repeat(run: PlannedRun, folder: Path) -> str:
     """Where a sealed run has to be made again if it cannot be here; empty if it can."""
-    if not folder.is_dir():  # its record is in an archive, which is read-only
+    if not is_folder(folder):  # its record is in an archive, which is read-only
         return "in another results directory (--results)"
     return f"on a machine with {run.missing_device}" if run.missing_device else ""
 

@@ -24,7 +24,7 @@ from dllm_bench.figures.points import (
     FigurePoint,
 )
 from dllm_bench.figures.spec import PaperFigure
-from dllm_bench.store.files import write_atomic
+from dllm_bench.store.files import csv_rows, write_atomic
 from dllm_bench.tables import view
 from dllm_bench.tables.cost import cost_in_words
 from dllm_bench.tables.plan import CellState
@@ -42,7 +42,6 @@ def write(built: BuiltFigure, folder: Path) -> list[Path]:
     forms = {"csv": as_csv(built).encode(), **images(built)}
     contents = {file_of(built, folder, form): content for form, content in forms.items()}
     for path, content in contents.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
     return list(contents)
 
@@ -68,10 +67,7 @@ def why_kept(built: BuiltFigure, folder: Path) -> str:
 
 def measured_rows(path: Path) -> list[dict[str, str]]:
     """The lines of a figure's csv with a measured number; none without the file."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if row.get("kind") == MEASURED and row.get("y")]
+    return [row for row in csv_rows(path) if row.get("kind") == MEASURED and row.get("y")]
 
 
 def _line_of(point: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 A worker takes the next run of the model and benchmark it already holds, if there is one. Workers
 report to the parent, which alone writes to the terminal. If a run fails or its worker is killed,
-the others continue; starting again resumes from the store. Jobs of a cluster are in `slurm`.
+the others continue; starting again resumes from the store. A run that another process makes is left
+to it and waited for when the others are done. Jobs of a cluster are in `slurm`.
 
 Runs that repeat their items are there to be timed. They come last, in this process alone, and those
 of one model and benchmark take turns pass by pass: what slows the machine down for a while slows
@@ -25,6 +26,7 @@ from dllm_bench.launch.workers import Ended, Failed, Worker, Workers
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
 from dllm_bench.runs.progress import ManyRunsProgress, headline, progress_text
+from dllm_bench.store.lock import BusyError
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec, digest
 from dllm_bench.store.store import Store
@@ -38,6 +40,7 @@ class RunOutcome:
 
     spec: RunSpec
     error: str = ""  # why it failed; empty if it is sealed
+    is_busy: bool = False  # another process makes it
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class RunJob:
                 run(self.spec, logger=make_logger(self.spec), **given)
             else:
                 decode_passes(self.spec, self.passes, **given)
+        except BusyError as error:
+            return RunOutcome(self.spec, f"being made by {error.owner}", is_busy=True)
         except DllmBenchError as error:
             return RunOutcome(self.spec, str(error))
         except Exception as error:  # a bug in one run must not end the others
@@ -88,6 +93,8 @@ def run_all(
             outcomes |= _run_here(waiting, store, deps, progress)
         repeated = [spec for spec in open_specs if spec.repeats > 1]
         outcomes |= _run_in_turns(repeated, store, deps, progress)
+        busy = [spec for spec, outcome in outcomes.items() if outcome.is_busy]
+        outcomes |= _run_busy(busy, store, deps, progress)
     return [outcomes[spec] for spec in specs]
 
 
@@ -115,6 +122,24 @@ def _run_in_turns(
     return outcomes
 
 
+def _run_busy(
+    specs: Sequence[RunSpec], store: Store, deps: Dependencies, progress: ManyRunsProgress
+) -> dict[RunSpec, RunOutcome]:
+    """Wait for runs that other processes make; one that is then not sealed is made here."""
+    outcomes = {}
+    for spec in specs:
+        outcome = RunOutcome(spec, is_busy=True)
+        while outcome.is_busy:
+            try:
+                store.wait_for(spec, partial(progress.update, spec.folder))
+                outcome = RunJob(spec, store, deps)()
+            except DllmBenchError as error:
+                outcome = RunOutcome(spec, str(error))
+        progress.end(spec.folder, outcome.error or "done")
+        outcomes[spec] = outcome
+    return outcomes
+
+
 def turns(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, int | None]]:
     """(run, how many passes it then has, None for all), one pass after the other over the runs that
     share model and benchmark.
@@ -130,7 +155,9 @@ def turns(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, int | None]]:
 def _job_here(job: RunJob, progress: ManyRunsProgress) -> RunOutcome:
     report = _TextReport(partial(progress.update, job.spec.folder), every_s=0.0)
     outcome = job(report)
-    if job.passes is None or outcome.error:
+    if outcome.is_busy:
+        progress.update(job.spec.folder, outcome.error)
+    elif job.passes is None or outcome.error:
         progress.end(job.spec.folder, outcome.error or report.result)
     return outcome
 
@@ -234,7 +261,10 @@ class _WorkerPool:
 
     def _note(self, outcome: RunOutcome, result: str) -> None:
         self.outcomes[outcome.spec] = outcome
-        self.progress.end(outcome.spec.folder, outcome.error or result)
+        if outcome.is_busy:
+            self.progress.update(outcome.spec.folder, outcome.error)
+        else:
+            self.progress.end(outcome.spec.folder, outcome.error or result)
 
 
 def _work_on_jobs(pipe: Connection) -> None:

@@ -202,7 +202,6 @@ def read_tickets(path: Path) -> Iterator[JobTicket]:
 
 def record_tickets(store: Store, tickets: Sequence[JobTicket]) -> None:
     """Store the tickets of jobs that were sent."""
-    folder_of(store).mkdir(parents=True, exist_ok=True)
     appender = Appender(folder_of(store) / TICKETS)
     for ticket in tickets:
         appender.append(json.dumps(asdict(ticket)))

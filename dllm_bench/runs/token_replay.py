@@ -10,6 +10,7 @@ several branches, or which revise tokens or insert positions.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
@@ -30,7 +31,7 @@ from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import read_logits
 from dllm_bench.runs.dependencies import REAL, Dependencies
-from dllm_bench.store.files import atomic_path
+from dllm_bench.store.files import stored_bytes, write_atomic
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_samples
 
@@ -207,15 +208,17 @@ def write_replays(path: Path, replays: Sequence[TokenReplay]) -> None:
     arrays: dict[str, Any] = {"ids": np.array([one.id for one in replays])}
     for index, one in enumerate(replays):
         arrays |= {f"{index}.{f.name}": getattr(one, f.name) for f in fields(TokenReplay)[1:]}
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_atomic(path, content.getvalue())
 
 
 def read_replays(folder: Path) -> list[TokenReplay]:
     """The replays stored in a run's folder; empty if there are none."""
-    if not (folder / FILE).exists():
+    content = stored_bytes(folder / FILE)
+    if content is None:
         return []
-    with np.load(folder / FILE) as arrays:
+    with np.load(io.BytesIO(content)) as arrays:
         return [
             TokenReplay(str(key), *(arrays[f"{index}.{f.name}"] for f in fields(TokenReplay)[1:]))
             for index, key in enumerate(arrays["ids"])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,7 +37,8 @@ from dllm_bench.site.table_pages import (
     table_stem,
 )
 from dllm_bench.site.texts import TextSource
-from dllm_bench.store.files import explain_write_errors
+from dllm_bench.store.files import stored_bytes, write_atomic
+from dllm_bench.store.nolinks import is_file, lstat, matching, remove_file
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import (
@@ -110,7 +110,7 @@ class SiteBuilder:
             else:
                 self._build_run(entry, records[entry.spec.short], samples)
                 made += 1
-        run_pages = RunPages(frozenset(short for short in records if self._page(short).is_file()))
+        run_pages = RunPages(frozenset(short for short in records if is_file(self._page(short))))
         tables = list(self._build_tables(run_pages))
         self._write(FINDINGS_PAGE, self._findings([built for _, built in tables]))
         groups = comparable_runs(records.values())
@@ -140,8 +140,8 @@ class SiteBuilder:
         path, stamp = self.out / STAMP, {"dllm_bench_report": code_version()}
         previous = None
         with suppress(OSError, ValueError):
-            previous = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(previous, dict) and self.out.is_dir() and any(self.out.iterdir()):
+            previous = json.loads(stored_bytes(path) or b"")
+        if not isinstance(previous, dict) and matching(self.out, "*"):
             raise DllmBenchError(
                 f"The report was to be written to {self.out}, which holds other files; name an "
                 "empty or new directory with --out."
@@ -162,7 +162,8 @@ class SiteBuilder:
     def _is_up_to_date(self, entry: RunEntry) -> bool:
         """Whether the run's page is not older than its record."""
         page, changed = self._page(entry.spec.short), record_fingerprint(entry.path)
-        return page.is_file() and page.stat().st_mtime_ns >= changed[0]
+        made = lstat(page)
+        return made is not None and is_file(page) and made.st_mtime_ns >= changed[0]
 
     def _build_run(
         self, entry: RunEntry, record: RunRecord, samples: Mapping[str, SampleRecord]
@@ -176,8 +177,8 @@ class SiteBuilder:
                 self._write(f"{folder}/samples-{number}.js", text)
             self._write(f"{folder}/sample.html", sample_page(record))
         else:  # a page of an earlier report would be empty now
-            for stale in (self.out / folder).glob("sample*"):
-                stale.unlink()
+            for stale in matching(self.out / folder, "sample*"):
+                remove_file(stale)
         texts = {name: sample.text for name, sample in samples.items()}
         self._write(run_address(spec.short), run_page(record, texts))
 
@@ -207,11 +208,11 @@ class SiteBuilder:
     def _build_figures(self, run_pages: RunPages) -> Iterator[AddressedPage]:
         """Write a page for each drawn figure and copy its files; yields (address, title)."""
         results = self.store.root.parent
-        for drawn in sorted((results / "figures" / self.profile).glob("*/*.svg"), key=in_order):
+        for drawn in sorted(matching(results / "figures" / self.profile, "*/*.svg"), key=in_order):
             name = f"{drawn.parent.name}/{drawn.stem}"
             title = load_figure(name).table.title if name in names_of("figure") else name
             stem = drawn.relative_to(results).with_suffix("").as_posix()
-            forms = [form for form in FIGURE_FORMS if drawn.with_suffix(f".{form}").is_file()]
+            forms = [form for form in FIGURE_FORMS if is_file(drawn.with_suffix(f".{form}"))]
             points = read_points(drawn.with_suffix(".csv"))
             self._write(f"{stem}.html", figure_page(stem, title, points, forms, run_pages))
             for form in forms:
@@ -219,14 +220,10 @@ class SiteBuilder:
             yield f"{stem}.html", title
 
     def _write(self, address: str, text: str) -> None:
-        path = self.out / address
-        with explain_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
+        write_atomic(self.out / address, text, durable=False)
 
     def _copy(self, file: Path, address: str) -> None:
-        with explain_write_errors(self.out / address):
-            shutil.copyfile(file, self.out / address)
+        write_atomic(self.out / address, stored_bytes(file) or b"", durable=False)
 
 
 def in_order(path: Path) -> list[str | int]:

@@ -6,7 +6,6 @@ A figure is shown as it was drawn, with the points of its csv.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from dllm_bench.site.pages import Page, RunLink, RunPages
+from dllm_bench.store.files import csv_rows
 from dllm_bench.store.spec import SHOWN
 from dllm_bench.tables import render_html
 from dllm_bench.tables.build import BuiltTable
@@ -132,7 +132,4 @@ def is_number(text: str | None) -> bool:
 
 def read_points(path: Path) -> list[dict[str, str]]:
     """The rows of a figure's csv; none if there is no csv."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return list(csv_rows(path))

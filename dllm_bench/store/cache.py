@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import explain_write_errors, write_atomic
+from dllm_bench.store.files import stored_bytes, write_atomic
+from dllm_bench.store.nolinks import is_file, is_folder
 
 Fingerprint = list[Any]
 MADE_BY, ENTRIES, MARK, VALUE = "made_by", "known", "mark", "value"  # keys of the JSON
@@ -41,12 +42,13 @@ class DerivedCache:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
-            signature, _, body = self.path.read_text(encoding="utf-8").partition("\n")
+            content = stored_bytes(self.path) or b""
+            signature, _, body = content.decode().partition("\n")
             if not hmac.compare_digest(signature.encode(), _signature(body).encode()):
                 return {}
             plain = json.loads(body)
             return dict(plain[ENTRIES]) if plain[MADE_BY] == self.made_by else {}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (DllmBenchError, ValueError, KeyError, TypeError):
             return {}
 
     def get(self, key: str, fingerprint: Fingerprint) -> Any:
@@ -72,8 +74,7 @@ class DerivedCache:
         if entries == self._stored:
             return
         body = json.dumps({MADE_BY: self.made_by, ENTRIES: entries}) + "\n"
-        with suppress(DllmBenchError), explain_write_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(DllmBenchError):
             write_atomic(self.path, f"{_signature(body)}\n{body}")
 
 
@@ -81,9 +82,9 @@ def writable(path: Path) -> Path:
     """The path of a cache; beside runs that are an archive alone (reference results) it would be
     in a folder that nothing is written to, so that cache is in this user's folder of caches.
     """
-    packed = (one for one in path.parents[:2] if (one / PACKED).is_file())
+    packed = (one for one in path.parents[:2] if is_file(one / PACKED))
     results = next(packed, None)
-    if results is None or (results / "runs").is_dir():
+    if results is None or is_folder(results / "runs"):
         return path
     place = hashlib.sha256(str(results.resolve()).encode()).hexdigest()[:16]
     return user_folder() / place / path.name.lstrip(".")

@@ -1,32 +1,40 @@
-"""Files that survive a crash: atomic writes, files of whole lines, and a lock for one writer.
+"""Files that survive a crash: atomic writes and files of whole lines.
 
-Plain POSIX calls (rename, fsync, flock); this file knows nothing about runs. If a line does not fit
-on the disk it is removed again, so an error never leaves half a line. A killed process can still
-leave half a line; `whole_lines` skips it. Errors of the disk become a `DllmBenchError`.
+Plain POSIX calls (rename, fsync) through `nolinks`, which follows no link below a results folder;
+this file knows nothing about runs. If a line does not fit on the disk it is removed again, so an
+error never leaves half a line. A killed process can still leave half a line; `whole_lines` skips
+it. Errors of the disk become a `DllmBenchError`.
 """
 
 from __future__ import annotations
 
+import csv
 import errno
-import fcntl
+import io
 import json
 import os
-import socket
-import threading
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import expanded
+from dllm_bench.store.nolinks import (
+    TEMPORARY,
+    guard,
+    lstat,
+    matching,
+    open_file,
+    parent_of,
+    remove_file,
+    target_of,
+)
 
 SYNC_EVERY_S = 1.0  # an `Appender` calls fsync at most this often
-BEAT_S = 10.0  # the owner of a lock touches it this often
-DYING_S = 1.0  # a killed process keeps its locks until the last of its threads has ended
-GONE_S = 60.0  # a lock of another machine that was not touched for this long is taken over
+UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)  # of file systems without fsync
 UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 
 
@@ -48,7 +56,8 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 def stored_bytes(path: Path) -> bytes | None:
     """The content of a file, None if there is none; DllmBenchError if it cannot be read."""
     try:
-        return path.read_bytes()
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+            return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -68,46 +77,92 @@ def every_line(path: Path) -> list[bytes]:
     return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
+def csv_rows(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a csv file with a header; none if there is no file."""
+    text = (stored_bytes(path) or b"").decode()
+    yield from csv.DictReader(io.StringIO(text, newline=""))
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Give a temporary path in the same folder; when the block ends, its file replaces `path`.
+    """Give the path of a new file in the same folder, which replaces `path` when the block ends.
 
-    The file is on disk when the block is left. On any error the temporary file is removed and
-    `path` stays as it was.
+    The folder is made if there is none. The file is on disk when the block is left. On any error it
+    is removed and `path` stays as it was.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    path = target_of(path)
+    temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
     with explain_write_errors(path):
+        os.close(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, make=True))
         try:
             yield temporary
-            _sync(temporary)
-            os.replace(temporary, path)
+            descriptor = open_file(temporary, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            _replace(temporary, path)
         except BaseException:
             with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                remove_file(temporary)
             raise
-        _sync(path.parent)
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write the whole file or leave the old one; text is UTF-8 with `\\n` line ends."""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
+    """Write the whole file or leave the old one; text is UTF-8 with `\\n` line ends.
+
+    durable: wait until the file is on disk, which takes milliseconds.
+    """
+    path = target_of(path)
+    temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
+    with explain_write_errors(path):
+        descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, make=True)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                if durable:
+                    os.fsync(descriptor)
+            _replace(temporary, path, durable)
+        except BaseException:
+            with suppress(OSError):
+                remove_file(temporary)
+            raise
+
+
+def _replace(temporary: Path, path: Path, durable: bool = True) -> None:
+    """Rename a file to `path`, in its folder, and wait until the name is on disk."""
+    with parent_of(path) as (folder, name):
+        os.replace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        if durable:
+            sync_names(folder)
+
+
+def sync_names(folder: int) -> None:
+    """Wait until the names in an open folder are on disk, where the file system can do that."""
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in UNSYNCED:
+            raise
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove the unfinished files of processes that were killed while they wrote."""
+    for path in matching(folder, f".*{TEMPORARY}"):
+        remove_file(path)
 
 
 def write_json(path: Path, plain: Mapping[str, Any]) -> None:
     """Write plain data as indented JSON, atomically; makes the folder."""
-    with explain_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(plain, indent=1) + "\n")
 
 
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def append_bytes(path: Path, content: bytes) -> None:
+    """Add to the end of a file, which is made if there is none; raises OSError."""
+    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with os.fdopen(descriptor, "ab") as file:
+        file.write(content)
 
 
 class Appender:
@@ -116,7 +171,7 @@ class Appender:
     def __init__(self, path: Path) -> None:
         self.path = path
         with explain_write_errors(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, make=True)
         self._synced = time.monotonic()
         self._broken = False
 
@@ -158,150 +213,8 @@ class Appender:
 
 def is_at(descriptor: int, path: Path) -> bool:
     """Whether an open file is the one that `path` names now."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except OSError:
-        return False
-
-
-@dataclass
-class Lock:
-    """One writer per folder: an exclusive lock on a file that contains its owner's pid and host.
-
-    The kernel releases the lock of a process that died on this machine. A process on another
-    machine cannot be checked, but touches its lock every `BEAT_S` seconds: if nobody does for
-    `GONE_S` seconds of this machine's monotonic clock, the lock is taken over. An owner that
-    continues after that (a suspended job), or whose lock file was deleted, finds the lock `lost`
-    and stops writing.
-
-    path: the lock file; descriptor: of the open file, -1 while the lock is not held.
-    """
-
-    path: Path
-    descriptor: int = -1
-    _released: threading.Event = field(default_factory=threading.Event)
-
-    def acquire(self) -> None:
-        """Take the lock; raises DllmBenchError if another process has it."""
-        while True:
-            with explain_write_errors(self.path):
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                self._claim(descriptor)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            if is_at(descriptor, self.path):
-                break
-            os.close(descriptor)  # the file was deleted before it was locked
-        self.descriptor = descriptor
-        self._released.clear()
-        threading.Thread(target=self._beat, args=(self._released,), daemon=True).start()
-
-    def _claim(self, descriptor: int) -> None:
-        """Write this process's pid and host into the file, unless its owner is alive."""
-        free = _flock(descriptor)
-        owner = _owner(os.pread(descriptor, 4096, 0))
-        host = socket.gethostname()
-        if not free or (owner.get("host", host) != host and self._touched_meanwhile()):
-            raise DllmBenchError(
-                f"{self.path.parent} is being written by process {owner.get('pid', '?')} on "
-                f"{owner.get('host', '?')}; wait for it, or, if it is gone, free the folder with "
-                f"`dllm-bench runs unlock {self.path.parent.name.rpartition('-')[2]}`."
-            )
-        with explain_write_errors(self.path):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, _mine(), 0)
-
-    def _touched_meanwhile(self) -> bool:
-        """Whether the owner touches the lock within `GONE_S`."""
-        seen, end = self._touched_at(), time.monotonic() + GONE_S
-        while time.monotonic() < end:
-            time.sleep(min(BEAT_S, GONE_S) / 2)
-            if self._touched_at() != seen:
-                return True
-        return False
-
-    def _touched_at(self) -> int:
-        """Time of change, read through an open file: network file systems cache it otherwise."""
-        with open(self.path, "rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns
-
-    def _beat(self, released: threading.Event) -> None:
-        while not released.wait(BEAT_S):
-            with suppress(OSError):
-                os.utime(self.path)
-
-    @property
-    def lost(self) -> bool:
-        """Whether another process took over the lock this one held, or its file is gone."""
-        return self.descriptor >= 0 and not (
-            is_at(self.descriptor, self.path) and os.pread(self.descriptor, 4096, 0) == _mine()
-        )
-
-    def release(self) -> None:
-        """Release the lock; does nothing if it is not held."""
-        self._released.set()
-        if self.descriptor >= 0:
-            if not self.lost:
-                os.ftruncate(self.descriptor, 0)
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
-def unlock(path: Path) -> str:
-    """Free a lock whose owner is gone; returns who that was, in words.
-
-    Raises if the owner lives on this machine. An owner on another machine, if it lives after all,
-    stops before the next line it would write.
-    """
-    owner = _owner(stored_bytes(path) or b"")
-    if not owner:
-        raise DllmBenchError(f"{path.parent} is locked by nobody; there is nothing to free.")
-    who = f"process {owner.get('pid')} on {owner.get('host')}"
-    if owner.get("host") == socket.gethostname() and _is_alive(owner.get("pid")):
-        raise DllmBenchError(
-            f"{path.parent} is being written by {who}, which is alive; wait for it, or end it with "
-            f"`kill {owner['pid']}`."
-        )
-    with explain_write_errors(path):
-        path.unlink()
-    return who
-
-
-def _is_alive(pid: Any) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError, TypeError):
-        return False
-    return True
-
-
-def _flock(descriptor: int) -> bool:
-    """Lock the open file; False if another process keeps it for `DYING_S`."""
-    end = time.monotonic() + DYING_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(DYING_S / 50)
-
-
-def _mine() -> bytes:
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
-
-
-def _owner(content: bytes) -> dict[str, Any]:
-    try:
-        owner = json.loads(content)
-    except ValueError:
-        return {}
-    return owner if isinstance(owner, dict) else {}
+    found = lstat(path)
+    return found is not None and os.path.samestat(os.fstat(descriptor), found)
 
 
 def results_directory(results: object) -> Path:
@@ -319,4 +232,5 @@ def results_directory(results: object) -> Path:
         raise DllmBenchError(
             f"The results directory is {results}, and {files[0]} is a file; name a directory."
         )
+    guard(folder)
     return folder

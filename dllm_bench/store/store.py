@@ -18,29 +18,39 @@ have no samples; nothing here writes the archive.
 from __future__ import annotations
 
 import json
-import lzma
-import shutil
-import tarfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.cache import fingerprint
+from dllm_bench.store.archive import archive_of, archived
 from dllm_bench.store.checked import CHECK, checked_line, checksum, read_checked
 from dllm_bench.store.files import (
     Appender,
-    Lock,
+    append_bytes,
     every_line,
     explain_write_errors,
+    remove_temporaries,
     stored_bytes,
     write_atomic,
+)
+from dllm_bench.store.lock import Lock, owner_of
+from dllm_bench.store.nolinks import (
+    guard,
+    is_file,
+    is_folder,
+    lstat,
+    make_folder,
+    matching,
+    remove_file,
+    remove_folder,
+    rename,
 )
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import SHOWN, RunSpec
@@ -48,7 +58,7 @@ from dllm_bench.store.spec import SHOWN, RunSpec
 SPEC, SAMPLES, SESSIONS, RECORD = "spec.json", "samples.jsonl", "sessions.jsonl", "record.json"
 ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
 ASIDE = ".damaged"  # ends the name of a file with what could not be used of another
-ARCHIVE = ".tar.xz"  # sealed records, packed beside the runs folder
+WAIT_S = 3.0  # between two looks at a run that another process makes
 SHARED = "samples-{}.jsonl"  # samples of one of several processes that share a run's requests
 
 
@@ -84,6 +94,14 @@ class Store:
 
     root: Path
 
+    def __post_init__(self) -> None:
+        guard(Path(self.root).parent)
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restore a store in another process."""
+        self.__dict__.update(state)
+        self.__post_init__()
+
     def path(self, spec: RunSpec) -> Path:
         """The run's folder: the one that has its hash, else the one it would get. DllmBenchError if
         two have it: copied from elsewhere, or renamed.
@@ -94,14 +112,14 @@ class Store:
 
     def _with_hash(self, parent: Path, short: str) -> Path | None:
         """The run folder in `parent` whose name ends with a hash, on disk or in the archive."""
-        on_disk = sorted(parent.glob(f"*-{short}")) if parent.is_dir() else []
+        on_disk = matching(parent, f"*-{short}")
         if len(on_disk) > 1:
             names = " and ".join(folder.name for folder in on_disk)
             raise DllmBenchError(
                 f"In {parent}, {names} are folders of one run; move all but one of them away."
             )
-        archived = _archived(Path(self.root)).by_hash.get(short)
-        return next(iter(on_disk), None) or (Path(self.root) / archived if archived else None)
+        packed = archived(Path(self.root)).by_hash.get(short)
+        return next(iter(on_disk), None) or (Path(self.root) / packed if packed else None)
 
     def record(self, spec: RunSpec) -> RunRecord | None:
         """The sealed record of `spec`, None when the run is not complete."""
@@ -143,10 +161,10 @@ class Store:
                 yield record
 
     def folders(self) -> list[Path]:
-        """Run folders, sorted by path."""
-        on_disk = (path for path in Path(self.root).glob("*/*/*") if path.is_dir())
-        archived = (Path(self.root) / name for name in _archived(Path(self.root)).texts)
-        return sorted({*on_disk, *archived})
+        """Run folders, sorted by path; links that take the place of one are among them."""
+        root = Path(self.root)
+        packed = (root / name for name in archived(root).texts)
+        return sorted({*matching(root, "*/*/*"), *packed})
 
     def find(self, prefix: str) -> RunEntry:
         """The one run whose hash begins with `prefix`."""
@@ -178,6 +196,15 @@ class Store:
         """The run's folder, locked for writing; closes with the `with` block."""
         return OpenRunFolder.start(self.path(spec), spec, total)
 
+    def wait_for(self, spec: RunSpec, report: Callable[[str], None]) -> None:
+        """Wait until no other process writes the run's folder; reports which one does."""
+        lock, reported = self.path(spec) / LOCK, ""
+        while is_folder(lock.parent) and self.record(spec) is None and (owner := owner_of(lock)):
+            if owner != reported:
+                report(f"being made by {owner}")
+                reported = owner
+            time.sleep(WAIT_S)
+
     def share(
         self, spec: RunSpec, index: int, of: int, session: int, zero_s: float = 0
     ) -> RunShare:
@@ -189,11 +216,11 @@ def remove(folders: Sequence[Path]) -> None:
     """Delete run folders; DllmBenchError, and none is deleted, if a run is going on or in an
     archive.
     """
-    archived = [folder for folder in folders if not folder.is_dir()]
-    if archived:
+    packed = [folder for folder in folders if lstat(folder) is None]
+    if packed:
         raise DllmBenchError(
-            f"{len(archived)} of {len(folders)} runs to be removed are in a read-only archive, "
-            f"{archived[0].name} first; use another directory (--results)."
+            f"{len(packed)} of {len(folders)} runs to be removed are in a read-only archive, "
+            f"{packed[0].name} first; use another directory (--results)."
         )
     locks = [Lock(folder / LOCK) for folder in folders]
     try:
@@ -201,7 +228,7 @@ def remove(folders: Sequence[Path]) -> None:
             lock.acquire()
         for folder in folders:
             with explain_write_errors(folder):
-                shutil.rmtree(folder)
+                remove_folder(folder)
     finally:
         for lock in locks:
             lock.release()
@@ -217,8 +244,8 @@ def read_record(folder: Path) -> RunRecord | None:
     path = folder / RECORD
     content = stored_bytes(path)
     if content is None:
-        archived = _archived_text(folder)
-        return None if archived is None else RunRecord.from_json(archived, str(path))
+        packed = _archived_text(folder)
+        return None if packed is None else RunRecord.from_json(packed, str(path))
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -233,58 +260,17 @@ def record_fingerprint(folder: Path) -> list[int]:
     """What changes when the sealed record of `folder` does, its time of change (ns) first; empty
     where there is none.
     """
-    own = fingerprint(folder / RECORD)
-    return own or (fingerprint(_archive_of(folder)) if _archived_text(folder) is not None else [])
-
-
-def _archive_of(folder: Path) -> Path:
-    """Where the archive of the runs folder above a run's folder lies."""
-    runs = folder.parents[2]
-    return runs.with_name(runs.name + ARCHIVE)
+    found = lstat(folder / RECORD)
+    if found is None and _archived_text(folder) is not None:
+        found = lstat(archive_of(folder.parents[2]))
+    return [found.st_mtime_ns, found.st_size, found.st_ino] if found else []
 
 
 def _archived_text(folder: Path) -> str | None:
     if len(folder.parents) < 3:
         return None
     runs = folder.parents[2]
-    return _archived(runs).texts.get(folder.relative_to(runs).as_posix())
-
-
-@dataclass(frozen=True)
-class RecordArchive:
-    """The records of an archive."""
-
-    texts: Mapping[str, str]  # run folder, relative to the runs folder -> text of its record
-
-    @cached_property
-    def by_hash(self) -> dict[str, str]:
-        """Hash at the end of a run folder's name -> the run folder."""
-        return {name[-SHOWN:]: name for name in self.texts}
-
-
-def _archived(root: Path) -> RecordArchive:
-    """The archive beside the runs folder `root`; empty if there is none."""
-    archive = root.with_name(root.name + ARCHIVE)
-    stamp = fingerprint(archive)
-    return _unpacked(archive, tuple(stamp)) if stamp else RecordArchive({})
-
-
-@lru_cache(maxsize=4)
-def _unpacked(archive: Path, _fingerprint: tuple[int, ...]) -> RecordArchive:
-    """The content of an archive, kept in memory until its file changes."""
-    try:
-        with tarfile.open(archive, "r:xz") as packed:
-            members = {
-                Path(*Path(member.name).parts[1:]).parent.as_posix(): packed.extractfile(member)
-                for member in packed
-                if Path(member.name).name == RECORD
-            }
-            texts = {name: file.read().decode() for name, file in members.items() if file}
-            return RecordArchive(texts)
-    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise DllmBenchError(
-            f"{archive} is no archive of run records ({error}); restore it, or move it away."
-        ) from error
+    return archived(runs).texts.get(folder.relative_to(runs).as_posix())
 
 
 def read_entry(folder: Path) -> RunEntry | None:
@@ -322,8 +308,8 @@ def read_samples(folder: Path) -> dict[str, SampleRecord]:
 
 def sample_files(folder: Path) -> list[Path]:
     """The files with finished samples: one, and one per process while several share the run."""
-    shares = sorted(folder.glob(SHARED.format("*")))
-    return [path for path in (folder / SAMPLES, *shares) if path.exists()]
+    shares = matching(folder, SHARED.format("*"))
+    return [path for path in (folder / SAMPLES, *shares) if lstat(path)]
 
 
 @dataclass(frozen=True)
@@ -362,18 +348,18 @@ class StoredLines:
         """What is damaged and what to do, as a sentence."""
         first, *more = self.damaged
         again = "give the command that made the run again, which sets it aside and decodes again"
-        if (self.folder / RECORD).exists():
+        if is_file(self.folder / RECORD):
             again = f"move {RECORD} away, then {again}"
         others = f" and {len(more)} more" if more else ""
         return f"{self.folder} is damaged ({first}{others}); {again}."
 
 
 def _state(folder: Path) -> RunState:
-    if (folder / RECORD).exists() or _archived_text(folder) is not None:
+    if is_file(folder / RECORD) or _archived_text(folder) is not None:
         return RunState.SEALED
-    if (folder / ERROR).exists():
+    if is_file(folder / ERROR):
         return RunState.FAILED
-    return RunState.PARTIAL if (folder / SPEC).exists() else RunState.ABSENT
+    return RunState.PARTIAL if is_file(folder / SPEC) else RunState.ABSENT
 
 
 @dataclass(frozen=True)
@@ -387,7 +373,10 @@ class RunHead:
 def read_head(folder: Path) -> RunHead | None:
     """What spec.json says, None without one; raises DamagedRunError if it is damaged."""
     path = folder / SPEC
-    content = stored_bytes(path)
+    try:
+        content = stored_bytes(path)
+    except DllmBenchError as error:
+        raise DamagedRunError(str(error)) from error
     if content is None:
         return None
     try:
@@ -421,10 +410,11 @@ class OpenRunFolder:
     def start(cls, folder: Path, spec: RunSpec, total: int | None) -> OpenRunFolder:
         """Make and lock the folder, and read what is finished."""
         with explain_write_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         lock = Lock(folder / LOCK)
         lock.acquire()
         try:
+            remove_temporaries(folder)
             run = cls(folder, spec, lock, total)
             run._load()
         except BaseException:
@@ -443,7 +433,7 @@ class OpenRunFolder:
             return
         self._gather(adopt=self._claim())
         self._read_sessions()
-        (self.folder / ERROR).unlink(missing_ok=True)
+        remove_file(self.folder / ERROR)
 
     def _gather(self, adopt: bool) -> None:
         """Read the finished samples and merge them into one file of whole lines.
@@ -457,18 +447,19 @@ class OpenRunFolder:
         self._set_aside(SAMPLES, lines.damaged, lines.torn)
         kept = b"".join(line + b"\n" for line in lines.good)
         shares = [path for path in files if path.name != SAMPLES]
-        if shares or len(kept) < sum(path.stat().st_size for path in files):
+        stored = sum(found.st_size for path in files if (found := lstat(path)))
+        if shares or len(kept) < stored:
             write_atomic(self.folder / SAMPLES, kept)
         for path in shares:
-            path.unlink()
+            remove_file(path)
 
     def _set_aside(self, name: str, damaged: Mapping[str, bytes], torn: Sequence[bytes]) -> None:
         """Append what cannot be used of a file to `<name>.damaged`."""
         if not damaged and not torn:
             return
         path = self.folder / (name + ASIDE)
-        with explain_write_errors(path), open(path, "ab") as file:
-            file.writelines(line + b"\n" for line in (*damaged.values(), *torn))
+        with explain_write_errors(path):
+            append_bytes(path, b"".join(line + b"\n" for line in (*damaged.values(), *torn)))
         places = [*damaged, *["a half-written last line"] * len(torn)]
         self.note(f"set aside in {path.name}: {'; '.join(places)}")
 
@@ -495,7 +486,7 @@ class OpenRunFolder:
             head = read_head(self.folder)
         except DamagedRunError as error:
             self.note(f"set aside as {SPEC + ASIDE}: {error}")
-            (self.folder / SPEC).replace(self.folder / (SPEC + ASIDE))
+            rename(self.folder / SPEC, SPEC + ASIDE)
             head = None
         if head is not None and head.spec != self.spec:
             raise DllmBenchError(
@@ -551,15 +542,35 @@ class OpenRunFolder:
         self.samples[sample.id] = sample
 
     def seal(self, record: RunRecord) -> None:
-        """Store the record, which completes the run."""
+        """Store the record, which completes the run; DllmBenchError, and nothing is stored, if the
+        samples on disk are not those that were decoded.
+        """
         self._check_lock()
         self._close_writer()
+        self._check_stored()
         write_atomic(self.folder / RECORD, record.to_json())
         self.record = record
 
+    def _check_stored(self) -> None:
+        """Compare the samples on disk with those in memory, line by line."""
+        short, stored = self.spec.short, StoredLines.of(self.folder).samples
+        other = [
+            key
+            for key, sample in self.samples.items()
+            if key not in stored or stored[key].to_line(short) != sample.to_line(short)
+        ]
+        if other or len(stored) != len(self.samples):
+            raise DllmBenchError(
+                f"{self.folder} was to be sealed with {len(self.samples)} samples, and "
+                f"{len(other)} of them are not on disk as they were decoded"
+                f"{f' ({other[0]!r} first)' if other else ''}: {SAMPLES} was cut or changed while "
+                "the run was writing it. Nothing is sealed; give the same command again, which "
+                "decodes what is missing."
+            )
+
     def _check_lock(self) -> None:
         """Raise if the folder is gone, or if another process may have it: one writes at a time."""
-        if not self.folder.is_dir():
+        if not is_folder(self.folder):
             raise DllmBenchError(
                 f"{self.folder} was deleted while the run was writing it; give the same command "
                 "again, which decodes its samples again."
@@ -576,14 +587,14 @@ class OpenRunFolder:
         self.note(f"stopped: {message}")
         if self.lock.lost:
             return
-        with suppress(OSError):  # a full disk may be the reason
-            (self.folder / ERROR).write_text(message + "\n", encoding="utf-8")
+        with suppress(DllmBenchError):  # a full disk may be the reason
+            write_atomic(self.folder / ERROR, message + "\n", durable=False)
 
     def note(self, message: str) -> None:
         """Append one line to log.txt."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as file:
-            file.write(f"{stamp} {message}\n")
+        with suppress(OSError, DllmBenchError):
+            append_bytes(self.folder / LOG, f"{stamp} {message}\n".encode())
 
     def _close_writer(self) -> None:
         if self._writer is not None:

@@ -21,6 +21,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.slurm import SlurmJobs
 from dllm_bench.store.hardware import missing_device
 from dllm_bench.store.inputs import MissingInputError, is_served, sources
+from dllm_bench.store.nolinks import is_folder
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec, slug
 from dllm_bench.store.store import Store
@@ -246,7 +247,7 @@ def _has_runs_like(config: Mapping[str, Any], store: Store) -> bool:
     is missing has to be specified, because it may be sealed.
     """
     names = (slug(str(config[group]["name"])) for group in ("benchmark", "model"))
-    return Path(store.root, *names).is_dir()
+    return is_folder(Path(store.root, *names))
 
 
 def _reported_only(reason: str) -> PlannedRun:

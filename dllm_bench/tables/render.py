@@ -37,7 +37,6 @@ def write(built: BuiltTable, folder: Path) -> list[Path]:
     paths = []
     for extension, text in render(built).items():
         path = folder / f"{stem}.{extension}"
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
         paths.append(path)
     return paths

@@ -6,9 +6,12 @@ What a card says of one kind of model is written next to its training (`filters.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from dllm_bench.store.files import write_atomic
 
 
 def card(title: str, about: str, sections: Mapping[str, str]) -> str:
@@ -49,4 +52,6 @@ def plot_losses(file: Path, curve: Sequence[Mapping[str, float]], kept_epoch: in
     axes.axvline(kept_epoch, color="0.6", linewidth=0.8, label=f"kept: epoch {kept_epoch}")
     axes.set(xlabel="epoch", ylabel="binary cross-entropy (nats)")
     axes.legend(frameon=False)
-    figure.savefig(file, dpi=120)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=120)
+    write_atomic(file, content.getvalue())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from dllm_bench.decoding.draft.controls import NoDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import EMBEDDING_TAP, FULL_ATTENTION, TransformerDenoiser
-from dllm_bench.store.files import whole_lines
+from dllm_bench.store.files import Appender, whole_lines, write_atomic
 from dllm_bench.training.progress import Countdown, Report
 from dllm_bench.training.prompts import Pair
 
@@ -111,7 +112,7 @@ def generated_texts(
     lines = _complete_lines(file)
     texts = [TrainingText(tuple(row["ids"]), row["prompt"]) for row in map(json.loads, lines)]
     countdown = Countdown(len(requests), len(texts))
-    with file.open("a") as stream:
+    with closing(Appender(file)) as stream:
         for index in range(len(texts), len(requests)):
             prompt, limit = requests[index].prompt_ids, requests[index].max_new_tokens
             ids = decoder.generate(loaded.denoiser, requests[index]).ids[:limit]  # type: ignore[arg-type]
@@ -119,8 +120,7 @@ def generated_texts(
             texts.append(
                 TrainingText(prompt + (ids if end is None else ids[: end + 1]), len(prompt))
             )
-            stream.write(json.dumps({"ids": texts[-1].ids, "prompt": len(prompt)}) + "\n")
-            stream.flush()
+            stream.append(json.dumps({"ids": texts[-1].ids, "prompt": len(prompt)}))
             if countdown.due(index + 1):
                 report(f"answers: {index + 1} of {len(requests)}, {countdown.eta(index + 1)}")
     return texts[: len(requests)]
@@ -128,7 +128,6 @@ def generated_texts(
 
 def _complete_lines(file: Path) -> list[bytes]:
     """The lines of a file that may not exist; a last line cut short by a kill is removed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     lines = whole_lines(file)
-    file.write_bytes(b"".join(line + b"\n" for line in lines))
+    write_atomic(file, b"".join(line + b"\n" for line in lines))
     return lines

@@ -27,7 +27,8 @@ from dllm_bench.models import drafters as drafter_files
 from dllm_bench.models.drafter_networks import BlockDraftNetwork, ChainDraftNetwork, DraftNetwork
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
-from dllm_bench.store.files import atomic_path
+from dllm_bench.store.files import atomic_path, write_atomic
+from dllm_bench.store.nolinks import is_file, make_folder
 from dllm_bench.training import cards, prompts
 from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
@@ -279,9 +280,11 @@ class DrafterTraining:
 
     def save(self, out: Path) -> None:
         """Write the drafter as it is now, its curve and card, and the state to resume from."""
+        make_folder(out)
         drafter_files.save_drafter(out, self.published, self.network.state_dict())
-        (out / "curve.jsonl").write_text("".join(json.dumps(point) + "\n" for point in self.curve))
-        (out / "CARD.md").write_text(card(out.name, self))
+        curve = "".join(json.dumps(point) + "\n" for point in self.curve)
+        write_atomic(out / "curve.jsonl", curve)
+        write_atomic(out / "CARD.md", card(out.name, self))
         with atomic_path(out / "state.pt") as temporary:
             torch.save(self.state(), temporary)
 
@@ -296,7 +299,7 @@ def train(
 ) -> DrafterTraining:
     """Train a drafter and write its folder; resumes from `out`/state.pt where there is one."""
     training, file = DrafterTraining.start(job, loaded, texts), out / "state.pt"
-    if file.exists():
+    if is_file(file):
         training.restore(torch.load(file, map_location=training.target.device), file)
     countdown, saved_at = Countdown(job.steps, training.step), time.monotonic()
     while training.step < job.steps:

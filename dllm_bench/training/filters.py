@@ -25,7 +25,9 @@ from dllm_bench.core.choices import check_choice
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import filters as filter_files
 from dllm_bench.models import load as loading
+from dllm_bench.store.files import write_atomic
 from dllm_bench.store.inputs import model_hashes, model_spec
+from dllm_bench.store.nolinks import is_file, make_folder
 from dllm_bench.training import cards, prompts, traces
 from dllm_bench.training.progress import Countdown, Report
 from dllm_bench.training.traces import Traces, TraceSource
@@ -154,11 +156,12 @@ def train(
         weights=source.weights,
         tokenizer=source.tokenizer,
     )
+    make_folder(out)
     learned = filter_files.save_filter(out, fitted.tensors, facts)
     curve = "".join(json.dumps(point) + "\n" for point in fitted.curve)
-    (out / "curve.jsonl").write_text(curve)
+    write_atomic(out / "curve.jsonl", curve)
     cards.plot_losses(out / "curve.png", fitted.curve, fitted.epoch)
-    (out / "CARD.md").write_text(card(out.name, learned, job, found, fitted))
+    write_atomic(out / "CARD.md", card(out.name, learned, job, found, fitted))
     return learned
 
 
@@ -203,7 +206,7 @@ def stored_or_collected(
 ) -> Traces:
     """Stored traces if they are complete; the model is only loaded if they are not."""
     file = source.file(folder)
-    if file.exists() and (stored := traces.load(file)).done == len(texts):
+    if is_file(file) and (stored := traces.load(file)).done == len(texts):
         report(f"traces: {file}")
         return stored
     spec = model_spec(model)

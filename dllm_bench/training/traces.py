@@ -37,6 +37,7 @@ from dllm_bench.decoding.select.topk import TopK
 from dllm_bench.decoding.stop.eos import Eos
 from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.store.files import atomic_path
+from dllm_bench.store.nolinks import is_file
 from dllm_bench.store.spec import digest, slug
 from dllm_bench.training.progress import Countdown, Report
 
@@ -162,7 +163,7 @@ def collect(
 ) -> Traces:
     """The traces of all prompts; prompts that an earlier call stored are not decoded again."""
     file = source.file(folder)
-    traces = load(file) if file.exists() else Traces.empty(source.block)
+    traces = load(file) if is_file(file) else Traces.empty(source.block)
     rows: list[Row] = []
     decoder = oracle_decoder(source, rows)
     countdown, saved_at = Countdown(len(prompts), traces.done), time.monotonic()
@@ -181,7 +182,6 @@ def collect(
 
 def save(file: Path, traces: Traces, source: TraceSource) -> None:
     """Write traces; an interruption leaves the file as it was."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f.name: getattr(traces, f.name) for f in fields(traces) if f.name != "done"}
     header = {"plan": json.dumps(asdict(source), sort_keys=True), "done": str(traces.done)}
     with atomic_path(file) as temporary:

@@ -16,7 +16,7 @@ import pytest
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
-from dllm_bench.store.files import Lock
+from dllm_bench.store.lock import Lock
 from dllm_bench.store.store import (
     ASIDE,
     LOCK,

@@ -15,7 +15,9 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
 from dllm_bench.store import files, provenance
-from dllm_bench.store.files import Appender, Lock, whole_lines, write_atomic
+from dllm_bench.store import lock as locks
+from dllm_bench.store.files import Appender, whole_lines, write_atomic
+from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
 from dllm_bench.store.store import LOCK, RECORD, SAMPLES, SPEC, RunState, Store, read_samples
 from dllm_bench.tables.plan import CellState, look_up
@@ -94,7 +96,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 def test_another_process_is_refused_and_a_dead_one_is_succeeded(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from dllm_bench.store.files import Lock;"
+        "import sys, time; from pathlib import Path; from dllm_bench.store.lock import Lock;"
         "Lock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)"
     )
     path = tmp_path / LOCK
@@ -133,17 +135,17 @@ def test_an_owner_on_another_machine_is_respected_while_it_shows_itself(
     monkeypatch.setattr(files.time, "monotonic", lambda: slept_s[0])
     with pytest.raises(DllmBenchError, match="process 1 on elsewhere"):
         Lock(path).acquire()
-    assert 0 < slept_s[0] <= files.BEAT_S, "the first beat is enough"
+    assert 0 < slept_s[0] <= locks.BEAT_S, "the first beat is enough"
     slept_s[0] = beats_until_s
     lock = Lock(path)
     lock.acquire()
-    assert slept_s[0] >= beats_until_s + files.GONE_S
+    assert slept_s[0] >= beats_until_s + locks.GONE_S
     assert json.loads(path.read_text())["pid"] == os.getpid()
     lock.release()
 
 
 def test_a_lock_beats_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BEAT_S", 0.01)
+    monkeypatch.setattr(locks, "BEAT_S", 0.01)
     lock = Lock(tmp_path / LOCK)
     lock.acquire()
     os.utime(lock.path, (0, 0))
@@ -206,7 +208,7 @@ def test_a_write_that_dies_leaves_the_old_file(
     path = tmp_path / "record.json"
     write_atomic(path, "old")
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     for step in ("fsync", "replace"):

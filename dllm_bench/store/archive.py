@@ -1,0 +1,133 @@
+"""Sealed records packed into one archive beside the runs folder (`runs.tar.xz`).
+
+An archive may come from a stranger. Its members are read in order, as a stream, and every name,
+type and size is checked before the member is read; nothing is unpacked to disk. The names it gives
+can only be those of run folders, and a run in an archive has no folder that could be removed.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store.nolinks import lstat, open_file
+from dllm_bench.store.spec import SHOWN
+
+MAX_RECORDS = 100_000
+MAX_RECORD_BYTES = 32 * 2**20
+MAX_BYTES = 256 * 2**20  # of all that the archive unpacks to
+MAX_NAME = 400  # characters
+MAX_MEMORY = 128 * 2**20  # of the decompressor
+PART = r"[^/\x00-\x1f\x7f-\x9f]+"
+MEMBER = re.compile(rf"runs/({PART}/{PART}/{PART}-[0-9a-f]{{{SHOWN}}})/record\.json")
+CHUNK = 2**16
+
+
+@dataclass(frozen=True)
+class RecordArchive:
+    """The records of an archive."""
+
+    texts: Mapping[str, str]  # run folder, relative to the runs folder -> text of its record
+
+    @cached_property
+    def by_hash(self) -> dict[str, str]:
+        """Hash at the end of a run folder's name -> the run folder."""
+        return {name[-SHOWN:]: name for name in self.texts}
+
+
+class _Unpacked(io.RawIOBase):
+    """The decompressed content of an xz file, of which at most `MAX_BYTES` are read."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self.file = file
+        self.decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)
+        self.total = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = b""
+        while not content and not self.decompressor.eof:
+            packed = self.file.read(CHUNK) if self.decompressor.needs_input else b""
+            if self.decompressor.needs_input and not packed:
+                raise EOFError("it ends too early")
+            content = self.decompressor.decompress(packed, len(buffer))
+        self.total += len(content)
+        if self.total > MAX_BYTES:
+            raise ValueError(f"it unpacks to more than {MAX_BYTES >> 20} MiB")
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def archive_of(runs: Path) -> Path:
+    """Where the archive of a runs folder lies."""
+    return runs.with_name(runs.name + ".tar.xz")
+
+
+def archived(runs: Path) -> RecordArchive:
+    """The archive beside the runs folder; empty if there is none.
+
+    Raises DllmBenchError if it is no archive of records alone.
+    """
+    path = archive_of(runs)
+    found = lstat(path)
+    if found is None:
+        return RecordArchive({})
+    return _read(path, (found.st_mtime_ns, found.st_size, found.st_ino))
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _fingerprint: tuple[int, ...]) -> RecordArchive:
+    """The content of an archive, kept in memory until its file changes."""
+    try:
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+            stream = io.BufferedReader(_Unpacked(file), CHUNK)
+            with tarfile.open(fileobj=stream, mode="r|", errorlevel=2) as packed:
+                return RecordArchive(dict(_texts(packed)))
+    except (OSError, EOFError, ValueError, OverflowError, tarfile.TarError, lzma.LZMAError) as why:
+        raise DllmBenchError(
+            f"{path} is no archive of run records ({why}); restore it, or move it away."
+        ) from why
+
+
+def _texts(packed: tarfile.TarFile) -> Iterator[tuple[str, str]]:
+    """(run folder, text of its record) for each member, checked; ValueError for any other."""
+    names = set[str]()
+    for member in packed:
+        name = _checked_name(member)
+        if name in names:
+            raise ValueError(f"{member.name!r} is in it twice")
+        names.add(name)
+        if len(names) > MAX_RECORDS:
+            raise ValueError(f"it has more than {MAX_RECORDS} records")
+        file = packed.extractfile(member)
+        content = file.read() if file else b""
+        if len(content) != member.size:
+            raise ValueError(f"{member.name!r} ends too early")
+        yield name, content.decode()
+
+
+def _checked_name(member: tarfile.TarInfo) -> str:
+    """The run folder of a member; ValueError unless it is a record with a name and size in bounds.
+
+    What is wrong is said without a name that is too long to be read.
+    """
+    shown = repr(member.name[:MAX_NAME])
+    matched = MEMBER.fullmatch(member.name)
+    if len(member.name) > MAX_NAME or not matched or {".", ".."} & set(matched[1].split("/")):
+        raise ValueError(f"{shown} is not named runs/BENCHMARK/MODEL/DECODER-HASH/record.json")
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+        raise ValueError(f"{shown} is a link, device or folder, and no file")
+    if not 0 <= member.size <= MAX_RECORD_BYTES:
+        raise ValueError(f"{shown} has {member.size} bytes, at most {MAX_RECORD_BYTES} are read")
+    return matched[1]
