@@ -1,0 +1,197 @@
+"""Links, pipes and second names planted in a results folder: nothing outside of it changes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.cli.main import main
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.runs.runner import run
+from dllm_bench.store import files, nolinks
+from dllm_bench.store.files import append_bytes, stored_bytes, write_atomic
+from dllm_bench.store.nolinks import LinkError, guard
+from dllm_bench.store.store import (
+    ERROR,
+    LOCK,
+    LOG,
+    RECORD,
+    SAMPLES,
+    SESSIONS,
+    SPEC,
+    Store,
+    remove,
+)
+from tests.resume import fakes
+
+SPEC_3 = fakes.spec(3)
+SECRET = b"a file of the user\n"
+NAMES = (LOCK, LOG, SPEC, RECORD, SAMPLES, SESSIONS, ERROR)
+PLANTED = (*NAMES, *(f"{name}.tmp" for name in NAMES), f"{SPEC}.damaged", f"{SAMPLES}.damaged")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with one sealed run."""
+    results = tmp_path_factory.mktemp("whole")
+    run(SPEC_3, store=Store(results / "runs"), deps=fakes.deps())
+    return results
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Store:
+    shutil.copytree(whole, tmp_path / "theirs")
+    return Store(tmp_path / "theirs" / "runs")
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(SECRET)
+    return path
+
+
+def plant(place: Path, target: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(target)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_run_never_writes_through_a_link(name: str, store: Store, secret: Path) -> None:
+    folder = store.path(SPEC_3)
+    (folder / RECORD).unlink()
+    plant(folder / name, secret)
+    with pytest.raises(DllmBenchError, match="is a link"):
+        run(SPEC_3, store=store, deps=fakes.deps())
+    assert secret.read_bytes() == SECRET
+
+
+@pytest.mark.parametrize("command", ["status", "runs verify", "runs rm"])
+@pytest.mark.parametrize(
+    "place", ["runs/.status.json.tmp", "runs/.status.json", ".settings.json.tmp", *NAMES]
+)
+def test_a_command_never_writes_through_a_link(
+    command: str, place: str, store: Store, secret: Path
+) -> None:
+    folder = store.path(SPEC_3) if place in NAMES else store.root.parent
+    plant(folder / place, secret)
+    short = [SPEC_3.short] if command == "runs rm" else []
+    main([*command.split(), *short, "--results", str(store.root.parent)])
+    assert secret.read_bytes() == SECRET
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_a_folder_behind_a_link_is_neither_removed_nor_written(
+    level: int, store: Store, tmp_path: Path
+) -> None:
+    place = [store.root, *reversed(store.path(SPEC_3).parents[:2]), store.path(SPEC_3)][level]
+    shutil.move(place, tmp_path / "outside")
+    place.symlink_to(tmp_path / "outside")
+    before = sorted(tmp_path.joinpath("outside").rglob("*"))
+    results = ["--results", str(store.root.parent)]
+    for words in (["status"], ["runs", "rm", SPEC_3.short]):
+        main([*words, *results])
+    folder = store.root / SPEC_3.folder
+    for action in (lambda: remove([folder]), lambda: store.open(SPEC_3)):
+        with pytest.raises(DllmBenchError):
+            action()
+    assert sorted(tmp_path.joinpath("outside").rglob("*")) == before
+
+
+def test_a_link_inside_a_run_is_removed_with_it_and_not_followed(
+    store: Store, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    (outside / "inner").mkdir(parents=True)
+    (store.path(SPEC_3) / "more").symlink_to(outside)
+    remove([store.path(SPEC_3)])
+    assert (outside / "inner").is_dir()
+    assert not store.path(SPEC_3).exists()
+
+
+def test_a_results_folder_may_itself_be_a_link(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "named").symlink_to(store.root.parent)
+    named = Store(tmp_path / "named" / "runs")
+    assert named.record(SPEC_3) is not None
+    remove([named.path(SPEC_3)])
+    assert store.folders() == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "second name", "folder"])
+def test_only_a_regular_file_of_its_own_is_written(
+    kind: str, tmp_path: Path, secret: Path
+) -> None:
+    guard(tmp_path)
+    place = tmp_path / "x" / "log"
+    place.parent.mkdir()
+    match kind:
+        case "pipe":
+            os.mkfifo(place)
+        case "second name":
+            os.link(secret, place)
+        case "folder":
+            place.mkdir()
+    with pytest.raises((LinkError, OSError)):
+        append_bytes(place, b"more")
+    if kind == "pipe":
+        with pytest.raises(LinkError):
+            stored_bytes(place)
+    assert secret.read_bytes() == SECRET
+
+
+def test_a_path_cannot_climb_out_of_a_results_folder(tmp_path: Path) -> None:
+    guard(tmp_path / "theirs")
+    with pytest.raises(LinkError, match="leads out of"):
+        write_atomic(tmp_path / "theirs" / ".." / "mine", b"x")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_an_output_that_the_user_named_is_written_through_the_users_own_link(
+    tmp_path: Path, secret: Path
+) -> None:
+    (tmp_path / "out").symlink_to(secret)
+    write_atomic(tmp_path / "out", b"new")
+    assert secret.read_bytes() == b"new"
+    assert (tmp_path / "out").is_symlink()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_folder_that_cannot_be_synced_does_not_stop_storing(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if nolinks.stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        original(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    write_atomic(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+
+
+def test_samples_that_were_cut_under_a_run_are_not_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, score = Store(tmp_path / "runs"), fakes.Letters.score
+
+    def cut_then_score(self: Any, texts: Any) -> Any:
+        path = store.path(SPEC_3) / SAMPLES
+        if len(texts) == 3:
+            path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+        return score(self, texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fakes.Letters, "score", cut_then_score)
+        with pytest.raises(DllmBenchError, match="not on disk as they were decoded"):
+            run(SPEC_3, store=store, deps=fakes.deps())
+    assert store.record(SPEC_3) is None
+    record = run(SPEC_3, store=store, deps=fakes.deps())
+    assert len(record.columns["id"]) == len(files.whole_lines(store.path(SPEC_3) / SAMPLES)) == 3
