@@ -354,8 +354,8 @@ def test_a_report_on_a_disk_that_cannot_be_written_ends_with_a_sentence(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    for method in ("mkdir", "write_text"):
+    for function in ("makedirs", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(Path, method, refuse)
+            patch.setattr(os, function, refuse)
             assert main(["report", "--results", str(tmp_path)]) == 2
         assert "could not be written (Read-only file system)" in capsys.readouterr().err

@@ -124,9 +124,7 @@ def test_a_results_folder_may_itself_be_a_link(store: Store, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["pipe", "second name", "folder"])
-def test_only_a_regular_file_of_its_own_is_written(
-    kind: str, tmp_path: Path, secret: Path
-) -> None:
+def test_only_a_regular_file_of_its_own_is_written(kind: str, tmp_path: Path, secret: Path) -> None:
     guard(tmp_path)
     place = tmp_path / "x" / "log"
     place.parent.mkdir()

@@ -1,0 +1,157 @@
+"""Locks where flock does not work, and runs that another process makes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.cli.doctor_machine import path_lines
+from dllm_bench.launch.run_many import run_all
+from dllm_bench.runs.runner import run
+from dllm_bench.store import lock as locks
+from dllm_bench.store import store as stores
+from dllm_bench.store.lock import BusyError, Lock, supports_flock, unlock
+from dllm_bench.store.store import LOCK, Store
+from tests.resume import fakes
+
+NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@pytest.fixture(params=NO_FLOCK, ids=errno.errorcode.get)
+def no_flock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+
+
+def owner(**changes: Any) -> str:
+    mine = {"pid": os.getpid(), "host": socket.gethostname()}
+    return json.dumps({**mine, **changes})
+
+
+def test_a_run_is_made_without_flock(no_flock: None, tmp_path: Path) -> None:
+    spec, store = fakes.spec(3), Store(tmp_path / "runs")
+    assert len(run(spec, store=store, deps=fakes.deps()).columns["id"]) == 3
+    assert not Lock(store.path(spec) / LOCK).exclusive.exists()
+
+
+def test_without_flock_one_process_writes_at_a_time(no_flock: None, tmp_path: Path) -> None:
+    first, second = Lock(tmp_path / LOCK), Lock(tmp_path / LOCK)
+    first.acquire()
+    with pytest.raises(BusyError, match=f"process {os.getpid()} on"):
+        second.acquire()
+    assert not first.lost
+    first.release()
+    second.acquire()
+    second.release()
+
+
+@pytest.mark.parametrize("gone", [{"pid": 2**22 + 1}, {"start": "1"}])
+def test_without_flock_a_dead_owner_is_succeeded(
+    gone: dict[str, Any], no_flock: None, tmp_path: Path
+) -> None:
+    """A process that is gone, or whose pid another process has by now."""
+    lock = Lock(tmp_path / LOCK)
+    lock.path.write_text(owner(**gone))
+    lock.exclusive.write_text(owner(**gone))
+    lock.acquire()
+    assert json.loads(lock.exclusive.read_text())["pid"] == os.getpid()
+    lock.release()
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_without_flock_an_owner_elsewhere_is_respected_while_it_beats(
+    beats: bool, no_flock: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, slept_s = Lock(tmp_path / LOCK), [0.0]
+    for path in (lock.path, lock.exclusive):
+        path.write_text(owner(host="elsewhere"))
+
+    def sleep(seconds: float) -> None:
+        slept_s[0] += seconds
+        if beats:
+            os.utime(lock.exclusive, (0, slept_s[0]))
+
+    monkeypatch.setattr(locks.time, "sleep", sleep)
+    monkeypatch.setattr(locks.time, "monotonic", lambda: slept_s[0])
+    if beats:
+        with pytest.raises(BusyError, match="on elsewhere"):
+            lock.acquire()
+    else:
+        lock.acquire()
+        lock.release()
+
+
+def test_an_owner_by_flock_is_respected_where_this_process_has_none(
+    no_flock: None, tmp_path: Path
+) -> None:
+    lock = Lock(tmp_path / LOCK)
+    lock.path.write_text(owner())
+    with pytest.raises(BusyError):
+        lock.acquire()
+
+
+def test_an_owner_without_flock_is_respected_where_this_process_has_it(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / LOCK)
+    lock.exclusive.write_text(owner())
+    with pytest.raises(BusyError):
+        lock.acquire()
+
+
+def test_without_flock_a_dead_owner_can_be_unlocked(no_flock: None, tmp_path: Path) -> None:
+    lock = Lock(tmp_path / LOCK)
+    for path in (lock.path, lock.exclusive):
+        path.write_text(owner(host="elsewhere"))
+    assert "elsewhere" in unlock(lock.path)
+    lock.acquire()
+    lock.release()
+
+
+def test_doctor_says_where_flock_does_not_work(no_flock: None, tmp_path: Path) -> None:
+    assert not supports_flock(tmp_path)
+    assert any(topic == "locks" for _, topic, _ in path_lines({"results": str(tmp_path)}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_sweeps_over_one_folder_both_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "WAIT_S", 0.02)
+    monkeypatch.setattr(locks, "DYING_S", 0.02)
+    specs = [fakes.spec(3, seed=seed) for seed in range(3)]
+    store, outcomes = Store(tmp_path / "runs"), list[Any]()
+    with store.open(specs[0]), store.open(specs[2]):
+        sweep = threading.Thread(
+            target=lambda: outcomes.extend(run_all(specs, store=store, deps=fakes.deps()))
+        )
+        sweep.start()
+        end = time.monotonic() + 60
+        while store.record(specs[1]) is None and time.monotonic() < end:
+            time.sleep(0.02)
+        assert sweep.is_alive(), "it waits for the runs that are being made"
+    sweep.join(60)
+    assert [outcome.error for outcome in outcomes] == ["", "", ""]
+    assert all(store.record(spec) for spec in specs)
+
+
+def test_waiting_ends_when_the_other_process_leaves_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, spec = Store(tmp_path / "runs"), fakes.spec(3)
+    waited = list[str]()
+    held = store.open(spec)
+    monkeypatch.setattr(stores, "WAIT_S", 0.0)
+    monkeypatch.setattr(locks, "DYING_S", 0.0)
+    monkeypatch.setattr(stores.time, "sleep", lambda _: held.close())
+    store.wait_for(spec, waited.append)
+    assert waited == [f"being made by process {os.getpid()} on {socket.gethostname()}"]
+    assert store.record(spec) is None
