@@ -559,13 +559,12 @@ class OpenRunFolder:
             for key, sample in self.samples.items()
             if key not in stored or stored[key].to_line(short) != sample.to_line(short)
         ]
-        if other or len(stored) != len(self.samples):
+        if other:
             raise DllmBenchError(
                 f"{self.folder} was to be sealed with {len(self.samples)} samples, and "
-                f"{len(other)} of them are not on disk as they were decoded"
-                f"{f' ({other[0]!r} first)' if other else ''}: {SAMPLES} was cut or changed while "
-                "the run was writing it. Nothing is sealed; give the same command again, which "
-                "decodes what is missing."
+                f"{len(other)} of them are not on disk as they were decoded ({other[0]!r} first): "
+                f"{SAMPLES} was cut or changed while the run was writing it. "
+                "Nothing is sealed; give the same command again, which decodes what is missing."
             )
 
     def _check_lock(self) -> None:
