@@ -35,7 +35,15 @@ from omegaconf.errors import OmegaConfBaseException
 from dllm_bench.core.choices import did_you_mean, unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, settings_of
-from dllm_bench.paths import conf_dir, conf_dirs, conf_file, further_conf_dirs, options, place_of
+from dllm_bench.paths import (
+    conf_dir,
+    conf_dirs,
+    conf_file,
+    expanded,
+    further_conf_dirs,
+    options,
+    place_of,
+)
 
 GROUPS = ("model", "decoder", "benchmark", "hardware", "logger", "paths", "hydra/launcher")
 MULTIRUN = ("-m", "--multirun")
@@ -50,6 +58,10 @@ FOREIGN_NAMES = {
 }
 """What settings are called in other programs -> what they are called here."""
 Plain = dict[str, Any]
+
+
+# `${home:PATH}` in a yaml: the path with the home folder in place of `~`.
+OmegaConf.register_new_resolver("home", lambda path: str(expanded(path)), replace=True)
 
 
 # --- composing without running -------------------------------------------------------------------

@@ -27,6 +27,7 @@ from typing import IO, Any, cast
 
 from dllm_bench.core.benchmark import SampleScore
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import PACKAGE
 
 MAX_CHARACTERS = 1_000_000
 """Of a text; 32,768 tokens are some 150,000."""
@@ -44,13 +45,13 @@ ENDED = {
     signal.SIGSEGV: ("nesting", "its nesting exceeded the stack"),
     signal.SIGABRT: ("abort", "its reader aborted"),
 }
-"""Signals by which a text ends its reader -> reason in a word, and in a sentence."""
+"""Signal by which a text ends its reader -> reason as a word, and as a clause."""
 
 
 class UnreadableAnswerError(Exception):
     """A text cannot be read within the bounds.
 
-    reason: in a word; detail: in a sentence.
+    reason: a word; detail: a clause.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -103,13 +104,17 @@ class _Reader:
     """A helper process that answers one request at a time, each a line of JSON."""
 
     def __init__(self) -> None:
-        paths = os.pathsep.join(filter(None, sys.path))
+        paths = filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH")))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", START],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "CUDA_VISIBLE_DEVICES": "",
+            },
             start_new_session=True,
         )
         self.requests = cast(IO[bytes], self.process.stdin)
