@@ -1,136 +1,89 @@
 """Masked decoders reproduce the authors' code token for token on the tiny golden checkpoints.
 
-Every case of the recorded methods is replayed: output ids, the number of forwards (branches of a
-round count as one forward) and, where stored, the canvas before or after each step. The published
-samplers leave the mask token in the distribution, so these decoders do too (`forbid_mask=False`).
+Every case of the recorded methods is replayed by the decoder of its yaml: output ids, the number of
+forwards (branches of a round count as one forward), where stored the canvas before or after each
+step, and the branch that each round of LoPA continued with. The published samplers leave the mask
+token in the distribution, so these decoders do too (`forbid_mask=False`).
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from functools import lru_cache
+from typing import Any
 
-import pytest
-
-from dllm_bench.core.request import Request
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.core.request import Generation
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.margin import Margin
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.decoding.stop.filled import Filled
-from tests.helpers import golden_dir, load_denoiser
-from tests.tiers import covering
-
-SCORES = {"default": Confidence, "neg_entropy": NegEntropy, "margin": Margin}
-GOLDEN = golden_dir()
-
-
-def cases(file: str, methods: set[str]) -> list[dict]:
-    """Recorded cases of `methods`; empty where the golden folder is absent."""
-    path = GOLDEN / file
-    found = json.loads(path.read_text()) if path.exists() else []
-    return [case for case in found if case["method"] in methods]
-
-
-@lru_cache
-def denoiser(folder: str):
-    return load_denoiser(GOLDEN / folder)
-
-
-def llada(case: dict) -> MaskedDecoder:
-    """LLaDA's schedule, or Fast-dLLM's threshold without cache."""
-    params = case["params"]
-    blocks = params["gen_length"] // params["block_length"]
-    select = (
-        Threshold(params["threshold"])
-        if "threshold" in params
-        else TopK(steps=params["steps"] // blocks)
-    )
-    return MaskedDecoder(
-        score=Confidence(),
-        select=select,
-        schedule=Blocks(params["block_length"]),
-        cache=NoCache(),
-        stop=Filled(),
-        forbid_mask=False,
-    )
-
-
-def block_cached(case: dict) -> MaskedDecoder:
-    """Fast-dLLM's threshold with the prefix or the dual cache."""
-    caches = {"fast_dllm_prefix_cache": PrefixCache(), "fast_dllm_dual_cache": DualCache()}
-    return replace(llada(case), cache=caches[case["method"]])
-
-
-def pipelined(case: dict) -> MaskedDecoder:
-    """D2F, and LoPA over it; one lookahead less than two branches means none."""
-    params = case["params"]
-    k = params.get("branching_factor", 0) if params.get("use_uncertainty_logic", True) else 0
-    full = params.get("use_full_attention", False)
-    return MaskedDecoder(
-        score=SCORES[params.get("sampling_strategy", "default")](),
-        select=Threshold(params["skip_threshold"], strict=True),
-        schedule=Pipeline(
-            params["block_size"], params["block_add_threshold"], params["decoded_token_threshold"]
-        ),
-        cache=BlockCache("full" if full else "block_causal"),
-        explore=Greedy()
-        if k <= 1
-        else Lookahead(
-            k,
-            params["selection_conf_alpha"],
-            params["branch_topp"],
-            base_wins=bool(params.get("verification_force_base_winner")),
-        ),
-        stop=Eos(),
-        forbid_mask=False,
-    )
-
-
-def replay(case: dict, folder: str, decoder: MaskedDecoder):
-    request = Request("golden", tuple(case["prompt"]), case["params"]["gen_length"])
-    return decoder.generate(denoiser(folder), request)
-
-
-def name(case: dict) -> str:
-    return f"{case['method']}-p{len(case['prompt'])}"
-
-
-LLADA = cases("llada/llada_cases.json", {"llada_vanilla", "fast_dllm_threshold"})
-LLADA_CACHED = cases("llada/llada_cases.json", {"fast_dllm_prefix_cache", "fast_dllm_dual_cache"})
-D2F = cases("dream/d2f_cases.json", {"d2f_dream"}) + cases(
-    "dream/lopa_cases.json", {"diffucoder_d2f", "lopa_dream_single_branch"}
+from tests.golden.cases import (
+    Case,
+    agreement,
+    composed,
+    denoiser,
+    replayed,
+    request,
+    steps_per_block,
 )
-LOPA = cases("dream/lopa_cases.json", {"lopa_dream", "lopa_coder", "lopa_dream_one_block"})
+
+LLADA, LOPA, D2F = "llada/llada_cases.json", "dream/lopa_cases.json", "dream/d2f_cases.json"
+CACHED = ("fast_dllm_prefix_cache", "fast_dllm_dual_cache")
+BRANCHING = ("lopa_dream", "lopa_coder", "lopa_dream_one_block")
+NAMES = {
+    "llada_vanilla": "vanilla",
+    "fast_dllm_threshold": "fast_dllm",
+    "fast_dllm_prefix_cache": "fast_dllm_prefix",
+    "fast_dllm_dual_cache": "fast_dllm_dual",
+}
+SCORES = {"default": "confidence", "neg_entropy": "neg_entropy", "margin": "margin"}
 
 
-@pytest.mark.skipif(not LLADA, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", covering(3, LLADA, often=2), ids=name)
-def test_llada(case: dict) -> None:
+def llada(case: Case) -> MaskedDecoder:
+    """LLaDA's schedule, or Fast-dLLM's threshold, as released: every block is decoded."""
+    params = case["params"]
+    select: dict[str, Any] = {"select.steps": steps_per_block(params)}
+    if "threshold" in params:
+        select = {"select.tau": params["threshold"]}
+    settings = {"schedule.block": params["block_length"], "stop": "filled"}
+    return composed(NAMES[case["method"]], settings | select)
+
+
+def pipelined(case: Case) -> MaskedDecoder:
+    """D2F, and LoPA over it."""
+    params = case["params"]
+    settings = {
+        "score": SCORES[params.get("sampling_strategy", "default")],
+        "select.tau": params["skip_threshold"],
+        "schedule.block": params["block_size"],
+        "schedule.tau_add": params["block_add_threshold"],
+        "schedule.tau_act": params["decoded_token_threshold"],
+        "cache.attention": "full" if params.get("use_full_attention") else "block_causal",
+    }
+    if case["method"] not in BRANCHING:
+        return composed("d2f", settings)
+    k = params["branching_factor"]
+    branches = {
+        "explore.k": k if k > 1 else 0,  # the released loop makes no lookahead branch of 1
+        "explore.alpha": params["selection_conf_alpha"],
+        "explore.fraction": params["branch_topp"],
+        "explore.base_wins": bool(params.get("verification_force_base_winner")),
+    }
+    return composed("lopa", settings | branches)
+
+
+def replay(case: Case, folder: str, decoder: MaskedDecoder) -> Generation:
+    return decoder.generate(denoiser(folder), request(case))
+
+
+@replayed(LLADA, "llada_vanilla", "fast_dllm_threshold")
+def test_llada(case: Case) -> None:
     generation = replay(case, "llada", llada(case))
-    assert list(generation.ids) == case["output"]
-    assert len(generation.trace) == case["nfe"]
-    assert canvases(generation, case) == case["states"]
+    with agreement(case):
+        assert list(generation.ids) == case["output"]
+        assert len(generation.trace) == case["nfe"]
+        assert canvases(generation, case) == case["states"]
 
 
-@pytest.mark.skipif(not LLADA_CACHED, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", covering(3, LLADA_CACHED, often=2), ids=name)
-def test_llada_with_cache(case: dict) -> None:
+@replayed(LLADA, *CACHED)
+def test_llada_with_cache(case: Case) -> None:
     """Official forwards over a block that its first forward has filled change nothing: not made."""
-    generation = replay(case, "llada", block_cached(case))
-    assert list(generation.ids) == case["output"]
+    generation = replay(case, "llada", llada(case))
     total = len(case["prompt"]) + case["params"]["gen_length"]
     block = case["params"]["block_length"]
     useful = [
@@ -138,10 +91,12 @@ def test_llada_with_cache(case: dict) -> None:
         for call in case["calls"]
         if call["len"] == total or call["masked"] > call["len"] - block
     ]
-    assert [forward.fed for forward in generation.trace.forwards] == useful
+    with agreement(case):
+        assert list(generation.ids) == case["output"]
+        assert [forward.fed for forward in generation.trace.forwards] == useful
 
 
-def canvases(generation, case: dict) -> list[list[int]]:
+def canvases(generation: Generation, case: Case) -> list[list[int]]:
     """The input of every forward, rebuilt from `born`."""
     mask = denoiser("llada").special.mask
     drawn = list(zip(generation.ids, generation.born, strict=True))
@@ -151,24 +106,32 @@ def canvases(generation, case: dict) -> list[list[int]]:
     ]
 
 
-@pytest.mark.skipif(not D2F, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", covering(3, D2F, often=2), ids=name)
-def test_d2f(case: dict) -> None:
+def check_calls(case: Case) -> None:
+    """Compare tokens and what each forward of a run without branches fed and read."""
     generation = replay(case, "dream", pipelined(case))
-    assert list(generation.ids) == case["output"]
-    assert len(generation.trace) == case["nfe"]
-    fed = [forward.fed for forward in generation.trace.forwards]
-    assert fed == [call["len"] for call in case["calls"]]
-    cached = [forward.cached for forward in generation.trace.forwards]
-    assert cached == [call["cache_len"] for call in case["calls"]]
+    fed = [(forward.fed, forward.cached) for forward in generation.trace.forwards]
+    with agreement(case):
+        assert list(generation.ids) == case["output"]
+        assert len(generation.trace) == case["nfe"]
+        assert fed == [(call["len"], call["cache_len"]) for call in case["calls"]]
 
 
-@pytest.mark.skipif(not LOPA, reason=f"no golden traces at {GOLDEN}")
-@pytest.mark.parametrize("case", covering(3, LOPA, often=2), ids=name)
-def test_lopa(case: dict) -> None:
+@replayed(D2F)
+def test_d2f(case: Case) -> None:
+    check_calls(case)
+
+
+@replayed(LOPA, "diffucoder_d2f", "lopa_dream_single_branch")
+def test_lopa_without_branches(case: Case) -> None:
+    check_calls(case)
+
+
+@replayed(LOPA, *BRANCHING)
+def test_lopa(case: Case) -> None:
+    """Branches stand in the order in which they are made, the base last."""
     generation = replay(case, "dream", pipelined(case))
-    assert list(generation.ids) == case["output"]
-    assert len(generation.trace) == case["rounds_with_forward"]
-    for step, forward in zip(case["steps"], generation.trace.forwards, strict=True):
-        base_won = forward.winner == forward.branches - 1
-        assert base_won == bool(step["chosen_base"]), step["step"]
+    rounds = [(forward.branches, forward.winner) for forward in generation.trace.forwards]
+    with agreement(case):
+        assert list(generation.ids) == case["output"]
+        assert len(generation.trace) == case["rounds_with_forward"]
+        assert rounds == [(len(step["branches"]), step["chosen"]) for step in case["steps"]]

@@ -2,85 +2,42 @@
 
 Of every recorded run, the tokens, the number of forwards and the canvas before each forward are
 compared. The published loops leave the mask token in the distribution, so these decoders do too
-(`forbid_mask` off): writing it leaves a position masked, or masks it again. Left out: runs in which
-an exact tie, or a distance within float32 rounding, decided something.
+(`forbid_mask` off): writing it leaves a position masked, or masks it again. Those with an exact
+cache are also replayed without it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache, Revise, Score, Scores, Select
-from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.request import Generation
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.revise.drop import ConfidenceDrop
-from dllm_bench.decoding.revise.edit import Edit
-from dllm_bench.decoding.revise.keep_best import KeepBest
-from dllm_bench.decoding.revise.remask import Remask
-from dllm_bench.decoding.revise.remdm import ReMDM
-from dllm_bench.decoding.revise.remdm_loop import ReMDMLoop
-from dllm_bench.decoding.revise.wino import Wino
-from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.repeat_penalty import RepeatPenalty
-from dllm_bench.decoding.select.accepted_mean import AcceptedMean
-from dllm_bench.decoding.select.best import Best
-from dllm_bench.decoding.select.capped import Capped
-from dllm_bench.decoding.select.share import Share
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.union import Union
-from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.decoding.stop.filled import Filled
-from tests.helpers import golden_dir, load_denoiser
-from tests.tiers import covering
-
-FOLDER = golden_dir() / "samplers"
-ROUNDING = 1e-5  # decisions closer than this may differ by float32 rounding
-DENSE = pytest.mark.parametrize(
-    "cache", [NoCache("block_causal"), BlockCache()], ids=["none", "block"]
+from tests.golden.cases import (
+    Case,
+    Settings,
+    agreement,
+    composed,
+    denoiser,
+    replayed,
+    request,
+    steps_per_block,
 )
 
-
-@lru_cache
-def denoiser():
-    return load_denoiser(golden_dir() / "llada")
-
-
-def cases(method: str) -> list[dict]:
-    """The recorded runs of a method; empty without the reference data."""
-    path = FOLDER / f"{method}_cases.json"
-    found = json.loads(path.read_text()) if path.exists() else []
-    return [case for case in found if is_decided(case)]
-
-
-def is_decided(case: dict) -> bool:
-    """Whether rounding or a tie decides nothing."""
-    return not case["tie_dependent"] and min(case["min_margin"].values()) >= ROUNDING
-
-
-def absent(found: list[dict]) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not found, reason=f"no golden traces at {FOLDER}")
-
-
-def name(case: dict) -> str:
-    settings = "-".join(str(value) for value in case["params"].values())
-    return f"p{case['prompt_index']}-{settings}"
-
-
-def replay(case: dict, decoder: MaskedDecoder) -> Generation:
-    request = Request("golden", tuple(case["prompt"]), case["params"]["gen_length"])
-    return decoder.generate(denoiser(), request)
+DENSE: dict[str, dict[str, Any]] = {
+    "conf": {},
+    "none": {"cache": "none", "cache.attention": "block_causal"},
+}
+WITH_AND_WITHOUT_CACHE = pytest.mark.parametrize("cache", DENSE)
 
 
 def lives(generation: Generation) -> Iterator[tuple[int, int, int, int]]:
@@ -94,9 +51,9 @@ def lives(generation: Generation) -> Iterator[tuple[int, int, int, int]]:
             yield change.position, change.before, change.born, index
 
 
-def canvases(generation: Generation, case: dict) -> list[list[int]]:
+def canvases(generation: Generation, case: Case) -> list[list[int]]:
     """The canvas before every forward and after the last, rebuilt from the trace alone."""
-    mask, prompt = denoiser().special.mask, case["prompt"]
+    mask, prompt = denoiser("llada").special.mask, case["prompt"]
     made = [[*prompt, *[mask] * len(generation.ids)] for _ in range(len(generation.trace) + 1)]
     for position, token, born, revised in lives(generation):
         for step in range(born + 1, revised + 1):
@@ -104,119 +61,105 @@ def canvases(generation: Generation, case: dict) -> list[list[int]]:
     return made
 
 
-def check(case: dict, decoder: MaskedDecoder, last: int = 0) -> Generation:
+def check(case: Case, decoder: MaskedDecoder, last: int = 0) -> None:
     """Replay `case`; compare tokens, forwards and canvases, or their `last` positions."""
-    generation = replay(case, decoder)
-    made = canvases(generation, case)
-    ours = [canvas[: len(theirs)] for canvas, theirs in zip(made, case["states"], strict=False)]
-    assert [canvas[-last:] for canvas in ours] == [canvas[-last:] for canvas in case["states"]]
-    assert len(generation.trace) == case["nfe"]
-    masks = [denoiser().special.mask] * len(case["output"])  # blocks that were never opened
-    assert [*generation.ids, *masks][: len(case["output"])] == case["output"]
-    assert made[-1][len(case["prompt"]) :] == list(generation.ids)
-    return generation
+    with agreement(case):
+        generation = decoder.generate(denoiser("llada"), request(case))
+        made = canvases(generation, case)
+        ours = [canvas[: len(theirs)] for canvas, theirs in zip(made, case["states"], strict=False)]
+        assert [canvas[-last:] for canvas in ours] == [canvas[-last:] for canvas in case["states"]]
+        assert len(generation.trace) == case["nfe"]
+        masks = [denoiser("llada").special.mask] * len(case["output"])  # never opened blocks
+        assert [*generation.ids, *masks][: len(case["output"])] == case["output"]
+        assert made[-1][len(case["prompt"]) :] == list(generation.ids)
+        rows = {forward.fed for forward in generation.trace.forwards}
+        assert rows == {case.get("forward_rows")} or "forward_rows" not in case
 
 
-def llada21(params: dict, revise: Edit, cache: Cache) -> MaskedDecoder:
-    return MaskedDecoder(
-        Confidence(),
-        Union(Threshold(params["threshold"], strict=True), Best(params["num_to_transfer"])),
-        Blocks(params["block_length"], sees_future=False, absolute=True, whole=True),
-        cache,
-        stop=Eos() if params.get("eos_early_stop") else Filled(),
-        revise=revise,
-        forbid_mask=False,
-    )
+def until_filled(params: Settings, key: str = "eos_early_stop") -> dict[str, Any]:
+    """The stop of a run that an end token does not end."""
+    return {} if params.get(key) else {"stop": "filled"}
 
 
-def blocks(params: dict, select: Select, revise: Revise) -> MaskedDecoder:
-    """Blocks from the end of the prompt, full attention."""
-    schedule = Blocks(params.get("block_length"))
-    return MaskedDecoder(
-        Confidence(), select, schedule, NoCache(), revise=revise, forbid_mask=False
-    )
-
-
-T2T = cases("llada21_t2t")
-JOINT = cases("joint_threshold")
-REFINED = cases("llada2_block_refinement")
-T2M = cases("t2m_remask")
-WINO = cases("wino")
-REMDM = cases("remdm_llada")
-REMDM_LOOP = cases("remdm_loop")
-SABER = cases("saber")
-REMEDI = cases("remedi_loop")
-
-
-@absent(T2T)
-@DENSE
-@pytest.mark.parametrize("case", covering(6, T2T, often=2), ids=name)
-def test_llada21_generate(case: dict, cache: Cache) -> None:
+@WITH_AND_WITHOUT_CACHE
+@replayed("samplers/llada21_t2t_cases.json")
+def test_llada21_generate(case: Case, cache: str) -> None:
     params = case["params"]
-    revise = Edit(tau=params["editing_threshold"], rounds=params["max_post_steps"])
-    check(case, llada21(params, revise, cache))
+    settings = {
+        "select.first.tau": params["threshold"],
+        "select.second.number": params["num_to_transfer"],
+        "schedule.block": params["block_length"],
+        "revise.tau": params["editing_threshold"],
+        "revise.rounds": params["max_post_steps"],
+    }
+    check(case, composed("llada21", settings | until_filled(params) | DENSE[cache]))
 
 
-@absent(JOINT)
-@DENSE
-@pytest.mark.parametrize("case", covering(6, JOINT, often=2), ids=name)
-def test_joint_threshold(case: dict, cache: Cache) -> None:
+@WITH_AND_WITHOUT_CACHE
+@replayed("samplers/joint_threshold_cases.json")
+def test_joint_threshold(case: Case, cache: str) -> None:
     """SGLang's form; the forward that stores a finished block's K/V is not part of the traces."""
     params = case["params"]
-    revise = Edit(
-        tau=params["edit_threshold"], rounds=params["max_post_edit_steps"], ignores_last=True
-    )
-    decoder = llada21(params | {"num_to_transfer": 1}, revise, cache)
-    penalty = params["penalty_lambda"]
-    score = RepeatPenalty(decoder.score, penalty) if penalty else decoder.score
-    check(case, replace(decoder, score=score))
+    settings = {
+        "score.penalty": params["penalty_lambda"],
+        "select.tau": params["threshold"],
+        "schedule.block": params["block_length"],
+        "revise.tau": params["edit_threshold"],
+        "revise.rounds": params["max_post_edit_steps"],
+    }
+    check(case, composed("llada21_joint", settings | until_filled(params) | DENSE[cache]))
 
 
-@absent(REFINED)
-@DENSE
-@pytest.mark.parametrize("case", covering(3, REFINED), ids=name)
-def test_block_refinement(case: dict, cache: Cache) -> None:
+@WITH_AND_WITHOUT_CACHE
+@replayed("samplers/llada2_block_refinement_cases.json")
+def test_block_refinement(case: Case, cache: str) -> None:
     """diffusers' form; editing from 0 is none there, and one more forward of edits is made."""
     params = case["params"]
     steps = min(params["num_inference_steps"], params["gen_length"] // params["minimal_topk"])
-    revise = Edit(
-        tau=params["editing_threshold"] or 1, rounds=params["max_post_steps"] + 1, steps=steps
-    )
-    decoder = llada21(params | {"num_to_transfer": 1}, revise, cache)
-    select = Union(Share(steps, idle=True), Threshold(params["threshold"], strict=True))
-    stop = Eos("write", turn_end=False) if params["eos_early_stop"] else Filled()
-    schedule = replace(decoder.schedule, sees_rest=False)
-    check(case, replace(decoder, select=select, schedule=schedule, stop=stop))
+    settings = {
+        "select.first.steps": steps,
+        "select.first.idle": True,
+        "select.second.tau": params["threshold"],
+        "schedule.block": params["block_length"],
+        "revise.tau": params["editing_threshold"] or 1,
+        "revise.rounds": params["max_post_steps"] + 1,
+        "revise.steps": steps,
+    }
+    check(case, composed("llada21_refine", settings | until_filled(params) | DENSE[cache]))
 
 
-@absent(T2M)
-@pytest.mark.parametrize("case", covering(6, T2M, often=2), ids=name)
-def test_t2m_remask(case: dict) -> None:
+@replayed("samplers/t2m_remask_cases.json")
+def test_t2m_remask(case: Case) -> None:
     """Keys and values of earlier blocks are those of the block's last forward, as released; the
     recorded canvases hold the tokens of that forward there.
     """
     params = case["params"]
     judge = {"low_prob": "probability", "t2t_remask": "candidate", "logit_diff": "drop"}
-    revise = Remask(
-        judge=judge[params["remask_strategy"]],
-        tau=params["remask_threshold"],
-        ratio=params["max_remask_ratio"],
-        per_position=params["max_remask_per_pos"],
-        rounds=params["max_post_steps"],
-        edits_end=not params.get("eos_early_stop"),
-        forgets=True,
-    )
-    check(case, llada21(params, revise, BlockCache(renews=False)), last=params["block_length"])
+    settings = {
+        "select.first.tau": params["threshold"],
+        "select.second.number": params["num_to_transfer"],
+        "schedule.block": params["block_length"],
+        "cache.renews": False,
+        "revise.judge": judge[params["remask_strategy"]],
+        "revise.tau": params["remask_threshold"],
+        "revise.ratio": params["max_remask_ratio"],
+        "revise.per_position": params["max_remask_per_pos"],
+        "revise.rounds": params["max_post_steps"],
+        "revise.edits_end": not params.get("eos_early_stop"),
+        "revise.forgets": True,
+    }
+    check(case, composed("t2m", settings | until_filled(params)), last=params["block_length"])
 
 
-@absent(WINO)
-@pytest.mark.parametrize("case", covering(6, WINO, often=2), ids=name)
-def test_wino(case: dict) -> None:
+@replayed("samplers/wino_cases.json")
+def test_wino(case: Case) -> None:
     params = case["params"]
-    select = Capped(Threshold(params["threshold"], strict=True))
-    decoder = blocks(params, select, Wino(tau=params["threshold_back"]))
-    generation = check(case, replace(decoder, score=Confidence(precision="float64")))
-    assert {forward.fed for forward in generation.trace.forwards} == {case["forward_rows"]}
+    settings = {
+        "select.inner.tau": params["threshold"],
+        "schedule.block": params["block_length"],
+        "revise.tau": params["threshold_back"],
+    }
+    check(case, composed("wino", settings))
 
 
 @dataclass(frozen=True)
@@ -234,49 +177,52 @@ class GlobalGumbel(Score):
         return self.inner.of(logits_KWV, ids_KW, state)
 
 
-@absent(REMDM)
-@pytest.mark.parametrize("case", covering(6, REMDM, often=2), ids=name)
-def test_remdm_llada(case: dict) -> None:
+@replayed("samplers/remdm_llada_cases.json")
+def test_remdm_llada(case: Case) -> None:
+    """A run without a seed takes the most probable token in place of a sampled one."""
     params = case["params"]
-    number = params["gen_length"] // params["steps"]
-    revise = ReMDM(
-        number=params["remdm_number"],
-        steps=params["steps"] * params["block_length"] // params["gen_length"],
-    )
-    decoder = blocks(params, Best(number, refills=True), revise)
-    score: Score = Confidence(precision="float64")
+    settings = {
+        "score": "confidence",
+        "score.precision": "float64",
+        "select.number": params["gen_length"] // params["steps"],
+        "schedule.block": params["block_length"],
+        "revise.number": params["remdm_number"],
+        "revise.steps": steps_per_block(params),
+    }
+    decoder = composed("remdm", settings)
     if params["seed"] is not None:
         torch.manual_seed(params["seed"])
-        score = GlobalGumbel(score, len(case["prompt"]))
-    check(case, replace(decoder, score=score, stop=Eos()))
+        assert isinstance(decoder.score, Confidence)
+        decoder = replace(decoder, score=GlobalGumbel(decoder.score, len(case["prompt"])))
+    check(case, decoder)
 
 
-@absent(REMDM_LOOP)
-@pytest.mark.parametrize("case", covering(6, REMDM_LOOP, often=2), ids=name)
-def test_remdm_loop(case: dict) -> None:
+@replayed("samplers/remdm_loop_cases.json")
+def test_remdm_loop(case: Case) -> None:
     params = case["params"]
-    revise = ReMDMLoop(
-        number=params["unmask_k"], loops=params["loop_steps"], start=params["init_unmask_ratio"]
-    )
-    check(case, blocks(params, Best(params["unmask_k"]), revise))
+    settings = {
+        "select.number": params["unmask_k"],
+        "revise.number": params["unmask_k"],
+        "revise.loops": params["loop_steps"],
+        "revise.start": params["init_unmask_ratio"],
+    }
+    check(case, composed("remdm_loop", settings))
 
 
-@absent(SABER)
-@pytest.mark.parametrize("case", covering(6, SABER, often=2), ids=name)
-def test_saber(case: dict) -> None:
-    n = case["params"]["n"]
-    check(case, blocks(case["params"], AcceptedMean(n), ConfidenceDrop(number=n)))
+@replayed("samplers/saber_cases.json")
+def test_saber(case: Case) -> None:
+    number, block = case["params"]["n"], case["params"]["block_length"]
+    settings = {"select.number": number, "schedule.block": block, "revise.number": number}
+    check(case, composed("saber", settings))
 
 
-@absent(REMEDI)
-@DENSE
-@pytest.mark.parametrize("case", covering(6, REMEDI, often=2), ids=name)
-def test_remedi_loop(case: dict, cache: Cache) -> None:
+@WITH_AND_WITHOUT_CACHE
+@replayed("samplers/remedi_loop_cases.json")
+def test_remedi_loop(case: Case, cache: str) -> None:
     """The forwards that store the prompt and a finished block are part of the next one here."""
     params = case["params"]
-    revise = KeepBest(steps=params["steps"])
-    schedule = Blocks(params["block_length"], sees_future=False)
-    decoder = replace(blocks(params, Threshold(0.0), revise), schedule=schedule, cache=cache)
+    settings = {"schedule.block": params["block_length"], "revise.steps": params["steps"]}
     states = zip(case["states"], case["calls"], strict=True)
     steps = [state for state, call in states if call == "step"]
+    decoder = composed("remedi", settings | DENSE[cache])
     check(case | {"states": steps, "nfe": len(steps)}, decoder)
