@@ -1,6 +1,6 @@
 """Decoders with selective caches reproduce the authors' code on the tiny golden checkpoints.
 
-Every recorded case of a method is replayed in one test: output ids, the canvas before each forward,
+Every recorded case is replayed by the decoder of its yaml: output ids, the canvas before each forward,
 and the positions that each forward fed. The published loops leave the mask token in, and so do
 these decoders (`forbid_mask` off). What differs is named in the test of the method.
 """
@@ -50,30 +50,16 @@ from dllm_bench.decoding.select.union import Union
 from dllm_bench.decoding.stop.eos import Eos
 from tests.helpers import Watched, golden_dir, load_denoiser
 
-FOLDER = golden_dir() / "caches"
-SCORES = {"maskgit_plus": Confidence, "topk_margin": Margin, "entropy": NegEntropy}
-pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason=f"no golden traces at {FOLDER}")
+SCORES = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "neg_entropy"}
 
 
-@lru_cache
-def denoiser(checkpoint: str):
-    return load_denoiser(FOLDER / checkpoint)
-
-
-def cases(file: str) -> list[dict]:
-    """The recorded cases of a file."""
-    found: list[dict] = json.loads((FOLDER / f"{file}_cases.json").read_text())
-    return found
-
-
-def steps_per_block(params: dict) -> int:
-    return params["steps"] * params["block_length"] // params["gen_length"]
+def model_of(case: Case) -> Any:
+    return denoiser(f"caches/{case['checkpoint']}")
 
 
 def replay(case: dict, decoder: MaskedDecoder) -> tuple[Generation, Watched]:
-    model = Watched(denoiser(case["checkpoint"]))
-    request = Request("golden", tuple(case["prompt"]), case["params"]["gen_length"])
-    return decoder.generate(model, request), model
+    model = Watched(model_of(case))
+    return decoder.generate(model, request(case)), model
 
 
 def fed(model: Watched) -> list[list[int]]:
@@ -81,79 +67,78 @@ def fed(model: Watched) -> list[list[int]]:
     return [plan.positions(model.device).tolist() for plan in model.plans]
 
 
-def test_freecache() -> None:
+@replayed("caches/freecache_cases.json")
+def test_freecache(case: Case) -> None:
     """With `early_stop` the released loop overwrites what follows an end token, and goes on; here
     it stands. So canvases are compared up to the first that holds an end token.
     """
-    for case in cases("freecache"):
-        params = case["params"]
-        decoder = MaskedDecoder(
-            Confidence("float64"),
-            TopK(steps_per_block(params)),
-            Blocks(params["block_length"]),
-            BlockCache("full", renews=False),
-            forbid_mask=False,
-        )
-        generation, model = replay(case, decoder)
-        canvases = [canvas[0].tolist() for canvas in model.canvases]
-        ended = [params["eos_token_id"] in state[len(case["prompt"]) :] for state in case["states"]]
-        if params["early_stop"] and True in ended:
-            assert canvases[: ended.index(True)] == case["states"][: ended.index(True)]
-            continue
-        assert list(generation.ids) == case["output"]
-        assert canvases == case["states"]
-        assert fed(model) == [list(range(first, first + n)) for first, n in case["calls"]]
+    params = case["params"]
+    steps = {"select.steps": steps_per_block(params), "schedule.block": params["block_length"]}
+    decoder = composed("freecache", steps)
+    generation, model = replay(case, decoder)
+    canvases = [canvas[0].tolist() for canvas in model.canvases]
+    ended = [params["eos_token_id"] in state[len(case["prompt"]) :] for state in case["states"]]
+    if params["early_stop"] and True in ended:
+        assert canvases[: ended.index(True)] == case["states"][: ended.index(True)]
+        return
+    assert list(generation.ids) == case["output"]
+    assert canvases == case["states"]
+    assert fed(model) == [list(range(first, first + n)) for first, n in case["calls"]]
 
 
-def test_adablock() -> None:
+@replayed("caches/adablock_cases.json")
+def test_adablock(case: Case) -> None:
     """Calls are recorded as [start, length] of what was fed."""
-    caches = {"none": NoCache(), "prefix": PrefixCache(), "dual": DualCache()}
-    for case in cases("adablock"):
-        params = case["params"]
-        delimiters, tau = tuple(params["delimiter_ids"]), params["delimiter_threshold"]
-        decoder = MaskedDecoder(
-            Confidence("float64"),
-            Threshold(params["threshold"]),
-            AdaBlock(params["init_block_length"], delimiters, tau),
-            caches[params["cache"]],
-            forbid_mask=False,
-        )
-        generation, model = replay(case, decoder)
-        starts = sorted({plan.rows[0] for plan in model.plans})
-        ends = [*starts[1:], len(case["prompt"]) + params["gen_length"]]
-        assert list(generation.ids) == case["output"]
-        assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
-        assert fed(model) == [list(range(first, first + n)) for first, n in case["calls"]]
-        assert [b - a for a, b in zip(starts, ends, strict=True)] == case["block_lengths"]
+    params = case["params"]
+    settings = {
+        "score.precision": "float64",
+        "select.tau": params["threshold"],
+        "schedule.block": params["init_block_length"],
+        "schedule.delimiters": params["delimiter_ids"],
+        "schedule.tau": params["delimiter_threshold"],
+        "cache": params["cache"],
+        "stop": "filled",
+    }
+    decoder = composed("adablock", settings)
+    generation, model = replay(case, decoder)
+    starts = sorted({plan.rows[0] for plan in model.plans})
+    ends = [*starts[1:], len(case["prompt"]) + params["gen_length"]]
+    assert list(generation.ids) == case["output"]
+    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    assert fed(model) == [list(range(first, first + n)) for first, n in case["calls"]]
+    assert [b - a for a, b in zip(starts, ends, strict=True)] == case["block_lengths"]
 
 
-def daedal(params: dict) -> MaskedDecoder:
-    schedule = Daedal(
-        params["block_length"],
-        params["initial_gen_length"],
-        params["expansion_factor"],
-        params["eos_confidence_threshold"],
-        params["expand_eos_confidence_threshold"],
-        params["low_conf_threshold"],
-        params["eos_check_tokens"],
+def daedal(params: Settings) -> MaskedDecoder:
+    return composed(
+        "daedal",
+        {
+            "score": "mask_last",
+            "select.tau": params["high_conf_threshold"],
+            "schedule.block": params["block_length"],
+            "schedule.initial": params["initial_gen_length"],
+            "schedule.factor": params["expansion_factor"],
+            "schedule.eos_enough": params["eos_confidence_threshold"],
+            "schedule.eos_expand": params["expand_eos_confidence_threshold"],
+            "schedule.low": params["low_conf_threshold"],
+            "schedule.eos_window": params["eos_check_tokens"],
+        },
     )
-    select = Threshold(params["high_conf_threshold"], strict=True)
-    return MaskedDecoder(MaskLast(), select, schedule, NoCache(), forbid_mask=False)
 
 
-def test_daedal() -> None:
+@replayed("caches/daedal_cases.json")
+def test_daedal(case: Case) -> None:
     """The end token is one that the tiny model likes."""
-    for case in cases("daedal"):
-        params, prompt = case["params"], tuple(case["prompt"])
-        model = Watched(denoiser(case["checkpoint"]))
-        model.special = replace(model.special, eos=params["eos_token_id"])
-        request = Request("golden", prompt, params["max_gen_length"])
-        generation = daedal(params).generate(model, request)
-        canvases = [canvas[0].tolist() for canvas in model.canvases]
-        assert list(generation.ids) == case["output"]
-        assert canvases == case["states"]
-        lengths = [forward.canvas for forward in generation.trace.forwards]
-        assert lengths == [len(state) - len(prompt) for state in case["states"]]
+    params, prompt = case["params"], tuple(case["prompt"])
+    model = Watched(denoiser(case["checkpoint"]))
+    model.special = replace(model.special, eos=params["eos_token_id"])
+    request = Request("golden", prompt, params["max_gen_length"])
+    generation = daedal(params).generate(model, request)
+    canvases = [canvas[0].tolist() for canvas in model.canvases]
+    assert list(generation.ids) == case["output"]
+    assert canvases == case["states"]
+    lengths = [forward.canvas for forward in generation.trace.forwards]
+    assert lengths == [len(state) - len(prompt) for state in case["states"]]
 
 
 def recorded_fed(case: dict) -> list[list[int]]:
@@ -162,22 +147,24 @@ def recorded_fed(case: dict) -> list[list[int]]:
     return [list(range(len(state))) if fed is None else fed for fed, state in pairs]
 
 
-def dkv_llada(params: dict) -> MaskedDecoder:
-    return MaskedDecoder(
-        Confidence("float64"),
-        TopK(steps_per_block(params)),
-        Blocks(params["block_length"]),
-        DKVCache(params["cache_reloading_step"]),
-        forbid_mask=False,
-    )
+def dkv_llada(params: Settings) -> MaskedDecoder:
+    steps = {"select.steps": steps_per_block(params), "schedule.block": params["block_length"]}
+    every = {"cache.every": params["cache_reloading_step"]}
+    return composed("dkv_cache", {"score.precision": "float64"} | steps | every)
 
 
-def dkv_dream(params: dict) -> MaskedDecoder:
-    early, prompt = params["shift_type"] == "un", params["cache_type"] != "decoded"
-    every = params["cache_steps"] or 1
-    cache = DKVCache(every, 1, keeps_prompt=prompt, early=early, released_end=not early)
-    score, select = SCORES[params["alg"]](), Epsilon(params["steps"], idle=True)
-    return MaskedDecoder(score, select, Blocks(None), cache, forbid_mask=False)
+def dkv_dream(params: Settings) -> MaskedDecoder:
+    early = params["shift_type"] == "un"
+    settings = {
+        "score": SCORES[params["alg"]],
+        "select.steps": params["steps"],
+        "select.idle": True,
+        "cache.every": params["cache_steps"] or 1,
+        "cache.keeps_prompt": params["cache_type"] != "decoded",
+        "cache.early": early,
+        "cache.released_end": not early,
+    }
+    return composed("dkv_cache_dream", settings)
 
 
 @dataclass(frozen=True)
@@ -195,32 +182,37 @@ class ReplayedDPad(DPadCache):
         return stays_1L
 
 
-def test_dpad() -> None:
+@replayed("caches/dpad_cases.json")
+def test_dpad(case: Case) -> None:
     """No recorded run ends early. The draws of the published generator are replayed."""
     inner = {"none": NoCache(), "prefix": PrefixCache(), "dual": DualCache()}
-    for case in cases("dpad"):
-        params, stays = case["params"], tuple(map(tuple, case["kept_suffix"]))
-        tau, block = params["threshold"], params["block_length"]
-        decoder = MaskedDecoder(
-            Confidence("float64"),
-            TopK(steps_per_block(params)) if tau is None else Threshold(tau),
-            Blocks(block),
-            ReplayedDPad(inner[params["cache"]], stays=stays, block=block),
-            forbid_mask=False,
-        )
-        generation, model = replay(case, decoder)
-        assert list(generation.ids) == case["output"]
-        assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
-        assert fed(model) == recorded_fed(case)
+    params, stays = case["params"], tuple(map(tuple, case["kept_suffix"]))
+    tau, block = params["threshold"], params["block_length"]
+    decoder = MaskedDecoder(
+        Confidence("float64"),
+        TopK(steps_per_block(params)) if tau is None else Threshold(tau),
+        Blocks(block),
+        ReplayedDPad(inner[params["cache"]], stays=stays, block=block),
+        forbid_mask=False,
+    )
+    generation, model = replay(case, decoder)
+    assert list(generation.ids) == case["output"]
+    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    assert fed(model) == recorded_fed(case)
 
 
-def sparse(params: dict) -> MaskedDecoder:
-    cache = SparseCache(params["keep_ratio"], params["kernel_size"] or 1, released_ties=True)
-    schedule, steps = Blocks(params["block_length"]), steps_per_block(params)
+def sparse(params: Settings) -> MaskedDecoder:
+    settings = {
+        "schedule.block": params["block_length"],
+        "cache.keep": params["keep_ratio"],
+        "cache.kernel": params["kernel_size"] or 1,
+        "cache.released_ties": True,
+    }
+    steps = steps_per_block(params)
     if "alg" not in params:
-        return MaskedDecoder(Confidence(), TopK(steps), schedule, cache, forbid_mask=False)
-    select = FirstOfBlock(Epsilon(steps, idle=True))
-    return MaskedDecoder(SCORES[params["alg"]](), select, schedule, cache, forbid_mask=False)
+        return composed("sparse_dllm", settings | {"select.steps": steps})
+    inner = {"select.inner.steps": steps, "select.inner.idle": True}
+    return composed("sparse_dllm_dream", settings | inner | {"score": SCORES[params["alg"]]})
 
 
 def kept(model: Watched) -> list[list[list[int]] | None]:
@@ -229,18 +221,18 @@ def kept(model: Watched) -> list[list[list[int]] | None]:
     return [one.read_C.tolist() if one and one.read_C.dim() > 1 else None for one in sets]
 
 
-def test_sparse_dllm() -> None:
+@replayed("caches/sparse_dllm_cases.json")
+def test_sparse_dllm(case: Case) -> None:
     """Positions that the layers keep are recorded for the forward that chooses them."""
-    for case in cases("sparse_dllm"):
-        generation, model = replay(case, sparse(case["params"]))
-        windows = [w or [0, len(s)] for w, s in zip(case["window"], case["states"], strict=True)]
-        assert list(generation.ids) == case["output"]
-        assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
-        assert fed(model) == [list(range(*window)) for window in windows]
-        chosen = zip(case["kept"], kept(model)[1:], strict=False)
-        pairs = [(theirs, ours) for theirs, ours in chosen if theirs and ours]
-        assert pairs
-        assert all(theirs == ours for theirs, ours in pairs)
+    generation, model = replay(case, sparse(case["params"]))
+    windows = [w or [0, len(s)] for w, s in zip(case["window"], case["states"], strict=True)]
+    assert list(generation.ids) == case["output"]
+    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    assert fed(model) == [list(range(*window)) for window in windows]
+    chosen = zip(case["kept"], kept(model)[1:], strict=False)
+    pairs = [(theirs, ours) for theirs, ours in chosen if theirs and ours]
+    assert pairs
+    assert all(theirs == ours for theirs, ours in pairs)
 
 
 @dataclass(frozen=True)
@@ -254,15 +246,16 @@ class ReplayedOrder(Drawn):
         return torch.tensor(self.orders[block]) - window.start
 
 
-def dkv_greedy(case: dict) -> MaskedDecoder:
+def dkv_greedy(case: Case) -> MaskedDecoder:
     params, orders = case["params"], tuple(map(tuple, case["decode_order"]))
-    return MaskedDecoder(
-        Confidence("float64"),
-        ReplayedOrder(steps_per_block(params), orders),
-        Blocks(params["block_length"]),
-        DKVGreedyCache(params["cache_reloading_step"], params["window_size"]),
-        forbid_mask=False,
-    )
+    settings = {
+        "score.precision": "float64",
+        "schedule.block": params["block_length"],
+        "cache.every": params["cache_reloading_step"],
+        "cache.window": params["window_size"],
+    }
+    order = ReplayedOrder(steps_per_block(params), orders)
+    return replace(composed("dkv_cache_greedy", settings), select=order)
 
 
 def dkv(case: dict) -> MaskedDecoder:
@@ -274,19 +267,21 @@ def dkv(case: dict) -> MaskedDecoder:
 NOISE = 2e-6  # cosines that differ by less are equal up to rounding
 
 
-def dllm_cache(params: dict) -> MaskedDecoder:
-    intervals = params["prompt_interval_steps"], params["gen_interval_steps"]
-    cache = DLLMCache(*intervals, params["transfer_ratio"])
+def dllm_cache(params: Settings) -> MaskedDecoder:
+    settings = {
+        "cache.prompt_every": params["prompt_interval_steps"],
+        "cache.every": params["gen_interval_steps"],
+        "cache.share": params["transfer_ratio"],
+    }
     if "alg" in params:
-        score, select = SCORES[params["alg"]](), Epsilon(params["steps"], idle=True)
-        return MaskedDecoder(score, select, Blocks(None), cache, forbid_mask=False)
-    schedule = Blocks(params["block_length"])
-    return MaskedDecoder(
-        Confidence(), TopK(steps_per_block(params)), schedule, cache, forbid_mask=False
-    )
+        dream = {"score": SCORES[params["alg"]], "select.steps": params["steps"]}
+        return composed("dllm_cache_dream", settings | dream | {"select.idle": True})
+    block = {"select.steps": steps_per_block(params), "schedule.block": params["block_length"]}
+    return composed("dllm_cache", settings | block)
 
 
-def test_dllm_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@replayed("caches/dllm_cache_cases.json")
+def test_dllm_cache(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that layers chose are recorded where similarity decided; the others follow from the
     intervals.
     """
@@ -298,26 +293,25 @@ def test_dllm_cache(monkeypatch: pytest.MonkeyPatch) -> None:
         return index_R
 
     monkeypatch.setattr(MostChanged, "choose", recorded_choice)
-    for case in cases("dllm_cache"):
-        chosen.clear()
-        generation, model = replay(case, dllm_cache(case["params"]))
-        assert list(generation.ids) == case["output"]
-        assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
-        rows, gaps = ([one for f in case[name] for one in f] for name in ("selected", "sel_gap"))
-        recorded = [pair for pair in zip(rows, gaps, strict=True) if pair[0] is not None]
-        for (theirs, gap), ours in zip(recorded, chosen, strict=True):
-            assert gap < NOISE or ours == theirs
-            compared += gap >= NOISE
+    chosen.clear()
+    generation, model = replay(case, dllm_cache(case["params"]))
+    assert list(generation.ids) == case["output"]
+    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    rows, gaps = ([one for f in case[name] for one in f] for name in ("selected", "sel_gap"))
+    recorded = [pair for pair in zip(rows, gaps, strict=True) if pair[0] is not None]
+    for (theirs, gap), ours in zip(recorded, chosen, strict=True):
+        assert gap < NOISE or ours == theirs
+        compared += gap >= NOISE
     assert compared > 1000
 
 
-def test_dkv_cache() -> None:
+@replayed("caches/dkv_cache_cases.json")
+def test_dkv_cache(case: Case) -> None:
     """The orders in which "greedy" decodes are replayed."""
-    for case in cases("dkv_cache"):
-        generation, model = replay(case, dkv(case))
-        assert list(generation.ids) == case["output"]
-        assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
-        assert fed(model) == recorded_fed(case)
+    generation, model = replay(case, dkv(case))
+    assert list(generation.ids) == case["output"]
+    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    assert fed(model) == recorded_fed(case)
 
 
 def v2_request(case: dict, prompt: list[int]) -> Request:
@@ -327,15 +321,16 @@ def v2_request(case: dict, prompt: list[int]) -> Request:
     return Request("golden", tuple(prompt), blocks * block + 1 - len(prompt))
 
 
-def v2_decoder(params: dict) -> MaskedDecoder:
-    return MaskedDecoder(
-        Confidence(),
-        Threshold(params["threshold"], strict=True),
-        SubBlocks(params["block_size"], params["small_block_size"], whole=False),
-        HierarchicalCache(params["use_block_cache"]),
-        stop=Eos("token" if params["loop"] == "generate" else "block"),
-        forbid_mask=False,
-    )
+def v2_decoder(params: Settings) -> MaskedDecoder:
+    settings = {
+        "select.tau": params["threshold"],
+        "schedule.block": params["block_size"],
+        "schedule.small": params["small_block_size"],
+        "schedule.whole": False,
+        "cache.inside": params["use_block_cache"],
+    }
+    stop = {} if params["loop"] == "generate" else {"stop": "eos"}
+    return composed("fast_dllm_v2", settings | stop)
 
 
 def v2_calls(case: dict) -> list[tuple[int, list[int]]]:
@@ -354,36 +349,36 @@ def text(ids: Iterable[int], end: int) -> list[int]:
     return ids[: ids.index(end) + 1] if end in ids else ids
 
 
-def test_fast_dllm_v2() -> None:
+@each([case for case in cases("caches/fast_dllm_v2_cases.json") if not case["batched"]])
+def test_fast_dllm_v2(case: Case) -> None:
     """`batch_sample` misses an end token that begins a block and goes on; here it ends there."""
-    for case in (case for case in cases("fast_dllm_v2") if not case["batched"]):
-        model, params = Watched(denoiser(case["checkpoint"])), case["params"]
-        generation = v2_decoder(params).generate(model, v2_request(case, case["prompt"]))
-        end, canvases = model.special.eos, zip(model.canvases, model.plans, strict=True)
-        ours = [(plan.feed[0], c[0, slice(*plan.feed)].tolist()) for c, plan in canvases]
-        theirs, output = v2_calls(case), text(case["output"], end)
-        missed = (
-            output[-1] == end and (len(case["prompt"] + output) - 1) % params["block_size"] == 0
-        )
-        assert text(generation.ids, end)[: len(output)] == output
-        assert ours == (theirs[: len(ours)] if missed else theirs)
+    model, params = Watched(denoiser(case["checkpoint"])), case["params"]
+    generation = v2_decoder(params).generate(model, v2_request(case, case["prompt"]))
+    end, canvases = model.special.eos, zip(model.canvases, model.plans, strict=True)
+    ours = [(plan.feed[0], c[0, slice(*plan.feed)].tolist()) for c, plan in canvases]
+    theirs, output = v2_calls(case), text(case["output"], end)
+    missed = (
+        output[-1] == end and (len(case["prompt"] + output) - 1) % params["block_size"] == 0
+    )
+    assert text(generation.ids, end)[: len(output)] == output
+    assert ours == (theirs[: len(ours)] if missed else theirs)
 
 
-def test_fast_dllm_v2_in_batches() -> None:
+@each([case for case in cases("caches/fast_dllm_v2_cases.json") if case["batched"]])
+def test_fast_dllm_v2_in_batches(case: Case) -> None:
     """A released batch stores the open block of all rows again if one row needs it. That changed
     one of the ten recorded rows, so that one with such a store may differ.
     """
     coupled = 0
-    for case in (case for case in cases("fast_dllm_v2") if case["batched"]):
-        model, decoder = denoiser(case["checkpoint"]), v2_decoder(case["params"])
-        requests = [replace(v2_request(case, p), id=str(i)) for i, p in enumerate(case["prompt"])]
-        batched = {one.request_id: one.ids for one in decoder.generate_stream(model, requests, 2)}
-        assert batched == {one.id: decoder.generate(model, one).ids for one in requests}
-        for i, output in enumerate(case["output"]):
-            ours, theirs = (text(ids, model.special.eos) for ids in (batched[str(i)], output))
-            differs = ours[: len(theirs)] != theirs
-            assert not differs or case["params"]["use_block_cache"]
-            coupled += differs
+    model, decoder = denoiser(case["checkpoint"]), v2_decoder(case["params"])
+    requests = [replace(v2_request(case, p), id=str(i)) for i, p in enumerate(case["prompt"])]
+    batched = {one.request_id: one.ids for one in decoder.generate_stream(model, requests, 2)}
+    assert batched == {one.id: decoder.generate(model, one).ids for one in requests}
+    for i, output in enumerate(case["output"]):
+        ours, theirs = (text(ids, model.special.eos) for ids in (batched[str(i)], output))
+        differs = ours[: len(theirs)] != theirs
+        assert not differs or case["params"]["use_block_cache"]
+        coupled += differs
     assert coupled <= 1
 
 
@@ -406,9 +401,9 @@ def d2(params: dict) -> MaskedDecoder:
     )
 
 
-def test_d2cache() -> None:
-    for case in cases("d2cache"):
-        generation, model = replay(case, d2(case["params"]))
-        assert list(generation.ids) == case["output"]
-        assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
-        assert fed(model) == recorded_fed(case)
+@replayed("caches/d2cache_cases.json")
+def test_d2cache(case: Case) -> None:
+    generation, model = replay(case, d2(case["params"]))
+    assert list(generation.ids) == case["output"]
+    assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
+    assert fed(model) == recorded_fed(case)
