@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,9 @@ REASONS: dict[str, Callable[[Case], bool]] = {
     ),
     "bug: the released loop ends with masks left": lambda c: (
         c.get("method", "").startswith("fast_dllm_dream_entropy") and one_step_a_block(c)
+    ),
+    "coupling: a released batch stores the open block for all rows": lambda c: bool(
+        c.get("batched") and c["params"]["use_block_cache"]
     ),
     "not implemented: the eager mode, which is not lossless": lambda c: bool(
         c.get("params", {}).get("eager_acceptance_mode")
@@ -153,7 +156,7 @@ def composed(decoder: str, settings: Settings) -> MaskedDecoder:
     return _composed(decoder, json.dumps(settings, sort_keys=True))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _composed(decoder: str, settings: str) -> MaskedDecoder:
     given = {"forbid_mask": False} | json.loads(settings)
     made = composed_decoder(decoder, [override(key, value) for key, value in given.items()])
@@ -171,7 +174,7 @@ def override(key: str, value: Any) -> str:
 
 def request(case: Case, length: str = "gen_length") -> Request:
     """The case as a request; `length`: the parameter that has its length."""
-    given = case["params"] if "params" in case else case
+    given = case.get("params", case)
     return Request("golden", tuple(case["prompt"]), given[length])
 
 

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import pytest
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
-from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.request import Generation
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.explore.self_draft import SelfDraft
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
-from tests.golden.test_cache_traces import FOLDER, cases, denoiser
+from tests.golden.cases import (
+    Case,
+    Settings,
+    agreement,
+    composed,
+    denoiser,
+    replayed,
+    request,
+)
 from tests.helpers import Watched
-
-pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason=f"no golden traces at {FOLDER}")
 
 
 @dataclass(frozen=True)
@@ -42,25 +41,24 @@ class Recorded(SelfDraft):
         return super().rate(scores, window, branches)
 
 
-def replay(case: dict, decoder: MaskedDecoder) -> tuple[Generation, Watched]:
-    model = Watched(denoiser(case["checkpoint"]))
-    request = Request("golden", tuple(case["prompt"]), case["params"]["max_gen_length"])
-    return decoder.generate(model, request), model
+def replay(case: Case, decoder: MaskedDecoder) -> tuple[Generation, Watched]:
+    model = Watched(denoiser(f"caches/{case['checkpoint']}"))
+    return decoder.generate(model, request(case, "max_gen_length")), model
 
 
-def freedave(params: dict) -> MaskedDecoder:
+def freedave(params: Settings) -> MaskedDecoder:
     tau = params["confidence_threshold"]
-    return MaskedDecoder(
-        Confidence(),
-        TopK() if tau is None else Threshold(tau),
-        Blocks(params["block_length"]),
-        DualCache() if params["dual_cache"] else PrefixCache(),
-        Recorded(params["draft_steps"]),
-        forbid_mask=False,
-    )
+    settings = {
+        "schedule.block": params["block_length"],
+        "cache": "dual" if params["dual_cache"] else "prefix",
+        "stop": "filled",
+    }
+    select = {"select": "topk"} if tau is None else {"select": "threshold", "select.tau": tau}
+    decoder = composed("freedave", settings | select)
+    return replace(decoder, explore=Recorded(params["draft_steps"]))
 
 
-def rounds_fed(case: dict, mask: int) -> list[dict]:
+def rounds_fed(case: Case, mask: int) -> list[dict]:
     """The recorded rounds that have something to verify: drafts differ, and the first has a mask.
 
     "++" drafts a full block as often as `draft_steps` says.
@@ -103,24 +101,27 @@ def steps_of(generation: Generation, model: Watched, prompt_len: int) -> list[in
     return [sorted(set(steps)).index(step) for step in steps]
 
 
-def test_freedave() -> None:
-    """Left out is the eager mode. A block that the threshold fills is not fed again, and equal
+@replayed("caches/freedave_cases.json")
+def test_freedave(case: Case) -> None:
+    """A block that the threshold fills is not fed again, and equal
     drafts are fed once. In the recorded "debug" mode a forward has one draft.
     """
-    for case in cases("freedave"):
-        params = case["params"]
-        if params["eager_acceptance_mode"]:
-            continue
-        decoder = freedave(params)
-        generation, model = replay(case, decoder)
-        expected = rounds_fed(case, model.special.mask)
-        assert list(generation.ids) == case["output"]
-        assert rounds_made(generation, model, decoder.explore.targets) == expected
-        assert steps_of(generation, model, len(case["prompt"])) == case["step_map"]
-        rows = [len(one["drafts"]) for one in case["rounds"]]
-        forwards = sum(rows) if params["draft_mode"] == "debug" else len(rows)
-        assert len(generation.trace) == case["nfe"] - forwards + len(expected)
-        static, _ = replay(case, replace(decoder, explore=Greedy()))
-        assert list(static.ids) == case["static_output"]
-        assert len(static.trace) == case["static_nfe"]
-        assert (static.ids == generation.ids) == case["equals_static"]
+    with agreement(case):
+        check(case)
+
+
+def check(case: Case) -> None:
+    params, decoder = case["params"], freedave(case["params"])
+    assert isinstance(decoder.explore, Recorded)
+    generation, model = replay(case, decoder)
+    expected = rounds_fed(case, model.special.mask)
+    assert list(generation.ids) == case["output"]
+    assert rounds_made(generation, model, decoder.explore.targets) == expected
+    assert steps_of(generation, model, len(case["prompt"])) == case["step_map"]
+    rows = [len(one["drafts"]) for one in case["rounds"]]
+    forwards = sum(rows) if params["draft_mode"] == "debug" else len(rows)
+    assert len(generation.trace) == case["nfe"] - forwards + len(expected)
+    static, _ = replay(case, replace(decoder, explore=Greedy()))
+    assert list(static.ids) == case["static_output"]
+    assert len(static.trace) == case["static_nfe"]
+    assert (static.ids == generation.ids) == case["equals_static"]
