@@ -21,9 +21,10 @@ from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.score.credit import CREDIT, IDS
-from tests.golden.test_dinfer_traces import FOLDER, rule
+from tests.golden.cases import GOLDEN, composed
+from tests.golden.test_dinfer_traces import rule
 
-UNITS = FOLDER / "decoder_units.json"
+UNITS = GOLDEN / "dinfer" / "decoder_units.json"
 
 
 def cases() -> list[dict]:
@@ -48,10 +49,11 @@ def name(case: dict) -> str:
     return f"{rule_name}-{case['name']}-{case['threshold']}-{case.get('low_threshold', '')}"
 
 
-@pytest.mark.skipif(not cases(), reason=f"no golden traces at {FOLDER}")
+@pytest.mark.skipif(not cases(), reason=f"no golden traces at {UNITS}")
 @pytest.mark.parametrize("case", cases(), ids=name)
 def test_units(case: dict) -> None:
-    score, select = rule(case)
+    made = composed(*rule(case))
+    score, select = made.score, made.select
     decoder = MaskedDecoder(score, select, Blocks(8), NoCache(), forbid_mask=False)
     memo = Memo()
     for step in case["steps"]:

@@ -6,36 +6,22 @@ canvas before every forward (its length shrinks where it is cut) and the number 
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dllm_bench.core.contracts import Select
-from dllm_bench.core.request import Request
-from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.filter import Filter
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.select.union import Union
-from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
-from dllm_bench.decoding.stop.filled import Filled
-from dllm_bench.models.filters import FilterMetadata, LearnedFilter, save_filter
-from tests.helpers import Watched, golden_dir, load_denoiser
-from tests.tiers import covering
-
-FOLDER = golden_dir() / "llada"
-FILE = FOLDER / "learn2pd_cases.json"
-CASES = json.loads(FILE.read_text()) if FILE.exists() else []
-
-
-@lru_cache
-def denoiser() -> Any:
-    return load_denoiser(FOLDER)
+from dllm_bench.models.filters import FilterMetadata, save_filter
+from tests.golden.cases import (
+    GOLDEN,
+    Case,
+    composed,
+    denoiser,
+    replayed,
+    request,
+    steps_per_block,
+)
+from tests.helpers import Watched
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +30,7 @@ def filters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from safetensors.torch import load_file
 
     folder = tmp_path_factory.mktemp("filters")
-    recorded = load_file(FOLDER / "learn2pd_filters.safetensors")
+    recorded = load_file(GOLDEN / "llada" / "learn2pd_filters.safetensors")
     for block in {name.partition(".")[0] for name in recorded}:
         prefix = f"{block}."
         own = {n.removeprefix(prefix): t for n, t in recorded.items() if n.startswith(prefix)}
@@ -52,28 +38,24 @@ def filters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def decoder(case: dict, filters: Path) -> MaskedDecoder:
+def decoder(case: Case, filters: Path) -> MaskedDecoder:
     params, method = case["params"], case["method"]
-    block = params["block_length"]
-    topk = TopK(params["steps"] * block // params["gen_length"])
-    select: Select = topk
-    if method != "eotp_authors":
-        head = LearnedFilter(str(filters / f"block{block}"))
-        select = Union(Filter(head, params["threshold"]), topk)
-    stop = EndOfTextPrediction() if "eotp" in method else Filled()
-    return MaskedDecoder(
-        Confidence(), select, Blocks(block), NoCache(), stop=stop, forbid_mask=False
-    )
+    block = {"schedule.block": params["block_length"]}
+    if method == "eotp_authors":
+        steps = {"select": "topk", "select.steps": steps_per_block(params)}
+        return composed("learn2pd_eotp", block | steps)
+    select = {
+        "select.first.head.source": str(filters / f"block{params['block_length']}"),
+        "select.first.tau": params["threshold"],
+        "select.second.steps": steps_per_block(params),
+    }
+    return composed("learn2pd_eotp" if "eotp" in method else "learn2pd", block | select)
 
 
-@pytest.mark.skipif(not CASES, reason=f"no golden traces at {FILE}")
-@pytest.mark.parametrize(
-    "case", covering(3, CASES), ids=lambda case: f"{case['method']}-p{len(case['prompt'])}"
-)
-def test_the_authors_loop(case: dict, filters: Path) -> None:
-    model = Watched(denoiser())
-    request = Request("golden", tuple(case["prompt"]), case["params"]["gen_length"])
-    generation = decoder(case, filters).generate(model, request)
+@replayed("llada/learn2pd_cases.json")
+def test_the_authors_loop(case: Case, filters: Path) -> None:
+    model = Watched(denoiser("llada"))
+    generation = decoder(case, filters).generate(model, request(case))
     assert list(generation.ids) == case["output"]
     assert [canvas[0].tolist() for canvas in model.canvases] == case["states"]
     fed = [forward.fed for forward in generation.trace.forwards]

@@ -34,6 +34,7 @@ from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
+from tests.golden.cases import EVERY
 from tests.helpers import golden_dir, load_denoiser
 from tests.sample_stats import drafted
 from tests.speculative import Chain, Scripted, WatchedLength
@@ -79,7 +80,7 @@ def cases() -> list[Any]:
         for group in ("runs", "extra_runs", "sampled_runs"):
             for i, run in enumerate(trace.get(group, [])):
                 name = f"{kind}-{run.get('case', group)}-{i}"
-                marks = pytest.mark.exhaustive if i % 4 else ()
+                marks = pytest.mark.exhaustive if i % EVERY else ()
                 found.append(pytest.param(kind, run, id=name, marks=marks))
     return found
 
