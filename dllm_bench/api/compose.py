@@ -29,6 +29,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -282,6 +283,17 @@ def composed_job(cfg: DictConfig) -> ComposedJob:
 def runs_in_this_process() -> bool:
     """Whether Hydra runs its jobs one after the other in this process."""
     return bool(HydraConfig.get().launcher._target_.endswith("BasicLauncher"))
+
+
+def check_launcher() -> None:
+    """Refuse a single run with a launcher, since Hydra uses one for the jobs of -m alone."""
+    chosen = HydraConfig.get()
+    if chosen.mode is RunMode.RUN and not runs_in_this_process():
+        raise DllmBenchError(
+            f"hydra/launcher={chosen.runtime.choices['hydra/launcher']} sends off the jobs of -m, "
+            "and one run without -m was asked for, which is made here; add -m, or leave the "
+            "launcher out."
+        )
 
 
 # --- errors --------------------------------------------------------------------------------------

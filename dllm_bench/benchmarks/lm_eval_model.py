@@ -18,6 +18,7 @@ from lm_eval._cli import HarnessCLI
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import setup_logging
 from tqdm import tqdm
 
@@ -27,8 +28,12 @@ from dllm_bench.core.errors import DllmBenchError
 
 MODEL = "dllm_bench"
 """Name of our models on lm-eval's command line."""
-MAX_NEW_TOKENS = 256
-"""lm-eval's own budget where a task names none."""
+APPLIED = ("until", "max_gen_toks")
+"""Generation settings of a task that are followed, by the names that lm-eval gives them."""
+GREEDY = {"do_sample": False, "temperature": 0.0, "num_beams": 1}
+"""Generation settings that ask for nothing at these values."""
+OF_SAMPLING = ("top_p", "top_k", "min_p", "seed")
+"""Generation settings that ask for nothing where a task does not sample."""
 ANY_DEVICE = "auto"
 """Stands for the device that `hardware` chooses; lm-eval itself would ask for cuda:0."""
 Generate = Callable[["str | Turns", int, tuple[str, ...]], str]
@@ -87,14 +92,17 @@ class DllmBenchLM(LM):
         return cls(generate, generate.name, generate.metrics)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Texts, each cut at the stop strings of its request."""
+        """Texts, each cut at the stop strings of its request.
+
+        DllmBenchError, before anything is decoded, for a generation setting that is not followed.
+        """
+        for request in requests:
+            generation_settings(request.args[1])
         shown = tqdm(requests, disable=disable_tqdm, desc="Running generate_until requests")
         return [self._answer(*request.args) for request in shown]
 
     def _answer(self, prompt: str, settings: Mapping[str, Any]) -> str:
-        until = settings.get("until") or ()
-        stops = (until,) if isinstance(until, str) else tuple(until)
-        budget = int(settings.get("max_gen_toks") or MAX_NEW_TOKENS)
+        budget, stops = generation_settings(settings)
         raw = self._generate(self._turns.get(prompt, prompt), budget, stops)
         text = cut_at_stop(raw, stops)
         self.cache_hook.add_partial("generate_until", (prompt, settings), text)
@@ -134,6 +142,27 @@ class DllmBenchLM(LM):
     def tokenizer_name(self) -> str:
         """Tells apart lm-eval's cached requests of different models."""
         return self._name
+
+
+def generation_settings(given: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """(new tokens, stop strings) of a task's `generation_kwargs`, under any of lm-eval's names.
+
+    DllmBenchError for a setting that would change the text and is not followed here.
+    """
+    normal: dict[str, Any] = dict(normalize_gen_kwargs(dict(given)))
+    followed = {*APPLIED, *OF_SAMPLING}
+    refused = [
+        f"{name}={value}"
+        for name, value in normal.items()
+        if name not in followed and value is not None and value != GREEDY.get(name)
+    ]
+    if refused:
+        raise DllmBenchError(
+            f"The task asks for {', '.join(refused)}, and a decoder samples and searches by its "
+            "own settings alone, so that would be ignored; override it (--gen_kwargs do_sample=False leaves "
+            "sampling out) and set decoder.score.temperature where the decoder has it."
+        )
+    return int(normal["max_gen_toks"]), tuple(filter(None, normal["until"] or ()))
 
 
 def _no_likelihood(requests: Sequence[object]) -> DllmBenchError:

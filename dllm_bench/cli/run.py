@@ -14,6 +14,7 @@ from typing import Any
 from dllm_bench.api.compose import (
     GROUPS,
     MULTIRUN,
+    check_launcher,
     composed_job,
     hydra_app,
     runs_in_this_process,
@@ -25,7 +26,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
 from dllm_bench.runs.progress import RunProgress, summary
-from dllm_bench.site.format import LISTED_METRICS, align, number, percent
+from dllm_bench.site.format import LISTED_METRICS, align, looked_up, number, percent
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.hardware import memory_bytes, resolve_hardware
@@ -44,7 +45,7 @@ Run one decoder on one benchmark with one model. A finished run is not repeated,
 continues where it stopped.
 
   dllm-bench run model=tiny-llada benchmark=minigsm decoder=fast_dllm limit=50
-  dllm-bench run -m decoder=vanilla,fast_dllm seed=0,1       every combination
+  dllm-bench run -m decoder=fast_dllm,credit decoder.select.tau=0.7,0.9      every combination
   dllm-bench run decoder=fast_dllm decoder.select.tau=0.7
   dllm-bench run decoder=dspark decoder@baseline=ar_speculative
                                     both on every request: speed-up, and whether the texts are equal
@@ -84,6 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def run_job(cfg: Any) -> None:
     """Run one configuration of Hydra; in a local multirun a failure does not stop the others."""
+    check_launcher()
     local = runs_in_this_process()
     try:
         job = composed_job(cfg)
@@ -128,11 +130,13 @@ def measure(config: Mapping[str, Any]) -> None:
     spec = RunSpec.from_config(config)
     store = store_of(config)
     logger = instantiate(config["logger"], "logger")
+    known = store.record(spec)
     record = run_spec(spec, store=store, logger=logger, progress=RunProgress())
     if config["retry_errors"] and JUDGE_ERROR in record.verdicts:
         entry = store.find(spec.identity_hash)
         record = rescore.rescore(entry, spec.benchmark).record
-    print_lines([*summary(record), f"stored in {store.path(spec)}"])
+    made = f"nothing was decoded, {looked_up([known])}" if known else ""
+    print_lines([*summary(record), *filter(None, [made]), f"stored in {store.path(spec)}"])
     _made.append(record)
 
 

@@ -20,7 +20,7 @@ from dllm_bench.cli.common import (
     print_lines,
 )
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.site.format import align
+from dllm_bench.site.format import align, looked_up
 from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.provenance import machine
 from dllm_bench.store.settings import SettingsCache
@@ -197,6 +197,9 @@ def fill(arguments: Namespace, runs: Sequence[PlannedRun], store: Store) -> list
     # torch takes seconds to import, and rendering stored runs needs none of it
     from dllm_bench.cli import fill_missing
 
+    known = [run.record for run in runs if run.record]
+    if arguments.run and known:
+        print_lines([f"{len(known)} of {len(runs)} runs {looked_up(known)}"])
     if arguments.submit:
         return fill_missing.submit(runs, store, arguments.slurm, arguments.wait)
     jobs = arguments.jobs or default_jobs(arguments.profile)

@@ -25,6 +25,16 @@ def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
     return f"did you mean {prefix + near[0]!r}? " if near else ""
 
 
+def check_probabilities(owner: object, **given: float) -> None:
+    """Refuse settings of a piece, by name, that are no probabilities."""
+    for name, value in given.items():
+        if not 0 <= value <= 1:
+            raise DllmBenchError(
+                f"{type(owner).__name__} has {name} {value}, which no probability can equal; give "
+                "0 to 1."
+            )
+
+
 def check_choice(owner: object, name: str, value: str, choices: object) -> None:
     """Refuse a value of the setting `name` that is not a word of the Literal `choices`."""
     if value not in get_args(choices):

@@ -69,6 +69,8 @@ class Piece:
     by_position: ClassVar[bool] = False  # whether it knows or remembers something of certain canvas
     # positions from one forward to the next, or cuts the canvas; such a canvas cannot grow
 
+    uses_seed: ClassVar[bool] = False  # whether it draws random numbers by the request's seed
+
     def parts(self) -> Iterator[Piece]:
         """The pieces this one is made of, at any depth."""
         for part in fields(self):  # type: ignore[arg-type]

@@ -16,4 +16,5 @@ class DecoderSummary:
     explores: bool = False  # whether a branch other than the base can continue
     stops_on_end_token: bool = False  # whether a committed end token closes or finishes branches
     attention: str | None = None  # "full" or "block_causal"; None: not the masked loop
+    uses_seed: bool = False  # whether the request's seed can change a token
     drafts: bool = False  # whether a drafter proposes tokens and the model verifies them

@@ -91,6 +91,7 @@ class MaskedDecoder(ComposedDecoder):
             caches=self.cache.caches,
             explores=self.explore.explores,
             stops_on_end_token=self.stop.stops_on_end_token,
+            uses_seed=any(piece.uses_seed for piece in self.pieces()),
         )
 
     def prepare(self, model: Denoiser, request: Request) -> Request:

@@ -79,7 +79,8 @@ class SpeculativeDecoder(ComposedDecoder):
         return self.prepare_pieces(model, request)
 
     def summary(self) -> DecoderSummary:
-        return DecoderSummary(drafts=True)
+        drawn = any(piece.uses_seed for piece in self.pieces())
+        return DecoderSummary(drafts=True, uses_seed=drawn or self.temperature > 0)
 
     def uniforms(self, request: Request, device: torch.device) -> Uniforms:
         """The source of the request's random numbers, seeded by `request.seed`."""

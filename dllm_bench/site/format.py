@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from dllm_bench.metrics.accuracy import MeanScore
+from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import SHOWN
 
 LISTED_METRICS = ("tpf/emitted", "tps/e2e")  # shown as TPF and TPS wherever runs are listed
@@ -37,6 +39,15 @@ def commit(environment: Mapping[str, Any]) -> str:
         return "unknown (not run from a checkout)"
     changed = " with local changes" if environment.get("dirty") else ""
     return f"{environment['commit'][:SHOWN]}{changed}"
+
+
+def looked_up(records: Sequence[RunRecord]) -> str:
+    """When and by which commit records were made that a command found complete."""
+    dates = sorted(f"{datetime.fromtimestamp(one.sealed_at, UTC):%Y-%m-%d}" for one in records)
+    first, *others = dict.fromkeys(commit(record.environment) for record in records)
+    made = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    by = f"by {1 + len(others)} commits" if others else f"by commit {first}"
+    return f"looked up: made on {made} {by}"
 
 
 def printable(text: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.registry import TARGET, find
+from dllm_bench.registry import TARGET, find, instantiate
+from dllm_bench.store.inputs import PIECES
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
@@ -25,8 +26,29 @@ def settings_without_effect(spec: RunSpec, samples: Sequence[SampleRecord]) -> d
     """Setting -> share of the samples it had no effect on; settings with a share of 0 left out."""
     benchmark, decoder = spec.benchmark, spec.decoder
     checks = {**_of_prompt(benchmark), **_of_end(benchmark), **_of_decoder(decoder)}
+    checks |= _of_seed(spec)
     shares = {name: sum(map(check, samples)) / len(samples) for name, check in checks.items()}
     return {name: share for name, share in shares.items() if share > 0}
+
+
+def _of_seed(spec: RunSpec) -> dict[str, HasNoEffect]:
+    """Another seed than the default, if no decoder of the run draws anything by it.
+
+    Nothing is known of what pieces from outside draw, or of a server's decoder.
+    """
+    decoders = list(filter(None, (spec.decoder, spec.baseline)))
+    if not spec.seed or PIECES in spec.inputs:
+        return {}
+    with suppress(DllmBenchError):
+        if not any(_draws(plain) for plain in decoders):
+            return {"seed": lambda sample: True}
+    return {}
+
+
+def _draws(plain: Mapping[str, Any]) -> bool:
+    """Whether the decoder that plain data describes draws by the request's seed."""
+    own = {key: value for key, value in plain.items() if key != "name"}
+    return bool(instantiate(own, "decoder").summary().uses_seed)
 
 
 def _of_prompt(benchmark: Mapping[str, Any]) -> dict[str, HasNoEffect]:

@@ -23,6 +23,7 @@ from dllm_bench.models.spec import ModelSpec
 from dllm_bench.models.text import tokenizer_files
 from dllm_bench.paths import place_of
 from dllm_bench.registry import (
+    PACKAGE,
     TARGET,
     construct,
     describe,
@@ -32,9 +33,11 @@ from dllm_bench.registry import (
 )
 from dllm_bench.serving.served_model import ServedModel
 from dllm_bench.store.hardware import AUTO, memory_bytes, resolve_hardware
+from dllm_bench.store.piece_source import pieces_hash, targets
 
 Plain = dict[str, Any]
 DECODERS = ("decoder", "baseline")  # the run's own, and the one it is compared with
+PIECES = "pieces"  # of the inputs: hash of the source of pieces from outside
 SERVED = "served"  # name of decoder and hardware if a served engine decodes
 DEFAULT_DECODER = "vanilla"  # of conf/run.yaml
 GIBIBYTE = 2**30
@@ -87,14 +90,30 @@ def resolve(config: Plain) -> Plain:
     dataset = dataset_hash(config["benchmark"])
     hashes = model_hashes(model)
     decoders = {name: config[name] for name in DECODERS if config.get(name)}
-    return {
-        **config,
-        "benchmark": with_registered_names(config["benchmark"]),
-        "hardware": hardware,
-        "model": model,
-        **{name: resolve_decoder(d, str(model["name"]), hashes) for name, d in decoders.items()},
-        "inputs": {"dataset": dataset, **hashes},
-    }
+    return with_pieces(
+        {
+            **config,
+            "benchmark": with_registered_names(config["benchmark"]),
+            "hardware": hardware,
+            "model": model,
+            **{
+                name: resolve_decoder(d, str(model["name"]), hashes) for name, d in decoders.items()
+            },
+            "inputs": {"dataset": dataset, **hashes},
+        }
+    )
+
+
+def with_pieces(resolved: Plain) -> Plain:
+    """The configuration, with a hash of the source of pieces from outside under "inputs", if any.
+
+    Loggers are none of the run's pieces.
+    """
+    named = [resolved.get(name) for name in ("model", "benchmark", *DECODERS)]
+    source = pieces_hash(named)
+    if source is None:
+        return resolved
+    return {**resolved, "inputs": {**resolved["inputs"], PIECES: source}}
 
 
 def require_numbers(plain: object, name: str = "") -> None:
@@ -126,13 +145,16 @@ def files_of(config: Plain) -> list[Path] | None:
     """The files and folders that `resolve` reads besides the package's code, as settings name them.
 
     None if `resolve` depends on more than files: devices of this machine, a served engine, a source
-    that is not on this disk (the hub's), items that the package does not generate.
+    that is not on this disk (the hub's), items that the package does not generate, the source of
+    pieces from outside.
     """
     if is_served(config["model"]) or AUTO in config["hardware"].values():
         return None
     if not benchmark_of(config["benchmark"]).generated:
         return None
     model, decoders = config["model"], [config.get(name) for name in DECODERS]
+    if any(not target.startswith(PACKAGE) for target in targets([config["benchmark"], *decoders])):
+        return None
     named = [model["path"], *filter(None, [model.get("lora")]), *sources(decoders)]
     places = [place_of(source) for source in named]
     return places if all(place.exists() for place in places) else None
@@ -189,14 +211,16 @@ def resolve_served(config: Plain) -> Plain:
         )
     tokenizer = engine_of(config["model"]).tokenizer
     hashes = {"tokenizer": tokenizer_hash(tokenizer)} if tokenizer else {}
-    return {
-        **config,
-        "model": with_registered_names(config["model"]),
-        "benchmark": with_registered_names(config["benchmark"]),
-        "hardware": {"name": SERVED, "device": SERVED},
-        "decoder": {"name": SERVED},
-        "inputs": {"dataset": dataset_hash(config["benchmark"]), **hashes},
-    }
+    return with_pieces(
+        {
+            **config,
+            "model": with_registered_names(config["model"]),
+            "benchmark": with_registered_names(config["benchmark"]),
+            "hardware": {"name": SERVED, "device": SERVED},
+            "decoder": {"name": SERVED},
+            "inputs": {"dataset": dataset_hash(config["benchmark"]), **hashes},
+        }
+    )
 
 
 def resolve_decoder(plain: Mapping[str, Any], model: str, hashes: Mapping[str, str]) -> Plain:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -16,6 +18,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.paths import CONFIG_DIR, options
+from dllm_bench.store.store import Store
 from tests import pieces
 from tests.laws.test_product import check_laws, check_repeats
 
@@ -64,7 +67,9 @@ def test_a_piece_of_a_plug_in_obeys_the_laws() -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_plug_in_goes_through_a_run_and_a_table(tmp_path: Path) -> None:
+def test_a_plug_in_goes_through_a_run_and_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert {"strided", "vanilla"} <= set(db.decoders())
     choice = ("model=stride-llada", "decoder=strided", "benchmark=sums", "hardware=cpu", "limit=2")
     assert main(["run", *choice, f"paths.results={tmp_path}"]) == 0
@@ -72,6 +77,7 @@ def test_a_plug_in_goes_through_a_run_and_a_table(tmp_path: Path) -> None:
     assert list(before.state) == ["sealed", "missing"]
     flags = ("--profile", "own", "--results", str(tmp_path))
     assert main(["table", "stride/table1", *flags, "--run"]) == 0
+    assert "1 of 2 runs looked up: made on 20" in capsys.readouterr().out
     cells = db.table("stride/table1", profile="own", results=tmp_path)
     frame = cells.to_pandas().set_index("decoder")
     assert frame.measured["two"] > frame.measured["four"] > 1
@@ -79,6 +85,53 @@ def test_a_plug_in_goes_through_a_run_and_a_table(tmp_path: Path) -> None:
     runs = db.records(tmp_path)
     assert set(runs["decoder.select.n"]) == {2, 4}
     assert set(runs["model"]) == {"stride-llada"}
+
+
+PIECE = """
+from dataclasses import dataclass
+
+from dllm_bench.core.contracts import Select
+from dllm_bench.registry import register
+from own_rules import first
+
+
+@register("select.own_rule")
+@dataclass(frozen=True)
+class OwnRule(Select):
+    def __call__(self, scores, window, state):
+        return first(window)
+"""
+RULE = "def first(window):\n    return window.eligible_KW & (window.eligible_KW.cumsum(1) <= {n})\n"
+
+
+def test_a_piece_that_was_edited_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its file and what that imports; the second time the run is looked up, and said to be."""
+    results, code = tmp_path / "results", tmp_path / "code"
+    code.mkdir()
+    monkeypatch.syspath_prepend(str(code))
+    (code / "own_pieces.py").write_text(PIECE)
+    settings = {"limit": 1, "hardware": "cpu", "benchmark.max_new_tokens": 32}
+    made = []
+    for n in (1, 2, 2):
+        (code / "own_rules.py").write_text(RULE.format(n=n))
+        for name in ("own_rules", "own_pieces"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        own = importlib.import_module("own_pieces").OwnRule()
+        decoder = db.decoder("vanilla", select=own)
+        made.append(db.run("tiny-llada", decoder, "minigsm", results=results, **settings))
+    assert [record.summary["forwards/mean"] for record in made] == [32, 16, 16]
+    assert made[0].spec.short != made[1].spec.short and made[1] == made[2]
+    assert len(made[0].spec.inputs["pieces"]) == 64
+    choice = ["model=tiny-llada", "limit=1", "hardware=cpu", f"paths.results={results}"]
+    for words in (False, True):
+        assert main(["run", *choice, "benchmark.max_new_tokens=32"]) == 0
+        told = "nothing was decoded, looked up: made on 20" in capsys.readouterr().out
+        assert told is words
+    inputs = [record.spec.inputs for record in Store(results / "runs").records()]
+    assert sum("pieces" in one for one in inputs) == 2 and len(inputs) == 3
 
 
 def test_a_folder_of_yaml_files_goes_with_every_command(

@@ -14,12 +14,13 @@ import pytest
 import yaml
 
 from dllm_bench.api.compose import compose
+from dllm_bench.cli.main import main
 from dllm_bench.core.decoder import Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.paths import conf_dir, options
+from dllm_bench.paths import CONFIG_DIR, conf_dir, options
 from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import engine_of, is_served
 from dllm_bench.store.spec import FIELDS, leaves, role_of
@@ -86,6 +87,26 @@ def test_every_piece_can_be_made(choice: str, tmp_path: Path) -> None:
     assert isinstance(instantiate(plain[slot], slot), Piece)
 
 
+OF_ENTROPY = {"entropy"}  # its threshold is in nats
+WITH_TAU = [
+    f"{slot}={name}"
+    for slot in SLOTS
+    for name in options(f"decoder/{slot}")
+    if "tau" in yaml.safe_load((conf_dir() / f"decoder/{slot}/{name}.yaml").read_text())
+    and name not in OF_ENTROPY
+]
+
+
+@pytest.mark.parametrize("choice", WITH_TAU)
+def test_no_piece_takes_a_threshold_that_no_probability_can_equal(choice: str) -> None:
+    """It would force every commit, or pass everything."""
+    slot = choice.partition("=")[0]
+    plain = compose(within(f"decoder/{choice}"))["decoder"][slot]
+    for value in (1.7, -0.1):
+        with pytest.raises(DllmBenchError, match=f"tau[ =]{value}"):
+            instantiate({**plain, "tau": value}, slot)
+
+
 @pytest.mark.parametrize("slot", SLOTS)
 def test_every_piece_has_a_yaml(slot: str) -> None:
     import dllm_bench.decoding
@@ -134,6 +155,24 @@ def test_every_launcher_composes(name: str) -> None:
         plugin = "hydra_plugins.hydra_submitit_launcher"
         pytest.importorskip(plugin, reason="hydra/launcher=slurm needs the extra [slurm]")
     assert compose([f"hydra/launcher={name}"]) == compose([])
+
+
+def test_an_experiment_chooses_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its jobs go where it says; a single run, for which Hydra starts no launcher, is refused."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "hydra/launcher").mkdir(parents=True)
+    launcher = "_target_: hydra_plugins.hydra_queue.QueueLauncher"
+    (tmp_path / "hydra/launcher/queue.yaml").write_text(launcher)
+    (tmp_path / "experiment/sent.yaml").write_text(
+        "# @package _global_\ndefaults: [{override /hydra/launcher: queue}]"
+    )
+    monkeypatch.setenv(CONFIG_DIR, str(tmp_path))
+    assert main(["run", "+experiment=sent", f"paths.results={tmp_path}"]) == 2
+    assert "hydra/launcher=queue sends off the jobs of -m" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="QueueLauncher"):  # Hydra looks for it
+        main(["run", "-m", "+experiment=sent", "seed=0,1", f"paths.results={tmp_path}"])
 
 
 def test_a_key_nobody_classed_is_refused() -> None:

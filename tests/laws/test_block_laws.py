@@ -134,7 +134,7 @@ SCHEDULES = (
     Blocks(8, False, absolute=True, whole=True),
     Pipeline(8, 0.3, 0.6),
 )
-SELECTS = (Threshold(0.4), Threshold(1.5))
+SELECTS = (Threshold(0.4), Threshold(1.0, strict=True))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -182,7 +182,7 @@ def test_a_grid_of_sub_blocks_holds_every_position_once() -> None:
 def test_a_block_with_an_end_token_is_decoded_to_its_end() -> None:
     """All its sub-blocks, and not the next block's first position."""
     decoder = MaskedDecoder(
-        Confidence(), Threshold(1.5), SubBlocks(8, 4), NoCache(), stop=Eos("block")
+        Confidence(), Threshold(1.0, strict=True), SubBlocks(8, 4), NoCache(), stop=Eos("block")
     )
     prompt, end, ended = len(REQUEST.prompt_ids), Table().special.eos, 0
     for seed in range(6):

@@ -57,7 +57,7 @@ def decoder(schedule: Blocks, tau: float = 0.4) -> MaskedDecoder:
 def test_a_canvas_that_cannot_grow_is_a_fixed_one(layout: str) -> None:
     """All that is added is the forward that looks for the length."""
     model = tiny_denoiser(layout, seed=1)
-    for initial, block, tau in product((20, 32), (5, 8), (0.05, 1.5)):
+    for initial, block, tau in product((20, 32), (5, 8), (0.05, 1.0)):
         request = replace(REQUEST, max_new_tokens=initial)
         never = decoder(Daedal(block, initial, eos_expand=0.0), tau).generate(model, request)
         fixed = decoder(Blocks(block, short=True), tau).generate(model, request)

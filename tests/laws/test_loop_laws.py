@@ -155,7 +155,7 @@ def test_exact_block_cache_holds_for_both_origins(model, schedule) -> None:
 
 @pytest.mark.parametrize("explore", [Greedy(), Lookahead(3)], ids=["greedy", "lookahead"])
 def test_a_budget_is_kept(model, explore) -> None:
-    decoder = replace(BASE, select=Threshold(1.5), explore=explore, stop=Budget(5))
+    decoder = replace(BASE, select=Threshold(1.0, strict=True), explore=explore, stop=Budget(5))
     generation = decoder.generate(model, REQUEST)
     assert len(generation.trace) == 5
     assert sum(born != MASKED for born in generation.born) >= 5
@@ -179,7 +179,7 @@ class CutAt(Stop):
     "cache", [NoCache(), BlockCache("full"), PrefixCache(), DualCache()], ids=str
 )
 def test_a_cut_canvas_stays_cut(model, schedule, explore, cache) -> None:
-    slow = replace(BASE, select=Threshold(1.5), explore=explore)
+    slow = replace(BASE, select=Threshold(1.0, strict=True), explore=explore)
     decoder = replace(slow, schedule=schedule, cache=cache)
     whole = decoder.generate(model, REQUEST)
     cut = replace(decoder, stop=CutAt(11 + 19)).generate(model, REQUEST)
@@ -239,7 +239,12 @@ ONE_BLOCK = replace(BASE, schedule=Blocks(None), select=TopK(STEPS))
         *(replace(ONE_BLOCK, score=Credit(Confidence(), full_distribution=f)) for f in (0, 1)),
         *(
             replace(ONE_BLOCK, select=Union(TopK(STEPS), select))
-            for select in (Threshold(2.0), Factor(1e-9), Hierarchy(1.0, 1.0), Epsilon(STEPS))
+            for select in (
+                Threshold(1.0, strict=True),
+                Factor(1e-9),
+                Hierarchy(1.0, 1.0),
+                Epsilon(STEPS),
+            )
         ),
         replace(ONE_BLOCK, select=Ration(Threshold(0.0), STEPS), stop=Eos("token")),
         replace(ONE_BLOCK, explore=Lookahead(2, alpha=0.5, fraction=0.5)),

@@ -48,7 +48,7 @@ REQUESTS = [
     Request("short", (5, 9, 2), 24),
     Request("long", tuple(range(3, 26)), 32),
 ]
-NEVER = 1.5  # a threshold no probability reaches
+NEVER = Threshold(1.0, strict=True)  # no probability passes it
 
 # One member a kind (and its variants where they take another path) for the product test.
 SCORES = (Confidence(), NegEntropy(), Credit(Confidence()))
@@ -88,8 +88,10 @@ def committed(generation: Generation) -> list[int]:
 
 @pytest.mark.parametrize("schedule", [Blocks(8), Blocks(None)])
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.id)
-def test_threshold_above_one_takes_one_token_per_forward(model, schedule, request_) -> None:
-    decoder = replace(BASE, select=Threshold(NEVER), schedule=schedule)
+def test_a_threshold_that_nothing_passes_takes_one_token_per_forward(
+    model, schedule, request_
+) -> None:
+    decoder = replace(BASE, select=NEVER, schedule=schedule)
     generation = decoder.generate(model, request_)
     assert committed(generation) == [1] * request_.max_new_tokens
     assert generation.ids == tokens(replace(decoder, select=TopK()), model, request_)
@@ -200,7 +202,7 @@ def test_requests_do_not_leak(model, decoder) -> None:
 
 def test_lookahead_needs_no_more_rounds_at_the_same_threshold(model) -> None:
     """Every lookahead that wins adds a token, so one-token decoding gets shorter with branches."""
-    one = replace(BASE, select=Threshold(NEVER))
+    one = replace(BASE, select=NEVER)
     rounds = len(one.generate(model, REQUESTS[1]).trace)
     wide = replace(one, explore=Lookahead(3)).generate(model, REQUESTS[1])
     assert len(wide.trace) < rounds

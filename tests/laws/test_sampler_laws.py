@@ -84,7 +84,7 @@ def same(one: Generation, other: Generation) -> bool:
         EntropyBound(NEVER),
         EntropyBound(0.0),
         EntropyBound(0.0, left_out="last"),
-        LocalLeap(1.1, 0.0, 4),
+        LocalLeap(1.0, 0.0, 4),
     ],
     ids=str,
 )
@@ -175,7 +175,7 @@ def moving(tau: float, eps: float, length: int = 2, **changes) -> dict:
     return {"score": score, "select": select}
 
 
-@pytest.mark.parametrize("numbers", [(1.1, 99.0), (0.0, 0.0)], ids=["probability", "divergence"])
+@pytest.mark.parametrize("numbers", [(1.0, 99.0), (0.0, 0.0)], ids=["probability", "divergence"])
 def test_nothing_ready_is_the_fallback(model, numbers) -> None:
     expected = generate(model, score=Confidence(), select=TopK(4))
     assert same(generate(model, **moving(*numbers)), expected)
@@ -296,8 +296,8 @@ def test_the_gap_is_that_of_the_answer(model) -> None:
 
 def test_a_slow_phase_alone_is_a_threshold_of_two(model) -> None:
     """As long as no cycle ends: with one token per forward, or as many slow forwards as tokens."""
-    one = generate(model, score=Confidence(), select=SlowFast(1.1, 0.3))
-    slow = generate(model, score=Confidence(), select=SlowFast(1.1, 0.3, explores=8))
+    one = generate(model, score=Confidence(), select=SlowFast(1.0, 0.3))
+    slow = generate(model, score=Confidence(), select=SlowFast(1.0, 0.3, explores=8))
     assert [one.born.count(step) for step in range(32)] == [1] * 32
     assert same(slow, generate(model, score=Confidence()))
 
@@ -305,7 +305,7 @@ def test_a_slow_phase_alone_is_a_threshold_of_two(model) -> None:
 def test_a_fast_phase_stays_in_its_cycle(model) -> None:
     """Nothing reaches `reach`: cycles of one position each, which is nearly from left to right."""
     watched = Watched(model)
-    select = SlowFast(1.1, 1.1, explores=1, estimates=1)
+    select = SlowFast(1.0, 1.0, explores=1, estimates=1)
     generate(watched, score=Confidence(), select=select)
     ends = [None if plan.visible_K is None else int(plan.visible_K) for plan in watched.plans]
     assert ends[0] is None and set(ends[1:]) <= {*range(17, 50)}
@@ -360,12 +360,12 @@ def test_a_delayed_cache_feeds_what_it_does_not_hold(model) -> None:
         (lambda: EntropyBound(0.1, least=0), "EntropyBound least is 0"),
         (lambda: EntropyBound(0.1, left_out="first"), "has left_out 'first'"),
         (lambda: LocalLeap(0.9, 0.7, -1), "radius -1"),
-        (lambda: Stable(TopK(), 0.9, -1.0), "Stable has tau 0.9 and eps -1.0"),
+        (lambda: Stable(TopK(), 0.9, -1.0), "Stable has eps -1.0"),
         (lambda: Stable(TopK(), 0.9, 0.1, commits="one"), "has commits 'one'"),
         (lambda: KLHistory(length=0), "KLHistory length is 0"),
         (lambda: replace(BY_8, select=Stable(TopK(), 0.9, 0.1)), "divergences from earlier"),
         (lambda: Dilated(base=0), "Dilated has base 0"),
-        (lambda: SlowFast(0.9, 0.3, explores=1), "SlowFast has tau 0.9"),
+        (lambda: SlowFast(0.9, 0.3, explores=1), "SlowFast has explores 1"),
         (lambda: EarlyExit(block=0), "EarlyExit block is 0"),
         (lambda: AnswerGap(width=0), "AnswerGap has answer None and width 0"),
         (lambda: replace(PROPHET, schedule=Blocks(8)), "the whole generation as one block"),

@@ -182,7 +182,7 @@ def test_steps_are_counted_in_one_open_block(select) -> None:
         (lambda: Origin(4, eps=2.0), "Origin has steps 4 and eps 2.0"),
         (lambda: Origin(4, ties="canvas"), "Origin has alg_temp None and ties canvas"),
         (lambda: Ration(Threshold(0.9), 0), "Ration steps is 0"),
-        (lambda: Hierarchy(0.9, low=7), "Hierarchy has tau 0.9 and low 7"),
+        (lambda: Hierarchy(0.9, low=7), "Hierarchy has low 7"),
     ],
 )
 def test_impossible_numbers_are_refused(make, sentence) -> None:
@@ -211,7 +211,7 @@ class AskedAnyway(Select):
 
 STEADY = [
     *(TopK(steps) for steps in (None, 1, 3, 8, 20)),
-    Union(Threshold(OFF + 1), TopK()),
+    Union(Threshold(OFF, strict=True), TopK()),
     Union(TopK(5), Threshold(0.3)),
 ]
 

@@ -65,7 +65,7 @@ LOSSLESS = {
     "entropy": replace(BASE, score=NegEntropy()),
     "margin": replace(BASE, score=Margin()),
     "Dream": replace(BASE, select=FirstOfBlock(TopK()), explore=SelfDraft(5)),
-    "high threshold": replace(BASE, select=Threshold(1.1)),
+    "high threshold": replace(BASE, select=Threshold(1.0, strict=True)),
     "guided": replace(BASE, cache=NoCache(), guidance=0.5),
 }
 CONFIGURED = ("ssd", "freedave", "freedave_dream")

@@ -47,6 +47,7 @@ class DPadCache(Cache):
     number: int = 0  # positions that stay, for "uniform"
     attention: Attention = field(default="full", init=False)
     over_spans: ClassVar[bool] = False
+    uses_seed: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need("explore", Condition.ONE_BRANCH),

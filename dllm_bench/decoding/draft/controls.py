@@ -7,6 +7,7 @@ the target's own although next to nothing is accepted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -40,6 +41,7 @@ class RandomDraft(Draft):
 
     tokens: int
     """Draft tokens per round."""
+    uses_seed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.tokens < 1:

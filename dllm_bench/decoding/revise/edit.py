@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Revision, Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -39,10 +40,11 @@ class Edit(Budgeted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tau < 0 or self.rounds < 0 or (self.steps is not None and self.steps < 1):
+        check_probabilities(self, tau=self.tau)
+        if self.rounds < 0 or (self.steps is not None and self.steps < 1):
             raise DllmBenchError(
-                f"Edit has tau {self.tau}, rounds {self.rounds} and steps {self.steps}; give a "
-                "probability (0 to 1), 0 or more rounds, and 1 or more steps or null."
+                f"Edit has rounds {self.rounds} and steps {self.steps}; give 0 or more rounds, and "
+                "1 or more steps or null."
             )
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:

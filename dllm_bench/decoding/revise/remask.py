@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
+from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import Revision, Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -55,6 +55,7 @@ class Remask(ReadsStanding):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "judge", self.judge, Judge)
+        check_probabilities(self, tau=self.tau)
         if self.rounds < 0 or not 0 <= self.ratio <= 1:
             raise DllmBenchError(
                 f"Remask has rounds {self.rounds} and ratio {self.ratio}; give 0 or more forwards "

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Revision, Scores
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -37,6 +38,10 @@ class Wino(ReadsStanding):
     precision: Precision = "float64"  # of the shadow row's probability
     shadow: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("cache", Condition.FULL_ATTENTION)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probabilities(self, tau=self.tau)
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         assert scores.standing_KW is not None

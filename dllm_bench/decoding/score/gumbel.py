@@ -45,6 +45,11 @@ class Gumbel(Score):
         check_sampler(self, self.inner, self.temperature)
         check_choice(self, "precision", self.precision, Noise)
 
+    @property
+    def uses_seed(self) -> bool:  # type: ignore[override]
+        """Above temperature 0."""
+        return self.temperature > 0
+
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         if self.temperature == 0:
             return self.inner(logits_KWV, state, window)

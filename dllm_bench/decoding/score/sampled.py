@@ -58,6 +58,11 @@ class Sampled(Score):
         """Sorting and noise cost more than gathering rows."""
         return self.temperature > 0 or self.top_p < 1
 
+    @property
+    def uses_seed(self) -> bool:  # type: ignore[override]
+        """Above temperature 0."""
+        return self.temperature > 0
+
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         logits_KWV = self._cut(logits_KWV)
         if self.temperature == 0:

@@ -36,6 +36,7 @@ class Drawn(Select):
 
     steps: int | None = None  # S, forwards per block; None: as many as the block has masks
     by_position: ClassVar[bool] = True
+    uses_seed: ClassVar[bool] = True
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.KNOWN_ORDER})
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("explore", Condition.ONE_BRANCH)}
 

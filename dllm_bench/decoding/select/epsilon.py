@@ -69,6 +69,11 @@ class Epsilon(Select):
         """If there are as many steps as positions."""
         return self.steps is None
 
+    @property
+    def uses_seed(self) -> bool:  # type: ignore[override]
+        """If positions are drawn."""
+        return self.alg_temp is not None
+
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, _ = step_in_block(state, window)
         masks_K = window.eligible_KW.sum(1)

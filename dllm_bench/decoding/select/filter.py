@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
+from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import FilterHead, Scores, Select
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -41,6 +41,7 @@ class Filter(Select):
     stall: StallOrder = "filter"  # what ranks the positions if the filter accepts none
 
     def __post_init__(self) -> None:
+        check_probabilities(self, tau=self.tau)
         check_choice(self, "decoded", self.decoded, CommittedInput)
         check_choice(self, "stall", self.stall, StallOrder)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
-from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.select.threshold import check_fall, falling
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -31,10 +31,7 @@ class Hierarchy(Select):
     fall: float | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # of tau, see `falling`
 
     def __post_init__(self) -> None:
-        if self.tau < 0 or not 0 <= self.low <= 1:
-            raise DllmBenchError(
-                f"Hierarchy has tau {self.tau} and low {self.low}; give probabilities (0 to 1)."
-            )
+        check_probabilities(self, tau=self.tau, low=self.low)
         check_fall(self, self.fall)
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -24,15 +25,15 @@ from dllm_bench.registry import register
 class LocalLeap(Select):
     """Commits by a threshold that is relaxed near anchors."""
 
-    tau: float  # probability of an anchor; above 1: one token per forward
+    tau: float  # probability of an anchor
     relaxed: float  # probability that is enough near an anchor
     radius: int  # positions on either side of an anchor; 0: none
 
     def __post_init__(self) -> None:
-        if self.tau < 0 or self.relaxed < 0 or self.radius < 0:
+        check_probabilities(self, tau=self.tau, relaxed=self.relaxed)
+        if self.radius < 0:
             raise DllmBenchError(
-                f"LocalLeap has tau {self.tau}, relaxed {self.relaxed} and radius {self.radius}; "
-                "give probabilities (0 to 1) and a number of positions."
+                f"LocalLeap has radius {self.radius}; give 0 or more positions on either side."
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
@@ -39,7 +40,7 @@ VISIBLE = MemoKey[Tensor]("slow_fast.visible")  # end of what the next forward s
 class SlowFast(Select):
     """Commits by a threshold, over the rest of the block or up to the end of a cycle."""
 
-    tau: float  # probability; above 1: one token per forward
+    tau: float  # probability
     reach: float  # probability that an estimate of the cycle's end looks for
     explores: int = 6  # forwards of a slow phase
     estimates: int = 2  # X, how many have to agree
@@ -48,11 +49,11 @@ class SlowFast(Select):
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("cache", Condition.WHOLE_CANVAS)}
 
     def __post_init__(self) -> None:
-        if self.tau < 0 or self.reach < 0 or not 1 <= self.estimates <= self.explores:
+        check_probabilities(self, tau=self.tau, reach=self.reach)
+        if not 1 <= self.estimates <= self.explores:
             raise DllmBenchError(
-                f"SlowFast has tau {self.tau}, reach {self.reach}, explores {self.explores} and "
-                f"estimates {self.estimates}; give probabilities (0 to 1), and at least as many "
-                "forwards as estimates, which are 1 or more."
+                f"SlowFast has explores {self.explores} and estimates {self.estimates}; give at "
+                "least as many forwards as estimates, which are 1 or more."
             )
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

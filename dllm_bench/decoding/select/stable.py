@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.choices import check_choice
+from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
@@ -32,7 +32,7 @@ class Stable(Select):
     """Commits positions that are probable and stable."""
 
     fallback: Select  # chooses where no position is ready
-    tau: float  # probability; above 1: `fallback` alone
+    tau: float  # probability; 1 and `strict`: `fallback` alone
     eps: float  # nats; the divergences of a ready position are below it
     strict: bool = False  # > tau instead of >=
     commits: Commits = "all"  # of the ready positions; KLASS's unmask_strategy
@@ -40,11 +40,9 @@ class Stable(Select):
 
     def __post_init__(self) -> None:
         check_choice(self, "commits", self.commits, Commits)
-        if self.tau < 0 or self.eps < 0:
-            raise DllmBenchError(
-                f"Stable has tau {self.tau} and eps {self.eps}; give a probability (0 to 1) and a "
-                "divergence of 0 or more nats."
-            )
+        check_probabilities(self, tau=self.tau)
+        if self.eps < 0:
+            raise DllmBenchError(f"Stable has eps {self.eps}; give a divergence of 0 or more nats.")
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -26,14 +27,13 @@ from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 class Threshold(Select):
     """Commits positions by the probability of their candidate."""
 
-    tau: float  # above 1: one token per forward
+    tau: float  # probability; 1 and `strict`: one token per forward
     strict: bool = False  # > instead of >=
     band: float | None = None  # lowers tau to this much below the largest probability
     fall: float | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # see `falling`
 
     def __post_init__(self) -> None:
-        if self.tau < 0:
-            raise DllmBenchError(f"Threshold tau is {self.tau}; give a probability (0 to 1).")
+        check_probabilities(self, tau=self.tau)
         check_fall(self, self.fall)
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

@@ -374,3 +374,34 @@ def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(real_data: Path)
         if not code_scorers.calibrate(code_scorers.Tests(text, reference, (name,)))[1]:
             found.append(doc["task_id"])
     assert found == [367, 533, 601, 927], "367 is the one of the test split"
+
+
+def ask_with(settings: dict[str, Any]) -> tuple[list[str], list[int]]:
+    """The texts of one request with generation settings, and the budgets it was decoded with."""
+    from lm_eval.api.instance import Instance
+
+    budgets: list[int] = []
+    model = as_lm(lambda prompt, budget, stop: budgets.append(budget) or "a. b")
+    return model.generate_until([Instance("generate_until", {}, ("x", settings), 0)]), budgets
+
+
+@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens"])
+def test_the_budget_of_a_task_is_followed_under_any_of_its_names(name: str) -> None:
+    greedy = {"do_sample": False, "temperature": 1.0, "top_p": 0.9, "num_beams": 1}
+    assert ask_with({name: 7, "until": ".", **greedy}) == (["a"], [7])
+    assert ask_with({"until": None}) == (["a. b"], [256])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7},
+        {"do_sample": True},
+        {"do_sample": True, "temperature": 0.0},
+        {"num_beams": 4},
+        {"repetition_penalty": 1.2},
+    ],
+)
+def test_a_generation_setting_that_is_not_followed_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(DllmBenchError, match=f"{next(iter(settings))}=.*would be ignored"):
+        ask_with(settings)
