@@ -339,11 +339,31 @@ def unknown_setting(name: str, cause: object) -> str:
     key, path = (str(getattr(cause, part, name)) for part in ("key", "full_key"))
     siblings = [str(key) for key in getattr(cause, "parent_node", None) or ()]
     elsewhere = FOREIGN_NAMES.get(key) or nearest_piece_setting(name)
+    if owners := pieces_with(name):
+        group = name.rpartition(".")[0]
+        own = f"{group} has {', '.join(one for one in siblings if one != '_target_') or 'none'}. "
+        return (
+            f"The decoder in use has no setting {name!r}: {own}Choose a piece that has it, "
+            f"{' or '.join(owners)}, or one of the decoder's own settings."
+        )
     question = did_you_mean(key, siblings, prefix=path.removesuffix(key))
     if not question and elsewhere:
         question = f"did you mean {elsewhere}? "
     known = "`dllm-bench run --cfg job` prints all settings."
     return f"No setting is called {name!r}; {question}{known}"
+
+
+def pieces_with(name: str) -> list[str]:
+    """For `decoder.SLOT.NAME`: the choices of pieces of the slot that have this very setting."""
+    group, _, key = name.replace(".", "/").rpartition("/")
+    if group.count("/") != 1 or not group.startswith(PIECES):
+        return []
+    files = {piece: conf_file(f"{group}/{piece}.yaml") for piece in options(group)}
+    return [
+        f"{group}={piece}"
+        for piece, file in files.items()
+        if key in yaml.safe_load(file.read_text("utf-8"))
+    ]
 
 
 def nearest_piece_setting(name: str) -> str:

@@ -26,6 +26,7 @@ from dllm_bench.core.decoder import BatchedDecoder, Decoder, Piece
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.state import check_no_masks
 from dllm_bench.core.trace import ForwardKind, Trace
 from dllm_bench.metrics.definitions import measure_all
 from dllm_bench.models.load import LoadedModel
@@ -208,6 +209,8 @@ def generate(
     chosen = named_decoder(decoder) if isinstance(decoder, str) else decoder
     several = as_list(prompts)
     spec = spec_of(loaded, chosen, seed=seed, batch=batch)
+    for one in several:
+        check_no_masks(loaded.encode(one), loaded.special, str(one))
     generator = PromptGenerator(spec, chosen, loaded)
     if batch == 1:
         requests = (generator.request(one, max_new_tokens, tuple(stop)) for one in several)

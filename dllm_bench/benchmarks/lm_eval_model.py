@@ -159,8 +159,9 @@ def generation_settings(given: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]
     if refused:
         raise DllmBenchError(
             f"The task asks for {', '.join(refused)}, and a decoder samples and searches by its "
-            "own settings alone, so that would be ignored; override it (--gen_kwargs do_sample=False leaves "
-            "sampling out) and set decoder.score.temperature where the decoder has it."
+            "own settings alone, so that would be ignored; override it (--gen_kwargs "
+            "do_sample=False leaves sampling out) and set decoder.score.temperature where the "
+            "decoder has it."
         )
     return int(normal["max_gen_toks"]), tuple(filter(None, normal["until"] or ()))
 

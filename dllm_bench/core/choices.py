@@ -25,9 +25,10 @@ def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
     return f"did you mean {prefix + near[0]!r}? " if near else ""
 
 
-def check_probabilities(owner: object, **given: float) -> None:
+def check_probabilities(owner: object, *names: str) -> None:
     """Refuse settings of a piece, by name, that are no probabilities."""
-    for name, value in given.items():
+    for name in names:
+        value = getattr(owner, name)
         if not 0 <= value <= 1:
             raise DllmBenchError(
                 f"{type(owner).__name__} has {name} {value}, which no probability can equal; give "

@@ -84,6 +84,7 @@ class Select(Piece, ABC):
 
     never_stalls: ClassVar[bool] = False  # chooses a position whenever one is masked
     one_per_forward: ClassVar[bool] = False  # commits one token per forward by construction
+    for_drawn_tokens: ClassVar[bool] = False  # published for tokens drawn above temperature 0
     reaches_beyond: ClassVar[bool] = False  # windows reach to the canvas's end, for `beyond`
 
     @abstractmethod

@@ -17,4 +17,5 @@ class DecoderSummary:
     stops_on_end_token: bool = False  # whether a committed end token closes or finishes branches
     attention: str | None = None  # "full" or "block_causal"; None: not the masked loop
     uses_seed: bool = False  # whether the request's seed can change a token
+    warning: str | None = None  # what the pieces do together that is known to cost score
     drafts: bool = False  # whether a drafter proposes tokens and the model verifies them

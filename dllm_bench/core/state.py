@@ -9,7 +9,7 @@ follows its branch and ends with its request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -255,6 +255,17 @@ def check_prompt(request: Request, special: SpecialTokens) -> None:
         raise DllmBenchError(
             f"Request {request.id!r} begins with the padding token {request.prompt_ids[0]}, but "
             "nothing is padded here; give the prompt without padding."
+        )
+
+
+def check_no_masks(prompt_ids: Sequence[int], special: SpecialTokens, prompt: str) -> None:
+    """Refuse mask tokens within a prompt: only new tokens are filled."""
+    count = list(prompt_ids).count(special.mask)
+    if count:
+        raise DllmBenchError(
+            f"The prompt {prompt[:60]!r} has {count} mask tokens to fill, and decoders fill what "
+            "comes after a prompt only; end the prompt before the first mask, or write the gap as "
+            "another character."
         )
 
 

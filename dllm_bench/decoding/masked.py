@@ -92,6 +92,21 @@ class MaskedDecoder(ComposedDecoder):
             explores=self.explore.explores,
             stops_on_end_token=self.stop.stops_on_end_token,
             uses_seed=any(piece.uses_seed for piece in self.pieces()),
+            warning=self._warning(),
+        )
+
+    def _warning(self) -> str | None:
+        """What is known to cost score: a whole generation that is filled by the most probable
+        tokens, in a schedule that was published for drawn ones.
+        """
+        whole = self.schedule.block is None
+        if not (whole and self.select.for_drawn_tokens) or self.score.uses_seed:
+            return None
+        return (
+            f"{type(self.select).__name__} over a whole generation was published for drawn tokens, "
+            "and this decoder takes the most probable ones (temperature 0), which can end texts "
+            "early and cost much of the score; draw them with decoder/score=sampled "
+            "decoder.score.temperature=0.2."
         )
 
     def prepare(self, model: Denoiser, request: Request) -> Request:

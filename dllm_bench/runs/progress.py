@@ -204,6 +204,7 @@ def summary(record: RunRecord) -> list[str]:
     if record.unused:
         shares = (f"{name} on {100 * share:.0f} %" for name, share in record.unused.items())
         lines.append(f"without effect (of samples): {', '.join(shares)}")
+    lines += [f"warning: {text}" for text in record.warnings]
     if record.spec.baseline:
         lines.append(f"baseline: {record.spec.baseline.get('name')}, in the same run")
     reasons = {**UNREPORTED, **UNTIMED}

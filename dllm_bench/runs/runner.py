@@ -25,6 +25,7 @@ from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, cut_reasons
+from dllm_bench.core.state import check_no_masks
 from dllm_bench.core.trace import Trace
 from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.runs import scheduling
@@ -32,7 +33,7 @@ from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
 from dllm_bench.runs.observers import Observer, ObserverGroup, RunningMetrics
 from dllm_bench.store import provenance
 from dllm_bench.store.hardware import memory_bytes
-from dllm_bench.store.record import BaselineSample, RunRecord, SampleRecord, Session
+from dllm_bench.store.record import WARNING, BaselineSample, RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import OpenRunFolder, RunShare, Store
@@ -235,11 +236,13 @@ class RunSession:
         return running
 
     def _note(self) -> str | None:
-        """A warning if the decoder uses another attention than the weights were trained with."""
-        decoder = self.decoder.summary()
-        if decoder.attention is None:
-            return None
-        return self.loaded.attention_warning(decoder.attention, decoder.block or 0)
+        """Warnings: the decoder uses another attention than the weights were trained with, or its
+        pieces cost score together.
+        """
+        decoder, notes = self.decoder.summary(), list[str | None]()
+        if decoder.attention is not None:
+            notes.append(self.loaded.attention_warning(decoder.attention, decoder.block or 0))
+        return " ".join(filter(None, [*notes, decoder.warning])) or None
 
     def _begin(self, requests: Sequence[Request]) -> int:
         """Warm up on fixed requests, whose results are discarded, and store the session's start."""
@@ -250,6 +253,8 @@ class RunSession:
         self._require_memory(max(warmups, key=lambda request: request.max_new_tokens))
         self._warm_up(warmups)
         environment = provenance.environment_of(self.spec)
+        if note := self._note():
+            environment[WARNING] = note
         index = self.opened.begin(Session(self.deps.now(), len(warmups), environment))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         return index
@@ -407,6 +412,7 @@ def seed_of(spec: RunSpec, request: Request) -> int:
 
 def ready(spec: RunSpec, decoder: Decoder, loaded: Loaded, request: Request) -> Request:
     """The request prepared for the decoder; also seeds torch's random numbers with `seed_of`."""
+    check_no_masks(request.prompt_ids, loaded.denoiser.special, request.prompt)
     seed = seed_of(spec, request)
     torch.manual_seed(seed)
     return decoder.prepare(loaded.denoiser, replace(request, seed=seed))

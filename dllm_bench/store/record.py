@@ -34,11 +34,13 @@ ONE_PER_BRANCH = ", one per branch"  # LoPA's branches on devices of their own
 SCHEMA = 4  # raised with every change of the stored form
 HASHED = 3  # records from this version on carry a hash of their text
 NAMED = 4  # records from this version on hold registered names instead of module paths
+WARNING = "warning"  # entry of `Session.environment`: what the run's decoder may cost
 ENVIRONMENT: dict[str, Any] = {
     "load": float | None,
     "cores": int | None,
     "commit": str | None,
     "diff": str | None,
+    WARNING: str | None,
     "packages": dict[str, str | None] | None,
 }
 """Entries of `Session.environment` that are read as more than text, if they are there."""
@@ -183,6 +185,12 @@ class RunRecord:
     def environments(self) -> list[Plain]:
         """Provenance of every session that finished samples, which may be of several machines."""
         return [s.environment for s in self.sessions if s.samples] or [self.environment]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was known to cost score when the run was made."""
+        given = (session.environment.get(WARNING) for session in self.sessions)
+        return [str(text) for text in dict.fromkeys(given) if text]
 
     @property
     def devices(self) -> str:

@@ -42,6 +42,17 @@ def test_the_import_is_immediate_and_offers_eleven_functions() -> None:
         db.tabel  # noqa: B018
 
 
+def test_masks_within_a_prompt_are_refused_before_anything_is_decoded() -> None:
+    """Only what comes after a prompt is filled; the first prompt of the two has none."""
+    model, seen = loaded("tiny-llada"), list[Any]()
+    mask = model.text.decode_visibly([model.special.mask])
+    gap = f"3 {mask} 4 = {mask}."
+    assert list(model.encode(gap)).count(model.special.mask) == 2
+    with pytest.raises(DllmBenchError, match="has 2 mask tokens to fill.*end the prompt before"):
+        db.generate(model, ["2 + 2 =", gap], "fast_dllm", 32, on_commit=seen.append)
+    assert seen == []
+
+
 def test_the_stub_names_what_the_package_offers() -> None:
     from pathlib import Path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from dllm_bench.cli.main import main
 from dllm_bench.core.benchmark import Benchmark, Encode, SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.runs.progress import summary
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.store import Store
 from tests.api.models import loaded
 
 SETTINGS = {"hardware": "cpu", "limit": 2, "benchmark.max_new_tokens": 32}
@@ -44,6 +47,27 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RunRecor
         for tau in taus
     ]
     return folder, made
+
+
+@pytest.mark.parametrize(
+    ("decoder", "text"),
+    [
+        ("d2f", "was trained with full attention, the decoder uses block_causal"),
+        ("dream", "published for drawn tokens.*temperature 0"),
+        ("fast_dllm", None),
+    ],
+)
+def test_a_decoder_that_does_not_fit_warns_in_the_record(
+    decoder: str, text: str | None, tmp_path: Path
+) -> None:
+    settings = {**SETTINGS, "limit": 1}
+    record = db.run("tiny-llada", decoder, "minigsm", results=tmp_path, **settings)
+    stored = Store(tmp_path / "runs").record(record.spec)
+    assert stored is not None and len(stored.warnings) == (text is not None)
+    if text:
+        assert re.search(text, stored.warnings[0])
+    shown = [line for line in summary(stored) if line.startswith("warning: ")]
+    assert shown == [f"warning: {warning}" for warning in stored.warnings]
 
 
 def test_a_run_is_the_run_of_the_command_line(sweep: tuple[Path, list[RunRecord]]) -> None:

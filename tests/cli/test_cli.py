@@ -123,6 +123,14 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
         (["+colour=red"], ["'colour'"]),
         (["limit"], ["'limit' cannot be read", "name=value"]),
         (["seed=0,1"], ["'seed=0,1' gives several values", "-m"]),
+        (
+            ["decoder.select.tau=0.5"],
+            ["The decoder in use has no setting 'decoder.select.tau'", "decoder/select=threshold"],
+        ),
+        (
+            ["decoder=fast_dllm", "decoder.score.temperature=0.7"],
+            ["no setting 'decoder.score.temperature'", "decoder/score=sampled", "has precision"],
+        ),
         (["--multi"], ["no flag '--multi'"]),
         (["limit=some"], ["limit='some'", "whole number"]),
         (["limit=0"], ["limit=0", "null means all"]),

@@ -17,6 +17,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.decoder import Piece
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.spec import ModelSpec
@@ -24,6 +25,7 @@ from dllm_bench.paths import CONFIG_DIR, conf_dir, options
 from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import engine_of, is_served
 from dllm_bench.store.spec import FIELDS, leaves, role_of
+from tests.helpers import tiny_denoiser
 from tests.speculative import with_drafter
 from tests.tiers import covering
 
@@ -85,6 +87,16 @@ def test_every_piece_can_be_made(choice: str, tmp_path: Path) -> None:
     slot = choice.partition("=")[0]
     plain = with_drafter(compose(within(f"decoder/{choice}"))["decoder"], tmp_path)
     assert isinstance(instantiate(plain[slot], slot), Piece)
+
+
+@pytest.mark.parametrize("name", ["credit", "klass"])
+def test_a_short_answer_fits_into_a_decoder_of_long_blocks(name: str) -> None:
+    plain = compose([f"decoder={name}"])["decoder"]
+    decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+    model = tiny_denoiser("llada", seed=1)
+    request = Request("short", tuple(range(20, 30)), 32)
+    generation = decoder.generate(model, request)
+    assert decoder.schedule.block == 64 and len(generation.ids) == 32
 
 
 OF_ENTROPY = {"entropy"}  # its threshold is in nats

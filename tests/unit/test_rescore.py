@@ -7,12 +7,14 @@ right is known; grading is the real benchmark's.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import dllm_bench.decoding
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.cli.main import main
@@ -250,6 +252,34 @@ def test_each_setting_is_judged_by_what_happened(
     assert {
         name for name, share in settings_without_effect(asked, samples).items() if share == 1
     } == names
+
+
+@pytest.mark.parametrize(
+    ("decoder", "seed", "named"),
+    [
+        ("fast_dllm", 1, True),
+        ("fast_dllm", 0, False),
+        ("remdm", 1, False),  # samples
+        ("dkv_cache_greedy", 1, False),  # commits in a drawn order
+    ],
+)
+def test_a_seed_that_nothing_draws_by_is_named(
+    decoder: str, seed: int, named: bool, tmp_path: Path
+) -> None:
+    store, record = made(tmp_path)
+    plain = {k: v for k, v in compose([f"decoder={decoder}"])["decoder"].items() if k != "name"}
+    asked = replace(fakes.spec(6, decoder=plain), seed=seed)
+    samples = list(read_samples(store.path(record.spec)).values())
+    assert (settings_without_effect(asked, samples).get("seed") == 1) is named
+
+
+def test_pieces_that_draw_say_so() -> None:
+    """A piece that takes a generator or uniform numbers declares `uses_seed`."""
+    folder = Path(dllm_bench.decoding.__path__[0])
+    drawing = re.compile(r"\bgenerator\(state|sampler\.uniforms\(self")
+    files = [path for path in folder.glob("*/*.py") if drawing.search(path.read_text())]
+    assert len(files) >= 6
+    assert [path.name for path in files if "uses_seed" not in path.read_text()] == []
 
 
 def test_branches_that_never_win_are_named(tmp_path: Path) -> None:

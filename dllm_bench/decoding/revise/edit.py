@@ -40,7 +40,7 @@ class Edit(Budgeted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_probabilities(self, tau=self.tau)
+        check_probabilities(self, "tau")
         if self.rounds < 0 or (self.steps is not None and self.steps < 1):
             raise DllmBenchError(
                 f"Edit has rounds {self.rounds} and steps {self.steps}; give 0 or more rounds, and "

@@ -55,7 +55,7 @@ class Remask(ReadsStanding):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "judge", self.judge, Judge)
-        check_probabilities(self, tau=self.tau)
+        check_probabilities(self, "tau")
         if self.rounds < 0 or not 0 <= self.ratio <= 1:
             raise DllmBenchError(
                 f"Remask has rounds {self.rounds} and ratio {self.ratio}; give 0 or more forwards "

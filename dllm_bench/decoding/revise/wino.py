@@ -41,7 +41,7 @@ class Wino(ReadsStanding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_probabilities(self, tau=self.tau)
+        check_probabilities(self, "tau")
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         assert scores.standing_KW is not None

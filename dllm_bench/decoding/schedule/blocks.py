@@ -7,7 +7,8 @@ were trained block by block. Blocks begin behind the prompt; `absolute` ones lie
 `start_block_align`; block diffusion: SDAR, LLaDA2). `whole` rounds the canvas up to whole absolute
 blocks, as the block-diffusion samplers do; the text is then cut to the length asked for. With
 `short` blocks behind the prompt need not divide the generation: the last one is short (dInfer
-without `start_block_align`; LLaDA and Fast-dLLM refuse such lengths).
+without `start_block_align`; LLaDA and Fast-dLLM refuse such lengths). A generation shorter than a
+block is one short block.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from dllm_bench.core.contracts import Schedule
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+LONGEST = 4096  # positions of a block that may be longer than the generation; more is a mistake
 
 
 @register("schedule.blocks")
@@ -55,8 +58,9 @@ class Blocks(Schedule):
         return frozenset(gives | ({Condition.ABSOLUTE_BLOCKS} if self.absolute else set()))
 
     def length(self, prompt_len: int, new: int) -> int:
-        if self.block and not (self.absolute or self.short):
-            check_divides(self.block, new)
+        one_short = self.block and new < self.block <= LONGEST
+        if self.block and not (self.absolute or self.short or one_short):
+            check_divides(self.block, new, "schedule.short=true, which lets the last one be short")
         short = -(prompt_len + new) % self.block if self.whole and self.block else 0
         return prompt_len + new + short
 
@@ -74,10 +78,14 @@ class Blocks(Schedule):
         return max(n + opens, branch.opened)
 
 
-def check_divides(block: int, new: int) -> None:
-    """Blocks that begin behind the prompt have to fill the generation exactly."""
+def check_divides(block: int, new: int, other: str) -> None:
+    """Blocks that begin behind the prompt have to fill the generation exactly.
+
+    other: a setting that makes another length possible.
+    """
     if new % block:
         raise DllmBenchError(
-            f"A block of {block} does not divide the generation length {new}; "
-            f"set max_new_tokens to a multiple of {block}."
+            f"A block of {block} does not divide the generation length {new}; set max_new_tokens "
+            f"to a multiple of {block}, decoder.schedule.block to a divisor of {new}, or "
+            f"decoder.{other}."
         )

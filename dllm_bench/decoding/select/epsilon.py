@@ -70,6 +70,11 @@ class Epsilon(Select):
         return self.steps is None
 
     @property
+    def for_drawn_tokens(self) -> bool:  # type: ignore[override]
+        """Dream evaluates its sampler above temperature 0."""
+        return True
+
+    @property
     def uses_seed(self) -> bool:  # type: ignore[override]
         """If positions are drawn."""
         return self.alg_temp is not None

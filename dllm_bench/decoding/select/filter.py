@@ -41,7 +41,7 @@ class Filter(Select):
     stall: StallOrder = "filter"  # what ranks the positions if the filter accepts none
 
     def __post_init__(self) -> None:
-        check_probabilities(self, tau=self.tau)
+        check_probabilities(self, "tau")
         check_choice(self, "decoded", self.decoded, CommittedInput)
         check_choice(self, "stall", self.stall, StallOrder)
 

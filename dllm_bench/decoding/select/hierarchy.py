@@ -31,7 +31,7 @@ class Hierarchy(Select):
     fall: float | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # of tau, see `falling`
 
     def __post_init__(self) -> None:
-        check_probabilities(self, tau=self.tau, low=self.low)
+        check_probabilities(self, "tau", "low")
         check_fall(self, self.fall)
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:

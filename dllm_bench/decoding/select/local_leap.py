@@ -30,7 +30,7 @@ class LocalLeap(Select):
     radius: int  # positions on either side of an anchor; 0: none
 
     def __post_init__(self) -> None:
-        check_probabilities(self, tau=self.tau, relaxed=self.relaxed)
+        check_probabilities(self, "tau", "relaxed")
         if self.radius < 0:
             raise DllmBenchError(
                 f"LocalLeap has radius {self.radius}; give 0 or more positions on either side."

@@ -49,7 +49,7 @@ class SlowFast(Select):
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("cache", Condition.WHOLE_CANVAS)}
 
     def __post_init__(self) -> None:
-        check_probabilities(self, tau=self.tau, reach=self.reach)
+        check_probabilities(self, "tau", "reach")
         if not 1 <= self.estimates <= self.explores:
             raise DllmBenchError(
                 f"SlowFast has explores {self.explores} and estimates {self.estimates}; give at "

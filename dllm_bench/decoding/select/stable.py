@@ -40,7 +40,7 @@ class Stable(Select):
 
     def __post_init__(self) -> None:
         check_choice(self, "commits", self.commits, Commits)
-        check_probabilities(self, tau=self.tau)
+        check_probabilities(self, "tau")
         if self.eps < 0:
             raise DllmBenchError(f"Stable has eps {self.eps}; give a divergence of 0 or more nats.")
 

@@ -33,7 +33,7 @@ class Threshold(Select):
     fall: float | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # see `falling`
 
     def __post_init__(self) -> None:
-        check_probabilities(self, tau=self.tau)
+        check_probabilities(self, "tau")
         check_fall(self, self.fall)
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
