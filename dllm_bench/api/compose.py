@@ -87,6 +87,17 @@ def compose(overrides: Sequence[str]) -> Plain:
         return to_plain(cfg)
 
 
+def compose_decoder(name: str, overrides: Sequence[str]) -> Plain:
+    """The configuration of a decoder, with overrides of its settings and pieces only."""
+    others = [one for one in overrides if not one.startswith(("decoder.", "decoder/"))]
+    if others:
+        raise DllmBenchError(
+            f"{others[0]!r} is no setting of a decoder; write decoder.SLOT.NAME=VALUE or "
+            "decoder/SLOT=PIECE."
+        )
+    return dict(compose([f"decoder={name}", *overrides])["decoder"])
+
+
 @cache
 def merge_groups(groups: tuple[str, ...]) -> DictConfig:
     """A configuration whose groups are composed one by one: no group depends on another's choice.

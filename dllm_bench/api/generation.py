@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from dllm_bench.api.compose import as_override, compose
+from dllm_bench.api.compose import as_override, compose_decoder
 from dllm_bench.api.models import load_model
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.decoder import BatchedDecoder, Decoder, Piece
@@ -69,14 +69,8 @@ def composed_decoder(
     name: str, overrides: Sequence[str], pieces: Mapping[str, Piece] | None = None
 ) -> Decoder:
     """The decoder of a name with overrides as on the command line, and pieces for its slots."""
-    others = [one for one in overrides if not one.startswith(("decoder.", "decoder/"))]
-    if others:
-        raise DllmBenchError(
-            f"{others[0]!r} is no setting of a decoder; write decoder.SLOT.NAME=VALUE or "
-            "decoder/SLOT=PIECE."
-        )
     pieces = pieces or {}
-    plain = compose([f"decoder={name}", *overrides])["decoder"]
+    plain = compose_decoder(name, overrides)
     unknown = sorted(pieces.keys() - plain.keys())
     if unknown:
         raise DllmBenchError(

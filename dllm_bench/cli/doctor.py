@@ -6,7 +6,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from dllm_bench.api.preflight import check_folder
 from dllm_bench.cli.common import add_results_option, as_model, compose, configured_paths
 from dllm_bench.cli.doctor_machine import REQUIRED_MISSING, Line, machine_lines
 from dllm_bench.core.errors import DllmBenchError
@@ -46,6 +45,8 @@ def all_lines(arguments: Namespace) -> list[Line]:
     named = [as_model(arguments.model)] if arguments.model else []
     config = compose([*named, *arguments.settings])
     if named:
+        from dllm_bench.api.preflight import check_folder
+
         check_folder(config["model"])  # at once: what follows imports torch
     report = list(machine_lines(configured_paths(arguments)))
     if named:

@@ -9,14 +9,7 @@ from functools import partial
 
 from dllm_bench.cli.common import open_store, print_failures, print_lines
 from dllm_bench.cli.table import add_options, command_lines, output_folder, plan_and_fill
-from dllm_bench.figures.points import (
-    build_figure,
-    make_replays,
-    missing_replays,
-    runs_without_samples,
-)
 from dllm_bench.figures.spec import PaperFigure, load_figure
-from dllm_bench.figures.write import headline, lines, why_kept, write
 from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.store import Store, remove
 from dllm_bench.tables.load import matching_names
@@ -34,6 +27,10 @@ def run(arguments: Namespace) -> int:
     """
     store = open_store(arguments)
     figures = [load_figure(name) for name in matching_names("figure", arguments.figure)]
+    # torch and matplotlib take seconds to import: only after the names were checked
+    from dllm_bench.figures.points import build_figure, make_replays, missing_replays
+    from dllm_bench.figures.write import headline, lines, why_kept, write
+
     tables = [figure.table for figure in figures]
     plans, failed = plan_and_fill(
         arguments, tables, store, partial(remove_without_samples, figures, store)
@@ -60,6 +57,8 @@ def remove_without_samples(
     """Remove the sealed runs whose samples the figures read and the store does not have, so that
     they are made again; gives their number.
     """
+    from dllm_bench.figures.points import runs_without_samples
+
     folders = {
         store.root / run.folder: None
         for figure, cells in zip(figures, planned, strict=True)

@@ -38,7 +38,11 @@ def run(arguments: Namespace) -> int:
     if not text.strip():
         raise DllmBenchError("The prompt is empty; give a text, or - and a text on standard input.")
     prompt: Any = [{"role": "user", "content": text}] if arguments.chat else text
-    # torch takes seconds to import: only after the arguments were read
+    from dllm_bench.api.compose import as_override, compose, compose_decoder
+
+    # torch takes seconds to import: only after the names were checked
+    compose([as_override("model", arguments.model)])
+    compose_decoder(arguments.decoder, arguments.settings)
     from dllm_bench.api.generation import composed_decoder, generate
 
     chosen = composed_decoder(arguments.decoder, arguments.settings)

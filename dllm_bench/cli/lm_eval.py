@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.lm_eval_model import command_line
-from dllm_bench.runs.prompts import PromptGenerator, generator
+
+if TYPE_CHECKING:
+    from dllm_bench.runs.prompts import PromptGenerator
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -18,4 +20,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_generator(settings: Mapping[str, Any]) -> PromptGenerator:
     """The text generator that lm-eval calls for `--model_args NAME=VALUE,…`."""
-    return generator(compose([f"{name}={value}" for name, value in settings.items()]))
+    config = compose([f"{name}={value}" for name, value in settings.items()])
+    from dllm_bench.runs.prompts import generator  # torch takes seconds to import
+
+    return generator(config)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from huggingface_hub import constants
-
 from dllm_bench.cli.common import add_results_option, as_model, compose, print_lines
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.sources import MANIFEST, prefetch, verify_manifest
 from dllm_bench.store.inputs import model_spec
 
 
@@ -25,7 +22,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Download or verify; with --verify, 1 if a file is missing or damaged."""
-    cache = (arguments.to or Path(constants.HF_HUB_CACHE)).expanduser().absolute()
+    named = [compose([as_model(name)])["model"] for name in arguments.models]
+    from dllm_bench.models.sources import MANIFEST, hub_cache, prefetch, verify_manifest
+
+    cache = (arguments.to or hub_cache()).expanduser().absolute()
     if arguments.verify:
         results = list(verify_manifest(cache))
         print_lines(
@@ -34,7 +34,7 @@ def run(arguments: Namespace) -> int:
         return 1 if any(problems for _, problems in results) else 0
     if not arguments.models:
         raise DllmBenchError("prefetch needs the names of models, as in model=NAME, or --verify.")
-    specs = [model_spec(compose([as_model(name)])["model"]) for name in arguments.models]
+    specs = [model_spec(model) for model in named]
     for source, folder in prefetch(specs, cache):
         print(f"{source}: {folder or 'not on the hub, nothing to fetch'}")
     manifest = cache / MANIFEST

@@ -18,7 +18,6 @@ from dllm_bench.cli.common import (
     print_lines,
 )
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.site.build import SiteBuilder
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.nolinks import is_folder
 from dllm_bench.tables.spec import EMBEDDED
@@ -55,6 +54,8 @@ def run(arguments: Namespace) -> int:
         raise DllmBenchError(
             f"The report was to be written to {out}, which is a file; name a directory."
         )
+    from dllm_bench.site.build import SiteBuilder  # takes half a second to import
+
     builder = SiteBuilder(
         store, out, arguments.profile, compose, with_progress, tuple(arguments.runs)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dllm_bench.cli.common import (
     add_results_option,
@@ -16,10 +17,12 @@ from dllm_bench.cli.common import (
 )
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.load import load_model
 from dllm_bench.store import inputs
-from dllm_bench.training import drafters
+from dllm_bench.training.kinds import DRAFTER_BENCHMARKS, DRAFTER_KINDS
 from dllm_bench.training.prompts import TASKS
+
+if TYPE_CHECKING:
+    from dllm_bench.training.drafters import DrafterJob
 
 COUNTS = {  # field of the job -> help
     "layers": "layers of the drafter",
@@ -62,7 +65,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         choices=tuple(TASKS),
         help="take prompts from this benchmark's train split; may be repeated; default: "
-        + ", ".join(drafters.DrafterJob.benchmarks),
+        + ", ".join(DRAFTER_BENCHMARKS),
     )
     parser.add_argument(
         "--temperature", type=float, metavar="T", help="of the target's answers; 0: greedy"
@@ -74,8 +77,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Train the drafter; a second call continues an interrupted one."""
-    job = drafter_job(arguments)
+    if arguments.drafter not in DRAFTER_KINDS:
+        raise DllmBenchError(unknown_name("kind of drafter", arguments.drafter, DRAFTER_KINDS))
     config = compose([f"model={arguments.model}", *arguments.settings])
+    # torch takes seconds to import: only after the names were checked
+    from dllm_bench.models.load import load_model
+    from dllm_bench.training import drafters
+
+    job = drafter_job(arguments)
     model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
     folder = training_folder(arguments) / "drafters"
     name = f"{model['name']}-{arguments.drafter}-layers{job.layers}"
@@ -88,12 +97,11 @@ def run(arguments: Namespace) -> int:
     return print_lines([f"written: {out}", f"use it: {use}"])
 
 
-def drafter_job(arguments: Namespace) -> drafters.DrafterJob:
+def drafter_job(arguments: Namespace) -> DrafterJob:
     """The job of the kind of drafter, with the options that were given."""
-    if arguments.drafter not in drafters.KINDS:
-        known = list(drafters.KINDS)
-        raise DllmBenchError(unknown_name("kind of drafter", arguments.drafter, known))
-    job = drafters.KINDS[arguments.drafter]
+    from dllm_bench.training.drafters import KINDS
+
+    job = KINDS[arguments.drafter]
     names = {field.name for field in fields(job)} & set(vars(arguments))
     given = {name: getattr(arguments, name) for name in names}
     given = {name: value for name, value in given.items() if value is not None}

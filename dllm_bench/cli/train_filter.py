@@ -14,9 +14,8 @@ from dllm_bench.cli.common import (
     print_lines,
     training_folder,
 )
-from dllm_bench.models.filters import FilterMetadata, convert_filter
 from dllm_bench.store import inputs
-from dllm_bench.training import filters
+from dllm_bench.training.kinds import FILTER_BENCHMARKS
 from dllm_bench.training.prompts import TASKS
 
 COUNTS = {  # option -> (default, help)
@@ -51,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         choices=tuple(TASKS),
         help="take prompts from this benchmark's train split; may be repeated; default: "
-        + ", ".join(filters.FilterJob.benchmarks),
+        + ", ".join(FILTER_BENCHMARKS),
     )
     parser.add_argument(
         "--flan", type=Path, metavar="DIR", help="take prompts from jsonl rows (task, inputs)"
@@ -70,10 +69,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Train the filter, or only collect the traces it is trained on."""
+    config = compose([f"model={arguments.model}"])
+    # torch takes seconds to import: only after the names were checked
+    from dllm_bench.models.filters import FilterMetadata, convert_filter
+    from dllm_bench.training import filters
+
     names = [field.name for field in fields(filters.FilterJob) if field.name in arguments]
     job = filters.FilterJob(**{name: getattr(arguments, name) for name in names})
     job = replace(job, benchmarks=tuple(arguments.benchmark)) if arguments.benchmark else job
-    config = compose([f"model={arguments.model}"])
     model = inputs.resolve_model(config["model"], inputs.resolve_hardware(config["hardware"]))
     folder = training_folder(arguments)
     if arguments.collect_only:

@@ -14,7 +14,6 @@ from dllm_bench.cli.common import (
     training_folder,
 )
 from dllm_bench.store.files import write_json
-from dllm_bench.training import step_profiles
 
 BATCHES = "1,2,4,8,16,32,64,128,256"
 
@@ -36,8 +35,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Measure, print and store the steps per second."""
-    job = step_profiles.ProfileJob(arguments.batches, arguments.context, arguments.repeats)
     config = compose([f"model={arguments.model}", *arguments.settings])
+    from dllm_bench.training import step_profiles  # torch takes seconds to import
+
+    job = step_profiles.ProfileJob(arguments.batches, arguments.context, arguments.repeats)
     measured = step_profiles.run(job, config)
     folder = training_folder(arguments) / "sps"
     out = arguments.out or folder / f"{arguments.model}-{measured['hardware']['name']}.json"

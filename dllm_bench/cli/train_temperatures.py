@@ -11,7 +11,6 @@ from dllm_bench.cli.common import (
     print_lines,
 )
 from dllm_bench.store.files import write_json
-from dllm_bench.training import temperatures
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,6 +28,8 @@ def run(arguments: Namespace) -> int:
     """Fit, print and store the temperatures."""
     store = open_store(arguments)
     entries = [store.find(name) for name in arguments.runs]
+    from dllm_bench.training import temperatures  # torch takes seconds to import
+
     fitted, spec = temperatures.fit(entries), entries[0].spec
     folder = store.root.parent / "training" / "temperatures"
     out = arguments.out or folder / f"{spec.model['name']}-{spec.label}.json"

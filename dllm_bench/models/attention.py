@@ -29,7 +29,6 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dllm_bench.core.denoiser import ForwardPlan, fed_positions
 from dllm_bench.core.errors import DllmBenchError
@@ -516,6 +515,8 @@ def attend_per_request(
     `keys_values_mask` are the keys and values of each request and a `BatchMask`. The last three
     arguments are not needed: windows are in the masks, positions in the rotation.
     """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     keys, values, mask = keys_values_mask
     eager = sys.modules[type(module).__module__].eager_attention_forward
     one = ALL_ATTENTION_FUNCTIONS.get_interface(mask.attention, eager)
@@ -530,7 +531,11 @@ def attend_per_request(
     return torch.cat(attended)[None], None
 
 
-ALL_ATTENTION_FUNCTIONS.register(PER_REQUEST, attend_per_request)
+def register_batched_attention() -> None:
+    """Let modules of transformers find `attend_per_request`."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes seconds to import
+
+    ALL_ATTENTION_FUNCTIONS.register(PER_REQUEST, attend_per_request)
 
 
 @contextmanager

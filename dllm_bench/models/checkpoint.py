@@ -266,7 +266,8 @@ def _compute_buffers(module: Any, device: torch.device) -> None:
     for part in module.modules():
         names = [name for name in part._non_persistent_buffers_set if part._buffers[name].is_meta]
         for name in names:
-            part._buffers[name] = torch.empty_like(part._buffers[name], device=device)
+            like = part._buffers[name]  # not empty_like, which imports sympy for a meta tensor
+            part._buffers[name] = torch.empty(like.shape, dtype=like.dtype, device=device)
         if names:
             module._init_weights(part)
 

@@ -1,12 +1,12 @@
 """Keys and values of one request, addressed by absolute position (`PositionCache`).
 
-Each layer has a buffer over all positions of the canvas, behind transformers' `Cache` interface. A
-forward that continues at the end of the cache writes its K/V into the buffer after the cached ones
-and attends to one view of both, without a copy; a forward that feeds positions inside the cached
-span attends to its fresh K/V joined with the cached spans around them. `keep` makes the K/V of the
-chosen branch valid. Cached keys are rotated. For models with shifted logits the cache also keeps
-the hidden state that predicts the position after a kept span, because the row before the next
-window is not fed again.
+Each layer has a buffer over all positions of the canvas, behind the `update` that transformers'
+attention calls. A forward that continues at the end of the cache writes its K/V into the buffer
+after the cached ones and attends to one view of both, without a copy; a forward that feeds
+positions inside the cached span attends to its fresh K/V joined with the cached spans around them.
+`keep` makes the K/V of the chosen branch valid. Cached keys are rotated. For models with shifted
+logits the cache also keeps the hidden state that predicts the position after a kept span, because
+the row before the next window is not fed again.
 
 A plan with `sets` reads, feeds and stores any positions: these K/V are gathered and scattered.
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets, RowWork
 from dllm_bench.core.errors import DllmBenchError
@@ -27,13 +26,13 @@ from dllm_bench.core.trace import ForwardKind
 Span = tuple[int, int]
 
 
-class LayerCache(CacheLayerMixin):
+class LayerCache:
     """K/V of one layer: a buffer over all positions, and those the last forward computed."""
 
-    is_sliding = False
-
     def __init__(self, length: int) -> None:
-        super().__init__()
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.is_initialized = False
         self.length = length  # positions of the canvas
         self.spans: tuple[Span, ...] = ()  # cached positions the forward sees
         self.keeps_fresh = False  # whether `store` will want the fresh K/V
@@ -168,20 +167,8 @@ class LayerCache(CacheLayerMixin):
             assert to is not None
             to[:, :, :length] = source[:, :, :length]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of keys and offset of the first, for transformers' masks."""
-        return self.get_seq_length() + query_length, 0
 
-    def get_seq_length(self) -> int:
-        """Number of visible cached positions."""
-        return sum(stop - start for start, stop in self.spans)
-
-    def get_max_length(self) -> int:
-        """Positions of the canvas."""
-        return self.length
-
-
-class PositionCache(Cache):
+class PositionCache:
     """One `LayerCache` per layer; implements `core.denoiser.KVCache`.
 
     shifted: row i predicts position i + 1, so the hidden state before a window is kept.
@@ -190,7 +177,6 @@ class PositionCache(Cache):
 
     def __init__(self, layers: int, length: int, shifted: bool = True, parts: int = 1) -> None:
         self.positions = [LayerCache(length) for _ in range(layers)]
-        super().__init__(layers=list(self.positions))
         self.spans: tuple[Span, ...] = ()
         self.shifted, self._parts = shifted, parts
         self._length = 0

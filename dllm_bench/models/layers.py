@@ -32,9 +32,10 @@ from dllm_bench.models.layer_ops import (
     rotated,
     swiglu,
 )
+from dllm_bench.models.plain_module import FAMILIES
 
-PLAIN_MODULES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Classes of transformers whose layers `PlainLayer` computes."""
+PLAIN_MODULES = ("PlainModule", *(f"{family}ForCausalLM" for family in FAMILIES))
+"""Classes whose layers `PlainLayer` computes; all but the first are of transformers."""
 WITHOUT_BIAS = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 

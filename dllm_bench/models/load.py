@@ -22,6 +22,7 @@ from dllm_bench.models import checkpoint, lora
 from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
 from dllm_bench.models.folder import CONFIG, read_json
 from dllm_bench.models.layouts import CheckpointLayout, PublishedConfig
+from dllm_bench.models.plain_module import FAMILIES, PlainModule
 from dllm_bench.models.sources import checkpoint_folder, content_hash, snapshot_commit
 from dllm_bench.models.spec import AUTO, NONE, ModelSpec
 from dllm_bench.models.text import (
@@ -31,6 +32,7 @@ from dllm_bench.models.text import (
     special_tokens,
     tokenizer_files,
 )
+from dllm_bench.paths import ASSETS
 
 if TYPE_CHECKING:
     from dllm_bench.models.transformer import TransformerDenoiser
@@ -135,11 +137,31 @@ class OpenedCheckpoint:
         """Whether row i predicts position i + 1."""
         return self.layout.shifted if self.spec.shifted is None else self.spec.shifted
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the weights are held by a `PlainModule`: of dense embedded models, which are so
+        small that importing transformers' classes takes longer than a text.
+        """
+        spec, layout = self.spec, self.layout
+        usual = (spec.attention, spec.compile, spec.quantization) == ("sdpa", NONE, NONE)
+        unchanged = usual and (spec.lora is None or spec.merge_lora)
+        embedded = spec.path.startswith(ASSETS)
+        return embedded and unchanged and layout.family_of(self.published) in FAMILIES
+
+    def _plain_module(self) -> PlainModule:
+        def build() -> Any:
+            return self.layout.build(self.published, self.spec.attention)
+
+        text = self.layout.text_config(self.published)
+        return PlainModule(self.layout.family_of(text), self.layout.settings(text), build)
+
     def empty_module(self) -> Any:
         """The module on the meta device; DllmBenchError where config.json describes none."""
         self._check_counts()
         try:
             with torch.device("meta"):
+                if self.is_plain:
+                    return self._plain_module()
                 return self.layout.build(self.published, self.spec.attention)
         except DllmBenchError:
             raise
@@ -237,7 +259,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
         dtype=str(denoiser.dtype).removeprefix("torch."),
         device=str(denoiser.device),
         attention=spec.attention,
-        parameters=sum(parameter.numel() for parameter in denoiser.module.parameters()),
+        parameters=denoiser.parameters,
     )
     return LoadedModel(denoiser, text, metadata, opened.attention_form, spec.block)
 

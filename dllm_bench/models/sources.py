@@ -1,9 +1,10 @@
 """Where checkpoints are: a folder, `assets/<name>` inside the package, or a hub id in the cache.
 
 `checkpoint_folder` finds one on this machine and `content_hash` hashes what is in it; neither
-downloads anything, and a run never does. `prefetch` downloads models for machines without network,
-with a manifest of every file's size and sha256. The manifest is stored in the cache and names files
-relative to it, so the two can be copied and verified on another machine.
+downloads anything, and a run never does. Importing this module is cheap. `prefetch` downloads
+models for machines without network, with a manifest of every file's size and sha256. The manifest
+is stored in the cache and names files relative to it, so the two can be copied and verified on
+another machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models import checkpoint, lora
 from dllm_bench.models.folder import HUB_ID, read_json
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import ASSETS, assets_dir, place_of
@@ -142,6 +142,8 @@ def content_hash(spec: ModelSpec) -> str:
 def _source_hash(source: str, revision: str | None, is_lora: bool) -> str:
     if is_hub_id(source) and COMMIT_SHA.fullmatch(revision or ""):
         return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
+    from dllm_bench.models import checkpoint, lora  # imports torch
+
     folder = checkpoint_folder(source, revision)
     if is_lora:
         files = lora.adapter_files(folder)
@@ -164,6 +166,8 @@ def _version(file: Path) -> tuple[str, int, int]:
 @lru_cache(maxsize=64)
 def _cached_hash(files: tuple[tuple[Path, str, int, int], ...]) -> str:
     """Hash of files, computed once per process for each version of them."""
+    from dllm_bench.models import checkpoint  # imports torch
+
     return checkpoint.files_hash(file for file, *_ in files)
 
 
@@ -172,6 +176,8 @@ def prefetch(specs: Iterable[ModelSpec], cache: Path) -> Iterator[tuple[str, Pat
 
     The folder is None for what is not on the hub: shipped models and local folders.
     """
+    from dllm_bench.models import checkpoint, lora  # imports torch
+
     manifest = read_manifest(cache)
     for source, revision, is_lora in checkpoint_sources(specs):
         if not is_hub_id(source):
@@ -199,6 +205,8 @@ def checkpoint_sources(specs: Iterable[ModelSpec]) -> Iterator[tuple[str, str | 
 
 def manifest_entry(folder: Path, cache: Path) -> Manifest:
     """What a snapshot holds: its commit, and size and hash of every file."""
+    from dllm_bench.models import checkpoint  # imports torch
+
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {
         "commit": snapshot_commit(folder),
@@ -256,6 +264,8 @@ def verify_manifest(cache: Path) -> Iterator[tuple[str, list[str]]]:
 
 def file_problem(file: Path, recorded: Manifest) -> str | None:
     """How a file differs from its recorded size and hash; None if it does not."""
+    from dllm_bench.models import checkpoint  # imports torch
+
     if not file.is_file():
         return f"{file.name} is missing"
     if file.stat().st_size != recorded["size"]:

@@ -38,11 +38,13 @@ from dllm_bench.models.attention import (
     branch_windows,
     mask_of_sets,
     per_request_attention,
+    register_batched_attention,
 )
 from dllm_bench.models.chosen_rows import run_chosen_rows
 from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layer_ops import Rotation
 from dllm_bench.models.layers import DecoderLayer, module_layers, own_layers
+from dllm_bench.models.plain_module import PlainModule
 
 # Kinds of layers, as transformers names them.
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
@@ -69,7 +71,7 @@ class TransformerDenoiser(Denoiser):
         attention_form: str = "full",
         block: int | None = None,
     ) -> None:
-        self.module = ready_to_decode(module)
+        self._module = ready_to_decode(module)
         self.special = special
         self.shifted = shifted
         self.attention_form = attention_form
@@ -84,11 +86,25 @@ class TransformerDenoiser(Denoiser):
         self.num_layers: int = config.num_hidden_layers
         self.position_bytes: int = 4 * config.hidden_size * self.dtype.itemsize
         self.hidden_size: int = config.hidden_size
-        self.chooses_rows = bool(PLAIN_CLASSES & {kind.__name__ for kind in type(module).__mro__})
+        self.chooses_rows = isinstance(module, PlainModule) or bool(
+            PLAIN_CLASSES & {kind.__name__ for kind in type(module).__mro__}
+        )
         self._last_request: tuple[object, tuple[int, ...], PositionCache] | None = None
         self._kinds = getattr(config, "layer_types", None) or [FULL_ATTENTION] * self.num_layers
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self._set_up()
+
+    @property
+    def module(self) -> Any:
+        """transformers' module. It takes the place of a `PlainModule` when it is first read."""
+        if isinstance(self._module, PlainModule):
+            self._module = ready_to_decode(self._module.as_transformers())
+        return self._module
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self._module.parameters())
 
     def _set_up(self) -> None:
         """What a subclass adds to the instance, which is complete otherwise."""
@@ -171,17 +187,17 @@ class TransformerDenoiser(Denoiser):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., H) before the last norm."""
-        return self.head(self.module.model.norm(hidden))
+        return self.head(self._module.model.norm(hidden))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Embeddings (..., H) of token ids."""
-        embedded: Tensor = self.module.model.embed_tokens(ids)
+        embedded: Tensor = self._module.model.embed_tokens(ids)
         return embedded
 
     @torch.inference_mode()
     def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
         """The mean embedding (K, R, H) of the distribution of each row, in the logits' dtype."""
-        table = self.module.model.embed_tokens
+        table = self._module.model.embed_tokens
         mean_KRH: Tensor = logits_KRV.softmax(-1) @ table.weight
         return mean_KRH * getattr(table, "scalar_embed_scale", 1.0)
 
@@ -192,7 +208,7 @@ class TransformerDenoiser(Denoiser):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of normalised hidden states (..., H)."""
-        logits: Tensor = self.module.lm_head(hidden)
+        logits: Tensor = self._module.lm_head(hidden)
         if self._softcap is not None:
             logits = (logits / self._softcap).tanh_().mul_(self._softcap)
         return logits
@@ -218,8 +234,8 @@ class TransformerDenoiser(Denoiser):
         if plan.recompute is not None and not self.chooses_rows:
             raise DllmBenchError(
                 f"The cache lets every layer choose the rows it computes, which is not done with "
-                f"{type(self.module).__name__} here: its layers are compiled, split over processes "
-                "or not made of one norm, attention, one norm and MLP; choose another "
+                f"{type(self._module).__name__} here: its layers are compiled, split over "
+                "processes or not made of one norm, attention, one norm and MLP; choose another "
                 "decoder.cache."
             )
         if not start <= first < last <= stop + ahead or stop > length:
@@ -283,7 +299,7 @@ class TransformerDenoiser(Denoiser):
         masks = {kind: self._batch_mask(kind, requests) for kind in set(self._kinds)}
         ids_1N = torch.cat([fed_KF.flatten() for fed_KF in fed])[None]
         hidden_1NH = self._embed_fed(ids_1N, self._added_of_batch(fed, plans))
-        with per_request_attention(self.module.config):
+        with per_request_attention(self._module.config):
             hidden, features = self._run_layers(
                 hidden_1NH, position_1N, masks, BatchCache(requests), plans[0].feature_layers
             )
@@ -300,7 +316,7 @@ class TransformerDenoiser(Denoiser):
         """What the plans add, one after the other, (N, H); None if they add nothing."""
         if all(plan.added_KFH is None for plan in plans):
             return None
-        nothing_1H = self.module.lm_head.weight.new_zeros(1, self.hidden_size)
+        nothing_1H = self._module.lm_head.weight.new_zeros(1, self.hidden_size)
         added = [
             nothing_1H.expand(fed_KF.numel(), -1)
             if plan.added_KFH is None
@@ -312,7 +328,7 @@ class TransformerDenoiser(Denoiser):
     def _batch_mask(self, kind: str, requests: Sequence[BatchedRequest]) -> BatchMask:
         """The masks of all requests for the layers of one kind."""
         masks = [self._own_mask(kind, r.plan, r.branches // r.groups, r.kv) for r in requests]
-        return BatchMask(self.module.config._attn_implementation, requests, masks)
+        return BatchMask(self._module.config._attn_implementation, requests, masks)
 
     def _run_layers(
         self,
@@ -362,12 +378,12 @@ class TransformerDenoiser(Denoiser):
 
     def _window(self, kind: str) -> int:
         """Positions the layers of one kind see back, 0 for all."""
-        return int(self.module.config.sliding_window) if kind == SLIDING_ATTENTION else 0
+        return int(self._module.config.sliding_window) if kind == SLIDING_ATTENTION else 0
 
     def _rotations(self, hidden: Tensor, position_PF: Tensor) -> dict[str, Rotation]:
         """Rotary embeddings by kind of layer; most models have one for all kinds."""
-        rotary, kinds = self.module.model.rotary_emb, set(self._kinds)
-        if kinds <= self.module.config.rope_parameters.keys():
+        rotary, kinds = self._module.model.rotary_emb, set(self._kinds)
+        if kinds <= self._module.config.rope_parameters.keys():
             return {kind: rotary(hidden, position_PF, kind) for kind in kinds}
         return dict.fromkeys(kinds, rotary(hidden, position_PF))
 
@@ -402,6 +418,9 @@ class TransformerDenoiser(Denoiser):
 
 def ready_to_decode(module: Any) -> Any:
     """The module in evaluation mode, where attention without a mask sees everything."""
+    if isinstance(module, PlainModule):
+        return module.eval()
+    register_batched_attention()
     module.config.is_causal = False
     for layer in module.model.layers:
         layer.self_attn.is_causal = False

@@ -34,6 +34,7 @@ from dllm_bench.training import drafter_data as data
 from dllm_bench.training import drafter_objectives as objectives
 from dllm_bench.training.drafter_data import TrainingText
 from dllm_bench.training.drafter_objectives import LossShares
+from dllm_bench.training.kinds import CHAIN, DRAFTER_BENCHMARKS, KIND_OF_HEAD
 from dllm_bench.training.progress import Countdown, Report
 
 Texts = Literal["target", "gold"]
@@ -44,12 +45,6 @@ HELD_OUT = 64  # texts, or a tenth where there are few
 WARMUP, CLIP_NORM = 0.04, 1.0  # DeepSpec
 MANY_LAYERS = 8  # targets with fewer layers give features of all layers but the last one
 FEATURE_LAYERS = 5
-KIND_OF_HEAD = {
-    "": "dflash",
-    "vanilla": "dspark-markov",
-    "gated": "dspark-gated",
-    "rnn": "dspark-rnn",
-}
 NAME_OF_HEAD = {
     "": "DFlash",
     "vanilla": "DSpark, Markov head",
@@ -93,7 +88,7 @@ class DrafterJob:
     """Whose answers are learned: the target's own, or the gold ones."""
     temperature: float = 0.7  # DeepSpec, which also truncates (top-p 0.8, top-k 20)
     """Of the target's answers; 0 is greedy."""
-    benchmarks: tuple[str, ...] = ("minigsm_free", "minicode_free")
+    benchmarks: tuple[str, ...] = DRAFTER_BENCHMARKS
     """The embedded benchmarks whose train splits give the prompts, in turn."""
     prompts: int = 2000
     max_new_tokens: int = 96
@@ -119,7 +114,7 @@ class DrafterJob:
     @property
     def kind(self) -> str:
         """Name of the kind, one of `KINDS`."""
-        return "eagle3" if self.chain else KIND_OF_HEAD[self.head]
+        return CHAIN if self.chain else KIND_OF_HEAD[self.head]
 
     @property
     def decoder(self) -> str:
@@ -172,7 +167,7 @@ KINDS: Mapping[str, DrafterJob] = {
     "dspark-markov": _DSPARK,
     "dspark-gated": replace(_DSPARK, head="gated"),
     "dspark-rnn": replace(_DSPARK, head="rnn"),
-    "eagle3": DrafterJob(chain=True, layers=1),
+    CHAIN: DrafterJob(chain=True, layers=1),
 }
 """Kinds of drafters with their usual settings."""
 

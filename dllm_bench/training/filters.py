@@ -29,6 +29,7 @@ from dllm_bench.store.files import write_atomic
 from dllm_bench.store.inputs import model_hashes, model_spec
 from dllm_bench.store.nolinks import is_file, make_folder
 from dllm_bench.training import cards, prompts, traces
+from dllm_bench.training.kinds import FILTER_BENCHMARKS
 from dllm_bench.training.progress import Countdown, Report
 from dllm_bench.training.traces import Traces, TraceSource
 
@@ -74,7 +75,7 @@ class FilterJob:
     lr: float = 1e-3
     seed: int = 0
     prompts: int = 400
-    benchmarks: tuple[str, ...] = ("minigsm", "minicode", "minimath")
+    benchmarks: tuple[str, ...] = FILTER_BENCHMARKS
     """Embedded tasks whose train splits give the prompts, in turn."""
     flan: Path | None = None
     """A directory of FLAN rows that gives the prompts instead, 40 of every task."""

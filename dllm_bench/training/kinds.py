@@ -1,0 +1,17 @@
+"""Kinds of drafters, and the benchmarks that training draws prompts from unless others are named.
+
+Importing this module is cheap, so that help and mistakes are printed before torch is imported.
+"""
+
+from __future__ import annotations
+
+KIND_OF_HEAD = {  # of DSpark; "" for none
+    "": "dflash",
+    "vanilla": "dspark-markov",
+    "gated": "dspark-gated",
+    "rnn": "dspark-rnn",
+}
+CHAIN = "eagle3"
+DRAFTER_KINDS = (*KIND_OF_HEAD.values(), CHAIN)
+DRAFTER_BENCHMARKS = ("minigsm_free", "minicode_free")
+FILTER_BENCHMARKS = ("minigsm", "minicode", "minimath")
