@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -36,6 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dllm_bench.core.choices import did_you_mean, unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, settings_of
+from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import (
     conf_dir,
     conf_dirs,
@@ -49,6 +50,9 @@ from dllm_bench.paths import (
 GROUPS = ("model", "decoder", "benchmark", "hardware", "logger", "paths", "hydra/launcher")
 MULTIRUN = ("-m", "--multirun")
 CONFIG = "run"  # conf/run.yaml
+NAMED = 3  # settings of one name that a message names
+PLAIN_TEXT = re.compile(r"""[^'"\[\]{}()$\\,\s]+""")
+"""A value that can only be meant as it is written: it holds nothing that Hydra gives a meaning."""
 BASELINE, PIECES = "decoder@baseline", "decoder/"  # groups
 FOREIGN_NAMES = {
     **dict.fromkeys(("gen_length", "max_length", "max_gen_toks"), "'benchmark.max_new_tokens'"),
@@ -58,6 +62,8 @@ FOREIGN_NAMES = {
     "batch_size": "'batch'",
 }
 """What settings are called in other programs -> what they are called here."""
+OPTIONAL = {field.name for field in fields(ModelSpec) if field.default is None}
+"""Settings of a model that its yaml may leave out."""
 Plain = dict[str, Any]
 
 
@@ -162,6 +168,7 @@ def with_checkpoints(overrides: Sequence[str]) -> list[str]:
 
     A model whose path is a folder has the folder's name, unless another name is given.
     """
+    overrides = [as_hydra_reads(text) for text in overrides]
     given = dict(text.split("=", 1) for text in overrides if "=" in text)
     source, path = (given.get(key, "").strip("'") for key in ("model", "model.path"))
     if source and source not in options("model"):
@@ -170,6 +177,22 @@ def with_checkpoints(overrides: Sequence[str]) -> list[str]:
     if path and "model.name" not in given and place_of(path).is_dir():
         return [*overrides, as_override("model.name", folder_name(path))]
     return list(overrides)
+
+
+def as_hydra_reads(override: str) -> str:
+    """The override, its value quoted if Hydra cannot read it and it is plain text (`<|mask|>`), and
+    a setting of models added where the model's yaml leaves it out.
+    """
+    key, _, value = override.partition("=")
+    if not PLAIN_TEXT.fullmatch(value.strip("'")):
+        return override
+    if key.removeprefix("model.") in OPTIONAL and key.startswith("model."):
+        key, override = f"++{key}", f"++{override}"
+    try:
+        OverridesParser.create().parse_overrides([override])
+    except HydraException:
+        return as_override(key, value)
+    return override
 
 
 def folder_name(source: str) -> str:
@@ -335,7 +358,7 @@ def sentence(error: Exception) -> str:
     unreadable = getattr(error, "override", None)
     if absent:
         group, _, name = str(absent).rpartition("/")
-        return unknown_name(group, name, options(group))
+        return unknown_name(group, name, options(group), listing="dllm-bench run --help")
     if unknown:
         return unknown_setting(unknown[1], error.__cause__)
     if several:
@@ -358,6 +381,8 @@ def unknown_setting(name: str, cause: object) -> str:
             f"{' or '.join(owners)}, or one of the decoder's own settings."
         )
     question = did_you_mean(key, siblings, prefix=path.removesuffix(key))
+    inner = inner_settings(getattr(cause, "parent_node", None), key, path.removesuffix(key))
+    elsewhere = elsewhere or " or ".join(map(repr, inner[:NAMED]))
     if not question and elsewhere:
         question = f"did you mean {elsewhere}? "
     known = "`dllm-bench run --cfg job` prints all settings."
@@ -375,6 +400,19 @@ def pieces_with(name: str) -> list[str]:
         for piece, file in files.items()
         if key in yaml.safe_load(file.read_text("utf-8"))
     ]
+
+
+def inner_settings(node: Any, key: str, prefix: str) -> list[str]:
+    """The dotted names of the settings called `key`, at any depth of a part of the configuration.
+
+    prefix: dotted name of the part, with a dot behind it.
+    """
+    if not OmegaConf.is_dict(node):
+        return []
+    parts = {str(name): node._get_node(name) for name in node}
+    own = [prefix + key] if key in parts else []
+    deeper = (inner_settings(parts[name], key, f"{prefix}{name}.") for name in parts)
+    return [*own, *(found for names in deeper for found in names)]
 
 
 def nearest_piece_setting(name: str) -> str:

@@ -140,7 +140,8 @@ def check_model(model: Mapping[str, Any]) -> None:
         if shipped == source and HUB_ID.fullmatch(source) and not is_cached(source):
             raise DllmBenchError(
                 f"Model {name!r} needs {source}, which is not in the local Hugging Face cache, and "
-                f"a run downloads nothing; fetch it first: hf download {source}"
+                f"a run downloads nothing; fetch it first: dllm-bench "
+                f"prefetch {name}, or hf download {source}"
             )
 
     check_folder(model)

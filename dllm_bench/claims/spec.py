@@ -20,7 +20,7 @@ from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import conf_file
-from dllm_bench.tables.load import load_table, names_of, read_yaml
+from dllm_bench.tables.load import help_of, load_table, names_of, read_yaml
 from dllm_bench.tables.spec import SCORE, FacetValue, PaperTable, Query, Rule, TableMetric
 
 Keys = Mapping[str, str]
@@ -140,7 +140,7 @@ def load_claim(name: str) -> Claim:
     """The claim called `<paper>/<claim>`."""
     known = names_of("claim")
     if name not in known:
-        raise DllmBenchError(unknown_name("claim", name, known))
+        raise DllmBenchError(unknown_name("claim", name, known, listing=help_of("claim")))
     return read_claim(name, conf_file(f"claim/{name}.yaml"))
 
 

@@ -23,6 +23,7 @@ from dllm_bench.paths import PACKAGE
 from dllm_bench.tables.load import (
     REPORTED_TABLES,
     file_and_data,
+    help_of,
     names_of,
     parse_table,
     read_csv,
@@ -201,7 +202,7 @@ def load_figure(name: str) -> PaperFigure:
     """The figure called `<paper>/<figure>`."""
     known = names_of("figure")
     if name not in known:
-        raise DllmBenchError(unknown_name("figure", name, known))
+        raise DllmBenchError(unknown_name("figure", name, known, listing=help_of("figure")))
     return read_figure(name, *file_and_data("figure", name, REPORTED_FIGURES))
 
 

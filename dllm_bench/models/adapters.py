@@ -19,6 +19,8 @@ from dllm_bench.models.layouts import (
     value,
 )
 
+NO_SCALING = (None, {"rope_type": "default"}, {"type": "default"})
+"""Values of `rope_scaling` that leave the rotary embedding as it is."""
 LAYERS, BLOCKS = "model.layers.", "model.transformer.blocks."
 LLADA_TOP = {  # module name -> published name, without ".weight"
     "model.embed_tokens": "model.transformer.wte",
@@ -117,7 +119,7 @@ class DreamLayout(StandardLayout):
         "hidden_act": ("silu",),
         "use_sliding_window": (False,),
         "use_mrope": (False,),
-        "rope_scaling": (None,),
+        "rope_scaling": NO_SCALING,
     }
 
 
@@ -171,7 +173,7 @@ class LladaMoeLayout(StandardLayout):
         "clip_qkv": (None,),
         "attention_bias": (False, None),
         "partial_rotary_factor": (1, None),
-        "rope_scaling": (None,),
+        "rope_scaling": NO_SCALING,
         "moe_router_score_function": ("softmax",),
         "moe_router_enable_expert_bias": (False, None),
         "router_num_group": (None, 0, 1),
@@ -230,7 +232,7 @@ class Llada2Layout(StandardLayout):
         "score_function": ("sigmoid",),
         "moe_router_enable_expert_bias": (True,),
         "use_sliding_window": (False,),
-        "rope_scaling": (None,),
+        "rope_scaling": NO_SCALING,
     }
 
     def settings(self, published: PublishedConfig) -> dict[str, Any]:
@@ -283,7 +285,7 @@ class SdarLayout(StandardLayout):
         "hidden_act": ("silu",),
         "use_sliding_window": (False,),
         "attention_bias": (False,),
-        "rope_scaling": (None,),
+        "rope_scaling": NO_SCALING,
     }
 
 

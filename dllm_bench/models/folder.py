@@ -19,6 +19,7 @@ from dllm_bench.models.text import FILES, require_regular
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+LORA_CONFIG = "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SHOWN = 6  # pickled files that are named
 TEMPLATE = "chat_template"  # key of tokenizer_config.json, and stem of a file
@@ -40,6 +41,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def published_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint; DllmBenchError where it is missing, or for a LoRA adapter."""
+    if (folder / LORA_CONFIG).is_file() and not (folder / CONFIG).is_file():
+        base = read_json(folder / LORA_CONFIG).get("base_model_name_or_path") or "BASE"
+        raise DllmBenchError(
+            f"{folder} holds a LoRA adapter ({LORA_CONFIG}) and no model; load the model that it "
+            f"adapts with it: model={base} model.lora={folder}, or in Python "
+            f'load_model("{base}", lora="{folder}").'
+        )
+    return read_json(folder / CONFIG)
+
+
 def has_template(folder: Path) -> bool:
     """Whether the tokenizer can write chat turns."""
     file = folder / TOKENIZER_CONFIG
@@ -49,7 +62,7 @@ def has_template(folder: Path) -> bool:
 
 def settings_of(folder: Path) -> dict[str, Any]:
     """All settings of a model but its name and path, as the checkpoint itself says them."""
-    adapter = recognised_adapter(read_json(folder / CONFIG))
+    adapter = recognised_adapter(published_config(folder))
     layout = ADAPTERS[adapter] if adapter else None
     absent = {field.name: None for field in fields(ModelSpec) if field.default is None}
     return {
@@ -73,7 +86,7 @@ def lacking(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
 
     DllmBenchError if the folder holds no config.json, or one that no adapter reads.
     """
-    published = read_json(folder / CONFIG)
+    published = published_config(folder)
     name = recognised_adapter(published)
     if name is None:
         raise DllmBenchError(

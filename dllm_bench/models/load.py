@@ -20,7 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint, lora
 from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
-from dllm_bench.models.folder import CONFIG, read_json
+from dllm_bench.models.folder import published_config, read_json
 from dllm_bench.models.layouts import CheckpointLayout, PublishedConfig
 from dllm_bench.models.plain_module import FAMILIES, PlainModule
 from dllm_bench.models.sources import checkpoint_folder, content_hash, snapshot_commit
@@ -221,7 +221,7 @@ class OpenedCheckpoint:
 def open_checkpoint(spec: ModelSpec) -> OpenedCheckpoint:
     """Find the checkpoint of `spec`, choose its adapter and check its config."""
     folder = checkpoint_folder(spec.path, spec.revision)
-    published = read_json(folder / CONFIG)
+    published = published_config(folder)
     adapter = choose_adapter(spec, published)
     ADAPTERS[adapter].check(published)
     return OpenedCheckpoint(spec, folder, published, adapter, ADAPTERS[adapter])

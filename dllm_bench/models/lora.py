@@ -24,11 +24,11 @@ from dllm_bench.models.checkpoint import (
     shapes_of,
     weight_files,
 )
+from dllm_bench.models.folder import LORA_CONFIG as CONFIG
 from dllm_bench.models.folder import read_json
 from dllm_bench.models.layouts import CheckpointLayout, Shapes, value
 
 STEM = "adapter_model"
-CONFIG = "adapter_config.json"
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 SUPPORTED: dict[str, tuple[Any, ...]] = {  # config key -> values for which the formula above holds
     "peft_type": ("LORA",),

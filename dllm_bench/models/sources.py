@@ -96,8 +96,8 @@ def _cached_snapshot(hub_id: str, revision: str | None) -> Path:
         pinned = f" --revision {revision}" if revision else ""
         raise DllmBenchError(
             f"Model {hub_id!r} is not in the local Hugging Face cache and nothing is downloaded "
-            f"during a run; fetch it first with dllm-bench prefetch, or with: "
-            f"hf download {hub_id}{pinned}"
+            f"during a run; fetch it first: hf download {hub_id}{pinned}, or "
+            f"dllm-bench prefetch NAME for a model that `dllm-bench run --help` names"
         ) from None
 
 

@@ -185,8 +185,7 @@ class SpecialTokenSources:
         wanted = self.id_of(text) if text is not None else None
         if text is not None and wanted is None and self.tokenizer is not None:
             raise DllmBenchError(
-                f"The model's yaml says mask_token: {text!r}, which is no token of the "
-                f"checkpoint's tokenizer; correct mask_token."
+                f"mask_token is {text!r}, which is no token of the model's tokenizer; correct it."
             )
         if wanted is not None and agreed not in (None, wanted):
             raise DllmBenchError(
@@ -214,8 +213,8 @@ def special_tokens(
     if mask is None or mask in (eos, eot):
         raise DllmBenchError(
             f"A masked diffusion model needs a mask token of its own, found mask={mask} with "
-            f"eos={eos} and eot={eot} in config.json and tokenizer; name its text with mask_token "
-            f"in the model's yaml."
+            f"eos={eos} and eot={eot} in config and tokenizer; name its text: "
+            f"model.mask_token=TEXT, or mask_token=TEXT in Python."
         )
     special = SpecialTokens(mask=mask, eos=eos, pad=pad, bos=bos, eot=eot)
     ids = asdict(special).items()

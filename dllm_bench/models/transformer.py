@@ -244,7 +244,8 @@ class TransformerDenoiser(Denoiser):
             raise DllmBenchError(
                 f"This model is autoregressive, but the decoder asks for {plan.attention} "
                 f"attention (blocks of {plan.block}); use an autoregressive or speculative "
-                f"decoder, or a diffusion model."
+                f"decoder, or a diffusion model. If these weights were trained as one, set "
+                f"model.attention_form=full, and model.shifted=false if row i predicts position i."
             )
 
     def _layers(self, tokens_KF: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:

@@ -140,8 +140,8 @@ def role_of(key: str) -> Role:
     if matching:
         return FIELDS[max(matching, key=len)]
     raise DllmBenchError(
-        f"Configuration key {key!r} is classed neither as identity nor as runtime; correct the "
-        "name, or add a new key to FIELDS of dllm_bench/store/spec.py."
+        f"The setting {key!r} was added, and nothing in a run reads it; correct the name or "
+        "leave it out: `dllm-bench run --cfg job` prints all settings."
     )
 
 

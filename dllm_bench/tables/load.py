@@ -60,12 +60,17 @@ def file_and_data(kind: str, name: str, shipped: Path) -> tuple[Path, Path]:
     return file, shipped if file.is_relative_to(conf_dir()) else file.parents[1]
 
 
+def help_of(kind: str) -> str:
+    """The command that lists all tables, figures or claims."""
+    return f"dllm-bench {'claims' if kind == 'claim' else kind} --help"
+
+
 def matching_names(kind: str, name: str) -> list[str]:
     """The names that `name` stands for: itself, all of a paper, or with "all" every one."""
     known = names_of(kind)
     matching = [one for one in known if name in (one, one.partition("/")[0], "all")]
     if not matching:
-        raise DllmBenchError(unknown_name(kind, name, known, "; or a paper, or all"))
+        raise DllmBenchError(unknown_name(kind, name, known, "; or a paper, or all", help_of(kind)))
     return matching
 
 
@@ -74,7 +79,7 @@ def load_table(name: str) -> PaperTable:
     """The table called `<paper>/<table>`."""
     known = names_of("table")
     if name not in known:
-        raise DllmBenchError(unknown_name("table", name, known))
+        raise DllmBenchError(unknown_name("table", name, known, listing=help_of("table")))
     return read_table(name, *file_and_data("table", name, REPORTED_TABLES))
 
 

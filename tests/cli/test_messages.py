@@ -1,0 +1,128 @@
+"""Messages of mistakes: they name what the user can write, never a file of the package."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import dllm_bench as db
+from dllm_bench.api.compose import compose
+from dllm_bench.cli.main import main
+from dllm_bench.core.choices import SHOWN, unknown_name
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.adapters import ADAPTERS
+from dllm_bench.paths import assets_dir
+
+Capture = pytest.CaptureFixture[str]
+MASK_TEXT = "<|mask|>"
+
+
+def refusal(capture: Capture, *words: str) -> str:
+    """What a command that ends with a mistake prints."""
+    assert main(list(words)) == 2
+    return capture.readouterr().err
+
+
+def test_of_many_names_the_nearest_five_are_shown() -> None:
+    known = [f"model-{number}" for number in range(90)]
+    message = unknown_name("model", "model-7x", known, listing="dllm-bench run --help")
+    assert message.count("model-") == SHOWN + 1 + 1  # those shown, the asked one, the question
+    assert "the nearest of 90; `dllm-bench run --help` lists them" in message
+    assert "did you mean 'model-7'" in message
+
+
+def test_of_few_names_all_are_shown() -> None:
+    assert unknown_name("area", "part", ["whole", "cut"]).endswith("choose one of: whole, cut.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "model=tiny-lada"),
+        ("run", "decoder=fastdllm"),
+        ("table", "lopa/tabel4"),
+        ("figure", "lopa/figur5"),
+        ("claims", "lopa/tps"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_name_is_answered_in_a_few_lines(words: tuple[str, ...], capsys: Capture) -> None:
+    message = refusal(capsys, *words)
+    assert len(message) < 350
+    assert "--help` lists them" in message
+
+
+def test_an_added_setting_that_nothing_reads_is_refused_without_naming_a_file(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = refusal(capsys, "run", "+foo=3", "model=tiny-llada", "benchmark=minigsm", "limit=1")
+    assert "'foo'" in message
+    assert "--cfg job" in message
+    assert ".py" not in message
+
+
+def test_a_mask_token_that_is_missing_is_asked_for_as_a_setting() -> None:
+    tokenizer = db.load_model("tiny-llada").text.tokenizer
+    with pytest.raises(DllmBenchError, match="no token of the model's tokenizer") as wrong:
+        db.wrap(lambda ids: ids, tokenizer, mask_token="<|nothing|>")  # type: ignore[arg-type]
+    assert "yaml" not in str(wrong.value)
+
+
+def test_a_mask_token_is_given_as_its_text() -> None:
+    for text in (f"model.mask_token={MASK_TEXT}", f"model.mask_token='{MASK_TEXT}'"):
+        assert compose(["model=tiny-llada", text])["model"]["mask_token"] == MASK_TEXT
+
+
+def test_text_that_hydra_reads_keeps_its_meaning() -> None:
+    assert compose(["model=tiny-llada", "limit=3", "seed=1"])["limit"] == 3
+    with pytest.raises(DllmBenchError, match="cannot be read"):
+        compose(["seed=[1"])
+
+
+@pytest.mark.parametrize("name", ["decoder.tau", "tau"])
+def test_a_setting_of_a_piece_is_found_by_its_last_name(name: str) -> None:
+    with pytest.raises(DllmBenchError, match=r"did you mean 'decoder\.select\.tau'"):
+        compose(["decoder=fast_dllm", f"{name}=0.7"])
+
+
+def test_a_decoder_object_hints_at_the_setting_of_the_piece() -> None:
+    with pytest.raises(DllmBenchError, match=r"select\.tau"):
+        db.decoder("fast_dllm", tau=0.7)
+
+
+def test_a_lora_folder_is_told_to_go_with_its_base_model(tmp_path: Path) -> None:
+    config = {"base_model_name_or_path": "owner/base"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(DllmBenchError, match=r'load_model\("owner/base", lora="') as error:
+        db.load_model(tmp_path)
+    assert f"model.lora={tmp_path}" in str(error.value)
+
+
+def test_a_missing_model_names_prefetch(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("run", "model=llada-instruct", "benchmark=minigsm", "limit=1")
+    assert "dllm-bench prefetch llada-instruct" in refusal(capsys, *words)
+
+
+def test_an_autoregressive_layout_is_told_how_to_be_a_diffusion_model(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(assets_dir() / "tiny-qwen3", folder)
+    with pytest.raises(DllmBenchError, match=r"model\.attention_form=full"):
+        db.generate(folder, "Tom has 3 apples.", "vanilla", 32)
+    model = db.load_model(folder, attention_form="full")
+    assert len(db.generate(model, "Tom has 3 apples.", "vanilla", 32)) == 1
+
+
+@pytest.mark.parametrize("adapter", ["dream", "sdar", "llada_moe", "llada2"])
+def test_a_rotary_embedding_that_is_spelled_out_as_usual_is_accepted(adapter: str) -> None:
+    layout = ADAPTERS[adapter]
+    for usual in (None, {"rope_type": "default"}, {"type": "default"}):
+        layout.check({"rope_scaling": usual})
+    with pytest.raises(DllmBenchError, match="rope_scaling"):
+        layout.check({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
