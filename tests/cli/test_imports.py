@@ -5,6 +5,9 @@ Times depend on the machine, imports do not; what is imported is what takes the 
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 
 from dllm_bench.cli.main import COMMANDS, GROUPS
 
+ROOT = Path(__file__).resolve().parents[2]
 HEAVY = (
     "torch",
     "transformers",
@@ -65,41 +69,57 @@ MISTAKES = {
     "prefetch tiny-lada": "'tiny-llada'",
 }
 CODE = """
-import sys
+import json, sys
 from dllm_bench.cli.main import main
-try:
-    code = main(sys.argv[2:])
-except SystemExit as stopped:
-    code = stopped.code
-found = sorted(set(sys.argv[1].split(",")) & set(sys.modules))
-print(f"\\nexit code {code}, imported {found}")
+heavy, known = set(sys.argv[1].split(",")), set()
+for words in json.loads(sys.argv[2]):
+    try:
+        code = main(words)
+    except SystemExit as stopped:
+        code = stopped.code
+    found = (heavy & set(sys.modules)) - known
+    known |= found
+    sys.stdout.flush()
+    print(f"\\n{' '.join(words)}: exit code {code}, imported {sorted(found)}", flush=True)
+    print(f"{' '.join(words)}", file=sys.stderr, flush=True)
 """
 
 
-def imported(heavy: tuple[str, ...], words: list[str], cwd: Path) -> tuple[str, str]:
-    """(the line with exit code and the heavy modules that a command imported, its stderr)."""
-    command = [sys.executable, "-c", CODE, ",".join(heavy), *words]
+def imported(heavy: tuple[str, ...], commands: list[list[str]], cwd: Path) -> tuple[str, str]:
+    """(stdout, stderr) of a process that runs commands and prints, after each, its exit code and
+    which of the heavy modules it was the first to import.
+    """
+    command = [sys.executable, "-c", CODE, ",".join(heavy), json.dumps(commands)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-1], done.stderr
+    return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", HELP, ids=" ".join)
-def test_help_imports_nothing_that_is_slow(words: list[str], tmp_path: Path) -> None:
-    line, _ = imported(NOT_FOR_HELP, [*words, "--help"], tmp_path)
-    assert line == "exit code 0, imported []"
+def endings(stdout: str) -> list[str]:
+    """The lines that `CODE` prints."""
+    return [line for line in stdout.splitlines() if ": exit code " in line]
 
 
-@pytest.mark.parametrize("command", NO_HELP_OF_OURS)
-def test_help_of_other_libraries_imports_no_model_library(command: str, tmp_path: Path) -> None:
-    line, _ = imported(("torch", "transformers", "datasets"), [command, "--help"], tmp_path)
-    assert line == "exit code 0, imported []"
+def test_help_imports_nothing_that_is_slow(tmp_path: Path) -> None:
+    commands = [[*words, "--help"] for words in HELP]
+    stdout, _ = imported(NOT_FOR_HELP, commands, tmp_path)
+    expected = [f"{' '.join(words)}: exit code 0, imported []" for words in commands]
+    assert endings(stdout) == expected
 
 
-@pytest.mark.parametrize("text", MISTAKES)
-def test_a_wrong_name_is_told_before_torch_is_imported(text: str, tmp_path: Path) -> None:
-    line, error = imported(("torch", "transformers", "matplotlib"), text.split(), tmp_path)
-    assert line == "exit code 2, imported []"
-    assert MISTAKES[text] in error
+def test_help_of_other_libraries_imports_no_model_library(tmp_path: Path) -> None:
+    commands = [[name, "--help"] for name in NO_HELP_OF_OURS]
+    stdout, _ = imported(("torch", "transformers", "datasets"), commands, tmp_path)
+    expected = [f"{' '.join(words)}: exit code 0, imported []" for words in commands]
+    assert endings(stdout) == expected
+
+
+def test_a_wrong_name_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+    commands = [text.split() for text in MISTAKES]
+    stdout, stderr = imported(("torch", "transformers", "matplotlib"), commands, tmp_path)
+    assert endings(stdout) == [f"{text}: exit code 2, imported []" for text in MISTAKES]
+    for text, named in MISTAKES.items():
+        error, stderr = stderr.split(f"{text}\n", 1)
+        assert named in error, text
 
 
 @pytest.mark.parametrize("model", ["tiny-llada", "tiny-dream-base", "tiny-sdar"])
@@ -107,5 +127,38 @@ def test_a_text_of_an_embedded_model_imports_no_classes_of_transformers(
     model: str, tmp_path: Path
 ) -> None:
     words = ["generate", model, "vanilla", "Tom has 3 apples.", "--max-new-tokens", "32"]
-    line, _ = imported(NOT_FOR_EMBEDDED, words, tmp_path)
-    assert line == "exit code 0, imported []"
+    stdout, _ = imported(NOT_FOR_EMBEDDED, [words], tmp_path)
+    assert endings(stdout) == [f"{' '.join(words)}: exit code 0, imported []"]
+
+
+def test_commands_of_the_makefile_write_bytecode() -> None:
+    """Without it, each process of each run compiles torch again."""
+    show = "--eval=show: ; @echo [$$PYTHONDONTWRITEBYTECODE]"
+    command = ["make", "--no-print-directory", "-C", str(ROOT), show, "show"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_install_compiles_what_a_text_imports(tmp_path: Path) -> None:
+    made = re.search(r"^COMPILED := ((?:.*\\\n)*.*)\n", (ROOT / "Makefile").read_text(), re.M)
+    assert made
+    names = "import sys; print(*sorted(name for name in sys.modules if '.' in name))"
+    text = "['generate', 'tiny-llada', 'fast_dllm', 'Tom has 3 apples.']"
+    sources = (
+        "import " + made[1].replace("\\\n", ""),
+        f"from dllm_bench.cli.main import main; main({text})",
+    )
+    compiled, needed = (
+        subprocess.run(
+            [sys.executable, "-c", f"{source}\n{names}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[-1]
+        for source in sources
+    )
+    libraries = {name for name in needed.split() if name.startswith(("torch.", "transformers."))}
+    assert len(libraries) > 500
+    assert len(libraries - set(compiled.split())) < len(libraries) / 50

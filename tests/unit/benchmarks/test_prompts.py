@@ -142,7 +142,10 @@ def test_requests_are_made_when_asked_for() -> None:
 
 
 REFUSALS = [
-    (lm_eval_benchmark("nonsense"), "There is no lm-eval task 'nonsense'; choose one of: .*the nearest of 27"),
+    (
+        lm_eval_benchmark("nonsense"),
+        "no lm-eval task 'nonsense'; choose one of: .*the nearest of 27",
+    ),
     (evalplus_benchmark("nonsense"), "There is no EvalPlus problem set 'nonsense'"),
     (lm_eval_benchmark("minigsm", "accuracy"), "There is no primary metric of 'minigsm'"),
     (lm_eval_benchmark("minigsm", template="xml"), "There is no template of 'minigsm'"),
