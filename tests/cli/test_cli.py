@@ -95,10 +95,10 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["decoder=nope"], ["no decoder 'nope'", "vanilla"]),
+        (["decoder=nope"], ["no decoder 'nope'", "the nearest of"]),
         (["model=nope"], ["no model 'nope'", "tiny-llada"]),
         (["decoder/score=nope"], ["no decoder/score 'nope'", "confidence"]),
-        (["decoder=fast_dlm"], ["did you mean 'fast_dllm'?", "learn2pd"]),
+        (["decoder=fast_dlm"], ["did you mean 'fast_dllm'?", "fast_dllm_v2"]),
         (["decoder=null"], ["null or a number", "--help"]),
         (["decoder=fast_dllm", "decoder.select.tua=1"], ["did you mean 'decoder.select.tau'?"]),
         (["decoder.select.thau=1"], ["'decoder.select.tau', which decoder/select="]),

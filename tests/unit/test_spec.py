@@ -94,7 +94,7 @@ def test_every_key_of_a_composed_configuration_is_classed() -> None:
 
 def test_a_key_nobody_classed_is_refused() -> None:
     for key in ("model__colour", "hardware__cores", "temperature"):
-        with pytest.raises(DllmBenchError, match="neither as identity nor as runtime"):
+        with pytest.raises(DllmBenchError, match="nothing in a run reads it"):
             spec(**{key: 1})
 
 
@@ -221,7 +221,7 @@ def test_the_longest_pattern_counts(key: str, role: Role) -> None:
 
 @pytest.mark.parametrize("key", ["logger", "model.source", "xdecoder.select", "source"])
 def test_a_pattern_matches_whole_keys(key: str) -> None:
-    with pytest.raises(DllmBenchError, match="neither as identity nor as runtime"):
+    with pytest.raises(DllmBenchError, match="nothing in a run reads it"):
         role_of(key)
 
 
