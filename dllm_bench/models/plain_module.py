@@ -38,8 +38,8 @@ class PlainModule(Module):
         self._build = build
         width = settings["hidden_size"]
         self.model = Module()
-        table = torch.empty(settings["vocab_size"], width)
-        self.model.embed_tokens = Embedding(*table.shape, _weight=table)  # not drawn at random
+        table = torch.empty(settings["vocab_size"], width)  # not drawn at random
+        self.model.embed_tokens = Embedding(len(table), width, _weight=table)
         count = settings["num_hidden_layers"]
         self.model.layers = ModuleList(_layer(family, self.config) for _ in range(count))
         self.model.norm = RMSNorm(width, self.config.rms_norm_eps)
@@ -49,7 +49,8 @@ class PlainModule(Module):
     def tie_weights(self) -> None:
         """Let the head use the embedding's table, if config.json says so."""
         if self.config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+            table: Any = self.model.embed_tokens
+            self.lm_head.weight = table.weight
 
     def _init_weights(self, part: Module) -> None:
         """Compute the buffers of a part of this module; the name is transformers'."""
@@ -118,7 +119,7 @@ def _layer(family: str, config: SimpleNamespace) -> Module:
     if family == "Qwen3":
         attention.q_norm = RMSNorm(size, config.rms_norm_eps)
         attention.k_norm = RMSNorm(size, config.rms_norm_eps)
-    attention.head_dim = size  # type: ignore[assignment]
+    attention.head_dim = size
     mlp.gate_proj = Linear(width, inner, bias=False)
     mlp.up_proj = Linear(width, inner, bias=False)
     mlp.down_proj = Linear(inner, width, bias=False)
