@@ -24,6 +24,7 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.score.confidence import Confidence
 from tests.golden.cases import (
     Case,
+    Proof,
     Settings,
     agreement,
     composed,
@@ -31,6 +32,7 @@ from tests.golden.cases import (
     replayed,
     request,
     steps_per_block,
+    takes_more_than_masked,
 )
 
 DENSE: dict[str, dict[str, Any]] = {
@@ -61,9 +63,9 @@ def canvases(generation: Generation, case: Case) -> list[list[int]]:
     return made
 
 
-def check(case: Case, decoder: MaskedDecoder, last: int = 0) -> None:
+def check(case: Case, decoder: MaskedDecoder, last: int = 0, proof: Proof = lambda: None) -> None:
     """Replay `case`; compare tokens, forwards and canvases, or their `last` positions."""
-    with agreement(case):
+    with agreement(case, proof):
         generation = decoder.generate(denoiser("llada"), request(case))
         made = canvases(generation, case)
         ours = [canvas[: len(theirs)] for canvas, theirs in zip(made, case["states"], strict=False)]
@@ -207,9 +209,11 @@ def test_remdm_loop(case: Case) -> None:
 
 @replayed("samplers/saber_cases.json")
 def test_saber(case: Case) -> None:
+    """Where fewer than n are masked, the released code takes n all the same."""
     number, block = case["params"]["n"], case["params"]["block_length"]
     settings = {"select.number": number, "schedule.block": block, "revise.number": number}
-    check(case, composed("saber", settings))
+    decoder = composed("saber", settings)
+    check(case, decoder, proof=lambda: takes_more_than_masked(case, decoder, number))
 
 
 @WITH_AND_WITHOUT_CACHE

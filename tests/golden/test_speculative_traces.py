@@ -9,37 +9,35 @@ is asked for here; z-lab's counts tokens behind a stop, which are left out of th
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dllm_bench.api.generation import composed_decoder
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
-from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
+from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.draft.controls import NoDraft
 from dllm_bench.decoding.draft.dflash import DFlash
 from dllm_bench.decoding.draft.dspark import DSpark
 from dllm_bench.decoding.draft.eagle3 import Eagle3
-from dllm_bench.decoding.length.fixed import FixedLength
-from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verify.greedy_match import GreedyMatch
 from dllm_bench.decoding.verify.rejection import Rejection
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
-from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
-from tests.golden.cases import EVERY
-from tests.helpers import golden_dir, load_denoiser
+from tests.golden.cases import GOLDEN, Case, Settings, cases, each, override
+from tests.helpers import load_denoiser
 from tests.sample_stats import drafted
 from tests.speculative import Chain, Scripted, WatchedLength
 
-FOLDER = golden_dir() / "spec"
+FOLDER = GOLDEN / "spec"
 KINDS = ("dflash", "dspark_markov", "dspark_gated", "dspark_rnn", "eagle3", "zlab_dflash")
 DSPARKS = KINDS[1:4]
 TOLERANCE = 1e-4
@@ -65,44 +63,61 @@ def target() -> TransformerDenoiser:
     return load_denoiser(FOLDER / "ckpt" / "target")
 
 
+def source(kind: str) -> str:
+    """The folder of a drafter."""
+    return str(FOLDER / "ckpt" / ("zlab_dflash_b16" if kind == "zlab_dflash" else kind))
+
+
+def kind_of(run: Case) -> str:
+    return Path(run["file"]).stem.removeprefix("trace_")
+
+
+def speculative(decoder: str, settings: Settings) -> SpeculativeDecoder:
+    """The decoder of a yaml with a run's numbers."""
+    return _speculative(decoder, json.dumps(settings))
+
+
 @lru_cache
+def _speculative(decoder: str, settings: str) -> SpeculativeDecoder:
+    overrides = [override(key, value) for key, value in json.loads(settings).items()]
+    made = composed_decoder(decoder, overrides)
+    assert isinstance(made, SpeculativeDecoder)
+    return made
+
+
 def draft(kind: str) -> Draft:
-    source = str(FOLDER / "ckpt" / ("zlab_dflash_b16" if kind == "zlab_dflash" else kind))
+    """The drafter of a kind as its decoder has it."""
+    return speculative(*decoder_of({"file": f"trace_{kind}"}, True)).draft
+
+
+def decoder_of(run: Case, checks_first: bool) -> tuple[str, dict[str, Any]]:
+    """The decoder of conf/decoder, and the numbers of a run."""
+    kind, tau = kind_of(run), run.get("confidence_threshold")
+    settings = {
+        "draft.drafter.source": source(kind),
+        "temperature": run.get("temperature", 0.0),
+    }
+    if kind in DSPARKS:
+        return ("dspark_threshold", settings | {"length.tau": tau}) if tau else ("dspark", settings)
     if kind == "eagle3":
-        return Eagle3(TrainedChainDrafter(source))
-    return (DSpark if kind in DSPARKS else DFlash)(TrainedBlockDrafter(source))
+        return "eagle3", settings
+    settings["checks_first"] = checks_first
+    zlab = {"verify": "greedy_match", "draft.slots": run.get("block_size")}
+    return "dflash", settings | (zlab if kind == "zlab_dflash" else {})
 
 
-def cases() -> list[Any]:
-    found = []
-    for kind in KINDS:
-        trace = read(f"trace_{kind}.json")
-        for group in ("runs", "extra_runs", "sampled_runs"):
-            for i, run in enumerate(trace.get(group, [])):
-                name = f"{kind}-{run.get('case', group)}-{i}"
-                marks = pytest.mark.exhaustive if i % EVERY else ()
-                found.append(pytest.param(kind, run, id=name, marks=marks))
-    return found
-
-
-def decode(
-    kind: str, run: dict[str, Any], length: VerifyLength, checks_first: bool = True
-) -> Generation:
+def decode(run: Case, checks_first: bool = True) -> tuple[Generation, list[Proposal]]:
+    """What the run's decoder makes of its prompt, and the drafts before they are cut."""
     stops = run["stop_token_ids"] or [NO_END]
     target().special = SpecialTokens(mask=0, eos=stops[0])
-    piece = draft(kind)
-    if isinstance(piece, DFlash):
-        piece = replace(piece, slots=run.get("block_size"))
-    decoder = Scripted(
-        piece,
-        GreedyMatch() if kind == "zlab_dflash" else Rejection(),
-        length,
-        run.get("temperature", 0.0),
-        checks_first,
-        script=tuple(run.get("uniforms") or [0.5] * 4096),
-    )
+    plain = speculative(*decoder_of(run, checks_first))
+    pieces = {piece.name: getattr(plain, piece.name) for piece in fields(plain)}
+    watched = WatchedLength(plain.length)
+    script = tuple(run.get("uniforms") or [0.5] * 4096)
+    decoder = Scripted(**pieces | {"length": watched, "script": script})
     limit = run["max_new_tokens"] + 1
-    return decoder.generate(target(), Request("golden", tuple(run["prompt"]), limit))
+    request = Request("golden", tuple(run["prompt"]), limit)
+    return decoder.generate(target(), request), watched.seen
 
 
 def verified(generation: Generation) -> list[tuple[Any, list[int]]]:
@@ -114,43 +129,43 @@ def verified(generation: Generation) -> list[tuple[Any, list[int]]]:
     return [(generation.trace.forwards[i], tokens) for i, tokens in new.items()]
 
 
-@pytest.mark.parametrize(("kind", "run"), cases())
-def test_the_authors_loop(kind: str, run: dict[str, Any]) -> None:
-    tau = run.get("confidence_threshold", 0.0)
-    watched = WatchedLength(SurvivalThreshold(tau) if kind in DSPARKS else FixedLength())
-    generation = decode(kind, run, watched)
-    assert list(generation.ids[: len(run["output"])]) == run["output"]
-    rounds, found = run["rounds"], verified(generation)
-    if "proposal_lengths" in run:
+RUNS = [run for kind in KINDS for run in cases(f"spec/trace_{kind}.json")]
+ZLAB = cases("spec/trace_zlab_dflash.json")[:1]
+
+
+@each(RUNS)
+def test_the_authors_loop(case: Case) -> None:
+    generation, drafts = decode(case)
+    assert list(generation.ids[: len(case["output"])]) == case["output"]
+    rounds, found = case["rounds"], verified(generation)
+    if "proposal_lengths" in case:
         own = acceptance.rounds(generation)
-        assert [r.committed for r in own] == run["acceptance_lengths"]
-        assert [r.proposed for r in own] == run["proposal_lengths"]
-    assert len(found) == len(rounds) == len(watched.seen)
-    for (row, new), proposal, entry in zip(found, watched.seen, rounds, strict=True):
-        assert new == committed(entry, run["stop_token_ids"] or [])
+        assert [r.committed for r in own] == case["acceptance_lengths"]
+        assert [r.proposed for r in own] == case["proposal_lengths"]
+    assert len(found) == len(rounds) == len(drafts)
+    for (row, new), proposal, entry in zip(found, drafts, rounds, strict=True):
+        assert new == committed(entry, case["stop_token_ids"] or [])
         check_round(row, proposal, entry)
 
 
-def test_zlabs_blocks_of_one_slot_are_the_plain_loop() -> None:
+@each(ZLAB)
+def test_zlabs_blocks_of_one_slot_are_the_plain_loop(case: Case) -> None:
     """A block holds nothing but the anchor: one token a round, and no drafter."""
-    run = read("trace_zlab_dflash.json")["runs"][0] | {"block_size": 1}
-    watched = WatchedLength(FixedLength())
-    generation = decode("zlab_dflash", run, watched)
-    assert list(generation.ids[: len(run["output"])]) == run["target_greedy"]
+    generation, _ = decode(case | {"block_size": 1})
+    assert list(generation.ids[: len(case["output"])]) == case["target_greedy"]
     assert all(r.committed == 1 and r.proposed == 0 for r in acceptance.rounds(generation))
     assert {f.kind for f in generation.trace.forwards} == {ForwardKind.PREFILL, ForwardKind.VERIFY}
     with pytest.raises(DllmBenchError, match="choose 1 to 16"):
-        replace(draft("zlab_dflash"), slots=0)
+        decode(case | {"block_size": 0})
 
 
 @pytest.mark.parametrize("checks_first", [True, False])
-def test_zlab_makes_a_round_after_a_first_token_that_stops(checks_first: bool) -> None:
+@each(ZLAB)
+def test_zlab_makes_a_round_after_a_first_token_that_stops(case: Case, checks_first: bool) -> None:
     """Their loop looks for stop tokens after a round only; the round is the recorded one."""
-    run = read("trace_zlab_dflash.json")["runs"][0]
-    stopped = run | {"stop_token_ids": [run["first_token"]]}
-    generation = decode("zlab_dflash", stopped, FixedLength(), checks_first=checks_first)
+    generation, _ = decode(case | {"stop_token_ids": [case["first_token"]]}, checks_first)
     rounds = acceptance.rounds(generation)
-    first = [] if checks_first else run["acceptance_lengths"][:1]
+    first = [] if checks_first else case["acceptance_lengths"][:1]
     assert [r.committed for r in rounds] == first
     assert generation.cut["eos"] == 0, "the text is the same"
 
@@ -183,13 +198,12 @@ def check_round(row: Any, proposal: Proposal, entry: dict[str, Any]) -> None:
         assert entry["draft_context_rows"] == entry["anchor_pos"] - proposal.cached
 
 
-def test_the_greedy_runs_are_the_targets_own_text() -> None:
-    recorded = read("target_greedy.json")["cases"]
+@pytest.mark.parametrize("case", read("target_greedy.json").get("cases", []))
+def test_the_greedy_runs_are_the_targets_own_text(case: Case) -> None:
     target().special = SpecialTokens(mask=0, eos=NO_END)
-    for case in recorded:
-        wanted = case.get("output") or case["tokens"]
-        request = Request("golden", tuple(case["prompt"]), len(wanted))
-        assert list(SpeculativeDecoder(NoDraft()).generate(target(), request).ids) == wanted
+    wanted = case.get("output") or case["tokens"]
+    request = Request("golden", tuple(case["prompt"]), len(wanted))
+    assert list(speculative("ar_speculative", {}).generate(target(), request).ids) == wanted
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
@@ -197,8 +211,8 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
     """Over the four prompts of the reference; rounds of the three it keeps one by one."""
     recorded = read(f"trace_{kind}.json")
     prompts = [case["prompt"] for case in read("target_greedy.json")["cases"]]
-    runs = [{"prompt": p, "max_new_tokens": 48, "stop_token_ids": None} for p in prompts]
-    rounds = [acceptance.rounds(decode(kind, run, FixedLength())) for run in runs]
+    plain = {"file": f"trace_{kind}.json", "max_new_tokens": 48, "stop_token_ids": None}
+    rounds = [acceptance.rounds(decode(plain | {"prompt": prompt})[0]) for prompt in prompts]
     for reference in recorded["runs"]:
         own = rounds[prompts.index(reference["prompt"])]
         assert [r.committed for r in own] == reference["acceptance_lengths"]
