@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -48,6 +49,7 @@ BEGIN, END = "<!-- table4:begin -->", "<!-- table4:end -->"
 STATED, STATED_END = "<!-- evidence:begin -->", "<!-- evidence:end -->"
 LISTED, LIST_END = "<!-- library:begin -->", "<!-- library:end -->"
 USUAL = {"explore": "greedy", "revise": "none", "stop": "filled", "cache": "none"}  # not listed
+GROUPS = ("runs", "extra_runs", "sampled_runs")  # of a recorded file that is not a list
 GOLDEN = Path(os.environ.get("DLLM_BENCH_GOLDEN", ROOT.parent / "shared" / "golden"))
 
 
@@ -116,17 +118,29 @@ def head_of(yaml: str) -> dict[str, str]:
 
 
 def recorded(golden: Sequence[str]) -> str:
-    """How many recorded cases a decoder reproduces in tests/golden: those of a file, and the
-    methods that count if not all do, without those that are listed as differing.
+    """How many recorded cases a decoder reproduces in tests/golden: those that its yaml names,
+    without those that are listed as differing.
     """
     if not golden:
         return ""
-    whole = json.loads((GOLDEN / golden[0]).read_text())
-    cases = whole["runs"] if isinstance(whole, dict) else whole
     known = yaml.safe_load((ROOT / "tests" / "golden" / "differing.yaml").read_text())
-    differing = known[golden[0]].get("differ", ())
-    own = (i for i, case in enumerate(cases) if len(golden) == 1 or case["method"] in golden)
-    return str(sum(i not in differing for i in own))
+    count = 0
+    for file in (word for word in golden if word.endswith(".json")):
+        whole = json.loads((GOLDEN / file).read_text())
+        cases = whole if isinstance(whole, list) else [c for g in GROUPS for c in whole.get(g, ())]
+        differing = known[file].get("differ", ())
+        count += sum(names_case(golden, c) for i, c in enumerate(cases) if i not in differing)
+    return str(count)
+
+
+def names_case(golden: Sequence[str], case: Mapping[str, Any]) -> bool:
+    """Whether a case of the files is named: by its method, if any, and by all `parameter=1|2`."""
+    words = [word for word in golden if not word.endswith(".json")]
+    methods = [word for word in words if "=" not in word]
+    params = case.get("params", case)
+    values = (word.split("=") for word in words if "=" in word)
+    is_named = all(str(params.get(key)) in value.split("|") for key, value in values)
+    return is_named and (not methods or case["method"] in methods)
 
 
 def stored_findings(judgements: Sequence[Judgement] | None = None) -> Findings:

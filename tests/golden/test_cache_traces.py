@@ -174,8 +174,11 @@ def test_dpad(case: Case) -> None:
     params, stays = case["params"], tuple(map(tuple, case["kept_suffix"]))
     tau, block = params["threshold"], params["block_length"]
     steps = {"select": "topk", "select.steps": steps_per_block(params)}
-    settings = {"cache@inner": params["cache"], "schedule.block": block, "stop": "filled"}
-    decoder = composed("dpad", settings | (steps if tau is None else {"select.tau": tau}))
+    settings = {"schedule.block": block, "stop": "filled"}
+    settings |= steps if tau is None else {"select.tau": tau}
+    inner = {"cache@inner": params["cache"]}
+    is_dual = params["cache"] == "dual"
+    decoder = composed("dpad_dual", settings) if is_dual else composed("dpad", settings | inner)
     assert isinstance(decoder.cache, DPadCache)
     drawn = ReplayedDPad(decoder.cache.inner, stays=stays, block=block)
     decoder = replace(decoder, cache=drawn)

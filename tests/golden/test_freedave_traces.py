@@ -53,8 +53,9 @@ def freedave(params: Settings) -> MaskedDecoder:
         "cache": "dual" if params["dual_cache"] else "prefix",
         "stop": "filled",
     }
-    select = {"select": "topk"} if tau is None else {"select": "threshold", "select.tau": tau}
-    decoder = composed("freedave", settings | select)
+    plain, plus = ("freedave", {}), ("freedave_plus", {"select.tau": tau})
+    name, select = plain if tau is None else plus
+    decoder = composed(name, settings | select)
     return replace(decoder, explore=Recorded(params["draft_steps"]))
 
 
