@@ -210,7 +210,8 @@ def takes_more_than_masked(case: Case, decoder: MaskedDecoder, count: int) -> st
     pairs = enumerate(zip(ours, theirs, strict=False))
     forward = next(i for i, (own, other) in pairs if own[: len(other)] != other) - 1
     masks = ours[forward][: model.plans[forward].rows[1]].count(model.special.mask)
-    return f"tie: the released top-{count} has {masks} masks left" if masks < count else None
+    why = f"tie: too few masks ({masks}) for the released top-{count}"
+    return why if masks < count else None
 
 
 def steps_per_block(params: Settings) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from dllm_bench.decoding.length.fixed import FixedLength
 from dllm_bench.metrics import acceptance, calibration
 from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.training import drafter_data as data
@@ -26,9 +25,9 @@ from dllm_bench.training.drafter_objectives import (
     DraftOutputs,
     LossShares,
 )
-from tests.golden.test_speculative_traces import decode, read
+from tests.golden.test_speculative_traces import greedy_runs, read
 from tests.helpers import golden_dir, load_denoiser
-from tests.speculative import WatchedLength, trainable
+from tests.speculative import trainable
 from tests.tiers import covering
 
 FOLDER = golden_dir() / "spec"
@@ -159,11 +158,8 @@ def test_eagle3_unrolled() -> None:
 def test_confidences_of_the_traces(kind: str) -> None:
     """Four prompts decoded greedily, every verified position beside what became of it."""
     found = []
-    for case in read("target_greedy.json")["cases"]:
-        run = {"prompt": case["prompt"], "max_new_tokens": 48, "stop_token_ids": None}
-        watched = WatchedLength(FixedLength())
-        rounds = acceptance.rounds(decode(kind, run, watched))
-        for made, proposal in zip(rounds, watched.seen, strict=True):
+    for generation, drafts in greedy_runs(kind):
+        for made, proposal in zip(acceptance.rounds(generation), drafts, strict=True):
             assert proposal.survival_D is not None
             logits = proposal.survival_D[: made.proposed].tolist()
             found.append(ObservedDraft(tuple(logits), made.accepted))

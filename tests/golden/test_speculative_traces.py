@@ -120,6 +120,13 @@ def decode(run: Case, checks_first: bool = True) -> tuple[Generation, list[Propo
     return decoder.generate(target(), request), watched.seen
 
 
+def greedy_runs(kind: str) -> list[tuple[Generation, list[Proposal]]]:
+    """The four prompts of the reference decoded greedily; its traces keep the rounds of three."""
+    plain = {"file": f"trace_{kind}.json", "max_new_tokens": 48, "stop_token_ids": None}
+    prompts = [case["prompt"] for case in read("target_greedy.json")["cases"]]
+    return [decode(plain | {"prompt": prompt}) for prompt in prompts]
+
+
 def verified(generation: Generation) -> list[tuple[Any, list[int]]]:
     """(forward, tokens it committed) of every round."""
     rows = enumerate(generation.trace.forwards)
@@ -211,8 +218,7 @@ def test_the_authors_acceptance_metrics(kind: str) -> None:
     """Over the four prompts of the reference; rounds of the three it keeps one by one."""
     recorded = read(f"trace_{kind}.json")
     prompts = [case["prompt"] for case in read("target_greedy.json")["cases"]]
-    plain = {"file": f"trace_{kind}.json", "max_new_tokens": 48, "stop_token_ids": None}
-    rounds = [acceptance.rounds(decode(plain | {"prompt": prompt})[0]) for prompt in prompts]
+    rounds = [acceptance.rounds(generation) for generation, _ in greedy_runs(kind)]
     for reference in recorded["runs"]:
         own = rounds[prompts.index(reference["prompt"])]
         assert [r.committed for r in own] == reference["acceptance_lengths"]
