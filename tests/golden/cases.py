@@ -34,7 +34,7 @@ from dllm_bench.decoding.stop.budget import Budget
 from tests.helpers import Watched, golden_dir, load_denoiser
 
 GOLDEN = golden_dir()
-EVERY = 5
+EVERY = 16
 CLOSE = 1e-5  # decisions closer than this may differ by float32 rounding
 ROUNDING = 5e-6  # the same of dInfer's runs: float32 and float64 differ by up to 4.5e-6 there
 Case = dict[str, Any]
