@@ -270,7 +270,9 @@ class EvalPlusBenchmark(Benchmark):
     def _hash(self) -> str:
         instruction = self.instruction if self._template == CHAT else ""
         form = [self._template, instruction, list(self.stops)]
-        return content_hash({"items": self.items, "form": form})
+        frozen = GENERATED[self.dataset].items_hash(self.split) if self.generated else None
+        items = [frozen, self.limit, self.repeats] if frozen else self.items
+        return content_hash({"items": items, "form": form})
 
     def score(self, texts: Mapping[str, str]) -> dict[str, SampleScore]:
         """Run every answer against its problem's inputs; needs consent, no model."""

@@ -179,9 +179,11 @@ class LmEvalBenchmark(Benchmark):
     def _hash(self) -> str:
         file = task_file(self.task)
         form = {key: file[key] for key in PROMPT_KEYS if key in file}
+        generated = sources.GENERATED.get(self._source)
+        frozen = generated.items_hash(self.split) if generated else None
         return content_hash(
             {
-                "items": self.items,
+                "items": [frozen, self.limit, self.repeats] if frozen else self.items,
                 "shots": sources.shots(self._source, self._shots_from, self.shots, self.data_dir),
                 "form": [form, self._template, list(self.stops)],
             }

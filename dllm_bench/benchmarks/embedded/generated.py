@@ -6,19 +6,25 @@ add its task file (`tasks/NAME.yaml`) and its configuration (`conf/benchmark/NAM
 
 The split of a problem is decided by a hash of its content (the question, without its wording), so
 the train and test splits never share a problem, whatever the seed. Within a split no prompt occurs
-twice. The items of a split enter the dataset hash of a run: a generator that draws other problems
-from the same seed changes the identity of all its runs.
+twice.
+
+The test items are read from `items/NAME.jsonl.xz`, written once by `scripts/embedded/items.py`:
+drawing them takes seconds in every process. The hash of the file is what a run's identity holds.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import lzma
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-SPLITS = ("train", "test")
+FROZEN = Path(__file__).parent / "items"
+SPLITS = ("train", TEST := "test")
 TEST_ONE_IN = 8
 """One problem in this many belongs to the test split (by the hash of its content)."""
 SPLIT_SIZE = 1000
@@ -75,9 +81,27 @@ class GeneratedTask:
                 yield problem
 
     def items(self, split: str) -> list[dict[str, Any]]:
-        """The `SPLIT_SIZE` items of a split as plain dictionaries, each with a stable `id`."""
-        problems = self.problems(split, SPLIT_SIZE)
+        """Return the `SPLIT_SIZE` items of a split, each a plain dictionary with a stable `id`."""
+        if split != TEST:
+            return self.draw_items(split)
+        lines = lzma.decompress(self.frozen_file.read_bytes()).splitlines()
+        return [json.loads(line) for line in lines]
+
+    def draw_items(self, split: str, limit: int = SPLIT_SIZE) -> list[dict[str, Any]]:
+        """Draw the first `limit` items of a split, which `items` returns of the frozen ones."""
+        problems = self.problems(split, limit)
         return [{"id": f"{self.name}/{split}/{i}", **p.fields} for i, p in enumerate(problems)]
+
+    @property
+    def frozen_file(self) -> Path:
+        """The file of the test items: a JSON object a line, compressed by xz."""
+        return FROZEN / f"{self.name.replace('/', '-')}.jsonl.xz"
+
+    def items_hash(self, split: str) -> str | None:
+        """Return the sha256 of the file with a split's items; None if they are drawn."""
+        if split != TEST:
+            return None
+        return hashlib.sha256(self.frozen_file.read_bytes()).hexdigest()
 
 
 def split_of(content: str) -> str:

@@ -23,6 +23,7 @@ from operator import itemgetter
 from typing import Any
 
 from dllm_bench.benchmarks.embedded.generated import (
+    TEST,
     Draw,
     GeneratedProblem,
     GeneratedTask,
@@ -195,8 +196,16 @@ class FamilyItems(GeneratedTask):
         return tuple(FAMILIES)
 
     def items(self, split: str) -> list[dict[str, Any]]:
-        """The test items of the family `split`."""
-        return GeneratedTask(f"{self.name}/{split}", from_draw(draw_from(split))).items("test")
+        """Return the test items of the family `split`."""
+        return self.of_family(split).items(TEST)
+
+    def items_hash(self, split: str) -> str | None:
+        """Return the sha256 of the file with the items of the family `split`."""
+        return self.of_family(split).items_hash(TEST)
+
+    def of_family(self, family: str) -> GeneratedTask:
+        """Return the task that has the problems of one family."""
+        return GeneratedTask(f"{self.name}/{family}", from_draw(draw_from(family)))
 
 
 TASK = FamilyItems("miniparallel", from_draw(mixture(*map(draw_from, FAMILIES))))

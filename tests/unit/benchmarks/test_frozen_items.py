@@ -1,0 +1,46 @@
+"""The test items that the package reads are the ones that the generators draw."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from dllm_bench.benchmarks.embedded import minigsm
+from dllm_bench.benchmarks.embedded.generated import SPLIT_SIZE, TEST
+from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
+from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
+from scripts.embedded.items import frozen_tasks
+
+TASKS = frozen_tasks()
+DRAWN = 40
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_frozen_items_are_what_the_generator_draws(name: str) -> None:
+    frozen = TASKS[name].items(TEST)
+    assert len(frozen) == SPLIT_SIZE
+    assert frozen[:DRAWN] == TASKS[name].draw_items(TEST, DRAWN)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", TASKS)
+def test_all_frozen_items_are_what_the_generator_draws(name: str) -> None:
+    assert TASKS[name].items(TEST) == TASKS[name].draw_items(TEST)
+
+
+def test_the_hash_of_the_items_is_the_hash_of_their_file() -> None:
+    content = minigsm.TASK.frozen_file.read_bytes()
+    assert minigsm.TASK.items_hash(TEST) == hashlib.sha256(content).hexdigest()
+    assert minigsm.TASK.items_hash("train") is None  # drawn, so its items are hashed
+
+
+def test_no_item_is_drawn_to_hash_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("items were drawn")
+
+    for task in TASKS.values():
+        monkeypatch.setattr(type(task), "problems", refuse)
+    word = LmEvalBenchmark("minigsm", "minigsm", 64, "exact_match,strict-match")
+    code = EvalPlusBenchmark("minicode", "minicode", 96)
+    assert word.dataset_hash() != code.dataset_hash()
