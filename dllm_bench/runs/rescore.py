@@ -91,6 +91,8 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
     before = read_record(entry.path)
     if before:
         check_ids(entry, before, [sample.id for sample in samples])
+        sealed = set(before.columns["id"])  # a run that is being continued has more samples
+        samples = [sample for sample in samples if sample.id in sealed]
     scores = benchmark_of(plain).score(texts(samples))
     order = {key: i for i, key in enumerate(before.columns["id"])} if before else {}
     samples.sort(key=lambda sample: order.get(sample.id, len(order)))
@@ -107,14 +109,14 @@ def rescore(entry: RunEntry, plain: Plain) -> Rescored:
 
 
 def check_ids(entry: RunEntry, before: RunRecord, ids: Sequence[str]) -> None:
-    """Raise DllmBenchError unless the stored samples are those of the sealed record."""
+    """Raise DllmBenchError unless all samples of the sealed record are stored."""
     sealed = before.columns["id"]
-    if sorted(sealed) == sorted(ids):
+    missing = sorted(set(sealed) - set(ids))
+    if not missing:
         return
-    other = sorted(set(sealed) ^ set(ids))
     raise DllmBenchError(
-        f"Run {entry.spec.short} was sealed with {len(sealed)} samples, and {SAMPLES} holds "
-        f"{len(ids)} ({other[0]!r} is in one of them only); the record stays as it is. To decode "
+        f"Run {entry.spec.short} was sealed with {len(sealed)} samples, and {SAMPLES} lacks "
+        f"{len(missing)} of them ({missing[0]!r} first); the record stays as it is. To decode "
         f"what is missing, move {entry.path / RECORD} away and give the command that made the run."
     )
 

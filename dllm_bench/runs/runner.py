@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.benchmarks.items import cut_at_stop, in_passes, repetition_of
-from dllm_bench.core.benchmark import Benchmark
+from dllm_bench.core.benchmark import JUDGE_ERROR, Benchmark, SampleScore
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
@@ -153,6 +153,7 @@ class RunSession:
     loaded: Loaded
     opened: OpenRunFolder
     observer: Observer
+    _started: int | None = None  # index of this session, once it has warmed up
 
     def requests(self) -> list[Request]:
         """The requests of the run's `limit` items, in the benchmark's order; ids are distinct.
@@ -177,7 +178,7 @@ class RunSession:
         requests = self.requests()
         self._check(requests)
         self.opened.expect(len(requests))
-        running = self._running(len(requests))
+        running = self._running(requests)
         self.observer.start(self.spec, self.opened.folder, running)
         missing = [
             (turn, request)
@@ -186,7 +187,9 @@ class RunSession:
             and (passes is None or repetition_of(request.id) < passes)
         ]
         if missing:
-            session = self._begin(requests)
+            session = self._started = (
+                self._begin(requests) if self._started is None else self._started
+            )
             started = self.deps.clock()
             for sample in self._samples(missing, session):
                 self.opened.append(sample)
@@ -204,7 +207,7 @@ class RunSession:
 
     def finish(self, samples: Sequence[SampleRecord]) -> RunRecord:
         """Grade the stored texts and seal the run."""
-        scores = self.benchmark.score({sample.id: sample.text for sample in samples})
+        scores = self._scores(samples)
         missing = [sample.id for sample in samples if sample.id not in scores]
         if missing:
             raise DllmBenchError(
@@ -217,22 +220,33 @@ class RunSession:
         self.observer.finish(record)
         return record
 
+    def _scores(self, samples: Sequence[SampleRecord]) -> dict[str, SampleScore]:
+        """Grade the texts; those that a record of fewer items has graded keep their grade."""
+        known: dict[str, SampleScore] = {}
+        if before := self.opened.of_fewer_items:
+            old = {s.id for s in samples if s.started_at <= before.sealed_at}
+            grades = before.grades.items()
+            known = {k: grade for k, grade in grades if k in old and grade.verdict != JUDGE_ERROR}
+        texts = {sample.id: sample.text for sample in samples if sample.id not in known}
+        return {**known, **self.benchmark.score(texts)}
+
     def _check(self, requests: Sequence[Request]) -> None:
         """Refuse to resume if the stored samples answer other prompts than the benchmark gives."""
-        done = self.opened.samples
+        done = self.opened.samples  # of a run that is continued with fewer items, of more requests
         prompts = {r.id: prompt_hash(r) for r in requests if r.id in done}
-        for key, sample in done.items():
-            if prompts.get(key) != sample.prompt_sha256:
+        for key, prompt in prompts.items():
+            if done[key].prompt_sha256 != prompt:
                 raise DllmBenchError(
                     f"{self.opened.folder} holds sample {key!r} of another prompt than benchmark "
                     f"{self.benchmark.name} gives now: its items or its template changed under the "
                     "run; move the folder away and give the same command again."
                 )
 
-    def _running(self, total: int) -> RunningMetrics:
-        running = RunningMetrics(total, note=self._note())
-        for sample in self.opened.samples.values():
-            running.add(sample.stats(), self._value(sample))
+    def _running(self, requests: Sequence[Request]) -> RunningMetrics:
+        running = RunningMetrics(len(requests), note=self._note())
+        for request in requests:
+            if sample := self.opened.samples.get(request.id):
+                running.add(sample.stats(), self._value(sample))
         return running
 
     def _note(self) -> str | None:

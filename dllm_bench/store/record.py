@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -18,7 +19,7 @@ from statistics import fmean
 from typing import Any, Self, get_type_hints
 
 from dllm_bench.benchmarks.items import item_id_of
-from dllm_bench.core.benchmark import JUDGE_ERROR
+from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
 from dllm_bench.core.declared import fits, made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
@@ -205,9 +206,42 @@ class RunRecord:
         return from_columns(self.columns)
 
     @property
+    def items(self) -> int:
+        """How many items it holds; an item that was decoded several times counts once."""
+        return len(set(map(item_id_of, self.columns["id"])))
+
+    def covers(self, limit: int | None) -> bool:
+        """Return whether it holds the first `limit` items of the benchmark (None: all of them)."""
+        sealed = self.spec.limit
+        if sealed is None or self.items < sealed:  # it holds every item there is
+            return True
+        return limit is not None and limit <= sealed
+
+    @property
     def values(self) -> dict[str, float]:
         """Score by item, for paired comparisons: the mean over repetitions; graded ones only."""
         return {item: fmean(values) for item, values in graded(self.columns).items()}
+
+    @property
+    def grades(self) -> dict[str, SampleScore]:
+        """The grade of each sample by its id."""
+        further = [name for name in self.columns if name.startswith(SCORE)]
+        names = [name.removeprefix(SCORE) for name in further]
+        rows = zip(
+            *(self.columns[name] for name in ("id", "value", "verdict", *further)), strict=True
+        )
+        return {
+            key: SampleScore(
+                math.nan if value is None else value,
+                verdict,
+                {
+                    name: score
+                    for name, score in zip(names, scores, strict=True)
+                    if score is not None
+                },
+            )
+            for key, value, verdict, *scores in rows
+        }
 
     @property
     def verdicts(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Making the record of a complete run from its samples and their scores."""
+"""Make the record of a complete run from its samples and scores, and cut it to fewer items."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from statistics import fmean
 from typing import Any
 
+from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions
@@ -43,20 +45,17 @@ def seal(
     further = sorted({name for score in scores.values() for name in score.metrics})
     for name in further:
         columns[f"{SCORE}{name}"] = [_number(scores[s.id].metrics.get(name)) for s in samples]
-    outcomes = list(graded(columns).values())
     counted = Counter(sample.session for sample in samples)
     return RunRecord(
         spec=spec,
         identity_hash=spec.identity_hash,
-        score=mean_score([fmean(values) for values in outcomes], seed=spec.seed),
-        summary=definitions.measure_all(from_columns(columns)),
         columns=columns,
         sessions=[
             replace(session, samples=counted[index]) for index, session in enumerate(sessions)
         ],
         sealed_at=sealed_at,
-        scores={**_means(columns), **repeated(outcomes)},
         unused=settings_without_effect(spec, samples),
+        **_summary(columns, spec.seed),
     )
 
 
@@ -76,6 +75,30 @@ def check_judge_errors(spec: RunSpec, scores: Mapping[str, SampleScore]) -> None
             "remove the cause and give the same command again"
             f"{'' if every else ', or raise --max-judge-errors'}."
         )
+
+
+def first_items(record: RunRecord, limit: int | None) -> RunRecord:
+    """Return the record of the first `limit` items alone, in the benchmark's order (None: of all).
+
+    What a record does not hold by sample (sessions, settings without effect) is that of the whole.
+    """
+    if limit is None or limit >= record.items:
+        return record
+    items = set(list(dict.fromkeys(map(item_id_of, record.columns["id"])))[:limit])
+    kept = [item_id_of(key) in items for key in record.columns["id"]]
+    columns = {name: list(compress(column, kept)) for name, column in record.columns.items()}
+    spec = replace(record.spec, limit=limit)
+    return replace(record, spec=spec, columns=columns, **_summary(columns, spec.seed))
+
+
+def _summary(columns: Mapping[str, list], seed: int) -> dict[str, Any]:
+    """Return the fields of a record that are computed from its columns."""
+    outcomes = list(graded(columns).values())
+    return {
+        "score": mean_score([fmean(values) for values in outcomes], seed=seed),
+        "summary": definitions.measure_all(from_columns(columns)),
+        "scores": {**_means(columns), **repeated(outcomes)},
+    }
 
 
 def _means(columns: Mapping[str, list]) -> dict[str, float]:

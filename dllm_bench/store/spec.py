@@ -41,7 +41,7 @@ _I, _R = Role.IDENTITY, Role.RUNTIME
 
 FIELDS: dict[str, Role] = {
     "seed": _I,
-    "limit": _I,
+    "limit": _R,  # how many items: a larger number continues the same run
     "batch": _I,
     "measure_kl": _I,
     "model.name": _I,
@@ -202,7 +202,7 @@ class RunSpec:
     benchmark: Plain  # task, prompts and grading
     hardware: Plain  # class of device, dtype, threads, processes
     seed: int = 0  # of the random numbers of every request
-    limit: int | None = None  # number of items; None for all
+    limit: int | None = None  # number of items; None for all; not in the identity
     batch: int = 1  # requests in one forward
     inputs: Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer
     decoding_version: int = DECODING_VERSION  # raised when the same settings give other tokens
@@ -261,7 +261,7 @@ class RunSpec:
 
     def identity(self) -> Plain:
         """Everything that can change the output, in canonical form."""
-        names = (*GROUPS, "baseline", "seed", "limit", "batch")
+        names = (*GROUPS, "baseline", "seed", "batch")
         groups = {name: getattr(self, name) for name in names}
         groups["measure_kl"] = self.measure_kl or None  # None: not in the hash
         whole = {"inputs": self.inputs, "decoding_version": self.decoding_version}

@@ -1,10 +1,11 @@
 """The run folders: `<root>/<benchmark>/<model>/<decoder>-<hash10>/`.
 
 spec.json says what the run is. samples.jsonl grows by a line per finished request, sessions.jsonl
-by a line per start. record.json is written at once when everything is done: if it exists, the run
-is complete. One run at a time writes a folder: one process, or several that share the requests,
-each with a samples file of its own, which the next start merges. Folders are found by hash, so a
-label may change.
+by a line per start. record.json is written at once when all items asked for are done: if it exists,
+the run is complete for that number of items. Asking for more of them continues the run and writes
+the record anew; asking for fewer reads a part of it (`seal.first_items`). One run at a time writes
+a folder: one process, or several that share the requests, each with a samples file of its own,
+which the next start merges. Folders are found by hash, so a label may change.
 
 Every line, and spec.json and record.json as a whole, carries a checksum (`checked`). A line that
 was damaged, or half-written by a killed process, is set aside by the next start (`*.damaged`) and
@@ -53,6 +54,7 @@ from dllm_bench.store.nolinks import (
     rename,
 )
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
+from dllm_bench.store.seal import first_items
 from dllm_bench.store.spec import SHOWN, RunSpec
 
 SPEC, SAMPLES, SESSIONS, RECORD = "spec.json", "samples.jsonl", "sessions.jsonl", "record.json"
@@ -122,7 +124,12 @@ class Store:
         return next(iter(on_disk), None) or (Path(self.root) / packed if packed else None)
 
     def record(self, spec: RunSpec) -> RunRecord | None:
-        """The sealed record of `spec`, None when the run is not complete."""
+        """Return the record of the first `spec.limit` items; None where it holds fewer."""
+        record = self.largest_record(spec)
+        return first_items(record, spec.limit) if record and record.covers(spec.limit) else None
+
+    def largest_record(self, spec: RunSpec) -> RunRecord | None:
+        """Return the sealed record of a run, of however many items; None where it has none."""
         record = read_record(self.path(spec))
         if record is not None and record.identity_hash != spec.identity_hash:
             raise DllmBenchError(
@@ -400,7 +407,8 @@ class OpenRunFolder:
     spec: RunSpec
     lock: Lock
     total: int | None  # samples of the whole run; None if not known yet
-    record: RunRecord | None = None  # set if the run is sealed
+    record: RunRecord | None = None  # set if the run is sealed with as many items as asked for
+    of_fewer_items: RunRecord | None = None  # set if it is sealed with fewer
     samples: dict[str, SampleRecord] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
     zero_s: float | None = None  # the clock at the start of a session that processes share
@@ -428,9 +436,11 @@ class OpenRunFolder:
         return RunState.SEALED if self.record else RunState.PARTIAL
 
     def _load(self) -> None:
-        self.record = read_record(self.folder)
-        if self.record is not None:
+        sealed = read_record(self.folder)
+        if sealed is not None and sealed.covers(self.spec.limit):
+            self.record = first_items(sealed, self.spec.limit)
             return
+        self.of_fewer_items = sealed
         self._gather(adopt=self._claim())
         self._read_sessions()
         remove_file(self.folder / ERROR)

@@ -83,9 +83,9 @@ def disagreements(
     if record is None or not (lines.good or lines.damaged or lines.torn):
         return  # a sealed record may be stored without its samples
     lost = [key for key in record.columns["id"] if key not in lines.samples]
-    if lost or len(lines.samples) != len(record.columns["id"]):
+    if lost:
         yield (
             f"{folder}: the record has {len(record.columns['id'])} samples, {SAMPLES} "
-            f"{len(lines.samples)}" + (f" ({lost[0]!r} is missing)" if lost else "") + "; its "
-            "numbers are whole, what is lost cannot be shown or graded again."
+            f"{len(lines.samples)} ({lost[0]!r} is missing); its numbers are whole, what is lost "
+            "cannot be shown or graded again."
         )

@@ -32,10 +32,10 @@ CLOCKED = ("seconds", "steps_s", "first_step_s")
 
 
 def spec(n: int = 12, **changes: Any) -> RunSpec:
-    """A run of `n` samples."""
+    """A run of `n` samples, and another run than one of more; `replace(limit=…)` continues it."""
     run = RunSpec(
         model={"name": "fake"},
-        decoder={"_target_": "nowhere", "tau": 0.5},
+        decoder={"_target_": "nowhere", "tau": 0.5, "steps": n},
         benchmark={"name": "letters", "_target_": "nowhere"},
         hardware={"name": "cpu", "device": "cpu", "threads": 1},
         limit=n,
