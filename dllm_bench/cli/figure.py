@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from dllm_bench.cli.common import open_store, print_failures, print_lines
-from dllm_bench.cli.table import add_options, command_lines, output_folder, plan_and_fill
+from dllm_bench.cli.table import add_options, command_lines, plan_and_fill
 from dllm_bench.figures.spec import PaperFigure, load_figure
 from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.store import Store, remove
@@ -37,7 +37,7 @@ def run(arguments: Namespace) -> int:
     )
     if arguments.commands:
         return print_lines(command_lines(plans))
-    folder = store.root.parent / output_folder("figures", arguments)
+    folder = store.root.parent / "figures"
     for figure, (_, profile, planned) in zip(figures, plans, strict=True):
         missing = list(missing_replays(figure, planned, store))
         failed += make_replays(missing, store) if arguments.run else []

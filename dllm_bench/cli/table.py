@@ -6,9 +6,11 @@ Options, planning and filling are shared with `dllm-bench figure`.
 from __future__ import annotations
 
 import os
+import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dllm_bench.cli.common import (
@@ -45,6 +47,7 @@ from dllm_bench.tables.plan import (
     PlannedCell,
     PlannedRun,
     SharedRuns,
+    common_items,
     distinct_runs,
     missing_trained_files,
     plan,
@@ -57,6 +60,7 @@ RemoveRuns = Callable[[Sequence[Sequence[PlannedCell]]], int]
 """Removes runs of the planned tables, so that they are made again; gives their number."""
 EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2", "claim": "lopa/tpf_gsm8k"}
 SINGLE_COMMANDS = 3  # printed for missing runs; the rendered table lists all
+STAGES = (10, 30, 60, 120, 250, 500)  # items that all runs of a table have before any has more
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -71,20 +75,66 @@ def run(arguments: Namespace) -> int:
     """Run what is missing if asked to, render, print what is still missing."""
     store = open_store(arguments)
     papers = [load_table(name) for name in matching_names("table", arguments.table)]
-    planned, failed = plan_and_fill(arguments, papers, store)
+    growing = GrowingTables(store)
+    planned, failed = plan_and_fill(arguments, papers, store, growing=growing)
     if arguments.commands:
         return print_lines(command_lines(planned))
-    similar = measured_runs(store)
-    tables = [build(*one, similar) for one in planned]
-    folder = store.root.parent / output_folder("tables", arguments)
-    with explain_write_errors(folder):
-        written = [path for built in tables for path in write(built, folder)]
+    tables, written = growing.write(planned)
     if len(tables) > 1:
-        print_lines(overview_lines(tables, folder))
+        print_lines(overview_lines(tables, growing.folder))
     else:
         print_lines(table_lines(tables[0]))
         print_lines(f"written: {path}" for path in written)
     return print_failures(failed)
+
+
+@dataclass
+class GrowingTables:
+    """Tables that are written anew whenever all of their runs have more items."""
+
+    store: Store
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def folder(self) -> Path:
+        """Where the tables are written."""
+        return self.store.root.parent / "tables"
+
+    def announce(self, planned: Sequence[PlannedTable], stages: Sequence[int]) -> None:
+        """Print what is made and where, before the first run."""
+        runs = [run for run in distinct_runs(cells_of(planned)) if run.open]
+        names = " and ".join(paper.name for paper, _, _ in planned[:SINGLE_COMMANDS])
+        more = f" and {len(planned) - SINGLE_COMMANDS} more" if planned[SINGLE_COMMANDS:] else ""
+        sizes = ", ".join(map(str, stages))
+        print_lines(
+            [
+                f"Making {names}{more}: {len(runs)} runs, of {sizes} items one after the other. "
+                f"After each stage the whole table is in {self.folder}; stop at any time, the same "
+                "command goes on. The time left is measured on this machine, from the first runs.",
+            ]
+        )
+
+    def show(self, planned: Sequence[PlannedTable], items: int) -> None:
+        """Write the tables with the runs' first `items` items, and say so."""
+        from dllm_bench.runs.progress import duration  # its metrics take time to import
+
+        _, written = self.write(planned)
+        pages = [path for path in written if path.suffix == ".md"]
+        where = pages[0] if len(pages) == 1 else self.folder
+        passed = duration(time.monotonic() - self.started)
+        print_lines([f"{passed} - every cell has {items} items: {where}"])
+
+    def write(self, planned: Sequence[PlannedTable]) -> tuple[list[BuiltTable], list[Path]]:
+        """Build and write the tables; also returns the files."""
+        similar = measured_runs(self.store)
+        tables = [build(*one, similar) for one in planned]
+        with explain_write_errors(self.folder):
+            return tables, [path for built in tables for path in write(built, self.folder)]
+
+
+def cells_of(planned: Sequence[PlannedTable]) -> Iterator[PlannedCell]:
+    """Yield the cells of all tables."""
+    return (cell for _, _, cells in planned for cell in cells)
 
 
 # --- shared with `figure` and `claims` -----------------------------------------------------------
@@ -118,8 +168,10 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
     parser.add_argument("--commands", action="store_true", help=text)
     parser.add_argument("--jobs", type=positive_int, metavar="N", help="runs at the same time")
     parser.add_argument(
-        "--limit", type=positive_int, metavar="N", help="N items per run, for a quick look"
+        "--limit", type=positive_int, metavar="N", help="N items a run; more continue fewer"
     )
+    text = "passes over the items of runs that give times; 1: the scores' own runs give them"
+    parser.add_argument("--passes", type=positive_int, metavar="N", help=text)
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = "\n".join([f"{kind}s:", *(f"  {name}" for name in names_of(kind))])
 
@@ -144,34 +196,73 @@ def plan_and_fill(
     papers: Sequence[PaperTable],
     store: Store,
     remove_unusable: RemoveRuns = lambda planned: 0,
+    growing: GrowingTables | None = None,
 ) -> tuple[list[PlannedTable], list[str]]:
-    """Each table with its profile and plan, after missing runs were made or submitted if asked;
-    then an error message for each run that failed.
+    """Plan each table, after missing runs were made or submitted if asked.
 
     remove_unusable: with --run, called first, for sealed runs that have to be made again.
+    growing: with --run, makes the runs grow together, and writes the tables after each stage.
+
+    Returns each table with its profile and plan, and an error message for each run that failed. If
+    some runs have fewer items than asked for, all are planned with as many as these have.
     """
     check_options(arguments)
+    profile = chosen_profile(arguments)
+    settings = SettingsCache(store.root.parent, compose)
+
+    def plans(profile: Profile) -> list[PlannedTable]:
+        shared = (settings.compose, store, arguments.submit, settings.resolve, SharedRuns())
+        fills = arguments.run or arguments.submit
+        return [(paper, profile, plan(paper, profile, *shared, fills)) for paper in papers]
+
+    planned = plans(profile)
+    settings.save()
+    if arguments.retime and remove_disturbed([*cells_of(planned)], store):
+        planned = plans(profile)
+    if arguments.run and remove_unusable([cells for _, _, cells in planned]):
+        planned = plans(profile)
+    if growing and arguments.run:
+        planned = grow(arguments, planned, plans, store, growing)
+    runs = distinct_runs(cells_of(planned))
+    failed = fill(arguments, runs, store)
+    if arguments.submit or (arguments.run and any(run.open for run in runs)):
+        planned = plans(profile)
+    common = None if arguments.commands else common_items(cells_of(planned))
+    return plans(profile.at_most(common)) if common else planned, failed
+
+
+def chosen_profile(arguments: Namespace) -> Profile:
+    """Load the profile, with the items and passes that the command line asks for."""
     profile = load_profile(arguments.profile)
     if arguments.limit is not None:
         profile = profile.limited(arguments.limit)
-    settings = SettingsCache(store.root.parent, compose)
+    return profile if arguments.passes is None else profile.in_passes(arguments.passes)
 
-    def plans() -> list[list[PlannedCell]]:
-        shared = (settings.compose, store, arguments.submit, settings.resolve, SharedRuns())
-        fills = arguments.run or arguments.submit
-        return [plan(paper, profile, *shared, fills) for paper in papers]
 
-    planned = plans()
-    settings.save()
-    if arguments.retime and remove_disturbed([cell for cells in planned for cell in cells], store):
-        planned = plans()
-    if arguments.run and remove_unusable(planned):
-        planned = plans()
-    runs = distinct_runs(cell for cells in planned for cell in cells)
-    failed = fill(arguments, runs, store)
-    if arguments.submit or (arguments.run and any(run.open for run in runs)):
-        planned = plans()
-    return [(paper, profile, cells) for paper, cells in zip(papers, planned, strict=True)], failed
+def grow(
+    arguments: Namespace,
+    planned: list[PlannedTable],
+    plans: Callable[[Profile], list[PlannedTable]],
+    store: Store,
+    growing: GrowingTables,
+) -> list[PlannedTable]:
+    """Make the runs of all stages but the last, each time for all runs; returns the plan of the
+    last.
+    """
+    profile = planned[0][1]
+    runs = [run for run in distinct_runs(cells_of(planned)) if run.open and run.spec]
+    sizes = {run.spec.limit for run in runs if run.spec}
+    largest = max((size for size in sizes if size is not None), default=0)
+    stages = [n for n in STAGES if n < largest or None in sizes] if len(runs) > 1 else []
+    if runs:
+        growing.announce(planned, [*stages, *([largest] if largest else [])])
+    for items in stages:
+        smaller = plans(profile.at_most(items))
+        if any(run.open for run in distinct_runs(cells_of(smaller))):
+            if fill(arguments, distinct_runs(cells_of(smaller)), store):
+                break  # what fails is reported by the last stage
+            growing.show(plans(profile.at_most(items)), items)
+    return plans(profile) if stages else planned
 
 
 def remove_disturbed(planned: Sequence[PlannedCell], store: Store) -> int:
@@ -209,11 +300,6 @@ def fill(arguments: Namespace, runs: Sequence[PlannedRun], store: Store) -> list
 def default_jobs(profile: str) -> int:
     """How many runs go at the same time: two of embedded models on two cores, else one."""
     return min(2, os.cpu_count() or 1) if profile == EMBEDDED else 1
-
-
-def output_folder(kind: str, arguments: Namespace) -> str:
-    """The folder for tables or figures; with --limit another one, so that nothing is replaced."""
-    return kind if arguments.limit is None else f"{kind}-limit-{arguments.limit}"
 
 
 # --- printed tables ------------------------------------------------------------------------------
@@ -264,7 +350,7 @@ def command_lines(planned: Sequence[PlannedTable]) -> Iterator[str]:
     """A shell script that makes every run without a record: here, or where there is what this
     machine lacks.
     """
-    runs = distinct_runs(cell for _, _, cells in planned for cell in cells)
+    runs = distinct_runs(cells_of(planned))
     by_command = {run.command: run for run in runs if run.open or run.is_for_elsewhere}
     yield f"# {len(by_command)} runs without a record"
     names = {run.chosen.get("model", "") for run in by_command.values() if run.is_for_elsewhere}

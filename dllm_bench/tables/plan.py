@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dllm_bench.store.hardware import missing_device
 from dllm_bench.store.inputs import MissingInputError, is_served, sources
 from dllm_bench.store.nolinks import is_folder
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.seal import first_items
 from dllm_bench.store.spec import RunSpec, slug
 from dllm_bench.store.store import Store
 from dllm_bench.tables.spec import Cell, PaperTable, Profile, Query
@@ -81,6 +83,8 @@ class PlannedRun:
     """Samples finished."""
     total: int | None = None
     """Samples in all; None if not known yet."""
+    items: int = 0
+    """Items of its sealed record, which an open run has if fewer were asked for before."""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The composed configuration."""
 
@@ -201,9 +205,27 @@ def combined_run(runs: Sequence[PlannedRun]) -> PlannedRun:
 
 
 def distinct_runs(planned: Iterable[PlannedCell]) -> list[PlannedRun]:
-    """The runs behind the cells, each once, in the table's order."""
-    runs = [run for entry in planned for run in entry.runs]
-    return list({run.spec.identity_hash if run.spec else id(run): run for run in runs}.values())
+    """Return the runs behind the cells in the table's order, each once, with the most items that
+    any cell asks for.
+    """
+    distinct: dict[object, PlannedRun] = {}
+    for run in (run for entry in planned for run in entry.runs):
+        key = run.spec.identity_hash if run.spec else id(run)
+        distinct[key] = max(distinct.get(key, run), run, key=_items_asked)
+    return list(distinct.values())
+
+
+def _items_asked(run: PlannedRun) -> float:
+    """Return the number of items that the run is to have."""
+    limit = run.spec.limit if run.spec else None
+    return inf if limit is None else limit
+
+
+def common_items(planned: Iterable[PlannedCell]) -> int | None:
+    """Return the number of items that every begun run has, if some have fewer than asked for."""
+    return min(
+        (run.items for run in distinct_runs(planned) if run.open and run.items), default=None
+    )
 
 
 def _planned_run(
@@ -271,13 +293,21 @@ def look_up(query: Query, spec: RunSpec, store: Store) -> PlannedRun:
     folder = spec.folder
     try:
         folder = store.path(spec).relative_to(store.root).as_posix()
-        record = store.record(spec)
-        entry = None if record else store.entry(spec)
+        largest = store.largest_record(spec)
+        record = (
+            first_items(largest, spec.limit) if largest and largest.covers(spec.limit) else None
+        )
+        entry = None if largest else store.entry(spec)
     except DllmBenchError as error:
         return PlannedRun(query, CellState.FAILED, "failed", str(error), spec, folder=folder)
     if record is not None:
         n = len(record.columns["id"])
-        return PlannedRun(query, CellState.SEALED, "", "", spec, record, folder, n, n)
+        return PlannedRun(query, CellState.SEALED, "", "", spec, record, folder, n, n, record.items)
+    if largest is not None:
+        done, total = len(largest.columns["id"]), spec.limit and spec.limit * spec.repeats
+        short = f"{largest.items} of {spec.limit or 'all'} items"
+        more = (spec, None, folder, done, total, largest.items)
+        return PlannedRun(query, CellState.PARTIAL, short, f"{short} finished", *more)
     if entry is None:
         return PlannedRun(query, CellState.MISSING, "missing", "not run yet", spec, folder=folder)
     progress = f"{entry.done} of {entry.total or 'an unknown number of'} samples"

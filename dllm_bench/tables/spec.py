@@ -19,6 +19,7 @@ from dllm_bench.metrics import definitions
 EMBEDDED = "embedded"  # the default profile: models and tasks that ship with the package
 SCORE = "score"  # name of the definition that stands for the benchmark's own metric
 SCORE_UNIT = "%"
+LIMIT, REPEATS = "limit", "benchmark.repeats"  # settings: items of a run, and passes over them
 HARDWARE_UNITS = ("tokens/s", "s", "ms", "×")  # units of numbers that depend on the hardware
 WHOLE, CUT = "whole", "cut"  # area under a whole curve, or up to where it loses too much score
 Query = tuple[str, ...]
@@ -400,7 +401,11 @@ class Profile:
     passes_of: Collection[str] = ()
     """Tables and figures with such runs; `PAPER/*` stands for all of a paper."""
     limit: int | None = None
-    """Items per run, if fewer than the profile's were chosen on the command line."""
+    """Items of a run, where another number than the profile's was asked for. A run of several
+    passes has no more items than its own number.
+    """
+    most: int | None = None
+    """The most items of any run: what all runs of a table have while they grow."""
 
     @property
     def flags(self) -> str:
@@ -408,8 +413,20 @@ class Profile:
         return f"--profile {self.name}" + (f" --limit {self.limit}" if self.limit else "")
 
     def limited(self, items: int) -> Profile:
-        """The profile with this number of items a run."""
-        return replace(self, set=(*self.set, f"limit={items}"), limit=items)
+        """Return the profile with this number of items a run."""
+        return replace(self, limit=items)
+
+    def at_most(self, items: int) -> Profile:
+        """Return the profile with at most this number of items a run."""
+        return replace(self, most=items)
+
+    def in_passes(self, count: int) -> Profile:
+        """Return the profile with this many passes over the items of runs of times; with one pass
+        the numbers of times come from the runs that give the scores.
+        """
+        if count == 1:
+            return replace(self, passes=(), passes_of=())
+        return replace(self, passes=(*self.passes, f"{REPEATS}={count}"))
 
     def translate(self, query: Query) -> Query:
         """The query of this profile; the last override of a key wins, at the key's first place."""
@@ -420,12 +437,22 @@ class Profile:
         given = dict(override.partition("=")[::2] for override in self.default)
         result |= {key: value for key, value in given.items() if key not in result}
         result.update(override.partition("=")[::2] for override in self.set)
+        result[LIMIT] = self._items(result)
         model, benchmark = result.get("model"), result.get("benchmark")
         if model in self.untrained.get(benchmark or "", ()):
             raise DllmBenchError(
                 f"Model {model} was not trained on {benchmark}, the counterpart of this benchmark."
             )
         return tuple(f"{key}={value}" for key, value in result.items() if value is not None)
+
+    def _items(self, query: Mapping[str, str | None]) -> str | None:
+        """Return the number of items of a run, None for all: its own, or what was asked for."""
+        own = query.get(LIMIT)
+        asked = str(self.limit) if self.limit else own
+        repeated = query.get(REPEATS) not in (None, "1")
+        bounds = [asked, own if repeated else None, self.most]
+        numbers = [int(n) for n in bounds if n and str(n).isdigit()]
+        return str(min(numbers)) if numbers else own
 
     def run_of(self, table: str, cell: Cell) -> Query:
         """The overrides of a cell's run, before they are translated: what `instead` has for this
