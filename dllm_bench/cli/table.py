@@ -56,8 +56,6 @@ from dllm_bench.tables.render import write
 from dllm_bench.tables.spec import EMBEDDED, PaperTable, Profile
 
 PlannedTable = tuple[PaperTable, Profile, list[PlannedCell]]
-RemoveRuns = Callable[[Sequence[Sequence[PlannedCell]]], int]
-"""Removes runs of the planned tables, so that they are made again; gives their number."""
 EXAMPLES = {"table": "lopa/table4", "figure": "dspark/figure2", "claim": "lopa/tpf_gsm8k"}
 SINGLE_COMMANDS = 3  # printed for missing runs; the rendered table lists all
 STAGES = (10, 30, 60, 120, 250, 500)  # items that all runs of a table have before any has more
@@ -195,12 +193,10 @@ def plan_and_fill(
     arguments: Namespace,
     papers: Sequence[PaperTable],
     store: Store,
-    remove_unusable: RemoveRuns = lambda planned: 0,
     growing: GrowingTables | None = None,
 ) -> tuple[list[PlannedTable], list[str]]:
     """Plan each table, after missing runs were made or submitted if asked.
 
-    remove_unusable: with --run, called first, for sealed runs that have to be made again.
     growing: with --run, makes the runs grow together, and writes the tables after each stage.
 
     Returns each table with its profile and plan, and an error message for each run that failed. If
@@ -218,8 +214,6 @@ def plan_and_fill(
     planned = plans(profile)
     settings.save()
     if arguments.retime and remove_disturbed([*cells_of(planned)], store):
-        planned = plans(profile)
-    if arguments.run and remove_unusable([cells for _, _, cells in planned]):
         planned = plans(profile)
     if growing and arguments.run:
         planned = grow(arguments, planned, plans, store, growing)

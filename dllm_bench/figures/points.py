@@ -3,8 +3,7 @@
 A point is a cell of the figure's table with the number that its metric or its run series gives.
 A cell whose run is missing or unavailable becomes a point without a number, with the state of its
 run and the reason, so nothing is dropped silently. Reported points are told apart by their `kind`.
-Some run series need token replays, which runs do not store: `missing_replays` lists them. Most need
-samples, which archives of records do not hold: `runs_without_samples` lists such runs.
+Some run series need token replays, which are recorded on request: `missing_replays` lists them.
 """
 
 from __future__ import annotations
@@ -13,31 +12,23 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import mode
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.figures.run_series import (
-    MissingSamplesError,
-    StoredRun,
-    reads_samples,
-    run_series,
-)
+from dllm_bench.figures.run_series import StoredRun, run_series
 from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall
 from dllm_bench.metrics.tradeoff import pareto_front
 from dllm_bench.runs import token_replay
-from dllm_bench.store.nolinks import is_file, is_folder
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import Store
+from dllm_bench.store.store import Store, file_of_run, read_samples
 from dllm_bench.tables.build import BuiltCell, BuiltTable, build, parse_number, setting_text
 from dllm_bench.tables.derive import leaves_of
-from dllm_bench.tables.plan import PlannedCell, PlannedRun, distinct_runs
+from dllm_bench.tables.plan import PlannedCell, distinct_runs
 from dllm_bench.tables.spec import Profile, TableMetric
 
 MEASURED, STATED = "measured", "stated"
 NO_REPLAY = "missing: token replay"
-NO_SAMPLES = "the record is stored without its samples"
 UNDEFINED = "the run's facts do not define these points"
 BY_METRIC = "metric"  # the series are the metrics, not a facet's values
 
@@ -158,9 +149,9 @@ def missing_replays(
             needed[spec] = (max(call.replay_samples, known), entry.run.record)
     for spec, (samples, record) in needed.items():
         folder = store.path(spec)
-        if is_file(folder / token_replay.FILE) or StoredRun(record, folder).lacks_samples:
-            continue
-        yield spec, samples
+        has_samples = read_samples(folder).keys() >= set(record.columns["id"])
+        if has_samples and file_of_run(folder, token_replay.FILE) is None:
+            yield spec, samples
 
 
 def make_replays(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[str]:
@@ -173,28 +164,6 @@ def make_replays(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[s
         except DllmBenchError as error:
             failures.append(f"{spec.folder}: {error}")
     return failures
-
-
-def runs_without_samples(
-    figure: PaperFigure, planned: Iterable[PlannedCell], store: Store
-) -> Iterator[PlannedRun]:
-    """Sealed runs whose samples the figure reads and the store does not have, and which can be made
-    again here, each once.
-    """
-    calls = ((entry, figure.calls.get(entry.cell.metric.name)) for entry in planned)
-    reading = [entry for entry, call in calls if call and reads_samples(call.name)]
-    for run in distinct_runs(entry for entry in reading if entry.run.record):
-        folder = store.root / run.folder
-        stored = run.record and StoredRun(run.record, folder)
-        if stored and stored.lacks_samples and not where_to_repeat(run, folder):
-            yield run
-
-
-def where_to_repeat(run: PlannedRun, folder: Path) -> str:
-    """Where a sealed run has to be made again if it cannot be here; empty if it can."""
-    if not is_folder(folder):  # its record is in an archive, which is read-only
-        return "in another results directory (--results)"
-    return f"on a machine with {run.missing_device}" if run.missing_device else ""
 
 
 def _records(planned: Sequence[PlannedCell]) -> Iterator[RunRecord]:
@@ -285,8 +254,6 @@ class _PointBuilder:
         try:
             points = list(run_series(call.name)(run, settings))
             why = NO_REPLAY if call.replay_samples and not run.replays else UNDEFINED
-        except MissingSamplesError:
-            points, why = [], self._without_samples(cell.run, run.folder)
         except DllmBenchError as error:
             points, why = [], str(error).replace(str(run.folder), cell.run.folder)
         if not points:
@@ -294,12 +261,6 @@ class _PointBuilder:
         for p in points:
             named = replace(blank, panel=p.panel or blank.panel, series=p.series or blank.series)
             yield replace(named, x=p.x, y=p.y, low=p.low, high=p.high, z=p.z, n=p.n)
-
-    def _without_samples(self, run: PlannedRun, folder: Path) -> str:
-        """That a run has no samples, and the command that makes them."""
-        command = f"dllm-bench figure {self.figure.name} {self.profile.flags} --run"
-        make = " ".join(filter(None, ("to make them", where_to_repeat(run, folder))))
-        return f"{NO_SAMPLES}; {make}: {command}"
 
 
 def reported_points(figure: PaperFigure) -> Iterator[FigurePoint]:

@@ -44,15 +44,11 @@ from dllm_bench.serving.load_simulation import (
 )
 from dllm_bench.serving.stored_drafts import StoredDrafts
 from dllm_bench.store.record import RunRecord, SampleRecord
-from dllm_bench.store.store import StoredLines, read_samples
+from dllm_bench.store.store import read_samples
 
 Settings = Mapping[str, Any]
 MIN_SHARE = 0.05  # of the samples: a mean over fewer says little
 CURVE_FILE, WEIGHTS_FILE = "curve.jsonl", "filter.safetensors"  # of a trained filter
-
-
-class MissingSamplesError(DllmBenchError):
-    """A sealed run is stored without samples of its record, as in an archive of records."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,27 +62,20 @@ class StoredRun:
 
     @cached_property
     def samples(self) -> list[SampleRecord]:
-        """The samples, in the order of the record; raises MissingSamplesError if one is missing."""
-        stored = read_samples(self.folder)
-        missing = [key for key in self.record.columns["id"] if key not in stored]
+        """The samples, in the order of the record; DllmBenchError if one is missing."""
+        stored, ids = read_samples(self.folder), self.record.columns["id"]
+        missing = [key for key in ids if key not in stored]
         if missing:
-            raise MissingSamplesError(
-                f"The figure reads the samples of {self.folder}, which has a record without them "
-                f"({len(missing)} samples are missing, {missing[0]!r} first); `dllm-bench figure "
-                "NAME --run` makes the run again."
+            raise DllmBenchError(
+                f"the run is stored without {len(missing)} of its {len(ids)} samples; to draw "
+                f"them, remove it (`dllm-bench runs rm {self.record.spec.short}`) and make it again"
             )
-        return [stored[key] for key in self.record.columns["id"]]
-
-    @property
-    def lacks_samples(self) -> bool:
-        """True if samples of the record are missing; False if their file is damaged."""
-        lines = StoredLines.of(self.folder)
-        return not lines.damaged and not lines.samples.keys() >= set(self.record.columns["id"])
+        return [stored[key] for key in ids]
 
     @cached_property
     def replays(self) -> list[tuple[SampleRecord, TokenReplay]]:
-        """Each sample that has a stored token replay, with that replay; raises MissingSamplesError
-        if a sample is missing.
+        """Each sample that has a stored token replay, with that replay; DllmBenchError if a sample
+        is missing.
         """
         stored = {sample.id: sample for sample in self.samples}
         return [(stored[replay.id], replay) for replay in read_replays(self.folder)]
@@ -439,13 +428,6 @@ RUN_SERIES: Mapping[str, RunSeries] = {
         verified_per_request,
     )
 }
-
-FROM_RECORD = (filter_loss.__name__, reliability.__name__)  # read the record and no samples
-
-
-def reads_samples(name: str) -> bool:
-    """True if the run series called `name` reads the run's samples or their token replays."""
-    return name not in FROM_RECORD
 
 
 def run_series(name: str) -> RunSeries:

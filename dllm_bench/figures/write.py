@@ -18,7 +18,6 @@ from dllm_bench.figures.draw import images
 from dllm_bench.figures.points import (
     MEASURED,
     NO_REPLAY,
-    NO_SAMPLES,
     STATED,
     BuiltFigure,
     FigurePoint,
@@ -132,7 +131,8 @@ def lines(built: BuiltFigure) -> Iterator[str]:
     lacking = {point.run for point in built.without_number() if point.reason == NO_REPLAY}
     if lacking:
         yield f"{len(lacking)} runs lack a token replay, which --run records"
-    reasons = {p.run: p.reason for p in built.without_number() if p.reason.startswith(NO_SAMPLES)}
+    unread = (p for p in built.without_number() if p.state == CellState.SEALED)
+    reasons = {p.run: p.reason for p in unread if p.reason != NO_REPLAY}
     for reason in dict.fromkeys(reasons.values()):
         yield f"{list(reasons.values()).count(reason)} runs: {reason}"
     for run in table.open:

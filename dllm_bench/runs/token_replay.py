@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from torch import Tensor
@@ -31,11 +32,12 @@ from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import read_logits
 from dllm_bench.runs.dependencies import REAL, Dependencies
-from dllm_bench.store.files import stored_bytes, write_atomic
+from dllm_bench.store.archive import REPLAYS as FILE
+from dllm_bench.store.files import write_atomic
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import Store, read_samples
+from dllm_bench.store.store import Store, file_of_run, read_samples
 
-FILE = "evolution.npz"
+MAX_BYTES = 256 * 2**20  # of the arrays of one run
 UNSEEN = -1  # rank_SP and found_SP of a position that a forward has no scores for
 
 
@@ -215,11 +217,21 @@ def write_replays(path: Path, replays: Sequence[TokenReplay]) -> None:
 
 def read_replays(folder: Path) -> list[TokenReplay]:
     """The replays stored in a run's folder; empty if there are none."""
-    content = stored_bytes(folder / FILE)
+    content = file_of_run(folder, FILE)
     if content is None:
         return []
-    with np.load(io.BytesIO(content)) as arrays:
-        return [
-            TokenReplay(str(key), *(arrays[f"{index}.{f.name}"] for f in fields(TokenReplay)[1:]))
-            for index, key in enumerate(arrays["ids"])
-        ]
+    names = [f.name for f in fields(TokenReplay)[1:]]
+    try:
+        with ZipFile(io.BytesIO(content)) as packed:
+            if sum(one.file_size for one in packed.infolist()) > MAX_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_BYTES >> 20} MiB")
+        with np.load(io.BytesIO(content)) as arrays:
+            return [
+                TokenReplay(str(key), *(arrays[f"{index}.{name}"] for name in names))
+                for index, key in enumerate(arrays["ids"])
+            ]
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise DllmBenchError(
+            f"{folder / FILE} holds no token replays ({error}); move it away, and `dllm-bench "
+            "figure NAME --run` records them again."
+        ) from error

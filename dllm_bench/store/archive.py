@@ -1,5 +1,6 @@
-"""Sealed records packed into one archive beside the runs folder (`runs.tar.xz`).
+"""Sealed runs packed into one archive beside the runs folder (`runs.tar.xz`).
 
+It holds a record for each run, and the samples and token replays of runs whose figures read them.
 An archive may come from a stranger. Its members are read in order, as a stream, and every name,
 type and size is checked before the member is read; nothing is unpacked to disk. The names it gives
 can only be those of run folders, and a run in an archive has no folder that could be removed.
@@ -28,20 +29,28 @@ MAX_BYTES = 256 * 2**20  # of all that the archive unpacks to
 MAX_NAME = 400  # characters
 MAX_MEMORY = 128 * 2**20  # of the decompressor
 PART = r"[^/\x00-\x1f\x7f-\x9f]+"
-MEMBER = re.compile(rf"runs/({PART}/{PART}/{PART}-[0-9a-f]{{{SHOWN}}})/record\.json")
+RECORD, SAMPLES, REPLAYS = "record.json", "samples.jsonl", "evolution.npz"
+FILES = "|".join(map(re.escape, (RECORD, SAMPLES, REPLAYS)))
+MEMBER = re.compile(rf"runs/({PART}/{PART}/{PART}-[0-9a-f]{{{SHOWN}}})/({FILES})")
 CHUNK = 2**16
 
 
 @dataclass(frozen=True)
-class RecordArchive:
-    """The records of an archive."""
+class RunArchive:
+    """The files of an archive."""
 
-    texts: Mapping[str, str]  # run folder, relative to the runs folder -> text of its record
+    files: Mapping[str, Mapping[str, bytes]]
+    """File name -> run folder, relative to the runs folder -> content."""
+
+    @property
+    def records(self) -> Mapping[str, bytes]:
+        """Run folder, relative to the runs folder -> content of its record."""
+        return self.files.get(RECORD, {})
 
     @cached_property
     def by_hash(self) -> dict[str, str]:
         """Hash at the end of a run folder's name -> the run folder."""
-        return {name[-SHOWN:]: name for name in self.texts}
+        return {name[-SHOWN:]: name for name in self.records}
 
 
 class _Unpacked(io.RawIOBase):
@@ -74,35 +83,40 @@ def archive_of(runs: Path) -> Path:
     return runs.with_name(runs.name + ".tar.xz")
 
 
-def archived(runs: Path) -> RecordArchive:
+def archived(runs: Path) -> RunArchive:
     """The archive beside the runs folder; empty if there is none.
 
-    Raises DllmBenchError if it is no archive of records alone.
+    Raises DllmBenchError if it holds anything but files of runs.
     """
     path = archive_of(runs)
     found = lstat(path)
     if found is None:
-        return RecordArchive({})
+        return RunArchive({})
     return _read(path, (found.st_mtime_ns, found.st_size, found.st_ino))
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, _fingerprint: tuple[int, ...]) -> RecordArchive:
+def _read(path: Path, _fingerprint: tuple[int, ...]) -> RunArchive:
     """The content of an archive, kept in memory until its file changes."""
     try:
         with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
             stream = io.BufferedReader(_Unpacked(file), CHUNK)
+            files: dict[str, dict[str, bytes]] = {}
             with tarfile.open(fileobj=stream, mode="r|", errorlevel=2) as packed:
-                return RecordArchive(dict(_texts(packed)))
+                for folder, name, content in _members(packed):
+                    files.setdefault(name, {})[folder] = content
+            if stream.read().strip(b"\0"):  # also raises EOFError where the file was cut
+                raise ValueError("something follows its end")
+            return RunArchive(files)
     except (OSError, EOFError, ValueError, OverflowError, tarfile.TarError, lzma.LZMAError) as why:
         raise DllmBenchError(
             f"{path} is no archive of run records ({why}); restore it, or move it away."
         ) from why
 
 
-def _texts(packed: tarfile.TarFile) -> Iterator[tuple[str, str]]:
-    """(run folder, text of its record) for each member, checked; ValueError for any other."""
-    names = set[str]()
+def _members(packed: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
+    """Yield (run folder, file name, content) of each member, checked; ValueError for any other."""
+    names = set[tuple[str, str]]()
     for member in packed:
         name = _checked_name(member)
         if name in names:
@@ -114,11 +128,14 @@ def _texts(packed: tarfile.TarFile) -> Iterator[tuple[str, str]]:
         content = file.read() if file else b""
         if len(content) != member.size:
             raise ValueError(f"{member.name!r} ends too early")
-        yield name, content.decode()
+        if name[1] != REPLAYS:
+            content.decode()  # ValueError where it is no text
+        yield *name, content
 
 
-def _checked_name(member: tarfile.TarInfo) -> str:
-    """The run folder of a member; ValueError unless it is a record with a name and size in bounds.
+def _checked_name(member: tarfile.TarInfo) -> tuple[str, str]:
+    """The run folder and file name of a member; ValueError unless it is a file of a run, with a
+    name and size in bounds.
 
     What is wrong is said without a name that is too long to be read.
     """
@@ -130,4 +147,4 @@ def _checked_name(member: tarfile.TarInfo) -> str:
         raise ValueError(f"{shown} is a link, device or folder, and no file")
     if not 0 <= member.size <= MAX_RECORD_BYTES:
         raise ValueError(f"{shown} has {member.size} bytes, at most {MAX_RECORD_BYTES} are read")
-    return matched[1]
+    return matched[1], matched[2]

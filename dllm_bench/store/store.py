@@ -11,9 +11,9 @@ Every line, and spec.json and record.json as a whole, carries a checksum (`check
 was damaged, or half-written by a killed process, is set aside by the next start (`*.damaged`) and
 its sample is decoded again; readers refuse it.
 
-Sealed records may also be packed into one archive beside the runs folder (`runs.tar.xz`, with the
-tree of `runs/`), as the committed reference results are. Archived runs are read like any other and
-have no samples; nothing here writes the archive.
+Sealed runs may also be packed into one archive beside the runs folder (`runs.tar.xz`, with the
+tree of `runs/`), as the committed reference results are. Archived runs are read like any other, and
+have samples if these were packed; nothing here writes the archive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.archive import archive_of, archived
+from dllm_bench.store.archive import RECORD, SAMPLES, archive_of, archived
 from dllm_bench.store.checked import CHECK, checked_line, checksum, read_checked
 from dllm_bench.store.files import (
     Appender,
@@ -57,7 +57,7 @@ from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import first_items
 from dllm_bench.store.spec import SHOWN, RunSpec
 
-SPEC, SAMPLES, SESSIONS, RECORD = "spec.json", "samples.jsonl", "sessions.jsonl", "record.json"
+SPEC, SESSIONS = "spec.json", "sessions.jsonl"
 ERROR, LOG, LOCK = "error.txt", "log.txt", "lock"
 ASIDE = ".damaged"  # ends the name of a file with what could not be used of another
 WAIT_S = 3.0  # between two looks at a run that another process makes
@@ -170,7 +170,7 @@ class Store:
     def folders(self) -> list[Path]:
         """Run folders, sorted by path; links that take the place of one are among them."""
         root = Path(self.root)
-        packed = (root / name for name in archived(root).texts)
+        packed = (root / name for name in archived(root).records)
         return sorted({*matching(root, "*/*/*"), *packed})
 
     def find(self, prefix: str) -> RunEntry:
@@ -249,10 +249,9 @@ def hash_in_name(folder: Path) -> str:
 def read_record(folder: Path) -> RunRecord | None:
     """The sealed record in `folder`, or the archive's for that folder."""
     path = folder / RECORD
-    content = stored_bytes(path)
+    content = file_of_run(folder, RECORD)
     if content is None:
-        packed = _archived_text(folder)
-        return None if packed is None else RunRecord.from_json(packed, str(path))
+        return None
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -268,16 +267,23 @@ def record_fingerprint(folder: Path) -> list[int]:
     where there is none.
     """
     found = lstat(folder / RECORD)
-    if found is None and _archived_text(folder) is not None:
+    if found is None and archived_file(folder, RECORD) is not None:
         found = lstat(archive_of(folder.parents[2]))
     return [found.st_mtime_ns, found.st_size, found.st_ino] if found else []
 
 
-def _archived_text(folder: Path) -> str | None:
+def file_of_run(folder: Path, name: str) -> bytes | None:
+    """Return the content of a run's file, in its folder or in the archive; None if it has none."""
+    content = stored_bytes(folder / name)
+    return archived_file(folder, name) if content is None else content
+
+
+def archived_file(folder: Path, name: str) -> bytes | None:
+    """Return the content of a run's file in the archive beside the runs folder, if there is one."""
     if len(folder.parents) < 3:
         return None
     runs = folder.parents[2]
-    return archived(runs).texts.get(folder.relative_to(runs).as_posix())
+    return archived(runs).files.get(name, {}).get(folder.relative_to(runs).as_posix())
 
 
 def read_entry(folder: Path) -> RunEntry | None:
@@ -319,6 +325,13 @@ def sample_files(folder: Path) -> list[Path]:
     return [path for path in (folder / SAMPLES, *shares) if lstat(path)]
 
 
+def sample_contents(folder: Path) -> list[tuple[str, bytes]]:
+    """Return (name, content) of each file with finished samples; of an archived run, the one."""
+    on_disk = [(path.name, stored_bytes(path) or b"") for path in sample_files(folder)]
+    packed = None if on_disk else archived_file(folder, SAMPLES)
+    return on_disk if packed is None else [(SAMPLES, packed)]
+
+
 @dataclass(frozen=True)
 class StoredLines:
     """The lines of a run's samples files."""
@@ -333,11 +346,11 @@ class StoredLines:
     def of(cls, folder: Path, runs: Collection[str] = ()) -> StoredLines:
         """All lines in `folder`; with `runs`, those of other runs count as damaged."""
         lines = cls(folder, {}, [], {}, [])
-        for path in sample_files(folder):
-            *whole, torn = (stored_bytes(path) or b"").split(b"\n")
+        for name, content in sample_contents(folder):
+            *whole, torn = content.split(b"\n")
             lines.torn.extend([torn] if torn else [])
             for number, line in enumerate(whole, start=1):
-                lines._add(line, f"{path.name} line {number}", runs)
+                lines._add(line, f"{name} line {number}", runs)
         return lines
 
     def _add(self, line: bytes, place: str, runs: Collection[str]) -> None:
@@ -362,7 +375,7 @@ class StoredLines:
 
 
 def _state(folder: Path) -> RunState:
-    if is_file(folder / RECORD) or _archived_text(folder) is not None:
+    if is_file(folder / RECORD) or archived_file(folder, RECORD) is not None:
         return RunState.SEALED
     if is_file(folder / ERROR):
         return RunState.FAILED

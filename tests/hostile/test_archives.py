@@ -57,7 +57,7 @@ BAD: dict[str, tuple[Pack, str]] = {
             "runs/a/b/c/d-0123456789/record.json",
             "runs/a/b/c-012345678/record.json",
             "runs/a/b/c-XYZ3456789/record.json",
-            "runs/a/b/c-0123456789/samples.jsonl",
+            "runs/a/b/c-0123456789/spec.json",
             "other/a/b/c-0123456789/record.json",
             "runs//b/c-0123456789/record.json",
             "runs/a/b\x1b[2J/c-0123456789/record.json",
@@ -125,10 +125,19 @@ def test_a_small_file_that_unpacks_to_gigabytes_ends_early(
 
 @pytest.mark.parametrize("cut", [20, 60])
 def test_a_truncated_archive_is_refused(cut: int, tmp_path: Path) -> None:
-    store = store_of(tmp_path, member(NAME, bytes(range(256)) * 4))
+    store = store_of(tmp_path, member(NAME, b"a" * 1024))
+    assert len(store.folders()) == 1
     path = tmp_path / "runs.tar.xz"
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.raises(DllmBenchError, match="no archive of run records"):
+        store.folders()
+
+
+def test_an_archive_that_something_follows_is_refused(tmp_path: Path) -> None:
+    store = store_of(tmp_path, member(NAME))
+    path = tmp_path / "runs.tar.xz"
+    path.write_bytes(lzma.compress(lzma.decompress(path.read_bytes()) + b"more"))
+    with pytest.raises(DllmBenchError, match="something follows its end"):
         store.folders()
 
 

@@ -1,0 +1,136 @@
+"""Figures read the samples of sealed runs, in a folder or an archive, or say what is missing."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.figures.points import BuiltFigure, FigurePoint, build_figure, missing_replays
+from dllm_bench.figures.spec import SeriesCall
+from dllm_bench.figures.write import lines, why_kept, write
+from dllm_bench.runs import token_replay
+from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES
+from dllm_bench.store.store import ERROR, SPEC, Store
+from dllm_bench.tables.plan import PlannedCell
+from tests.figures import test_points
+from tests.figures.builders import planned
+from tests.figures.test_points import ALPHA, small
+from tests.tables.builders import compose
+
+PACKED = (RECORD, SAMPLES, REPLAYS)
+
+
+def strip(root: Path) -> None:
+    """Leave the record and the specification of each sealed run."""
+    for record in root.rglob(RECORD):
+        for path in record.parent.iterdir():
+            if path.name not in (RECORD, SPEC):
+                path.unlink()
+
+
+def pack(root: Path) -> None:
+    """Move the runs into an archive beside the runs folder."""
+    with tarfile.open(root.with_name(f"{root.name}.tar.xz"), "w:xz") as packed:
+        for path in sorted(root.rglob("*")):
+            if path.name in PACKED:
+                packed.add(path, str(Path("runs") / path.relative_to(root)))
+    shutil.rmtree(root)
+
+
+def cells(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[PlannedCell]:
+    return planned(small(), ALPHA, Store(root), compose, monkeypatch)
+
+
+def drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltFigure:
+    """The small figure, of the runs that are stored."""
+    return build_figure(small(), ALPHA, cells(root, monkeypatch), Store(root))
+
+
+def sealed(root: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltFigure:
+    """The small figure with its runs made; two are sealed and give three series of `steps`."""
+    return test_points.built(root, monkeypatch)
+
+
+def empty_steps(built: BuiltFigure) -> list[FigurePoint]:
+    return [p for p in built.without_number() if (p.quantity, p.state) == ("steps", "sealed")]
+
+
+def test_a_point_without_samples_says_so_and_what_to_do(tmp_path, monkeypatch) -> None:
+    before = sealed(tmp_path / "runs", monkeypatch)
+    strip(tmp_path)
+    found = drawn(tmp_path / "runs", monkeypatch)
+    reasons = [p.reason for p in empty_steps(found)]
+    assert len(reasons) == 3
+    assert all("stored without" in reason and "dllm-bench runs rm" in reason for reason in reasons)
+    assert not any(str(tmp_path) in point.reason for point in found.points)
+    assert any(reasons[0] in line for line in lines(found))
+    kept = [p for p in before.drawn(measured=True) if p.quantity == "tpf"]
+    assert found.drawn(measured=True) == kept, "what the records give is drawn as before"
+
+
+def test_a_figure_is_drawn_from_an_archive_alone(tmp_path, monkeypatch) -> None:
+    before = sealed(tmp_path / "runs", monkeypatch)
+    pack(tmp_path / "runs")
+    found = drawn(tmp_path / "runs", monkeypatch)
+    assert found.drawn(measured=True) == before.drawn(measured=True)
+
+
+def test_a_damaged_samples_file_is_named_below_the_runs_folder(tmp_path, monkeypatch) -> None:
+    sealed(tmp_path, monkeypatch)
+    for path in tmp_path.rglob(SAMPLES):
+        path.write_text("no sample\n")
+    found = drawn(tmp_path, monkeypatch)
+    reasons = [p.reason for p in empty_steps(found)]
+    assert len(reasons) == 3
+    assert all(r.startswith("miniquiz/") and "is damaged" in r for r in reasons)
+
+
+def test_written_points_are_kept_if_they_would_be_lost(tmp_path, monkeypatch) -> None:
+    root, folder = tmp_path / "runs", tmp_path / "figures"
+    before = sealed(root, monkeypatch)
+    assert why_kept(before, folder) == ""
+    [path] = [path for path in write(before, folder) if path.suffix == ".csv"]
+    assert why_kept(before, folder) == ""
+    strip(tmp_path)
+    without = drawn(root, monkeypatch)
+    said = why_kept(without, folder)
+    assert said.startswith(f"{path} was not written again, since it has points of 2 runs")
+    assert "stored without" in said
+    path.unlink()
+    write(without, folder)
+    assert why_kept(without, folder) == "", "a figure that never had them is written"
+
+
+def test_written_points_are_kept_if_the_run_failed_when_made_again(tmp_path, monkeypatch) -> None:
+    root, folder = tmp_path / "runs", tmp_path / "figures"
+    write(sealed(root, monkeypatch), folder)
+    record = next(root.rglob(RECORD))
+    record.unlink()
+    assert why_kept(drawn(root, monkeypatch), folder) == "", "a run to be made is drawn as missing"
+    (record.parent / ERROR).write_text("no memory left\n")
+    assert "points of 1 runs that would be lost (failed)" in why_kept(
+        drawn(root, monkeypatch), folder
+    )
+
+
+def test_without_samples_no_token_replay_is_recorded(tmp_path, monkeypatch) -> None:
+    sealed(tmp_path, monkeypatch)
+    call = SeriesCall("waiting_steps", {}, {}, replay_samples=2)
+    figure = replace(small(), calls={"steps": call})
+    for path in tmp_path.rglob(token_replay.FILE):
+        path.unlink()
+    assert len(list(missing_replays(figure, cells(tmp_path, monkeypatch), Store(tmp_path)))) == 2
+    strip(tmp_path)
+    assert list(missing_replays(figure, cells(tmp_path, monkeypatch), Store(tmp_path))) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\0" * 100])
+def test_a_file_that_holds_no_replays_is_a_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / REPLAYS).write_bytes(content)
+    with pytest.raises(DllmBenchError, match="holds no token replays"):
+        token_replay.read_replays(tmp_path)
