@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dllm_bench.cli.common import print_lines
 from dllm_bench.launch import slurm
@@ -13,10 +13,19 @@ from dllm_bench.tables.plan import PlannedRun
 from dllm_bench.tables.submit import send
 
 
-def run_here(runs: Sequence[PlannedRun], store: Store, jobs: int) -> list[str]:
-    """Make the open runs on this machine, `jobs` at a time; gives the errors of failed runs."""
+def run_here(
+    runs: Sequence[PlannedRun],
+    store: Store,
+    jobs: int,
+    stages: Sequence[int] = (),
+    after: Callable[[int], None] = lambda items: None,
+) -> list[str]:
+    """Make the open runs on this machine, `jobs` at a time; gives the errors of failed runs.
+
+    stages, after: see `run_all`.
+    """
     specs = [run.spec for run in runs if run.open and run.spec]
-    outcomes = run_all(specs, store=store, jobs=jobs)
+    outcomes = run_all(specs, store=store, jobs=jobs, stages=stages, after=after)
     return [f"{outcome.spec.folder}: {outcome.error}" for outcome in outcomes if outcome.error]
 
 

@@ -103,12 +103,12 @@ class GrowingTables:
         runs = [run for run in distinct_runs(cells_of(planned)) if run.open]
         names = " and ".join(paper.name for paper, _, _ in planned[:SINGLE_COMMANDS])
         more = f" and {len(planned) - SINGLE_COMMANDS} more" if planned[SINGLE_COMMANDS:] else ""
-        sizes = ", ".join(map(str, stages))
+        first = f", first of {' then '.join(map(str, stages))} items" if stages else ""
         print_lines(
             [
-                f"Making {names}{more}: {len(runs)} runs, of {sizes} items one after the other. "
-                f"After each stage the whole table is in {self.folder}; stop at any time, the same "
-                "command goes on. The time left is measured on this machine, from the first runs.",
+                f"Making {names}{more}: {len(runs)} runs{first}, written to {self.folder} after "
+                "each stage. The time left is measured from the first runs; the same command "
+                "continues after a stop.",
             ]
         )
 
@@ -215,10 +215,16 @@ def plan_and_fill(
     settings.save()
     if arguments.retime and remove_disturbed([*cells_of(planned)], store):
         planned = plans(profile)
-    if growing and arguments.run:
-        planned = grow(arguments, planned, plans, store, growing)
     runs = distinct_runs(cells_of(planned))
-    failed = fill(arguments, runs, store)
+    stages = stages_of(runs) if growing and arguments.run else []
+    if growing and any(run.open for run in runs) and arguments.run:
+        growing.announce(planned, stages)
+
+    def show(items: int) -> None:
+        if growing:
+            growing.show(plans(profile.at_most(items)), items)
+
+    failed = fill(arguments, runs, store, stages, show)
     if arguments.submit or (arguments.run and any(run.open for run in runs)):
         planned = plans(profile)
     common = None if arguments.commands else common_items(cells_of(planned))
@@ -233,30 +239,12 @@ def chosen_profile(arguments: Namespace) -> Profile:
     return profile if arguments.passes is None else profile.in_passes(arguments.passes)
 
 
-def grow(
-    arguments: Namespace,
-    planned: list[PlannedTable],
-    plans: Callable[[Profile], list[PlannedTable]],
-    store: Store,
-    growing: GrowingTables,
-) -> list[PlannedTable]:
-    """Make the runs of all stages but the last, each time for all runs; returns the plan of the
-    last.
-    """
-    profile = planned[0][1]
-    runs = [run for run in distinct_runs(cells_of(planned)) if run.open and run.spec]
-    sizes = {run.spec.limit for run in runs if run.spec}
-    largest = max((size for size in sizes if size is not None), default=0)
-    stages = [n for n in STAGES if n < largest or None in sizes] if len(runs) > 1 else []
-    if runs:
-        growing.announce(planned, [*stages, *([largest] if largest else [])])
-    for items in stages:
-        smaller = plans(profile.at_most(items))
-        if any(run.open for run in distinct_runs(cells_of(smaller))):
-            if fill(arguments, distinct_runs(cells_of(smaller)), store):
-                break  # what fails is reported by the last stage
-            growing.show(plans(profile.at_most(items)), items)
-    return plans(profile) if stages else planned
+def stages_of(runs: Sequence[PlannedRun]) -> list[int]:
+    """Return the numbers of items that all open runs have before any has more."""
+    limits = [run.spec.limit for run in runs if run.open and run.spec]
+    if len(limits) < 2:
+        return []
+    return [n for n in STAGES if any(limit is None or n < limit for limit in limits)]
 
 
 def remove_disturbed(planned: Sequence[PlannedCell], store: Store) -> int:
@@ -275,8 +263,17 @@ def remove_disturbed(planned: Sequence[PlannedCell], store: Store) -> int:
     return len(runs)
 
 
-def fill(arguments: Namespace, runs: Sequence[PlannedRun], store: Store) -> list[str]:
-    """Make or submit the missing runs, as asked; an error message for each run that failed."""
+def fill(
+    arguments: Namespace,
+    runs: Sequence[PlannedRun],
+    store: Store,
+    stages: Sequence[int] = (),
+    after: Callable[[int], None] = lambda items: None,
+) -> list[str]:
+    """Make or submit the missing runs, as asked; an error message for each run that failed.
+
+    stages, after: of runs that are made here, see `run_all`.
+    """
     if not (arguments.run or arguments.submit):
         return []
     # torch takes seconds to import, and rendering stored runs needs none of it
@@ -288,7 +285,7 @@ def fill(arguments: Namespace, runs: Sequence[PlannedRun], store: Store) -> list
     if arguments.submit:
         return fill_missing.submit(runs, store, arguments.slurm, arguments.wait)
     jobs = arguments.jobs or default_jobs(arguments.profile)
-    return fill_missing.run_here(runs, store, jobs)
+    return fill_missing.run_here(runs, store, jobs, stages, after)
 
 
 def default_jobs(profile: str) -> int:

@@ -5,27 +5,28 @@ report to the parent, which alone writes to the terminal. If a run fails or its 
 the others continue; starting again resumes from the store. A run that another process makes is left
 to it and waited for when the others are done. Jobs of a cluster are in `slurm`.
 
-Runs that repeat their items are there to be timed. They come last, in this process alone, and those
-of one model and benchmark take turns pass by pass: what slows the machine down for a while slows
-all of them, and shows as variance between the passes of each.
+Runs that repeat their items are there to be timed. They come last, and those of one model and
+benchmark take turns pass by pass in one process: what slows the machine down for a while slows all
+of them, and shows as variance between the passes of each. With one job nothing runs beside them.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.launch.run_one import decode_passes, make_logger, run
+from dllm_bench.launch.run_one import make_logger, needs_several, run, session_class
 from dllm_bench.launch.workers import Ended, Failed, Worker, Workers
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.runs.observers import Observer, RunningMetrics, SilentObserver
 from dllm_bench.runs.progress import ManyRunsProgress, headline, progress_text
+from dllm_bench.runs.runner import RunSession, run_in_turns
 from dllm_bench.store.lock import BusyError
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec, digest
@@ -45,28 +46,44 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class RunJob:
-    """One run as a value that can be sent to another process; calling it makes the run."""
+    """Runs as a value that can be sent to another process; calling it makes them."""
 
-    spec: RunSpec
+    specs: tuple[RunSpec, ...]  # one run, or several of one model and benchmark that take turns
     store: Store
     deps: Dependencies = REAL
-    passes: int | None = None  # decode the first passes over the items only; None: the whole run
 
-    def __call__(self, progress: Observer | None = None) -> RunOutcome:
-        """Make the run; an exception becomes part of the outcome."""
+    def __call__(self, progress: Observer | None = None) -> list[RunOutcome]:
+        """Make the runs; an exception becomes part of the run's outcome."""
         given: dict[str, Any] = {"store": self.store, "progress": progress, "deps": self.deps}
-        try:
-            if self.passes is None:
-                run(self.spec, logger=make_logger(self.spec), **given)
-            else:
-                decode_passes(self.spec, self.passes, **given)
-        except BusyError as error:
-            return RunOutcome(self.spec, f"being made by {error.owner}", is_busy=True)
-        except DllmBenchError as error:
-            return RunOutcome(self.spec, str(error))
-        except Exception as error:  # a bug in one run must not end the others
-            return RunOutcome(self.spec, f"{type(error).__name__}: {error}")
-        return RunOutcome(self.spec)
+        first = self.specs[0]
+        if not takes_turns(first):
+            try:
+                run(first, logger=make_logger(first), **given)
+            except Exception as error:  # a bug in one run must not end the others
+                return [outcome_of(first, error)]
+            return [RunOutcome(first)]
+        loggers = list(map(make_logger, self.specs))
+        errors = run_in_turns(self.specs, loggers=loggers, **given)
+        return [outcome_of(spec, error) for spec, error in zip(self.specs, errors, strict=True)]
+
+
+def takes_turns(spec: RunSpec) -> bool:
+    """Return whether a run repeats its items, one request at a time, in one process."""
+    return (
+        spec.repeats > 1 and not needs_several(spec.hardware) and session_class(spec) is RunSession
+    )
+
+
+def outcome_of(spec: RunSpec, error: Exception | None) -> RunOutcome:
+    """Return how a run ended."""
+    match error:
+        case None:
+            return RunOutcome(spec)
+        case BusyError():
+            return RunOutcome(spec, f"being made by {error.owner}", is_busy=True)
+        case DllmBenchError():
+            return RunOutcome(spec, str(error))
+    return RunOutcome(spec, f"{type(error).__name__}: {error}")
 
 
 def run_all(
@@ -74,52 +91,51 @@ def run_all(
     *,
     store: Store,
     jobs: int = 1,
+    stages: Sequence[int] = (),
+    after: Callable[[int], None] = lambda items: None,
     stream: TextIO | None = None,
     deps: Dependencies = REAL,
 ) -> list[RunOutcome]:
     """Make all runs, `jobs` at a time; the outcomes are in the order of `specs`.
 
-    stream: where progress is written, standard error by default.
+    stages: numbers of items that all runs have before any has more; `after` is called with each
+    when no run has fewer. stream: where progress is written, standard error by default.
     """
     unique = list(dict.fromkeys(specs))
-    open_specs = [spec for spec in unique if store.record(spec) is None]
-    waiting = [spec for spec in open_specs if spec.repeats == 1]
+    rounds = [*((n, _cut(unique, n)) for n in stages), (0, unique)]
+    open_rounds = [
+        (items, groups(spec for spec in stage if store.record(spec) is None))
+        for items, stage in rounds
+    ]
     outcomes = {spec: RunOutcome(spec) for spec in unique}
-    with ManyRunsProgress(len(open_specs), stream) as progress:
-        if jobs > 1 and len(waiting) > 1:
-            pool = _WorkerPool(waiting, store, deps, progress)
-            outcomes |= pool.work(min(jobs, len(waiting)))
-        else:
-            outcomes |= _run_here(waiting, store, deps, progress)
-        repeated = [spec for spec in open_specs if spec.repeats > 1]
-        outcomes |= _run_in_turns(repeated, store, deps, progress)
+    count = sum(len(group) for _, stage in open_rounds for group in stage)
+    with ManyRunsProgress(count, stream) as progress, Workers() as workers:
+        pool = _WorkerPool(workers if jobs > 1 else None, jobs, store, deps, progress, outcomes)
+        for items, waiting in open_rounds:
+            pool.work(waiting)
+            if items and waiting:
+                after(items)
         busy = [spec for spec, outcome in outcomes.items() if outcome.is_busy]
         outcomes |= _run_busy(busy, store, deps, progress)
     return [outcomes[spec] for spec in specs]
 
 
-def _run_here(
-    waiting: list[RunSpec], store: Store, deps: Dependencies, progress: ManyRunsProgress
-) -> dict[RunSpec, RunOutcome]:
-    outcomes: dict[RunSpec, RunOutcome] = {}
-    spec: RunSpec | None = None
-    while waiting:
-        spec = take_next(waiting, spec)
-        outcomes[spec] = _job_here(RunJob(spec, store, deps), progress)
-    return outcomes
+def _cut(specs: Sequence[RunSpec], items: int) -> list[RunSpec]:
+    """Return the runs that have more items, with this number of them."""
+    return [replace(s, limit=items) for s in specs if s.limit is None or s.limit > items]
 
 
-def _run_in_turns(
-    specs: Sequence[RunSpec], store: Store, deps: Dependencies, progress: ManyRunsProgress
-) -> dict[RunSpec, RunOutcome]:
-    """Make runs of several passes, pass by pass in turn within each group."""
-    outcomes: dict[RunSpec, RunOutcome] = {}
-    for spec, passes in turns(specs):
-        if spec not in outcomes:
-            outcome = _job_here(RunJob(spec, store, deps, passes), progress)
-            if passes is None or outcome.error:
-                outcomes[spec] = outcome
-    return outcomes
+def groups(specs: Iterable[RunSpec]) -> list[tuple[RunSpec, ...]]:
+    """Return the runs that are made together: those that take turns by model and benchmark, every
+    other alone. Those that take turns come last.
+    """
+    alone, together = list[tuple[RunSpec, ...]](), dict[str, list[RunSpec]]()
+    for spec in specs:
+        if takes_turns(spec):
+            together.setdefault(_group(spec), []).append(spec)
+        else:
+            alone.append((spec,))
+    return [*alone, *map(tuple, together.values())]
 
 
 def _run_busy(
@@ -132,7 +148,7 @@ def _run_busy(
         while outcome.is_busy:
             try:
                 store.wait_for(spec, partial(progress.update, spec.folder))
-                outcome = RunJob(spec, store, deps)()
+                [outcome] = RunJob((spec,), store, deps)()
             except DllmBenchError as error:
                 outcome = RunOutcome(spec, str(error))
         progress.end(spec.folder, outcome.error or "done")
@@ -140,39 +156,19 @@ def _run_busy(
     return outcomes
 
 
-def turns(specs: Sequence[RunSpec]) -> Iterator[tuple[RunSpec, int | None]]:
-    """(run, how many passes it then has, None for all), one pass after the other over the runs that
-    share model and benchmark.
-    """
-    groups: dict[str, list[RunSpec]] = {}
-    for spec in specs:
-        groups.setdefault(_group(spec), []).append(spec)
-    for group in groups.values():
-        for passes in range(1, group[0].repeats + 1):  # equal in a group, as the benchmark is
-            yield from ((spec, passes if passes < spec.repeats else None) for spec in group)
-
-
-def _job_here(job: RunJob, progress: ManyRunsProgress) -> RunOutcome:
-    report = _TextReport(partial(progress.update, job.spec.folder), every_s=0.0)
-    outcome = job(report)
-    if outcome.is_busy:
-        progress.update(job.spec.folder, outcome.error)
-    elif job.passes is None or outcome.error:
-        progress.end(job.spec.folder, outcome.error or report.result)
-    return outcome
-
-
-def take_next(waiting: list[RunSpec], previous: RunSpec | None) -> RunSpec:
-    """Remove and return a run: one with the previous run's model and benchmark, else one of the
-    group with the most items; within it the longest run, so that none is left to one worker alone.
+def take_next(waiting: list[tuple[RunSpec, ...]], previous: RunSpec | None) -> tuple[RunSpec, ...]:
+    """Remove and return what is made next: what has the previous run's model and benchmark, else
+    one of those with the most items; of these the longest, so that none is left to one worker
+    alone. Runs that take turns come after all others.
     """
     sizes: Counter[str] = Counter()
-    for spec in waiting:
-        sizes[_group(spec)] += _items(spec)
+    for group in waiting:
+        sizes[_group(group[0])] += _items(group)
     loaded = _group(previous) if previous else ""
 
-    def preference(spec: RunSpec) -> tuple[bool, int, int]:
-        return _group(spec) == loaded, sizes[_group(spec)], _items(spec)
+    def preference(group: tuple[RunSpec, ...]) -> tuple[bool, bool, int, int]:
+        key = _group(group[0])
+        return not takes_turns(group[0]), key == loaded, sizes[key], _items(group)
 
     best = max(waiting, key=preference)
     waiting.remove(best)
@@ -184,9 +180,9 @@ def _group(spec: RunSpec) -> str:
     return digest([spec.model, spec.benchmark, spec.hardware, spec.inputs])
 
 
-def _items(spec: RunSpec) -> int:
-    """Items of a run; a whole benchmark counts as a thousand."""
-    return spec.limit or 1000
+def _items(group: Sequence[RunSpec]) -> int:
+    """Return the number of requests of runs; a whole benchmark counts as a thousand items."""
+    return sum((spec.limit or 1000) * spec.repeats for spec in group)
 
 
 class _TextReport(SilentObserver):
@@ -196,7 +192,7 @@ class _TextReport(SilentObserver):
         self.send = send
         self.every_s = every_s
         self.sent_at = 0.0
-        self.result = "done"
+        self.results: dict[str, str] = {}  # folder of a run -> what it measured
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
         if time.monotonic() - self.sent_at >= self.every_s:
@@ -204,67 +200,85 @@ class _TextReport(SilentObserver):
             self.send(progress_text(running))
 
     def finish(self, record: RunRecord) -> None:
-        self.result = headline(record)
+        self.results[record.spec.folder] = headline(record)
 
 
 @dataclass
 class _WorkerPool:
-    """Runs that wait, the workers that make them, and the outcomes so far."""
+    """Workers that make runs, or this process if there are none."""
 
-    waiting: list[RunSpec]
+    workers: Workers | None
+    jobs: int
     store: Store
     deps: Dependencies
     progress: ManyRunsProgress
-    outcomes: dict[RunSpec, RunOutcome] = field(default_factory=dict)
-    current: dict[Worker, RunSpec] = field(default_factory=dict)  # what each worker is at
+    outcomes: dict[RunSpec, RunOutcome]
+    waiting: list[tuple[RunSpec, ...]] = field(default_factory=list)
+    idle: list[Worker] = field(default_factory=list)
+    current: dict[Worker, tuple[RunSpec, ...]] = field(default_factory=dict)  # what each is at
 
-    def work(self, jobs: int) -> dict[RunSpec, RunOutcome]:
-        """Make all waiting runs with `jobs` workers."""
-        with Workers() as workers:
-            for _ in range(jobs):
-                self._give(workers.start(_work_on_jobs))
-            while self.current:
-                for worker, message in workers.messages():
-                    self._handle(workers, worker, message)
-        return self.outcomes
+    def work(self, waiting: list[tuple[RunSpec, ...]]) -> None:
+        """Make all these runs."""
+        self.waiting = list(waiting)
+        if self.workers is None or (len(waiting) == 1 and not self.idle):
+            return self._work_here()
+        while self.waiting and len(self.current) < self.jobs:
+            worker = self.idle.pop() if self.idle else self.workers.start(_work_on_jobs)
+            self._give(worker, None)
+        while self.current:
+            for worker, message in self.workers.messages():
+                if worker in self.current:
+                    self._handle(worker, message)
+        return None
 
-    def _give(self, worker: Worker) -> None:
-        """Give a worker its next run; dismiss it if none is left."""
-        previous = self.current.pop(worker, None)
+    def _work_here(self) -> None:
+        spec: RunSpec | None = None
+        while self.waiting:
+            group = take_next(self.waiting, spec)
+            spec = group[0]
+            report = _TextReport(partial(self.progress.update, spec.folder), every_s=0.0)
+            outcomes = RunJob(group, self.store, self.deps)(report)
+            self._note(outcomes, report.results)
+
+    def _give(self, worker: Worker, previous: RunSpec | None) -> None:
+        """Give a worker what it makes next; it is idle if nothing is left."""
         if not self.waiting:
-            worker.dismiss()
+            self.idle.append(worker)
             return
         self.current[worker] = take_next(self.waiting, previous)
         worker.send(RunJob(self.current[worker], self.store, self.deps))
 
-    def _handle(self, workers: Workers, worker: Worker, message: object) -> None:
-        """A line of progress, an outcome, or the death of the worker (out of memory, killed)."""
-        spec = self.current[worker]
+    def _handle(self, worker: Worker, message: object) -> None:
+        """A line of progress, outcomes, or the death of the worker (out of memory, killed)."""
+        group = self.current[worker]
         match message:
             case str():
-                self.progress.update(spec.folder, message)
-            case (RunOutcome() as outcome, str(result)):
-                self._note(outcome, result)
-                self._give(worker)
+                self.progress.update(group[0].folder, message)
+            case (list() as outcomes, dict() as results):
+                del self.current[worker]
+                self._note(outcomes, results)
+                self._give(worker, group[0])
             case Failed(text):
                 worker.dismiss()
-                self._replace(workers, worker, text)
+                self._replace(worker, text)
             case Ended(exit_code):
                 text = f"its process ended with exit code {exit_code}; start it again to resume"
-                self._replace(workers, worker, text)
+                self._replace(worker, text)
 
-    def _replace(self, workers: Workers, worker: Worker, error: str) -> None:
-        """The worker's run failed; another worker takes its place if runs are waiting."""
-        self._note(RunOutcome(self.current.pop(worker), error), "")
-        if self.waiting:
-            self._give(workers.start(_work_on_jobs))
+    def _replace(self, worker: Worker, error: str) -> None:
+        """The worker's runs failed; another worker takes its place if runs are waiting."""
+        self._note([RunOutcome(spec, error) for spec in self.current.pop(worker)], {})
+        if self.waiting and self.workers:
+            self._give(self.workers.start(_work_on_jobs), None)
 
-    def _note(self, outcome: RunOutcome, result: str) -> None:
-        self.outcomes[outcome.spec] = outcome
-        if outcome.is_busy:
-            self.progress.update(outcome.spec.folder, outcome.error)
-        else:
-            self.progress.end(outcome.spec.folder, outcome.error or result)
+    def _note(self, outcomes: Sequence[RunOutcome], results: Mapping[str, str]) -> None:
+        for outcome in outcomes:
+            self.outcomes[outcome.spec] = outcome
+            folder = outcome.spec.folder
+            if outcome.is_busy:
+                self.progress.update(folder, outcome.error)
+            else:
+                self.progress.end(folder, outcome.error or results.get(folder, "done"))
 
 
 def _work_on_jobs(pipe: Connection) -> None:
@@ -275,5 +289,5 @@ def _work_on_jobs(pipe: Connection) -> None:
         except EOFError:
             return
         report = _TextReport(pipe.send, REPORT_EVERY_S)
-        outcome = job(report)
-        pipe.send((outcome, report.result))
+        outcomes = job(report)
+        pipe.send((outcomes, report.results))

@@ -36,24 +36,6 @@ def run(
     )
 
 
-def decode_passes(
-    spec: RunSpec,
-    passes: int,
-    *,
-    store: Store,
-    progress: Observer | None = None,
-    deps: Dependencies = REAL,
-) -> None:
-    """Decode the first `passes` passes of a run, which another call completes; a run on several
-    processes is left to that call.
-    """
-    check(spec)
-    if not needs_several(spec.hardware) and store.record(spec) is None:
-        runner.decode_passes(
-            spec, passes, store=store, progress=progress, deps=deps, session=session_class(spec)
-        )
-
-
 def check(spec: RunSpec) -> None:
     """Refuse settings that do not go together, before anything is loaded."""
     if spec.measure_kl:

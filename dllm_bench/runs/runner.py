@@ -12,8 +12,9 @@ import hashlib
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -62,22 +63,50 @@ def run(
         return current.opened.record or current.finish(current.decode())
 
 
-def decode_passes(
-    spec: RunSpec,
-    passes: int,
+def run_in_turns(
+    specs: Sequence[RunSpec],
     *,
     store: Store,
+    loggers: Sequence[Observer | None] = (),
     progress: Observer | None = None,
     deps: Dependencies = REAL,
-    session: type[RunSession] | None = None,
-) -> None:
-    """Decode what is missing of the first `passes` passes over the items, without sealing the run.
+) -> list[DllmBenchError | Exception | None]:
+    """Make runs of several passes over their items, which take turns pass by pass.
 
-    So that runs can take turns, pass by pass; `run` decodes the rest.
+    Returns what each run failed by, None if it is sealed; the others continue. All are warmed up
+    once, and their folders are open until the last pass.
     """
-    with _open_session(spec, store, ObserverGroup([progress]), deps, session) as current:
-        if current.opened.record is None:
-            current.decode(passes)
+    failed: dict[int, Exception] = {}
+    with ExitStack() as stack:
+        sessions: dict[int, RunSession] = {}
+        for index, (spec, logger) in enumerate(zip_longest(specs, loggers)):
+            opened = _open_session(spec, store, ObserverGroup([logger, progress]), deps, None)
+            with _caught(failed, index):
+                sessions[index] = stack.enter_context(opened)
+        waiting = {i: one for i, one in sessions.items() if one.opened.record is None}
+        for passes in range(1, max((spec.repeats for spec in specs), default=0) + 1):
+            for index, session in waiting.items():
+                if index not in failed:
+                    with _caught(failed, index, session):
+                        session.decode(passes)
+        for index, session in waiting.items():
+            if index not in failed:
+                with _caught(failed, index, session):
+                    session.finish(session.decode())
+    return [failed.get(index) for index in range(len(specs))]
+
+
+@contextmanager
+def _caught(
+    failed: dict[int, Exception], index: int, session: RunSession | None = None
+) -> Iterator[None]:
+    """Note an exception of the block as that of a run, and write it into the run's folder."""
+    try:
+        yield
+    except Exception as error:
+        failed[index] = error
+        if session is not None:
+            session.opened.fail(f"{type(error).__name__}: {error}")
 
 
 @contextmanager

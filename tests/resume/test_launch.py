@@ -17,7 +17,7 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import workers
-from dllm_bench.launch.run_many import run_all, take_next, turns
+from dllm_bench.launch.run_many import groups, run_all, take_next
 from dllm_bench.runs.observers import RunningMetrics
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress, duration
 from dllm_bench.runs.runner import run
@@ -110,11 +110,11 @@ def test_a_worker_stays_with_its_model_and_benchmark() -> None:
     def made(model: str, benchmark: str, n: int) -> Any:
         return fakes.spec(n, model={"name": model}, benchmark={"name": benchmark})
 
-    waiting = [made("a", "x", 1), made("b", "x", 1), made("b", "x", 2), made("a", "x", 3)]
-    waiting.append(made("b", "y", 1))
+    specs = [made("a", "x", 1), made("b", "x", 1), made("b", "x", 2), made("a", "x", 3)]
+    waiting = groups([*specs, made("b", "y", 1)])
     order, held = [], None
     while waiting:
-        held = take_next(waiting, held)
+        [held] = take_next(waiting, held)
         order.append((held.model["name"], held.benchmark["name"], held.limit))
     longest_first = [("a", "x", 3), ("a", "x", 1), ("b", "x", 2), ("b", "x", 1), ("b", "y", 1)]
     assert order == longest_first
@@ -126,34 +126,55 @@ def repeating(limit: int, model: str = "fake") -> RunSpec:
     return fakes.spec(limit, model={"name": model}, benchmark=benchmark)
 
 
-def test_runs_of_several_passes_take_turns_in_this_process(tmp_path: Path) -> None:
-    """Each pass is a session with its own load; the result is that of a run made alone."""
+def test_runs_of_several_passes_take_turns_and_warm_up_once(tmp_path: Path) -> None:
+    """The result is that of a run made alone."""
     log, store = tmp_path / "calls", Store(tmp_path / "runs")
     made = fakes.deps(decoder=fakes.FakeDecoder(log=log), benchmark=fakes.Repeating())
     specs = [repeating(3), repeating(4)]
     outcomes = run_all(specs, store=store, jobs=2, stream=io.StringIO(), deps=made)
     assert [o.error for o in outcomes] == ["", ""]
     calls = [line.split() for line in log.read_text().splitlines()]
-    assert {pid for pid, _ in calls} == {str(os.getpid())}, "no workers, whatever `jobs` says"
+    assert len({pid for pid, _ in calls}) == 1, "runs that take turns are one process's"
     passes = [int(key[-1]) for _, key in calls]
-    turns_of = [2 + 3, 2 + 4] * 3  # two warm-ups and the items
-    ends = [sum(turns_of[: i + 1]) for i in range(6)]
-    assert [passes[end - 1] for end in ends] == [0, 0, 1, 1, 2, 2]
-    assert len(calls) == ends[-1]
+    firsts = [0] * (2 + 3) + [0] * (2 + 4)  # two warm-ups and the items
+    assert passes == [*firsts, *[1] * 7, *[2] * 7]
     for spec in specs:
         record = store.record(spec)
-        assert record is not None
-        assert [session.samples for session in record.sessions] == [spec.limit] * 3
+        assert record is not None and len(record.sessions) == 1
         alone = run(spec, store=Store(tmp_path / "alone"), deps=made)
         assert fakes.timeless(record) == fakes.timeless(alone)
 
 
 def test_runs_take_turns_with_those_of_their_model_alone() -> None:
-    """A model is loaded once; a run of fewer passes is not decoded further."""
-    specs = [repeating(1), repeating(1, "other"), repeating(2)]
-    names = [(spec.model["name"], spec.limit, passes) for spec, passes in turns(specs)]
-    fake = [("fake", limit, passes) for passes in (1, 2, None) for limit in (1, 2)]
-    assert names == [*fake, *(("other", 1, passes) for passes in (1, 2, None))]
+    specs = [repeating(1), fakes.spec(5), repeating(1, "other"), repeating(2)]
+    assert groups(specs) == [(specs[1],), (specs[0], specs[3]), (specs[2],)]
+
+
+def test_groups_that_take_turns_go_side_by_side(tmp_path: Path) -> None:
+    log, store = tmp_path / "calls", Store(tmp_path / "runs")
+    decoder = fakes.FakeDecoder(log=log, pause_s=0.05)
+    made = fakes.deps(decoder=decoder, benchmark=fakes.Repeating())
+    specs = [repeating(3), repeating(3, "other")]
+    run_all(specs, store=store, jobs=2, stream=io.StringIO(), deps=made)
+    assert len({line.split()[0] for line in log.read_text().splitlines()}) == 2
+
+
+def test_all_runs_have_a_number_of_items_before_any_has_more(tmp_path: Path) -> None:
+    store, seen = Store(tmp_path / "runs"), []
+    specs = [fakes.spec(9), fakes.spec(4), fakes.spec(12)]
+
+    def after(items: int) -> None:
+        records = [store.largest_record(spec) for spec in specs]
+        seen.append((items, [record.items if record else 0 for record in records]))
+
+    for jobs in (1, 2):
+        seen.clear()
+        store = Store(tmp_path / f"runs-{jobs}")
+        given = {"jobs": jobs, "stream": io.StringIO(), "deps": fakes.deps()}
+        outcomes = run_all(specs, store=store, stages=(3, 6), after=after, **given)
+        assert not any(outcome.error for outcome in outcomes)
+        assert seen == [(3, [3, 3, 3]), (6, [6, 3, 6])]
+        assert [store.record(spec).items for spec in specs] == [9, 4, 12]  # type: ignore[union-attr]
 
 
 def test_a_run_that_fails_in_a_pass_is_not_tried_again_in_the_next(tmp_path: Path) -> None:

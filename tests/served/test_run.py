@@ -215,7 +215,7 @@ def test_after_a_failure_what_is_in_flight_is_kept_and_no_more_is_asked(
     store = Store(tmp_path)
     with Server(answer) as server:
         spec = spec_of("model.concurrency=2", f"model.url={server.url}", "limit=9")
-        outcome = RunJob(spec, store)()
+        [outcome] = RunJob((spec,), store)()
     assert "answered 500" in outcome.error
     assert known.is_set() and len(texts_of(store, spec)) == 1
     assert len(server.received) == WARMUPS + 2
