@@ -7,13 +7,19 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 SCHEMAS := every-eval-ever==0.3.0
+INSTALL = $(BIN)/python -m pip install -q --no-compile $(PIP_ARGS) -c constraints.txt
+FAILED = tail -n 20 $(VENV)/install.log; echo "The install failed; the lines above say why. Run make again to retry."; exit 1
 PINS := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
-STAMP := $(VENV)/.installed-$(PINS)
+RUN := $(VENV)/.installed-$(PINS)
+STAMP := $(VENV)/.complete-$(PINS)
 PYTEST_ARGS ?= -q -n 2 --dist loadgroup
 EVERYTHING ?= not drill
 LAUNCHER ?= local
 SLURM ?=
-FILL := $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --slurm ,$(SLURM)),--run)
+ITEMS ?=
+PASSES ?=
+SIZE = $(addprefix --limit ,$(ITEMS)) $(addprefix --passes ,$(PASSES))
+FILL = $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --slurm ,$(SLURM)),--run) $(SIZE)
 
 .DEFAULT_GOAL := help
 WORKS := lopa creditdecoding learn2pd dspark
@@ -23,35 +29,38 @@ FIGURES := $(subst /,-,$(patsubst conf/figure/%.yaml,%,$(wildcard conf/figure/*/
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@echo "  ITEMS=120 PASSES=5: items of each run, and passes over the items of runs that give times"
 	@echo "  LAUNCHER=slurm SLURM='partition=gpu timeout_min=60' sends what is missing, waits, then renders"
 
-table4: lopa-table4 ## Regenerate LoPA's Table 4 with the embedded models (a quarter of an hour, once)
+table4: ITEMS = 30
+table4: PASSES = 1
+table4: lopa-table4 ## Regenerate LoPA's Table 4 with the embedded models (30 items a cell; ITEMS=120 narrows the intervals)
 decoders: $(filter decoders-%,$(TABLES) $(FIGURES)) ## Compare all decoders on embedded models: tables and trade-offs (hours)
 
-tables: $(STAMP) ## Regenerate every table, the project's own included; one: make lopa-table1
+tables: $(RUN) ## Regenerate every table, the project's own included; one: make lopa-table1
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench table all $(FILL)
 
-figures: $(STAMP) ## Draw every figure, the project's own included; one: make dspark-figure2
+figures: $(RUN) ## Draw every figure, the project's own included; one: make dspark-figure2
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure all $(FILL)
 
 # A table and a figure of one name are one target, which `sort` lists once.
-$(sort $(TABLES) $(FIGURES)): $(STAMP)
+$(sort $(TABLES) $(FIGURES)): $(RUN)
 	@$(if $(filter $@,$(TABLES)),OMP_NUM_THREADS=1 $(BIN)/dllm-bench table $(subst -,/,$@) $(FILL))
 	@$(if $(filter $@,$(FIGURES)),OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure $(subst -,/,$@) $(FILL))
 
-claims: $(STAMP) ## Print what the stored runs say about every published claim; CLAIMS=--run runs what is missing
+claims: $(RUN) ## Print what the stored runs say about every published claim; CLAIMS=--run runs what is missing
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench claims $(CLAIMS)
 
-all: $(STAMP) ## Every table and figure of the four works from nothing, and the site (80 minutes)
+all: $(RUN) ## Every table and figure of the four works from nothing, and the site (80 minutes)
 	@for work in $(WORKS); do for kind in table figure; do \
 	   OMP_NUM_THREADS=1 $(BIN)/dllm-bench $$kind $$work $(FILL) || exit 1; \
 	 done; done
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench report
 
-dspark: dspark-table1 decoders-speculative $(STAMP) ## All of DSpark: its table, figures, and drafters compared
+dspark: dspark-table1 decoders-speculative $(RUN) ## All of DSpark: its table, figures, and drafters compared
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure dspark $(FILL)
 
-report: $(STAMP) ## Make the static site of what is stored: results/site/index.html
+report: $(RUN) ## Make the static site of what is stored: results/site/index.html
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench report
 
 docs: ## Make the documentation's site with the Python interface: results/docs/index.html
@@ -83,26 +92,30 @@ venv: $(STAMP) ## Build .venv (once, and again when pyproject.toml or constraint
 # installed. pip would compile all of it, which takes a minute.
 COMPILED := transformers.modeling_utils, dllm_bench.launch.run_one, dllm_bench.api.generation, \
    dllm_bench.figures.write, dllm_bench.site.build
-# SCHEMAS holds published schemas that exports are tested against; its code needs a newer Python, so
-# that the package is not installed. Where it cannot be had, that test is skipped.
-# The stamp is written last and its name holds a checksum of the pins: changed pins update a finished
-# environment, an install that was interrupted left no stamp and starts from nothing.
-$(STAMP):
+# RUN is what the commands need, STAMP what tests and checks need besides. A stamp is written last and
+# its name holds a checksum of the pins: changed pins update a finished environment, an install that
+# was interrupted left no stamp and starts from nothing.
+$(RUN):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed and $(PYTHON) is not; try: make PYTHON=python3.12"; exit 2; }
 	@if ls $(VENV)/.installed-* > /dev/null 2>&1; then \
 	   echo "Updating $(VENV) to the versions of constraints.txt (log: $(VENV)/install.log)"; \
-	   rm -f $(VENV)/.installed-*; \
+	   rm -f $(VENV)/.installed-* $(VENV)/.complete-*; \
 	 else \
-	   echo "Building $(VENV) with the versions of constraints.txt (about two minutes; log: $(VENV)/install.log)"; \
+	   echo "Building $(VENV) with the versions of constraints.txt (one to two minutes; log: $(VENV)/install.log)"; \
 	   $(PYTHON) -m venv --clear $(VENV); \
 	 fi
 	@{ $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --upgrade pip && \
-	   $(BIN)/python -m pip install -q --no-compile $(PIP_ARGS) -c constraints.txt -e '.[code,slurm,wandb,dev]'; } \
-	   > $(VENV)/install.log 2>&1 \
-	   || { tail -n 20 $(VENV)/install.log; echo "The install failed; the lines above say why. Run make again to retry."; exit 1; }
+	   $(INSTALL) -e '.[code,slurm]'; } > $(VENV)/install.log 2>&1 || { $(FAILED); }
+	@$(BIN)/python -c 'import $(COMPILED)' >> $(VENV)/install.log 2>&1 || true
+	@touch $@
+
+# SCHEMAS holds published schemas that exports are tested against; its code needs a newer Python, so
+# that the package is not installed. Where it cannot be had, that test is skipped.
+$(STAMP): $(RUN)
+	@echo "Adding what tests and checks need to $(VENV) (log: $(VENV)/install.log)"
+	@$(INSTALL) -e '.[code,slurm,wandb,dev]' >> $(VENV)/install.log 2>&1 || { $(FAILED); }
 	@$(BIN)/python -m pip download -q $(PIP_ARGS) --no-deps --python-version 3.12 --only-binary=:all: \
 	   -d $(VENV)/schemas $(SCHEMAS) >> $(VENV)/install.log 2>&1 || true
-	@$(BIN)/python -c 'import $(COMPILED)' >> $(VENV)/install.log 2>&1 || true
 	@touch $@
 
 clean: ## Remove caches (keeps .venv and results)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,10 @@ def real_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"benchmark data not found at {path}; set DLLM_BENCH_DATA")
     return path
+
+
+@pytest.fixture(autouse=True)
+def forgotten_programs() -> None:
+    """Every test judges its programs itself."""
+    if execution := sys.modules.get("dllm_bench.benchmarks.sandbox.execution"):
+        execution._JUDGED.clear()

@@ -21,6 +21,7 @@ container (`container.py`). `docs/security.md` lists what is promised.
 from __future__ import annotations
 
 import errno
+import hashlib
 import marshal
 import os
 import secrets
@@ -58,6 +59,11 @@ BACKSTOP_S = 2.0
 CHILD = "dllm_bench.benchmarks.sandbox.child."
 BROUGHT_DOWN = (signal.SIGXCPU, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 """Signals by which a judging process ends over hostile values."""
+LASTING: tuple[ProgramVerdict, ...] = ("passed", "failed")
+"""Verdicts that a second judging would repeat: no limit and no fault of the machine is in them."""
+MAX_JUDGED = 20_000
+"""Outcomes that are remembered; one takes some hundred bytes."""
+_JUDGED: dict[bytes, ProgramOutcome] = {}
 LAST_WORDS = 200
 """Characters of a container tool's message that are kept."""
 A = TypeVar("A")
@@ -85,9 +91,28 @@ def execute(program: str, limits: Limits | None = None, stdin: str | None = None
 def examine(program: str, examiner: Examiner, limits: Limits) -> ProgramOutcome:
     """Load a Python program in a sandboxed child and judge what calls of its functions return.
 
-    The examiner calls them from a process of its own; its words come back in `reports`.
+    The examiner calls them from a process of its own; its words come back in `reports`. Programs
+    often repeat, between decoders and between passes, so what was judged is remembered.
     """
-    return _run(program, examiner, limits, None)
+    key = _key(program, examiner, limits)
+    known = _JUDGED.get(key)
+    if known is None:
+        known = _run(program, examiner, limits, None)
+        if known.verdict in LASTING and len(_JUDGED) < MAX_JUDGED:
+            _JUDGED[key] = known
+    return known
+
+
+def _key(program: str, examiner: Examiner, limits: Limits) -> bytes:
+    """Return a hash of all that the outcome of a program depends on."""
+    asked = (examiner.program, examiner.payload, examiner.module_name, examiner.silent)
+    plain = (
+        program.encode(errors="replace"),
+        asked,
+        repr(limits),
+        repr(requested_container(limits)),
+    )
+    return hashlib.sha256(marshal.dumps(plain, MARSHAL_FORMAT)).digest()
 
 
 def _run(program: str, examiner: Examiner, limits: Limits, stdin: str | None) -> ProgramOutcome:

@@ -5,6 +5,7 @@ Every way the kernel has to send a signal, limits and memory of other processes,
 
 from __future__ import annotations
 
+import marshal
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from dllm_bench.benchmarks.sandbox import execution as sandbox
 from dllm_bench.benchmarks.sandbox.child import supervise
 from dllm_bench.benchmarks.sandbox.container import child_source
+from dllm_bench.benchmarks.sandbox.limits import Limits
 from tests.unit.benchmarks.sandbox_drills import drill, needs, nothing_is_left  # noqa: F401
 
 
@@ -206,3 +208,28 @@ def test_seconds_in_which_a_program_waits_for_a_processor_do_not_count(
         with pytest.raises(supervise.AnswerEnded) as ended:
             judged._wait(step, 1.0)
     assert ended.value.args[0] == verdict
+
+
+def test_a_program_that_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = list[str]()
+    judge = sandbox._run
+    monkeypatch.setattr(sandbox, "_run", lambda *given: runs.append(given[0]) or judge(*given))
+    payload = {
+        "min_time_s": 1.0,
+        "time_factor": 4.0,
+        "reference": "def f(x):\n    return x",
+        "entry_point": "f",
+        "stages": marshal.dumps({"base": [[1]], "plus": [[2]]}),
+        "rule": "equal",
+        "atol": 0.0,
+    }
+    examiner = sandbox.Examiner("check_function", payload, "__solution__", silent=True)
+    other = sandbox.Examiner("check_function", {**payload, "reference": "def f(x):\n    return 3"})
+    right, late = "def f(x):\n    return x", "def f(x):\n    while True: pass"
+    for _ in range(2):
+        assert sandbox.examine(right, examiner, Limits()).verdict == "passed"
+        assert sandbox.examine(right, other, Limits()).verdict == "failed"
+    assert len(runs) == 2
+    for _ in range(2):
+        assert sandbox.examine(late, examiner, Limits(cpu_s=1)).verdict == "timeout"
+    assert len(runs) == 4, "what a limit decided is judged again"
