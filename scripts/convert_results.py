@@ -24,13 +24,12 @@ from dllm_bench.benchmarks.embedded.generated import GeneratedTask
 from dllm_bench.benchmarks.embedded.miniparallel import FamilyItems
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.runs.token_replay import FILE as REPLAYS
+from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES, archive_of
 from dllm_bench.store.checked import read_checked
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.seal import first_items
 from dllm_bench.store.spec import RunSpec, digest
-from dllm_bench.store.store import ARCHIVE, RECORD, SAMPLES
 
 CLOCKED = ("seconds", "session")
 """Columns that differ between two runs of the same samples, besides those that end in _s."""
@@ -53,7 +52,7 @@ def old_runs(results: Path) -> Iterator[OldRun]:
     for record in sorted(results.glob(f"runs/*/*/*/{RECORD}")):
         folder = record.parent.relative_to(results / "runs").as_posix()
         yield OldRun(folder, json.loads(record.read_bytes()), record.parent)
-    archive = results / f"runs{ARCHIVE}"
+    archive = archive_of(results / "runs")
     if archive.is_file():
         with tarfile.open(archive, "r:xz") as packed:
             for member in packed:

@@ -3,10 +3,11 @@
     .venv/bin/python -m scripts.update_reference [RESULTS]
     .venv/bin/python -m scripts.update_docs
 
-The reference holds the sealed records that a table, a figure or a claim shows, without their
-samples, packed into `runs.tar.xz`, the tables as Markdown and json, and the figures as csv and svg;
-whatever was in results/reference before is removed. RESULTS is results/ by default. Run it after
-every change of what a run is: weights, generated items, decoders, the embedded profile.
+The reference holds the sealed records that a table, a figure or a claim shows, with samples and
+token replays of the runs whose figures read them, packed into `runs.tar.xz`, the tables as Markdown
+and json, and the figures as csv and svg; whatever was in results/reference before is removed.
+RESULTS is results/ by default. Run it after every change of what a run is: weights, frozen items,
+decoders, the embedded profile.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from pathlib import Path
 
 from dllm_bench.api.compose import compose
 from dllm_bench.claims.verdict import judge_stored
+from dllm_bench.figures.spec import load_figure
+from dllm_bench.store.archive import REPLAYS, SAMPLES
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
-from dllm_bench.tables.load import load_profile
+from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.spec import EMBEDDED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,22 +52,40 @@ def shown_runs(results: Path) -> set[str]:
     return hashes | {run.record.identity_hash for run in runs if run.record}
 
 
-def pack(results: Path, archive: Path, shown: Collection[str] | None = None) -> int:
-    """Pack the sealed records, or those of the runs `shown`; equal records give equal bytes.
-    Returns their number.
+def runs_with_series(results: Path) -> set[str]:
+    """Return the hashes of the runs whose samples a figure reads, to draw series of a run."""
+    hashes: set[str] = set()
+    for name in names_of("figure"):
+        drawn = results / "figures" / EMBEDDED / f"{name}.csv"
+        if drawn.is_file() and load_figure(name).calls:
+            hashes |= set(drawn.read_text().replace(",", " ").split())
+    return hashes
+
+
+def pack(
+    results: Path,
+    archive: Path,
+    shown: Collection[str] | None = None,
+    with_samples: Collection[str] = (),
+) -> int:
+    """Pack the sealed records, or those of the runs `shown`, and the samples and token replays of
+    the runs `with_samples`; equal files give equal bytes. Returns the number of records.
     """
-    records = [
-        record
-        for record in sorted(results.glob(RECORDS))
-        if shown is None or json.loads(record.read_bytes())["identity_hash"] in shown
-    ]
+    files, count = list[Path](), 0
+    for record in sorted(results.glob(RECORDS)):
+        run = json.loads(record.read_bytes())["identity_hash"]
+        if shown is None or run in shown:
+            count += 1
+            files.append(record)
+            also = (record.with_name(name) for name in (SAMPLES, REPLAYS))
+            files += [path for path in also if run in with_samples and path.is_file()]
     with tarfile.open(archive, "w:xz", preset=9) as packed:
-        for record in records:
-            content = record.read_bytes()
-            member = tarfile.TarInfo(record.relative_to(results).as_posix())
+        for path in files:
+            content = path.read_bytes()
+            member = tarfile.TarInfo(path.relative_to(results).as_posix())
             member.size = len(content)
             packed.addfile(member, io.BytesIO(content))
-    return len(records)
+    return count
 
 
 def replace(results: Path) -> int:
@@ -77,7 +98,8 @@ def replace(results: Path) -> int:
         place = REFERENCE / file.relative_to(results)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
-    records = pack(results, REFERENCE / "runs.tar.xz", shown_runs(results))
+    archive = REFERENCE / "runs.tar.xz"
+    records = pack(results, archive, shown_runs(results), runs_with_series(results))
     print(f"{records} records packed and {len(files)} files copied to {REFERENCE}")
     return len(files) + 1
 
