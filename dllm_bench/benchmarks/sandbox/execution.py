@@ -38,7 +38,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType
-from typing import IO, TypeVar, cast, get_args
+from typing import IO, Any, TypeVar, cast, get_args
 
 from dllm_bench.benchmarks.sandbox.container import (
     MARSHAL_FORMAT,
@@ -105,7 +105,7 @@ def examine(program: str, examiner: Examiner, limits: Limits) -> ProgramOutcome:
 
 def _key(program: str, examiner: Examiner, limits: Limits) -> bytes:
     """Return a hash of all that the outcome of a program depends on."""
-    asked = (examiner.program, examiner.payload, examiner.module_name, examiner.silent)
+    asked: Any = (examiner.program, examiner.payload, examiner.module_name, examiner.silent)
     plain = (
         program.encode(errors="replace"),
         asked,
