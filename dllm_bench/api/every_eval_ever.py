@@ -214,7 +214,7 @@ def generation(record: RunRecord) -> Plain:
     details = {"run": spec.identity_hash, "decoder": spec.label, "device": record.devices}
     further = {"seed": spec.seed, "batch": spec.batch, "limit": spec.limit}
     return {
-        "generation_args": {"max_tokens": int(limits)} if limits else {},
+        "generation_args": {"max_tokens": limits} if isinstance(limits, int) and limits else {},
         "additional_details": as_details({**details, **further, **groups}),
     }
 

@@ -80,7 +80,7 @@ def to_lm_eval(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Ite
         moment = datetime.fromtimestamp(record.sealed_at, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
         results = folder / f"results_{moment}.json"
         write_atomic(results, json.dumps(lm_eval_results(record), indent=2))
-        samples = folder / f"samples_{spec.benchmark['name']}_{moment}.jsonl"
+        samples = folder / f"samples_{slug(str(spec.benchmark['name']))}_{moment}.jsonl"
         lines = (json.dumps(one) for one in lm_eval_samples(record, rows_of(entry, texts)))
         write_atomic(samples, "".join(f"{line}\n" for line in lines))
         yield from (results, samples)

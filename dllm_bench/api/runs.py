@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -152,7 +153,8 @@ def records(results: str | Path | None = None, by: Literal["run", "sample"] = "r
         "sample" has a row per sample: the run's columns up to `batch`, then `id`, `value` and
         `verdict` of its grade, its counts and times, and its `text`.
 
-    Columns hold one type each, so `to_parquet` takes the table as it is.
+    Columns hold one type each, so `to_parquet` takes the table as it is. A run whose record cannot
+    be read is left out, with a warning that names it.
     """
     import pandas as pd
 
@@ -160,7 +162,11 @@ def records(results: str | Path | None = None, by: Literal["run", "sample"] = "r
         raise DllmBenchError(f"records takes by='run' or by='sample', not {by!r}.")
     store, rows = open_store(results), list[dict[str, Any]]()
     for folder in store.folders():
-        record = read_record(folder)
+        try:
+            record = read_record(folder)
+        except DllmBenchError as error:
+            warnings.warn(f"left out: {error}", stacklevel=2)
+            continue
         if record is not None:
             rows += [_run_row(record)] if by == "run" else sample_rows(record, folder)
     return pd.DataFrame(rows).apply(of_one_type)
@@ -180,7 +186,7 @@ def _identity_row(record: RunRecord) -> dict[str, Any]:
         "benchmark": spec.benchmark["name"],
         "model": spec.model["name"],
         "decoder": spec.label,
-        "hardware": spec.hardware["name"],
+        "hardware": spec.hardware.get("name"),
         "seed": spec.seed,
         "limit": spec.limit,
         "batch": spec.batch,

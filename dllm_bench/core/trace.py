@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+from dllm_bench.core.declared import Amount, Count, Range, Seconds, fits, in_words
 
 GIVEN = -2  # `Generation.born` of a token that nobody decoded: it was pinned or inserted
 AGAIN_MASKED = -1  # `Change.after` of a position that was masked again
@@ -46,30 +49,34 @@ class ForwardKind(StrEnum):
     VERIFY = "verify"  # the target judges draft tokens
 
 
+Branches = Annotated[int, Range(1, 2**16)]
+Token = Annotated[int, Range(0, 2**31 - 1)]
+
+
 @dataclass(frozen=True)
 class Forward:
     """One model call. Positions are counted per branch."""
 
     kind: ForwardKind
-    branches: int  # K; twice as many under guidance
-    fed: int  # positions fed per branch
-    cached: int  # positions read from the cache
-    ms: float = 0.0  # wall time of the whole step, in milliseconds
-    winner: int = 0  # branch that continued, in the order of creation; the base is last
-    forced: int = 0  # positions committed by the stall rule
-    masks: int = 0  # masks of the open blocks before this call
-    calls: int = 1  # network calls: several for a drafter's chain, one a token for a head
-    proposed: int = 0  # draft tokens that this call verified
-    accepted: int = 0  # draft tokens that were kept; further committed tokens are the target's own
-    drafted: tuple[int, ...] = ()  # the whole proposal, before it was cut to `proposed`
+    branches: Branches  # K; twice as many under guidance
+    fed: Count  # positions fed per branch
+    cached: Count  # positions read from the cache
+    ms: Seconds = 0.0  # wall time of the whole step, in milliseconds
+    winner: Count = 0  # branch that continued, in the order of creation; the base is last
+    forced: Count = 0  # positions committed by the stall rule
+    masks: Count = 0  # masks of the open blocks before this call
+    calls: Count = 1  # network calls: several for a drafter's chain, one a token for a head
+    proposed: Count = 0  # draft tokens that this call verified
+    accepted: Count = 0  # draft tokens that were kept; other committed tokens are the target's own
+    drafted: tuple[Token, ...] = ()  # the whole proposal, before it was cut to `proposed`
     survival: tuple[float, ...] = ()  # logits of a confidence head, one per drafted token
     changes: tuple[Change, ...] = ()  # what was revised after this forward
-    canvas: int = 0  # new positions of the canvas that it saw, where the canvas grows
-    inserted: tuple[int, ...] = ()  # (position behind the prompt, count) of what was inserted after
-    # this forward; the positions from there on moved right, and what did not fit is gone
-    rows: float | None = None  # rows a layer computes per branch, mean over layers; None: all fed
-    read_bytes: int = 0  # what is read from the cache, all layers together
-    kept_bytes: int = 0  # what the cache keeps after this call, all layers together
+    canvas: Count = 0  # new positions of the canvas that it saw, where the canvas grows
+    inserted: tuple[Count, ...] = ()  # (position behind the prompt, count) of what was inserted
+    # after this forward; the positions from there on moved right, and what did not fit is gone
+    rows: Amount | None = None  # a layer computes per branch, mean over layers; None: all fed
+    read_bytes: Count = 0  # what is read from the cache, all layers together
+    kept_bytes: Count = 0  # what the cache keeps after this call, all layers together
     replayed: bool = False  # whether it was a recorded CUDA graph (hardware.compile=max)
 
 
@@ -107,11 +114,36 @@ class Trace:
             if f.default is MISSING or any(value != f.default for value in column)
         }
 
+    @staticmethod
+    def check_columns(columns: Mapping[str, Sequence[Any]]) -> int:
+        """The number of forwards; ValueError for columns that `columns` does not make."""
+        declared = _stored_types()
+        lengths = {len(column) for column in columns.values()}
+        required = {f.name for f in fields(Forward) if f.default is MISSING}
+        if len(lengths) > 1 or (columns and not required <= columns.keys() <= declared.keys()):
+            raise ValueError("forwards with other columns, or columns of unequal length")
+        for name, column in columns.items():
+            if not fits(column, Sequence[declared[name]]):  # type: ignore[valid-type]
+                raise ValueError(f"{name} of a forward is no {in_words(declared[name])}")
+        if not set(columns.get("kind", ())) <= set(ForwardKind):
+            raise ValueError("a forward of an unknown kind")
+        if any(len(one) not in (0, 2) for one in columns.get("inserted", ())):
+            raise ValueError("an insertion that is no position and count")
+        return max(lengths, default=0)
+
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> Trace:
         """Inverse of `columns`. Missing columns get their defaults."""
         rows = zip(*columns.values(), strict=True)
         return cls([_forward(dict(zip(columns, row, strict=True))) for row in rows])
+
+
+@cache
+def _stored_types() -> dict[str, Any]:
+    """The types of a forward's fields as `columns` stores them."""
+    hints = get_type_hints(Forward, include_extras=True)
+    changes = Sequence[tuple[Count, Token, int, Annotated[int, Range(AGAIN_MASKED, 2**31 - 1)]]]
+    return {**hints, "kind": str, "changes": changes}
 
 
 def _stored(value: Any) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import fmean
 
+from dllm_bench.core.declared import Count
 from dllm_bench.core.errors import DllmBenchError
 
 RESAMPLES = 2000
@@ -29,7 +30,7 @@ class MeanScore:
     mean: float
     low: float
     high: float
-    n: int  # samples
+    n: Count  # samples
     method: str  # how the interval was computed: "wilson" or "bootstrap"
 
     @property

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
+from dllm_bench.core.declared import Amount, Count, Range, Seconds
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.trace import ForwardKind
@@ -31,46 +32,51 @@ UNTIMED = dict.fromkeys(("seconds", "steps_s", "first_step_s"), NO_TIME)
 """Column -> why it is None for a sample decoded in a batch, or with `measure_kl`."""
 
 
+SessionIndex = Annotated[int, Range(0, 9_999)]
+DraftLength = Annotated[int, Range(0, 4_096)]  # tokens of a draft, or of a round
+Logit = Annotated[float, Range(-1e6, 1e6)]
+
+
 @dataclass(frozen=True)
 class SampleStats:
     """Counts and times of one sample; None where unknown. Field names are column names."""
 
-    allocated: int | None  # positions of all opened blocks, decoded or not
-    committed: int | None  # decoded positions among them, including those after the end
-    content: int | None  # decoded positions that hold no end or padding token
-    emitted: int | None  # tokens before the first reason to stop
-    forwards: int | None  # forwards of the model; a drafter's own calls are not counted
-    rows: float | None  # branches x rows computed per branch, summed over forwards: positions fed,
-    # or their mean over layers where each layer chooses
-    forced: int | None  # positions committed by the stall rule
-    seconds: float | None  # the whole of `generate`
-    steps_s: float | None  # all forwards with the work between them, from the trace
-    first_step_s: float | None  # the first of them: prompt and first denoising step
+    allocated: Count | None  # positions of all opened blocks, decoded or not
+    committed: Count | None  # decoded positions among them, including those after the end
+    content: Count | None  # decoded positions that hold no end or padding token
+    emitted: Count | None  # tokens before the first reason to stop
+    forwards: Count | None  # forwards of the model; a drafter's own calls are not counted
+    rows: Amount | None  # branches x rows computed per branch, summed over forwards: positions
+    # fed, or their mean over layers where each layer chooses
+    forced: Count | None  # positions committed by the stall rule
+    seconds: Seconds | None  # the whole of `generate`
+    steps_s: Seconds | None  # all forwards with the work between them, from the trace
+    first_step_s: Seconds | None  # the first of them: prompt and first denoising step
     truncated: bool  # only the length limit ended the text
     empty: bool  # the text is blank
-    idle: int | None = None  # forwards over full blocks that Fast-dLLM's cached loops would add
-    idle_dinfer: int | None = None  # the same for dInfer's loop as released
-    rounds: Sequence[Sequence[int]] | None = None  # [proposed, accepted, committed] per round
-    survival: Sequence[Sequence[float]] | None = None  # logits of each round's whole draft
-    right: Sequence[int] | None = None  # first tokens of each whole draft that equal the text
-    prefill_s: float | None = None  # time by kind of forward, of speculative decoding
-    draft_s: float | None = None
-    head_s: float | None = None
-    verify_s: float | None = None
-    baseline_s: float | None = None  # the whole of the baseline's `generate`
+    idle: Count | None = None  # forwards over full blocks that Fast-dLLM's cached loops would add
+    idle_dinfer: Count | None = None  # the same for dInfer's loop as released
+    rounds: Sequence[Sequence[DraftLength]] | None = None  # [proposed, accepted, committed] each
+    survival: Sequence[Sequence[Logit]] | None = None  # logits of each round's whole draft
+    right: Sequence[DraftLength] | None = None  # first tokens of each draft that equal the text
+    prefill_s: Seconds | None = None  # time by kind of forward, of speculative decoding
+    draft_s: Seconds | None = None
+    head_s: Seconds | None = None
+    verify_s: Seconds | None = None
+    baseline_s: Seconds | None = None  # the whole of the baseline's `generate`
     baseline_equal: bool | None = None  # whether the baseline has the same tokens
-    ttft_s: float | None = None  # served model: time to the first content
-    began_s: float | None = None  # requests in flight together: start, since the session's start
-    ended_s: float | None = None  # and the end of the answer
-    session: int | None = None  # the session that these two belong to
-    tries: int | None = None  # served model: tries until the server answered
-    first_tokens: int | None = None  # decoded by the first step
-    remasked: int | None = None  # committed positions that were masked again, each time counted
-    cache_read: int | None = None  # bytes that forwards read from the cache, summed
-    cache_kept: int | None = None  # the most bytes that the cache kept after a forward
+    ttft_s: Seconds | None = None  # served model: time to the first content
+    began_s: Seconds | None = None  # requests in flight together: start, since the session's start
+    ended_s: Seconds | None = None  # and the end of the answer
+    session: SessionIndex | None = None  # the session that these two belong to
+    tries: Count | None = None  # served model: tries until the server answered
+    first_tokens: Count | None = None  # decoded by the first step
+    remasked: Count | None = None  # committed positions that were masked again, each time counted
+    cache_read: Count | None = None  # bytes that forwards read from the cache, summed
+    cache_kept: Count | None = None  # the most bytes that the cache kept after a forward
     kl_nats: float | None = None  # KL of uncached from cached, summed over `kl_rows`
-    kl_rows: int | None = None  # masked positions that it was measured at, each forward counted
-    replayed: int | None = None  # forwards that were recorded CUDA graphs
+    kl_rows: Count | None = None  # masked positions that it was measured at, each forward counted
+    replayed: Count | None = None  # forwards that were recorded CUDA graphs
     retokenised: bool | None = None  # served model: tokens were counted here, not by the server
 
     @classmethod

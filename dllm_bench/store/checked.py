@@ -3,17 +3,25 @@
 `check` is the beginning of a sha256 over everything else, in canonical form: white space and the
 order of keys do not matter. What was stored before checksums has none and is read as it is; damage
 in it is seen only where it breaks the JSON or the declared form.
+
+What no stored file holds is refused when it is read, wherever it stands: NaN, infinities and
+numbers beyond `LARGEST`, halves of surrogate pairs, values nested deeper than `LEVELS`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 CHECK = "check"
 DIGITS = 16  # hexadecimal, of the checksum
+LARGEST = 2**63  # no number is as large
+LEVELS = 32  # of lists and objects in each other
+NUMBERS = {int, float}
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a pair, or of two escapes that are one
 Plain = dict[str, Any]
 
 
@@ -47,8 +55,34 @@ def is_checked(text: str | bytes) -> bool:
 
 
 def parse(text: str | bytes) -> Any:
-    """`json.loads` of UTF-8, with ValueError for anything it cannot read."""
+    """`json.loads` of UTF-8; ValueError for what it cannot read and what no stored file holds."""
+    text = text.decode() if isinstance(text, bytes) else text
     try:
-        return json.loads(text.decode() if isinstance(text, bytes) else text)
+        value = json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    check_plain(value)
+    if SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def check_plain(value: Any, levels: int = LEVELS) -> None:
+    """Raise ValueError for plain data with a number or a depth that no stored file has."""
+    inner = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(inner, list):
+        inner = [value]
+    elif not levels:
+        raise ValueError(f"nested more than {LEVELS} levels deep")
+    kinds = set(map(type, inner))
+    numbers = inner if kinds <= NUMBERS else [one for one in inner if type(one) in NUMBERS]
+    if numbers and not (-LARGEST < min(numbers) <= max(numbers) < LARGEST):
+        raise ValueError("a number beyond 2**63")
+    if kinds & {dict, list}:
+        for one in inner:
+            if isinstance(one, (dict, list)):
+                check_plain(one, levels - 1)

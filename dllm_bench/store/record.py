@@ -16,16 +16,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from statistics import fmean
-from typing import Any, Self, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Self, get_args, get_type_hints
 
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
-from dllm_bench.core.declared import fits, made_from
+from dllm_bench.core.declared import Count, Moment, Range, Seconds, fits, in_words, made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.trace import Trace
+from dllm_bench.core.trace import GIVEN, Token, Trace
 from dllm_bench.metrics.acceptance import speculative_columns
 from dllm_bench.metrics.accuracy import MeanScore
-from dllm_bench.metrics.sample_stats import SampleStats, from_columns
+from dllm_bench.metrics.sample_stats import (
+    UNREPORTED,
+    SampleStats,
+    SessionIndex,
+    from_columns,
+)
 from dllm_bench.store.checked import checked_line, parse, read_checked
 from dllm_bench.store.hardware import uses_cuda
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
@@ -45,34 +51,42 @@ ENVIRONMENT: dict[str, Any] = {
     "packages": dict[str, str | None] | None,
 }
 """Entries of `Session.environment` that are read as more than text, if they are there."""
+COUNTED = frozenset(SampleStats.columns()) - {
+    *("seconds", "steps_s", "first_step_s", "truncated", "empty", "session", "baseline_s"),
+    *("baseline_equal", "rounds", "survival", "right", "prefill_s", "draft_s", "head_s"),
+    *("verify_s", "ttft_s", "began_s", "ended_s", "tries", "retokenised"),
+}
+"""Names of `SampleRecord.counts`; the other columns come from a sample's own fields."""
 BEFORE = '\n "spec": {'  # where the hash stands, since keys are sorted
+
+Index = Annotated[int, Range(GIVEN, 2**31)]  # of a forward, or a sign in its place
 
 
 @dataclass(frozen=True)
 class BaselineSample:
     """What the run's baseline decoder made of the same request."""
 
-    ids: list[int]  # its new tokens, up to where its text ends
-    seconds: float  # of its decoding
+    ids: list[Token]  # its new tokens, up to where its text ends
+    seconds: Seconds  # of its decoding
 
 
 @dataclass(frozen=True)
 class BatchSpan:
     """When a request of a batch began and ended, in seconds from the session's start."""
 
-    began_s: float
-    ended_s: float
+    began_s: Seconds
+    ended_s: Seconds
 
 
 @dataclass(frozen=True)
 class ServedSample:
     """What only a served engine's answer has."""
 
-    ttft_s: float  # seconds from sending the request to the first content
-    began_s: float  # seconds from the session's start to the first try
-    ended_s: float  # seconds from the session's start to the end of the answer
-    tries: int  # how often the request was sent
-    prompt_tokens: int | None  # as the server counts them
+    ttft_s: Seconds  # seconds from sending the request to the first content
+    began_s: Seconds  # seconds from the session's start to the first try
+    ended_s: Seconds  # seconds from the session's start to the end of the answer
+    tries: Count  # how often the request was sent
+    prompt_tokens: Count | None  # as the server counts them
     retokenised: bool  # whether the new tokens were counted here, with a tokenizer
     finish: str  # the server's reason to end
     problems: list[str] = field(default_factory=list)
@@ -91,16 +105,16 @@ class SampleRecord:
 
     id: str  # of the request
     prompt_sha256: str  # of the prompt's ids
-    ids: list[int]  # (G,) new tokens, whatever follows the end of the text included
-    born: list[int]  # (G,) the forward that committed each token; -1 if it is still masked
-    cut: dict[str, int]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
+    ids: list[Token]  # (G,) new tokens, whatever follows the end of the text included
+    born: list[Index]  # (G,) the forward that committed each token; -1 if it is still masked
+    cut: dict[str, Count]  # reason ("eos", "stop", "length") -> index in `ids` where the text ends
     text: str  # the answer, cut
     trace: dict[str, list]  # columns of the forwards
     counts: Mapping[str, float | None]  # token counts, see `sample_stats.count_sample`
-    seconds: float | None  # of decoding; None in a batch
-    first_step_s: float | None  # of the first forward, in seconds; None in a batch
-    started_at: float  # seconds since the epoch
-    session: int  # index of the session that decoded it
+    seconds: Seconds | None  # of decoding; None in a batch
+    first_step_s: Seconds | None  # of the first forward, in seconds; None in a batch
+    started_at: Moment
+    session: SessionIndex  # index of the session that decoded it
     raw: str | None = None  # the text before it was cut at a stop string; None if it was not cut
     baseline: BaselineSample | None = None  # of runs with a baseline
     served: ServedSample | None = None  # of served runs, whose `ids` and `trace` are empty
@@ -123,11 +137,23 @@ class SampleRecord:
         run = plain.pop("run", "")
         if runs and run not in runs:
             raise ValueError(f"a sample of run {run or 'unknown'}")
-        return made_from(cls, plain)
+        sample = made_from(cls, plain)
+        sample.check()
+        return sample
+
+    def check(self) -> None:
+        """Raise ValueError for values that do not belong together, or are of no run."""
+        forwards = Trace.check_columns(self.trace)
+        if len(self.born) != len(self.ids) or max(self.born, default=-1) >= max(forwards, 1):
+            raise ValueError("tokens of forwards that are not in the trace")
+        if not self.counts.keys() <= COUNTED:
+            raise ValueError(f"counts of {', '.join(sorted(self.counts.keys() - COUNTED))}")
+        _check_types(self.counts, _column_types())
 
     def stats(self) -> SampleStats:
         """What the metrics are computed from."""
-        trace, further = Trace.from_columns(self.trace), dict[str, Any](self.counts)
+        trace = Trace.from_columns(self.trace)
+        further: dict[str, Any] = {**dict.fromkeys(UNREPORTED), **self.counts}
         if self.baseline:
             ours = self.ids[: min([*self.cut.values(), len(self.ids)])]
             further["baseline_s"] = self.baseline.seconds
@@ -152,10 +178,10 @@ class SampleRecord:
 class Session:
     """One start of a run; a run that is resumed has several."""
 
-    started_at: float  # seconds since the epoch
-    warmups: int  # requests decoded before the first one that counts
+    started_at: Moment
+    warmups: Count  # requests decoded before the first one that counts
     environment: Plain  # code, packages and machine, see `provenance`
-    samples: int = 0  # samples it finished, known once the run is sealed
+    samples: Count = 0  # samples it finished, known once the run is sealed
 
 
 @dataclass(frozen=True)
@@ -170,7 +196,7 @@ class RunRecord:
     """Per-sample lists of equal length: "id", "value", "verdict", the names of `SampleStats`, and
     "score/NAME" for each further score."""
     sessions: list[Session]
-    sealed_at: float  # seconds since the epoch
+    sealed_at: Moment
     scores: dict[str, float] = field(default_factory=dict)
     """Means of the further scores, and avg@k and pass@k if items were repeated."""
     unused: dict[str, float] = field(default_factory=dict)
@@ -341,26 +367,40 @@ def _check_columns(columns: Mapping[str, list]) -> None:
     lengths |= {len(column) for column in columns.values()}
     if len(lengths) != 1 or not all(isinstance(key, str) for key in columns["id"]):
         raise ValueError("columns of unequal length, or ids that are no text")
+    absent = [name for name in SampleStats.required() if name not in columns]
+    if absent:
+        raise ValueError(f"no column {', '.join(absent)}")
     grades = {name: float | None for name in columns if name.startswith(SCORE)}
     declared = {**_column_types(), **grades, "value": float | None, "verdict": str}
-    for name, column in columns.items():
-        # one value of each type decides for numbers and text, which are thousands
-        values = column if list in set(map(type, column)) else {type(v): v for v in column}.values()
-        for value in values:
-            _check_types({name: value}, declared)
+    for name in columns.keys() & declared.keys():
+        kind, values = declared[name], columns[name]
+        if NoneType in get_args(kind):  # the rest is checked at once, since there are thousands
+            kind, values = get_args(kind)[0], [value for value in values if value is not None]
+        if not fits(values, Sequence[kind]):  # type: ignore[valid-type]
+            raise ValueError(f"{name} is no {in_words(kind)}")
+    _check_drafts(columns)
+
+
+def _check_drafts(columns: Mapping[str, list]) -> None:
+    """Raise ValueError for rounds of drafts that do not belong together."""
+    per_round = [columns[name] for name in ("survival", "right") if name in columns]
+    for rounds, *others in zip(columns.get("rounds", ()), *per_round, strict=False):
+        known = [len(other) for other in others if other is not None]
+        if any(len(one) != 3 for one in rounds or ()) or set(known) - {len(rounds or ())}:
+            raise ValueError("rounds that are no three counts, or of unequal number")
 
 
 @cache
 def _column_types() -> dict[str, Any]:
     """The types of `SampleStats`."""
-    return get_type_hints(SampleStats)
+    return get_type_hints(SampleStats, include_extras=True)
 
 
 def _check_types(plain: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
     """Raise ValueError for an entry that is not of the type declared for it."""
     for name, value in plain.items():
         if name in declared and not fits(value, declared[name]):
-            raise ValueError(f"{name} is no {declared[name]}")
+            raise ValueError(f"{name} is no {in_words(declared[name])}")
 
 
 def graded(columns: Mapping[str, list]) -> dict[str, list[float]]:

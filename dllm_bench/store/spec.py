@@ -16,17 +16,26 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from dllm_bench import DECODING_VERSION
-from dllm_bench.core.declared import made_from
+from dllm_bench.core.declared import Count, Range, fits, in_words, made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET
+from dllm_bench.store.checked import check_plain
 from dllm_bench.store.inputs import resolve as resolve_here
 from dllm_bench.store.upgrade import former, upgraded
 
 Plain = dict[str, Any]
 GROUPS = ("model", "decoder", "benchmark", "hardware")
+NAME_CHARS = 200  # a longer name is of no stored run: it would be of no folder
+READ: dict[str, dict[str, Any]] = {
+    "model": {"path": str | None, "concurrency": Count},
+    "benchmark": {"repeats": Annotated[int, Range(0, 10**6)] | None},
+    "hardware": {"name": str, "device": str, "branch_parallel": Annotated[int, Range(1, 2**10)]},
+    "inputs": {"dataset": str},
+}
+"""Group -> its settings that are read from stored runs as more than text."""
 SHOWN = 10  # hexadecimal digits of the identity hash in folder names
 
 
@@ -202,8 +211,8 @@ class RunSpec:
     benchmark: Plain  # task, prompts and grading
     hardware: Plain  # class of device, dtype, threads, processes
     seed: int = 0  # of the random numbers of every request
-    limit: int | None = None  # number of items; None for all; not in the identity
-    batch: int = 1  # requests in one forward
+    limit: Count | None = None  # number of items; None for all; not in the identity
+    batch: Annotated[int, Range(1, 2**20)] = 1  # requests in one forward
     inputs: Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer
     decoding_version: int = DECODING_VERSION  # raised when the same settings give other tokens
     label: str = ""  # what the decoder is called in folder names
@@ -234,6 +243,12 @@ class RunSpec:
         label = decoder.pop("name", None) or _class_name(decoder)
         runtime = {key: config[key] for key in config if key not in own | {"decoder"}}
         groups = {name: resolved[name] for name in own if resolved[name] is not None}
+        try:
+            check_plain({**groups, "decoder": decoder})
+        except ValueError as error:
+            raise DllmBenchError(
+                f"The configuration has {error}, which no stored run can have; correct the setting."
+            ) from error
         return cls(decoder=decoder, label=label, runtime=runtime, **groups)
 
     @classmethod
@@ -251,8 +266,10 @@ class RunSpec:
                 "newer version, update dllm-bench."
             )
         run = made_from(cls, plain)
-        if not all(isinstance(group.get("name"), str) for group in (run.model, run.benchmark)):
-            raise ValueError("a run whose model or benchmark has no name")
+        names = (run.model.get("name"), run.benchmark.get("name"), run.label)
+        if not all(isinstance(name, str) and len(name) <= NAME_CHARS for name in names):
+            raise ValueError("a run whose model, benchmark or decoder has no name, or a long one")
+        _check_settings(run)
         try:
             _ = run.identity_hash
         except DllmBenchError as error:
@@ -313,6 +330,15 @@ class RunSpec:
         """`<benchmark>/<model>/<decoder>-<hash>` below the runs folder."""
         benchmark, model = (slug(str(group["name"])) for group in (self.benchmark, self.model))
         return f"{benchmark}/{model}/{slug(self.label)}-{self.short}"
+
+
+def _check_settings(run: RunSpec) -> None:
+    """Raise ValueError for a setting of another type than the one it is read as."""
+    for group, declared in READ.items():
+        stored = getattr(run, group)
+        for name, kind in declared.items():
+            if name in stored and not fits(stored[name], kind):
+                raise ValueError(f"{group}.{name} is no {in_words(kind)}")
 
 
 def slug(name: str) -> str:

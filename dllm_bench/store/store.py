@@ -28,8 +28,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dllm_bench.core.declared import made_from
+from dllm_bench.core.declared import Count, fits, made_from
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics.sample_stats import SessionIndex
 from dllm_bench.store.archive import RECORD, SAMPLES, archive_of, archived
 from dllm_bench.store.checked import CHECK, checked_line, checksum, read_checked
 from dllm_bench.store.files import (
@@ -402,9 +403,11 @@ def read_head(folder: Path) -> RunHead | None:
     try:
         head = read_checked(content)
         spec, total = RunSpec.from_plain(head["spec"]), head["total"]
+        if not fits(total, Count | None):
+            raise ValueError("its number of samples is no count")
         if not spec.has_hash(str(head["identity_hash"])):
             raise ValueError("its hash is that of another run")
-        return RunHead(spec, None if total is None else int(total))
+        return RunHead(spec, total)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedRunError(
             f"{path} is damaged ({error}); give the command that made the run again, which writes "
@@ -492,7 +495,9 @@ class OpenRunFolder:
         for number, line in enumerate(every_line(self.folder / SESSIONS)):
             try:
                 plain = read_checked(line)
-                index = int(plain.pop("index", number))
+                index = plain.pop("index", number)
+                if not fits(index, SessionIndex):
+                    raise ValueError("an index that no session has")
                 by_index[index] = made_from(Session, plain)
             except (ValueError, TypeError) as error:
                 damaged[f"{SESSIONS} line {number + 1}, {error}"] = line

@@ -23,6 +23,8 @@ from tests.tiers import covering
 VALUES: tuple[Any, ...] = (5, "x", None, [], {}, True, [None], {"a": 5})
 TURNS = 8  # spots are divided among the cases; each meets another value in each of them
 Spot = tuple[str | int, ...]
+NO_HASH = (DllmBenchError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What ends the hashing of a specification that no hash fits."""
 
 
 def spots(plain: Any, path: Spot = ()) -> Iterator[Spot]:
@@ -34,18 +36,23 @@ def spots(plain: Any, path: Spot = ()) -> Iterator[Spot]:
             yield from spots(value, (*path, key))
 
 
-def forged(plain: dict[str, Any], spot: Spot, value: Any) -> str:
-    """The record's text with another value at a spot, and both of its hashes made to fit."""
-    changed = json.loads(json.dumps(plain))
-    node = changed
+def replaced(plain: dict[str, Any], spot: Spot, value: Any) -> dict[str, Any]:
+    """A copy of plain data with another value at a spot."""
+    changed: dict[str, Any] = json.loads(json.dumps(plain))
+    node: Any = changed
     for key in spot[:-1]:
         node = node[key]
     node[spot[-1]] = value
+    return changed
+
+
+def forged(plain: dict[str, Any], spot: Spot, value: Any) -> str:
+    """The record's text with another value at a spot, and both of its hashes made to fit."""
+    changed = replaced(plain, spot, value)
     changed.pop("sha256", None)
-    with suppress(DllmBenchError, ValueError, TypeError, KeyError, AttributeError):
-        # where this fails, no hash fits such a specification
+    with suppress(*NO_HASH):
         changed["identity_hash"] = RunSpec.from_plain(changed["spec"]).identity_hash
-    text = json.dumps(changed, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    text = json.dumps(changed, indent=1, sort_keys=True) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
     return text.replace(BEFORE, f'\n "sha256": "{digest}",{BEFORE}', 1)
 

@@ -1,0 +1,237 @@
+"""Every value of a run's files replaced by bad ones: each reader shows the run or names it.
+
+What the commands compute of a run is called in this process: `views` has one call per command.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_bench.api.comparison import RunComparison
+from dllm_bench.api.every_eval_ever import Publisher, to_eee
+from dllm_bench.api.exports import to_aup, to_hub, to_lm_eval
+from dllm_bench.api.runs import records
+from dllm_bench.cli.main import main
+from dllm_bench.cli.show import summary_lines
+from dllm_bench.cli.status import status_row
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.site.compare_page import comparable_runs, comparison_page
+from dllm_bench.site.decoding_order import decoding_order
+from dllm_bench.site.pages import RunPages
+from dllm_bench.site.run_page import run_page, sample_page
+from dllm_bench.site.sample_data import scripts
+from dllm_bench.site.texts import TextSource
+from dllm_bench.store.checked import checksum
+from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import RECORD, SESSIONS, SPEC, Store, read_entry, read_record
+from dllm_bench.store.verify import verify
+from dllm_bench.tables.cost import measured_runs
+from tests.hostile.test_forged_records import NO_HASH, forged, replaced, spots
+from tests.hostile.test_planted_targets import sealed
+from tests.site.builders import drafts, fill, lookaheads, make, revisions
+from tests.tiers import covering
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+VALUES: tuple[Any, ...] = (
+    -1e18,
+    1e308,
+    -1,
+    2**62,
+    10**400,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    "",
+    "../../x",
+    "\ud800",
+    "\x1b[2J\0",
+    "x" * 10**6,
+    [],
+    {},
+    None,
+    True,
+    [None],
+    {"a": {"b": 5}},
+    nested(20),
+    nested(500),
+)
+TURNS = 40  # spots are divided among the cases
+NO_TEXTS: Any = type("NoTexts", (), {"prompts": lambda *_: {}, "answers": lambda *_: {}})()
+
+
+def mutations(plain: dict[str, Any], turn: int) -> Iterator[tuple[Any, Any]]:
+    """(spot, value): every spot meets every value in one of the turns."""
+    pairs = ((spot, number) for spot in spots(plain) for number in range(len(VALUES)))
+    for count, (spot, number) in enumerate(pairs):
+        if count % TURNS == turn:
+            yield spot, VALUES[number]
+
+
+def views(
+    record: RunRecord, other: RunRecord, folder: Path, out: Path
+) -> Iterator[Callable[[], Any]]:
+    """What each command makes of a sealed run."""
+    entry = read_entry(folder)
+    assert entry
+    publisher = Publisher("us", "third_party")
+    yield lambda: status_row(entry)
+    yield lambda: list(summary_lines(record))
+    yield lambda: list(RunComparison((record, other)).lines())
+    yield lambda: RunComparison((other, record)).to_pandas()
+    yield lambda: run_page(record, {}) + sample_page(record)
+    yield lambda: [comparison_page(g, RunPages(frozenset())) for g in comparable_runs([record])]
+    yield lambda: list(to_hub([entry], out, "a/b", "c"))
+    yield lambda: list(to_aup([entry], NO_TEXTS, out))
+    yield lambda: list(to_lm_eval([entry], NO_TEXTS, out))
+    yield lambda: list(to_eee([entry], NO_TEXTS, out, publisher))
+    yield lambda: records(folder.parents[3])
+    yield lambda: measured_runs(Store(folder.parents[2]))
+    yield lambda: TextSource(lambda _: defaultdict(dict)).prompts(record.spec, {})
+
+
+def shown_or_refused(call: Callable[[], Any]) -> None:
+    """Nothing but a sentence ends the call, and what it gives can be written."""
+    with suppress(DllmBenchError):
+        str(call()).encode()
+
+
+@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=4))
+def test_a_mutated_record_is_refused_in_a_sentence_or_shown(turn: int, tmp_path: Path) -> None:
+    made = fill(tmp_path)
+    store, other = Store(tmp_path / "runs"), made["table"]
+    for name in ("lookahead", "drafts"):
+        folder = store.path(made[name].spec)
+        whole = (folder / RECORD).read_text(encoding="utf-8")
+        for spot, value in mutations(json.loads(whole), turn):
+            (folder / RECORD).write_text(forged(json.loads(whole), spot, value), encoding="utf-8")
+            try:
+                record = read_record(folder)
+            except DllmBenchError as error:
+                assert str(folder) in str(error), spot
+                continue
+            assert record, spot
+            for view in views(record, other, folder, tmp_path / "out"):
+                try:
+                    shown_or_refused(view)
+                except Exception as error:
+                    raise AssertionError(f"{spot} = {str(value)[:40]!r}: {error!r}") from error
+        (folder / RECORD).write_text(whole, encoding="utf-8")
+
+
+def sample_views(record: RunRecord, sample: SampleRecord) -> Iterator[Callable[[], Any]]:
+    """What `show --sample`, `report` and sealing make of a sample."""
+    yield sample.stats
+    yield lambda: decoding_order(sample, lambda ids: "x", record.spec.decoder).to_json()
+    one = dict.fromkeys(record.columns["id"], sample)
+    yield lambda: list(scripts(record, one, {}, lambda ids: "x", {}))
+    yield lambda: run_page(record, {sample.id: sample.text})
+
+
+@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=4))
+def test_a_mutated_sample_is_refused_in_a_sentence_or_shown(turn: int, tmp_path: Path) -> None:
+    record = fill(tmp_path)["lookahead"]
+    for made in (lookaheads("a"), revisions("b"), drafts("c")):
+        whole = json.loads(made.to_line())
+        whole.pop("check")
+        for spot, value in mutations(whole, turn):
+            changed = replaced(whole, spot, value)
+            line = json.dumps({**changed, "check": checksum(changed)})
+            try:
+                sample = SampleRecord.from_line(line)
+            except ValueError:
+                continue
+            for view in sample_views(record, sample):
+                try:
+                    shown_or_refused(view)
+                except Exception as error:
+                    raise AssertionError(f"{spot} = {str(value)[:40]!r}: {error!r}") from error
+
+
+def mutated_files(folder: Path, turn: int) -> Iterator[tuple[str, Any]]:
+    """(file, spot) with one value of spec.json or of a session replaced, under a fitting checksum;
+    the files are as before when the iterator ends.
+    """
+    for name in (SPEC, SESSIONS):
+        whole = (folder / name).read_text(encoding="utf-8")
+        plain = json.loads(whole.splitlines()[0] if name == SESSIONS else whole)
+        plain.pop("check", None)
+        for spot, value in mutations(plain, turn):
+            changed = replaced(plain, spot, value)
+            if name == SPEC:
+                with suppress(*NO_HASH):
+                    spec = RunSpec.from_plain(changed["spec"])
+                    changed["identity_hash"] = spec.identity_hash
+            with suppress(RecursionError):  # no checksum fits a value that cannot be written
+                changed = {**changed, "check": checksum(changed)}
+            (folder / name).write_text(json.dumps(changed) + "\n", encoding="utf-8")
+            yield name, spot
+        (folder / name).write_text(whole, encoding="utf-8")
+
+
+@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=4))
+def test_a_mutated_start_of_a_run_is_named_or_shown(turn: int, tmp_path: Path) -> None:
+    store, record = sealed(tmp_path)
+    folder = store.path(record.spec)
+    (folder / RECORD).unlink()
+    for name, spot in mutated_files(folder, turn):
+        for view in (lambda: read_entry(folder), lambda: verify(folder)):
+            try:
+                shown_or_refused(view)
+            except Exception as error:
+                raise AssertionError(f"{name} {spot}: {error!r}") from error
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+BAD: Mapping[str, tuple[tuple[str, ...], Any]] = {
+    "a time before there was any": (("sealed_at",), -1e18),
+    "a path that is a number": (("spec", "model", "path"), float("-inf")),
+    "a huge whole number": (("spec", "limit"), 10**400),
+    "a count that is no number": (("summary", "tpf/emitted"), float("nan")),
+    "a name of a megabyte": (("spec", "model", "name"), "x" * 10**6),
+    "a deep setting": (("spec", "decoder", "deep"), nested(500)),
+}
+
+
+@pytest.mark.parametrize("bad", covering(2, BAD))
+def test_every_command_shows_the_good_runs_beside_a_bad_one(
+    bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = fill(tmp_path)
+    store, good, other = Store(tmp_path / "runs"), made["lookahead"].spec, made["drafts"].spec
+    folder = store.path(other)
+    text = forged(json.loads((folder / RECORD).read_text("utf-8")), *BAD[bad])
+    (folder / RECORD).write_text(text, encoding="utf-8")
+    named, shown, away = folder.name, good.short, str(tmp_path / "away")
+    commands = {
+        ("status",): (0, named),
+        ("show", shown): (0, shown),
+        ("show", other.short): (2, named),
+        ("compare", shown, shown): (0, shown),
+        ("compare", shown, other.short): (2, named),
+        ("export", shown, "--to", "lm-eval", "--out", away): (0, "written"),
+        ("export", other.short, "--to", "lm-eval", "--out", away): (2, named),
+        ("runs", "verify"): (1, named),
+    }
+    for command, (code, words) in commands.items():
+        assert main([*command, "--results", str(tmp_path)]) == code, command
+        printed = capsys.readouterr()
+        assert words in printed.out + printed.err, command
+    assert any(named in line for line in make(tmp_path) if line.startswith("left out"))
+    with pytest.warns(UserWarning, match=named):
+        assert shown in set(records(tmp_path)["run"])
