@@ -13,7 +13,7 @@ from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.registry import TARGET, find, instantiate
+from dllm_bench.registry import TARGET, find, instantiate, name_of
 from dllm_bench.store.inputs import PIECES
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -91,12 +91,15 @@ def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, HasNoEffect]:
 
 
 def _class_of(decoder: Mapping[str, Any], slot: str) -> Any:
-    """The class of the piece in a slot; None without one, or if its plug-in is not installed."""
+    """The class of the piece in a slot; None without one, if its plug-in is not installed, or if
+    it is of another slot.
+    """
     piece = decoder.get(slot)
     if not isinstance(piece, Mapping):
         return None
     with suppress(DllmBenchError):
-        return find(str(piece[TARGET]))
+        found = find(str(piece.get(TARGET)))
+        return found if name_of(found).startswith(f"{slot}.") else None
     return None
 
 

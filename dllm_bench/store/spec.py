@@ -210,7 +210,7 @@ class RunSpec:
     decoder: Plain  # its pieces, with every default written out
     benchmark: Plain  # task, prompts and grading
     hardware: Plain  # class of device, dtype, threads, processes
-    seed: int = 0  # of the random numbers of every request
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0  # of the random numbers of every request
     limit: Count | None = None  # number of items; None for all; not in the identity
     batch: Annotated[int, Range(1, 2**20)] = 1  # requests in one forward
     inputs: Plain = field(default_factory=dict)  # sha256 of items, weights and tokenizer

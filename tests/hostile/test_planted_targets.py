@@ -22,6 +22,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET, instantiate
+from dllm_bench.runs import rescore
 from dllm_bench.runs.runner import run
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store import cache
@@ -231,6 +232,31 @@ def test_reading_a_strangers_results_runs_nothing(
                 texts.prompts(entry.spec, read_samples(entry.path))
                 texts.decode(entry.spec)([5])
         capsys.readouterr()
+
+
+PIECES: tuple[Any, ...] = (
+    *({TARGET: name} for name in ("cache.block", "stop.eos", "select.topk", "drafter.model")),
+    *({TARGET: name} for name in ("benchmark.prompts", "", ".", "decoder..x", "no.such")),
+    *({}, {"x": {TARGET: "cache.block"}}, {TARGET: {}}, {TARGET: None}, [{TARGET: "stop.eos"}], 5),
+)
+
+
+@pytest.mark.parametrize("slot", ["explore", "cache", "stop", "revise"])
+def test_a_piece_of_another_slot_does_not_stop_rescoring(
+    slot: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Grading succeeds, so that the record is sealed again from its planted settings."""
+    store, record = sealed(tmp_path)
+    monkeypatch.setattr(rescore, "benchmark_of", lambda plain: fakes.Letters())
+    for piece in PIECES:
+        shown = replant(
+            store, record, planted(record.spec.to_plain(), ("decoder", slot), piece, False)
+        )
+        assert main(["rescore", shown[:10], "--results", str(tmp_path)]) == 0, piece
+        assert "samples changed" in capsys.readouterr().out
 
 
 def test_paths_consent_and_servers_of_a_record_are_not_used(tmp_path: Path) -> None:
