@@ -1,13 +1,15 @@
 """Runs as jobs of a SLURM cluster: submit them, remember them, follow them.
 
 `submit` sends runs (or commands) as one array with submitit and writes a ticket for each: a line of
-`.launch/jobs.jsonl` that names the run, its job and the job's log. The store says how far a run is;
+`.launch/jobs.jsonl` that names the run, its job and the job's log, signed with this user's key:
+tickets that came with somebody else's results are not looked up. The store says how far a run is;
 tickets and `squeue` say whether its job is still queued or running. A run that is not sealed though
 its job is over has failed, and the log says why.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import pickle
 import subprocess
@@ -27,12 +29,13 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
 from dllm_bench.runs.dependencies import PROCESSES, REAL, Dependencies
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress
+from dllm_bench.store.cache import signature
 from dllm_bench.store.checked import parse
 from dllm_bench.store.files import Appender, whole_lines
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_entry, record_fingerprint
 
-TICKETS = "jobs.jsonl"
+TICKETS, SIGNATURE = "jobs.jsonl", "signature"
 ANSWER_S = 30.0  # time limit of a call of squeue
 POLL_S = 3.0
 SHARED = frozenset(
@@ -193,18 +196,28 @@ def folder_of(store: Store) -> Path:
     return Path(store.root).parent / ".launch"
 
 
-def read_tickets(path: Path) -> Iterator[JobTicket]:
-    """The tickets in a file; a damaged line is left out, its job then runs on unwatched."""
-    for line in whole_lines(path):
-        with suppress(ValueError):
-            yield made_from(JobTicket, parse(line))
+def read_tickets(path: Path) -> tuple[list[JobTicket], int]:
+    """(This user's tickets in a file, number of other lines); jobs of other lines run unwatched."""
+    own, lines = list[JobTicket](), whole_lines(path)
+    for line in lines:
+        with suppress(ValueError, AttributeError, TypeError):  # damaged, or of another form
+            plain = parse(line)
+            stated = plain.pop(SIGNATURE, "")
+            ticket = made_from(JobTicket, plain)
+            if hmac.compare_digest(stated.encode(), _signature(ticket).encode()):
+                own.append(ticket)
+    return own, len(lines) - len(own)
+
+
+def _signature(ticket: JobTicket) -> str:
+    return signature(json.dumps(asdict(ticket)))
 
 
 def record_tickets(store: Store, tickets: Sequence[JobTicket]) -> None:
     """Store the tickets of jobs that were sent."""
     appender = Appender(folder_of(store) / TICKETS)
     for ticket in tickets:
-        appender.append(json.dumps(asdict(ticket)))
+        appender.append(json.dumps({**asdict(ticket), SIGNATURE: _signature(ticket)}))
     appender.close()
 
 
@@ -229,12 +242,13 @@ class SlurmJobs:
     tickets: Mapping[str, JobTicket] = field(default_factory=dict)
     """Run hash, or command -> its newest ticket."""
     states: Mapping[str, str] | None = None  # see `job_states`
+    others: int = 0  # tickets that are not this user's, or damaged
 
     @classmethod
     def of(cls, store: Store) -> SlurmJobs:
-        """The jobs of a store; squeue is called only if there are any."""
-        sent = list(read_tickets(folder_of(store) / TICKETS))
-        return cls({t.run or t.what: t for t in sent}, job_states() if sent else {})
+        """The jobs of a store; squeue is called only if this user sent any."""
+        sent, others = read_tickets(folder_of(store) / TICKETS)
+        return cls({t.run or t.what: t for t in sent}, job_states() if sent else {}, others)
 
     def is_active(self, key: str) -> bool:
         """Whether a job of this run or command is queued or running."""
@@ -251,11 +265,16 @@ class SlurmJobs:
 
 
 def job_lines(store: Store) -> Iterator[str]:
-    """A line per job whose run is not sealed, and per command that is not over."""
+    """A line per job whose run is not sealed and per command that is not over; a note on others."""
     jobs = SlurmJobs.of(store)
     for key, ticket in jobs.tickets.items():
         if jobs.is_active(key) or (ticket.run and not is_sealed(store, ticket)):
             yield f"{ticket.what}: {jobs.remark(key)[1]}"
+    if jobs.others:
+        yield (
+            f"{jobs.others} lines of {folder_of(store) / TICKETS} were not written by this user, "
+            "or are damaged; their jobs are not looked up."
+        )
 
 
 def is_sealed(store: Store, ticket: JobTicket) -> bool:

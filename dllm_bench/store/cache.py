@@ -43,8 +43,8 @@ class DerivedCache:
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
             content = stored_bytes(self.path) or b""
-            signature, _, body = content.decode().partition("\n")
-            if not hmac.compare_digest(signature.encode(), _signature(body).encode()):
+            stated, _, body = content.decode().partition("\n")
+            if not hmac.compare_digest(stated.encode(), signature(body).encode()):
                 return {}
             plain = json.loads(body)
             return dict(plain[ENTRIES]) if plain[MADE_BY] == self.made_by else {}
@@ -75,7 +75,7 @@ class DerivedCache:
             return
         body = json.dumps({MADE_BY: self.made_by, ENTRIES: entries}) + "\n"
         with suppress(DllmBenchError):
-            write_atomic(self.path, f"{_signature(body)}\n{body}")
+            write_atomic(self.path, f"{signature(body)}\n{body}")
 
 
 def writable(path: Path) -> Path:
@@ -95,7 +95,8 @@ def user_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dllm-bench"
 
 
-def _signature(body: str) -> str:
+def signature(body: str) -> str:
+    """A mark of text that this user's processes alone can make."""
     return hmac.new(_key(), body.encode(errors="surrogatepass"), "sha256").hexdigest()
 
 

@@ -1,0 +1,118 @@
+"""Drawings of a stranger's results folder run nothing in the report, shown or opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.site.drawings import LINK, SVG, harmless, shapes_of
+from tests.site.builders import fill, make
+
+HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+RUNNING = {
+    "a script": "<script>alert(1)</script>",
+    "a script of its own name": "<s:script xmlns:s='http://www.w3.org/2000/svg'>alert(1)</s:script>",
+    "a script in another document": '<foreignObject><script xmlns="http://www.w3.org/1999/xhtml">'
+    "alert(1)</script></foreignObject>",
+    "a handler": '<rect onclick="alert(1)" width="9"/>',
+    "a link": '<a xlink:href="javascript:alert(1)"><rect width="9"/></a>',
+    "a link in a shape": '<path xlink:href="javascript:alert(1)" d="M 0 0"/>',
+    "a foreign file": '<use xlink:href="https://example.org/x.svg#a"/>',
+    "an image": '<image href="https://example.org/x.png"/>',
+    "an image that is a document": '<image xlink:href="data:image/svg+xml;base64,PHN2Zz4="/>',
+    "a set value": '<set attributeName="href" to="javascript:alert(1)"/>',
+    "an animation": '<path d=""><animate attributeName="href" values="javascript:alert(1)"/></path>',
+    "a style sheet": "<style>@import url(https://example.org);</style>",
+    "a style": '<rect style="fill: url(https://example.org/x)"/>',
+    "an escaped style": '<rect style="fill: u\\72l(https://example.org/x)"/>',
+    "a style in capitals": '<rect style="fill: URL(https://example.org/x)"/>',
+    "a clip": "<rect clip-path=\"url('https://example.org/x')\"/>",
+    "an instruction": '<?xml-stylesheet href="https://example.org"?>',
+    "metadata": "<metadata>alert(1)</metadata>",
+    "text": "alert(1)",
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_only_shapes_of_a_drawing_are_kept(name: str) -> None:
+    whole = f'{HEAD} onload="alert(1)"><g>{RUNNING[name]}<path d="M 0 0"/></g></svg>'
+    drawn = shapes_of(whole.encode(), "x.svg").decode()
+    for part in ("alert", "script", "example", "onload", "svg+xml"):
+        assert part not in drawn.replace("http://www.w3.org/1999/xlink", "")
+    assert 'd="M 0 0"' in drawn
+
+
+def test_groups_that_use_groups_are_not_kept() -> None:
+    """Ten levels of ten uses each are 10^10 shapes in a browser."""
+    groups = "".join(
+        f'<g id="g{n + 1}">' + f'<use xlink:href="#g{n}"/>' * 10 + "</g>" for n in range(10)
+    )
+    drawn = shapes_of(f'{HEAD}><g id="g0"><path d=""/></g>{groups}</svg>'.encode(), "x.svg")
+    assert LINK not in {key for one in ElementTree.fromstring(drawn).iter() for key in one.keys()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no xml",
+        b"<html><script>alert(1)</script></html>",
+        b'<!DOCTYPE svg [<!ENTITY a "b">]><svg xmlns="http://www.w3.org/2000/svg">&a;</svg>',
+        b"\xff\xfe\0<",
+        b'<?xml version="1.0" encoding="none"?><svg/>',
+    ],
+)
+def test_what_is_no_drawing_is_refused(content: bytes) -> None:
+    with pytest.raises(DllmBenchError, match=r"x\.svg cannot be shown"):
+        harmless("svg", content, "x.svg")
+    with pytest.raises(DllmBenchError, match=r"x\.png cannot be shown"):
+        harmless("png", content, "x.png")
+
+
+def test_a_drawing_of_our_own_keeps_all_its_shapes() -> None:
+    reference = sorted(Path("results/reference/figures").rglob("*.svg"))
+    assert len(reference) > 10
+    for path in reference[::4]:
+        content = path.read_bytes()
+        before, after = (
+            [one for one in ElementTree.fromstring(text).iter() if is_drawn(one.tag)]
+            for text in (content, shapes_of(content, path.name))
+        )
+        assert [one.tag for one in before] == [one.tag for one in after]
+        for own, kept in zip(before[1:], after[1:], strict=True):
+            assert own.attrib == kept.attrib, path
+
+
+def is_drawn(tag: object) -> bool:
+    return str(tag).startswith(SVG) and str(tag) not in (f"{SVG}style", f"{SVG}metadata")
+
+
+def test_the_report_holds_no_file_of_a_stranger_as_it_was(tmp_path: Path) -> None:
+    fill(tmp_path)
+    folder = tmp_path / "figures" / "embedded" / "small"
+    (folder / "figure1.svg").write_text(f"{HEAD}>{RUNNING['a script']}</svg>")
+    (folder / "figure2.svg").write_text("<html><script>alert(1)</script></html>")
+    (folder / "figure1.png").write_text("<script>alert(1)</script>")
+    lines = make(tmp_path)
+    assert sum("left out: " in line for line in lines) == 2
+    (folder / "figure1.png").unlink()
+    make(tmp_path)
+    written = tmp_path / "site" / "figures" / "embedded" / "small"
+    assert {path.name for path in written.iterdir()} == {
+        "figure1.svg", "figure1.csv", "figure1.html"
+    }  # fmt: skip
+    assert "alert" not in (written / "figure1.svg").read_text(encoding="utf-8")
+
+
+def test_every_page_says_what_a_browser_may_load(tmp_path: Path) -> None:
+    fill(tmp_path)
+    make(tmp_path)
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 5
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert "default-src 'none'" in text and "base-uri 'none'" in text
+        assert "unsafe" not in text.partition("</head>")[0]
