@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.core.secrets import strike_out_of
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import register
 from dllm_bench.runs.observers import RunningMetrics, SilentObserver
@@ -103,7 +104,7 @@ class WandbLogger(SilentObserver):
             id=spec.short,
             name=spec.folder,
             dir=os.environ.get("WANDB_DIR") or str(folder),
-            config={**spec.to_plain(), "identity_hash": spec.identity_hash},
+            config=strike_out_of({**spec.to_plain(), "identity_hash": spec.identity_hash}),
             resume="allow",
             **self._mode(),
         )
@@ -118,7 +119,8 @@ class WandbLogger(SilentObserver):
 
     def _log(self, values: dict[str, Any], step: int) -> None:
         if self._run is not None:
-            self._run.log({k: v for k, v in values.items() if v is not None}, step=step)
+            known = {k: v for k, v in values.items() if v is not None}
+            self._run.log(strike_out_of(known), step=step)
 
     def _table(self, record: RunRecord) -> dict[str, Any]:
         if self._run is None or not self._first:
@@ -127,7 +129,7 @@ class WandbLogger(SilentObserver):
 
         places = {name: place for place, name in enumerate(record.columns["id"])}
         rows = [[places[one.id], *(getattr(one, c) for c in TABLE[1:])] for one in self._first]
-        return {"samples": wandb.Table(columns=list(TABLE), data=sorted(rows))}
+        return {"samples": wandb.Table(columns=list(TABLE), data=strike_out_of(sorted(rows)))}
 
     def _safely(self, action: Callable[[], object]) -> None:
         """Call `action`; after the first failure, which is a warning, nothing more is logged."""

@@ -3,8 +3,7 @@
 Refused connections, cut or broken streams, time-outs, 429 and 5xx are tried again, after the wait
 that the server requests (Retry-After) or else a growing one; other errors end the request at once
 with a DllmBenchError. Times are those of the try that succeeded. The key goes into the request
-header and nowhere else: it is removed from whatever a server returns before that is stored or
-shown.
+header and nowhere else: `core.secrets` strikes it out of all that is stored or shown.
 
 One thread reads all connections (asyncio), because only there a time limit holds for a whole try:
 the limits of a blocking client are for each read, and a server may send a byte now and then.
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.core.secrets import STRUCK, keep_out, strike_out
 from dllm_bench.serving.served_model import ServedModel, encode
 from dllm_bench.serving.stream import Answer, AnswerStream, TryError, error_message, parse_json
 
@@ -41,8 +41,6 @@ RETRIED_STATUS = (408, 425, 429)  # and 5xx
 SHOWN = 200  # characters of a server's message
 ERROR_BYTES = 2**16  # read of a server's message
 LIST_BYTES = 2**23  # of a server's list of models
-STRUCK = "***"
-SECRET_LENGTH = 8  # shorter keys ("EMPTY") are no secrets, and could be words of an answer
 STABLE_FIELDS = ("id", "root", "owned_by", "max_model_len")  # of a server's entry for a model
 
 T = TypeVar("T")
@@ -74,6 +72,7 @@ class Client:
         import httpx2
 
         self.key = self.model.key
+        keep_out(self.key)
         seats = self.model.concurrency
         self.http = httpx2.AsyncClient(
             headers={
@@ -147,7 +146,7 @@ class Client:
     def _cleaned(self, answer: Answer) -> Answer:
         """The answer without the key, and with halves of surrogate pairs joined or replaced."""
         whole = answer.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        text, problems = self._without_key(whole), list(answer.problems)
+        text, problems = strike_out(whole), [*map(strike_out, answer.problems)]
         if whole.count("\ufffd") > answer.text.count("\ufffd"):
             problems.append("lone surrogates in the text are replaced by U+FFFD")
         if text != whole:
@@ -235,13 +234,8 @@ class Client:
 
     def _printable(self, text: str) -> str:
         """A server's message as it may be shown: without key and control characters, and cut."""
-        shown = self._without_key(text)[:SHOWN]
+        shown = strike_out(text)[:SHOWN]
         return "".join(one if one.isprintable() else "\ufffd" for one in shown)
-
-    def _without_key(self, text: str) -> str:
-        if self.key is None or len(self.key) < SECRET_LENGTH:
-            return text
-        return text.replace(self.key, STRUCK)
 
     def _address(self, path: str) -> str:
         return f"{self.model.url.rstrip('/')}/{path}"

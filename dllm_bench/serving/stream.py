@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dllm_bench.core.secrets import strike_out, strike_out_of
+
 PREFIX, DONE = b"data:", b"[DONE]"
 CONTENT = ("content", "reasoning_content", "reasoning")  # of a chat delta; the first is the text
 EVENT_BYTES = 2**22  # a longer event ends the try
@@ -92,7 +94,7 @@ class AnswerStream:
         try:
             self._take(parse_event(content))
         except (AttributeError, KeyError, TypeError):
-            raise TryError(f"an event has an unknown form: {content!r}") from None
+            raise TryError(f"an event has an unknown form: {as_text(content)!r}") from None
 
     def _take(self, event: Mapping[str, Any]) -> None:
         """Add one event; TypeError or AttributeError if a part of it has another type."""
@@ -119,7 +121,8 @@ def checked_count(name: str, usage: Mapping[str, Any], problems: list[str]) -> i
     count = usage.get(name)
     if count is None or (type(count) is int and 0 <= count <= MOST_TOKENS):
         return count
-    problems.append(f"{name} was {repr(count)[:SHOWN]} instead of a count, and is left out")
+    shown = repr(strike_out_of(count))[:SHOWN]
+    problems.append(f"{name} was {shown} instead of a count, and is left out")
     return None
 
 
@@ -139,7 +142,12 @@ def parse_event(content: bytes) -> Mapping[str, Any]:
             return event
     except ValueError:
         pass
-    raise TryError(f"it sent no JSON object but {content[:1024].decode(errors='replace')!r}")
+    raise TryError(f"it sent no JSON object but {as_text(content)[:1024]!r}")
+
+
+def as_text(content: bytes) -> str:
+    """What a server sent, as a message may show it."""
+    return strike_out(content.decode(errors="replace"))
 
 
 def error_message(body: object) -> str:

@@ -16,6 +16,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from dllm_bench.core.secrets import strike_out_of
+
 CHECK = "check"
 DIGITS = 16  # hexadecimal, of the checksum
 LARGEST = 2**63  # no number is as large
@@ -34,8 +36,13 @@ def checksum(plain: Mapping[str, Any]) -> str:
 
 def checked_line(plain: Mapping[str, Any]) -> str:
     """One line of JSON with its checksum, without the newline."""
-    whole = {**plain, CHECK: checksum(plain)}
-    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(checked(plain), ensure_ascii=False, separators=(",", ":"))
+
+
+def checked(plain: Mapping[str, Any]) -> Plain:
+    """Plain data without this process's secrets, and with its checksum."""
+    content = strike_out_of(plain)
+    return {**content, CHECK: checksum(content)}
 
 
 def read_checked(text: str | bytes) -> Plain:

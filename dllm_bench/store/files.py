@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.secrets import strike_out
 from dllm_bench.paths import expanded
 from dllm_bench.store.nolinks import (
     TEMPORARY,
@@ -119,7 +120,7 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
         descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, make=True)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                file.write(strike_out(content).encode() if isinstance(content, str) else content)
                 file.flush()
                 if durable:
                     os.fsync(descriptor)
@@ -183,7 +184,7 @@ class Appender:
                 "is gone; give the same command again, which decodes it again."
             )
         length = os.fstat(self._descriptor).st_size
-        rest = memoryview((line + "\n").encode())
+        rest = memoryview((strike_out(line) + "\n").encode())
         with explain_write_errors(self.path):
             try:
                 while rest:

@@ -23,6 +23,7 @@ from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, SampleScore
 from dllm_bench.core.declared import Count, Moment, Range, Seconds, fits, in_words, made_from
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.secrets import strike_out_of
 from dllm_bench.core.trace import GIVEN, Token, Trace
 from dllm_bench.metrics.acceptance import speculative_columns
 from dllm_bench.metrics.accuracy import MeanScore
@@ -286,7 +287,8 @@ class RunRecord:
         plain["spec"] = self.spec.to_plain()
         plain["score"] = asdict(self.score) if self.score else None
         plain["sessions"] = [asdict(session) for session in self.sessions]
-        columns = {name: _Line(column) for name, column in self.columns.items()}
+        plain = strike_out_of(plain)
+        columns = {name: _Line(column) for name, column in plain["columns"].items()}
         text = _dump({**plain, "columns": columns})
         return text.replace(BEFORE, f'\n "sha256": "{_sha256(text)}",{BEFORE}', 1)
 

@@ -30,9 +30,10 @@ from typing import Any
 
 from dllm_bench.core.declared import Count, fits, made_from
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.secrets import strike_out, strike_out_of
 from dllm_bench.metrics.sample_stats import SessionIndex
 from dllm_bench.store.archive import RECORD, SAMPLES, archive_of, archived
-from dllm_bench.store.checked import CHECK, checked_line, checksum, read_checked
+from dllm_bench.store.checked import checked, checked_line, read_checked
 from dllm_bench.store.files import (
     Appender,
     append_bytes,
@@ -529,13 +530,18 @@ class OpenRunFolder:
 
     def _write_head(self, total: int | None) -> None:
         self.total = total
+        settings = self.spec.to_plain()
+        if strike_out_of(settings) != settings:
+            raise DllmBenchError(
+                f"The settings of run {self.spec.short} hold a key that is in use, and they are "
+                "stored; take it out of them, and name its environment variable (model.key_env)."
+            )
         head = {
             "identity_hash": self.spec.identity_hash,
-            "spec": self.spec.to_plain(),
+            "spec": settings,
             "total": total,
         }
-        checked = {**head, CHECK: checksum(head)}
-        write_atomic(self.folder / SPEC, json.dumps(checked, indent=1, sort_keys=True) + "\n")
+        write_atomic(self.folder / SPEC, json.dumps(checked(head), indent=1, sort_keys=True) + "\n")
 
     def expect(self, total: int) -> None:
         """Store how many samples the run has."""
@@ -621,7 +627,7 @@ class OpenRunFolder:
         """Append one line to log.txt."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         with suppress(OSError, DllmBenchError):
-            append_bytes(self.folder / LOG, f"{stamp} {message}\n".encode())
+            append_bytes(self.folder / LOG, f"{stamp} {strike_out(message)}\n".encode())
 
     def _close_writer(self) -> None:
         if self._writer is not None:

@@ -7,7 +7,9 @@ way, and what is sent after that well again.
 from __future__ import annotations
 
 import json
+import sys
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +20,39 @@ import pytest
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch.run_one import run
+from dllm_bench.runs.loggers import WandbLogger
 from dllm_bench.serving.client import Client, retry_after
 from dllm_bench.serving.served_model import ServedModel
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import Store, read_samples
+from dllm_bench.store.store import Store, read_record, read_samples
 from tests.served.server import DONE, ReceivedRequest, Reply, Server, event, piece, said
 from tests.tiers import covering
 
 KEY = "sk-secret-0123456789"
+
+
+class FakeWandb(types.ModuleType):
+    """Takes what would be sent to Weights & Biases."""
+
+    def __init__(self, shown: list[Any]) -> None:
+        super().__init__("wandb")
+        self.shown = shown
+
+    def init(self, **settings: Any) -> FakeWandb:
+        self.shown.append(settings)
+        return self
+
+    def log(self, values: Any, step: int) -> None:
+        self.shown.append(values)
+
+    def Table(self, **content: Any) -> Any:
+        self.shown.append(content)
+        return content
+
+    def finish(self) -> None: ...
+
+
 GOOD = said("#### 1", new=3, chat=False)
 MIB = b"x" * 2**20
 SHORT_S = 0.3  # time limit of a try, where a case needs it
@@ -104,6 +130,11 @@ CASES = {
     "key instead of JSON": refused("no JSON object", b"data: " + KEY.encode() + b"\n\n"),
     "key in a refusal": refused("answered 404 (***)", KEY.encode(), status=404),
     "key with terminal codes": refused("\ufffd[2J***", b"\x1b[2J" + KEY.encode(), status=500),
+    "key as a count": marked("was '***'", piece("1", False), counted(f'"{KEY}"')),
+    "key in a count": marked("***", piece("1", False), counted(f'[{{"{KEY}": "{ESCAPED}"}}]')),
+    "key in an error's parts": refused("***", event({"error": {"code": [{KEY: KEY}]}})),
+    "key in a header": refused("answered 503", status=503, headers={"X-Key": KEY}),
+    "key as the wait": refused("answered 429", status=429, headers={"Retry-After": KEY}),
     # counts
     **{
         f"{count} tokens": marked("completion_tokens was", piece("1", False), counted(count))
@@ -265,6 +296,38 @@ def test_a_key_that_no_header_can_hold_is_refused_unseen(
     with pytest.raises(DllmBenchError, match="TEST_KEY") as refusal:
         Client(ServedModel("tiny", "http://host/v1", key_env="TEST_KEY"))
     assert key not in str(refusal.value) or not key.strip()
+
+
+@pytest.mark.parametrize("key", ["sk-" + "0123456789" * 9, 'sk-"quoted\\key"', "'sk-single'-key"])
+def test_no_part_of_a_key_is_stored_logged_or_sent_to_a_logger(
+    key: str, spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Echoed as a count, a text and a reason: in no file, whole or cut, as it is or as JSON."""
+    monkeypatch.setenv("TEST_KEY", key)
+    said_key = [piece(key, False), counted(json.dumps(key)), piece("", False, key), DONE]
+    shown: list[Any] = []
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(shown))
+    with Server(lambda received: Reply(said_key)) as server:
+        there = replace(spec, model={**spec.model, "url": server.url})
+        run(there, store=Store(tmp_path), logger=WandbLogger())
+    stored = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(stored) > 3 and len(shown) > 3
+    for part in (key[:12], json.dumps(key)[1:13], repr(key)[1:13]):
+        assert not [text for text in (*stored, *map(str, shown)) if part in text]
+    assert read_record(Store(tmp_path).path(there))
+
+
+def test_settings_that_hold_the_key_are_not_stored(
+    spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    with Server(lambda received: GOOD) as server:
+        attempt(spec, server.url, 20.0, tmp_path / "first")
+        there = {**spec.model, "url": server.url, "body": {"user": KEY}}
+        with pytest.raises(DllmBenchError, match="hold a key that is in use"):
+            run(replace(spec, model=there), store=Store(tmp_path / "second"))
+    stored = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [text for text in stored if KEY in text]
 
 
 def test_a_short_key_is_a_word_and_stays_in_texts(
