@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dllm_bench.core.visible import visible
+from dllm_bench.core.terminal import show, show_error
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
@@ -94,14 +93,14 @@ def open_store(arguments: Namespace) -> Store:
 
 
 def print_lines(lines: Iterable[str]) -> int:
-    """Print lines to stdout, control characters as escapes; returns the exit code of success."""
+    """Print lines to stdout; returns the exit code of success."""
     for line in lines:
-        print(visible(line))
+        show(line)
     return 0
 
 
 def print_failures(sentences: Sequence[str]) -> int:
     """Print what failed to stderr; returns 1 if anything did, else 0."""
     for sentence in sentences:
-        print(f"dllm-bench: {visible(sentence)}", file=sys.stderr)
+        show_error(f"dllm-bench: {sentence}")
     return 1 if sentences else 0

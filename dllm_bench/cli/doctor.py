@@ -9,6 +9,7 @@ from pathlib import Path
 from dllm_bench.cli.common import add_results_option, as_model, compose, configured_paths
 from dllm_bench.cli.doctor_machine import REQUIRED_MISSING, Line, machine_lines
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.terminal import show
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def run(arguments: Namespace) -> int:
     """Print the report; 1 if something required is missing or a check of --gpu failed."""
     failed = False
     for mark, topic, text in gpu_lines(arguments) if arguments.gpu else all_lines(arguments):
-        print(f"{mark}  {topic:24}{text}", flush=True)
+        show(f"{mark}  {topic:24}{text}")
         failed = failed or mark == REQUIRED_MISSING
     return 1 if failed else 0
 

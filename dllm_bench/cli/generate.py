@@ -12,6 +12,7 @@ from rich.text import Text
 from dllm_bench.cli.common import add_decoder_arguments, positive_int, print_lines
 from dllm_bench.cli.show_sample import DIM, MASK, DecodingOrderPainter, terminal
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.terminal import show_error
 from dllm_bench.site.format import LISTED_METRICS, number, printable
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def run(arguments: Namespace) -> int:
             (completion,) = generate(arguments.model, [prompt], chosen, **options, on_commit=show)
         colours = bool(console.color_system) and not console.no_color
         console.print(DecodingOrderPainter(completion.order, colours).text())
-    print(effort(completion), file=sys.stderr)
+    show_error(effort(completion))
     return 0
 
 

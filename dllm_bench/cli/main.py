@@ -23,7 +23,7 @@ from typing import Any
 
 from dllm_bench import __version__
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.visible import visible
+from dllm_bench.core.terminal import clean_warnings, show_error
 from dllm_bench.paths import CONFIG_DIR
 
 DESCRIPTION = "Decoding methods for diffusion language models, measured in one way."
@@ -66,6 +66,7 @@ UNPARSED = ("run", "lm-eval")  # Hydra and lm-eval read these arguments
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    clean_warnings()
     try:
         arguments = without_config_dir(arguments)
         if arguments and arguments[0] in UNPARSED:
@@ -73,10 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsed = parse(arguments)
         return int(module_of(parsed.command).run(parsed))
     except DllmBenchError as error:
-        print(f"dllm-bench: {visible(str(error))}", file=sys.stderr)
+        show_error(f"dllm-bench: {error}")
         return 2
     except KeyboardInterrupt:
-        print("\ndllm-bench: stopped; run the same command again to continue.", file=sys.stderr)
+        show_error("\ndllm-bench: stopped; run the same command again to continue.")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

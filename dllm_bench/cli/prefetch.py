@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dllm_bench.cli.common import add_results_option, as_model, compose, print_lines
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.terminal import show
 from dllm_bench.store.inputs import model_spec
 
 
@@ -36,7 +37,7 @@ def run(arguments: Namespace) -> int:
         raise DllmBenchError("prefetch needs the names of models, as in model=NAME, or --verify.")
     specs = [model_spec(model) for model in named]
     for source, folder in prefetch(specs, cache):
-        print(f"{source}: {folder or 'not on the hub, nothing to fetch'}")
+        show(f"{source}: {folder or 'not on the hub, nothing to fetch'}")
     manifest = cache / MANIFEST
     line = f"manifest: {manifest}; copy it together with its folder"
     return print_lines([line] if manifest.is_file() else [])

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import track
 
 from dllm_bench.cli.common import (
@@ -18,6 +17,7 @@ from dllm_bench.cli.common import (
     print_lines,
 )
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.terminal import console
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.nolinks import is_folder
 from dllm_bench.tables.spec import EMBEDDED
@@ -64,4 +64,4 @@ def run(arguments: Namespace) -> int:
 
 def with_progress(items: Sequence[Any], what: str) -> Iterator[Any]:
     """The items one by one, with a progress bar on stderr."""
-    yield from track(items, what, console=Console(stderr=True), transient=True)
+    yield from track(items, what, console=console(stderr=True), transient=True)

@@ -68,8 +68,7 @@ _busy: list[Mapping[str, Any]] = []  # configurations of a multirun that other p
 def run(arguments: Sequence[str]) -> int:
     """Run what the overrides describe; 2 if any of the runs failed."""
     if {"-h", "--help"} & set(arguments):
-        print(HELP + "\n".join(choices_lines()))
-        return 0
+        return print_lines([HELP + "\n".join(choices_lines())])
     task = print_estimate if ESTIMATE in arguments else run_job
     arguments = with_flags_as_settings(one for one in arguments if one != ESTIMATE)
     check_flags(arguments)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dllm_bench.cli import show_sample
 from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.terminal import show_painted
 from dllm_bench.runs import progress
 from dllm_bench.site.decoding_order import decoding_order
 from dllm_bench.site.format import align, commit
@@ -52,8 +53,8 @@ def run(arguments: Namespace) -> int:
     print_lines(grading_lines(entry, sample, texts))
     if sample.served:  # a server does not report its decoding order
         return print_lines(["", sample.text])
-    for line in show_sample.lines(decoding, show_sample.terminal(), arguments.canvas):
-        print(line)  # its colours are escape sequences; the texts in it are escaped already
+    console = show_sample.terminal()
+    show_painted(show_sample.drawing(decoding, console, arguments.canvas), console)
     return 0
 
 
@@ -66,7 +67,7 @@ def grading_lines(entry: RunEntry, sample: SampleRecord, texts: TextSource) -> I
     if answer := texts.answers(entry.spec, one).get(sample.id):
         yield from named_text("right answer", answer.gold)
         yield from named_text("read from the text", answer.extracted)
-    if record:
+    if record and sample.id in record.columns["id"]:
         at = record.columns["id"].index(sample.id)
         yield f"verdict: {record.columns['verdict'][at]} ({record.columns['value'][at]})"
     yield ""

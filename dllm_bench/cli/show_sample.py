@@ -17,6 +17,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from dllm_bench.core.terminal import console as clean_console
+from dllm_bench.core.terminal import painted
 from dllm_bench.site.colours import colours_of_forward
 from dllm_bench.site.decoding_order import CanvasToken, DecodingOrder, ForwardStep
 from dllm_bench.site.format import printable
@@ -34,17 +36,18 @@ def lines(order: DecodingOrder, console: Console, canvas: bool = False) -> Itera
 
     `canvas` adds the canvas after every forward.
     """
-    painter = DecodingOrderPainter(
-        order, colours=bool(console.color_system) and not console.no_color
-    )
-    with console.capture() as captured:
-        console.print(painter.everything(canvas))
-    yield from (line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+    return painted(drawing(order, console, canvas), console)
+
+
+def drawing(order: DecodingOrder, console: Console, canvas: bool = False) -> RenderableType:
+    """The decoding order as rich draws it, see `lines`."""
+    colours = bool(console.color_system) and not console.no_color
+    return DecodingOrderPainter(order, colours).everything(canvas)
 
 
 def terminal() -> Console:
     """A console for standard output, as wide as the terminal; without colours if it is a pipe."""
-    return Console(width=shutil.get_terminal_size().columns, highlight=False)
+    return clean_console(width=shutil.get_terminal_size().columns)
 
 
 def forward_style(forward: int, forwards: int) -> Style:

@@ -8,13 +8,13 @@ Some run series need token replays, which are recorded on request: `missing_repl
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mode
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.terminal import show_error
 from dllm_bench.figures.run_series import StoredRun, run_series
 from dllm_bench.figures.spec import PaperFigure, ParetoFront, SeriesCall
 from dllm_bench.metrics.tradeoff import pareto_front
@@ -158,7 +158,7 @@ def make_replays(missing: Sequence[tuple[RunSpec, int]], store: Store) -> list[s
     """Record the token replays of these runs, one after the other; gives the errors."""
     failures = []
     for index, (spec, samples) in enumerate(missing, start=1):
-        print(f"[{index}/{len(missing)}] token replay of {spec.folder}", file=sys.stderr)
+        show_error(f"[{index}/{len(missing)}] token replay of {spec.folder}")
         try:
             token_replay.record_replays(spec, store, samples)
         except DllmBenchError as error:

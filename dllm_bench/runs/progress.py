@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TextIO
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+from dllm_bench.core.terminal import console, show
 from dllm_bench.metrics import definitions
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED
@@ -47,16 +47,15 @@ class _Display:
         self.bars: Progress | None = None
         if self.stream.isatty():
             text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
-            console = Console(file=self.stream)
-            self.bars = Progress(BarColumn(20), text, console=console, transient=True)
+            on = console(file=self.stream)
+            self.bars = Progress(BarColumn(20), text, console=on, transient=True)
 
     def line(self, text: str) -> None:
         """Write a line that stays."""
         if self.bars is not None:
             self.bars.console.print(escape(text), highlight=False, soft_wrap=True)
         else:
-            self.stream.write(text + "\n")
-            self.stream.flush()
+            show(text, self.stream)
 
     def plain_is_due(self) -> bool:
         """Whether it is time for a plain line; never on a terminal."""

@@ -1,0 +1,82 @@
+"""The one way to the terminal: text, lines painted by rich, progress, warnings.
+
+What is shown may come from a model, a server or somebody else's results. So everything goes through
+`cleaned`: characters that a terminal would obey, or that hide or turn text, are written as escapes,
+and secrets of this process are struck out. Only colours and cursor moves of rich itself remain.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, TextIO
+
+from dllm_bench.core.secrets import strike_out
+from dllm_bench.core.visible import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+def cleaned(text: str) -> str:
+    """The text as it may reach a terminal."""
+    return visible(strike_out(text))
+
+
+def show(text: str, stream: TextIO | None = None) -> None:
+    """Write a text and a line end to standard output, or to `stream`, at once."""
+    stream = stream or sys.stdout
+    stream.write(cleaned(text) + "\n")
+    stream.flush()
+
+
+def show_error(text: str) -> None:
+    """Write a text and a line end to standard error."""
+    show(text, sys.stderr)
+
+
+def console(**settings: Any) -> Console:
+    """A console of rich whose texts are cleaned; settings are those of rich's own class.
+
+    It highlights nothing by itself, which would cut a secret in two.
+    """
+    return _console_class()(**{"highlight": False, **settings})
+
+
+@cache
+def _console_class() -> type[Console]:
+    from rich.console import Console  # takes a tenth of a second, and most commands need none
+
+    class CleanConsole(Console):
+        """Cleans the text of every segment, and leaves rich's own control codes."""
+
+        def render(self, *args: Any, **settings: Any) -> Any:
+            for segment in super().render(*args, **settings):
+                yield segment if segment.control else segment._replace(text=cleaned(segment.text))
+
+    return CleanConsole
+
+
+def painted(drawing: RenderableType, by: Console) -> Iterator[str]:
+    """The drawing as lines with the console's colours, without white space at their ends."""
+    with by.capture() as captured:
+        by.print(drawing)
+    yield from (line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+
+
+def show_painted(drawing: RenderableType, by: Console) -> None:
+    """Write `painted` lines to standard output; `by`: a console of `console`."""
+    sys.stdout.writelines(f"{line}\n" for line in painted(drawing, by))
+
+
+@cache
+def clean_warnings() -> None:
+    """Clean the warnings that this process shows from here on, those of libraries too."""
+    form = warnings.formatwarning
+
+    def clean_form(*args: Any, **settings: Any) -> str:
+        return cleaned(form(*args, **settings))
+
+    warnings.formatwarning = clean_form

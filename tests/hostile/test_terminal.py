@@ -1,0 +1,99 @@
+"""Nothing that a stranger sends reaches the terminal as a control character or turns its text."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.cli.main import main
+from dllm_bench.core import secrets, terminal
+from dllm_bench.runs.progress import ManyRunsProgress
+from dllm_bench.store.store import SAMPLES, read_samples
+from tests.hostile.test_planted_targets import sealed
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\u2066\r\x08\u2028[red]"
+OBEYED = frozenset(HOSTILE) - frozenset("[2J]0;owned31mred")
+KEY = "sk-secret-0123456789"
+
+
+def assert_clean(text: str) -> None:
+    found = {character for character in text if character in OBEYED}
+    assert not found, sorted(map(repr, found))
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("field", ["id", "text", "raw", "cut"])
+def test_show_writes_no_code_of_a_sample(
+    field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, record = sealed(tmp_path)
+    path = store.path(record.spec) / SAMPLES
+    (name, sample), *_ = read_samples(store.path(record.spec)).items()
+    changed = replace(sample, **{field: {HOSTILE: 1} if field == "cut" else HOSTILE})
+    path.write_text(changed.to_line(record.spec.short) + "\n", encoding="utf-8")
+    for more in ([], ["--canvas"], ["--json"]):
+        chosen = HOSTILE if field == "id" else name
+        short = record.spec.short
+        code = main(["show", short, "--sample", chosen, *more, "--results", str(tmp_path)])
+        printed = capsys.readouterr()
+        assert code in (0, 2)
+        assert_clean(printed.out + printed.err)
+        assert field != "cut" or code == 0
+
+
+def test_names_in_files_and_folders_are_written_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tables" / f"x{HOSTILE.replace('/', '')}"
+    folder.mkdir(parents=True)
+    (folder / "t.json").write_text("{}")
+    figures = tmp_path / "figures" / "embedded" / f"y{HOSTILE}"
+    figures.mkdir(parents=True)
+    (figures / "f.csv").write_text(f"kind,y,state\nmeasured,,{HOSTILE[:4]}\n", encoding="utf-8")
+    assert main(["status", "--results", str(tmp_path)]) == 0
+    assert main(["show", HOSTILE, "--results", str(tmp_path)]) == 2
+    assert main(["run", f"model={HOSTILE}", f"paths.results={tmp_path}"]) == 2
+    printed = capsys.readouterr()
+    assert "\\x1b" in printed.out and "\\x1b" in printed.err
+    assert_clean(printed.out + printed.err)
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_progress_shows_no_code_and_no_secret(tty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_secrets", {})
+    monkeypatch.setenv("TERM", "xterm")
+    secrets.keep_out(KEY)
+    stream = Terminal() if tty else io.StringIO()
+    with ManyRunsProgress(2, stream) as progress:
+        progress.update("a", f"{HOSTILE} {KEY}")
+        progress.end(HOSTILE, KEY)
+    text = stream.getvalue()
+    assert "\\x9b31m" in text and "***" in text and KEY not in text
+    assert not set(text) & (OBEYED - frozenset("\x1b\r"))  # rich's own colours and cursor moves
+    assert "\x1b]0;" not in text
+
+
+def test_errors_warnings_and_consoles_are_cleaned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "_secrets", {})
+    secrets.keep_out(KEY)
+    terminal.clean_warnings()
+    terminal.show(HOSTILE + KEY)
+    terminal.show_error(HOSTILE + KEY)
+    terminal.console(width=80).print(HOSTILE + KEY, markup=False)
+    shown = warnings.formatwarning(HOSTILE + KEY, UserWarning, "file", 1, "line")
+    printed = capsys.readouterr()
+    for text in (shown, printed.out, printed.err):
+        assert "***" in text and KEY not in text
+        assert_clean(text)
