@@ -2,8 +2,8 @@
 
     .venv/bin/python -m scripts.convert_results OLD NEW
 
-OLD is a results directory, its runs folder or archive; NEW is a new one. Since a run continues when
-it is asked for more items, runs that differ only in their number of items become one, the largest.
+OLD is a results directory, its runs folder or archive; NEW is a new one. Runs that differ only in
+their number of items become one, the largest, since a run continues with more items.
 Records, samples and token replays are converted; the dataset hash of an embedded task becomes that
 of its frozen items, if the run had these items. What cannot be converted is named and left out.
 """

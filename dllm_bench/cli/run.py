@@ -6,7 +6,6 @@ heavy is imported, then the run is made, or looked up if it is complete already.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from dllm_bench.api.preflight import check
 from dllm_bench.cli.common import print_failures, print_lines
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.terminal import show_error
 from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
 from dllm_bench.runs.progress import RunProgress, summary
@@ -94,7 +94,7 @@ def run_job(cfg: Any) -> None:
         if not local:
             raise
         _busy.append(job.config)
-        print(f"left for later, being made by {error.owner}", file=sys.stderr)
+        show_error(f"left for later, being made by {error.owner}")
     except DllmBenchError as error:
         if not local:
             raise
@@ -107,12 +107,17 @@ def wait_for_busy() -> None:
         config = _busy.pop(0)
         try:
             spec, store = RunSpec.from_config(config), store_of(config)
-            store.wait_for(spec, partial(print, f"{spec.folder}:", file=sys.stderr))
+            store.wait_for(spec, partial(show_state, spec.folder))
             measure(config)
         except BusyError:
             _busy.append(config)
         except DllmBenchError as error:
             _failed.append(str(error))
+
+
+def show_state(folder: str, text: str) -> None:
+    """Print how far a run is that another process makes."""
+    show_error(f"{folder}: {text}")
 
 
 def store_of(config: Mapping[str, Any]) -> Store:

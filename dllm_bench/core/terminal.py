@@ -37,12 +37,14 @@ def show_error(text: str) -> None:
     show(text, sys.stderr)
 
 
-def console(**settings: Any) -> Console:
-    """A console of rich whose texts are cleaned; settings are those of rich's own class.
+def console(
+    *, stderr: bool = False, width: int | None = None, file: TextIO | None = None
+) -> Console:
+    """Make a console of rich whose texts are cleaned; the settings are rich's own.
 
     It highlights nothing by itself, which would cut a secret in two.
     """
-    return _console_class()(**{"highlight": False, **settings})
+    return _console_class()(highlight=False, stderr=stderr, width=width, file=file)
 
 
 @cache
@@ -52,8 +54,8 @@ def _console_class() -> type[Console]:
     class CleanConsole(Console):
         """Cleans the text of every segment, and leaves rich's own control codes."""
 
-        def render(self, *args: Any, **settings: Any) -> Any:
-            for segment in super().render(*args, **settings):
+        def render(self, renderable: Any, options: Any = None) -> Any:
+            for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=cleaned(segment.text))
 
     return CleanConsole
@@ -76,7 +78,13 @@ def clean_warnings() -> None:
     """Clean the warnings that this process shows from here on, those of libraries too."""
     form = warnings.formatwarning
 
-    def clean_form(*args: Any, **settings: Any) -> str:
-        return cleaned(form(*args, **settings))
+    def clean_form(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        return cleaned(form(message, category, filename, lineno, line))
 
     warnings.formatwarning = clean_form

@@ -24,7 +24,9 @@ RUNNING = {
     "an image": '<image href="https://example.org/x.png"/>',
     "an image that is a document": '<image xlink:href="data:image/svg+xml;base64,PHN2Zz4="/>',
     "a set value": '<set attributeName="href" to="javascript:alert(1)"/>',
-    "an animation": '<path d=""><animate attributeName="href" values="javascript:alert(1)"/></path>',
+    "an animation": (
+        '<path d=""><animate attributeName="href" values="javascript:alert(1)"/></path>'
+    ),
     "a style sheet": "<style>@import url(https://example.org);</style>",
     "a style": '<rect style="fill: url(https://example.org/x)"/>',
     "an escaped style": '<rect style="fill: u\\72l(https://example.org/x)"/>',

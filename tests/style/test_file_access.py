@@ -23,6 +23,7 @@ OTHERS = {  # what opens files itself -> which, none of them below a results fol
     "store/cache.py": "this user's key, and the files a configuration names",
     "store/inputs.py": "models",
     "store/settings.py": "conf and the package",
+    "store/piece_source.py": "code of pieces from outside the package",
     "store/provenance.py": "the package and /proc",
     "paths.py": "conf",
     "tables/load.py": "conf",
