@@ -83,7 +83,37 @@ def run(arguments: Namespace) -> int:
     else:
         print_lines(table_lines(tables[0]))
         print_lines(f"written: {path}" for path in written)
+    if arguments.run and (arguments.limit or arguments.passes):
+        print_lines(outlook_lines(arguments, papers, store))
     return print_failures(failed)
+
+
+def outlook_lines(
+    arguments: Namespace, papers: Sequence[PaperTable], store: Store
+) -> Iterator[str]:
+    """Say what the tables' own numbers of items and passes add, and how long they take here."""
+    from dllm_bench.runs.progress import duration  # its metrics take time to import
+
+    whole = Namespace(**{**vars(arguments), "limit": None, "passes": None, "run": False})
+    planned = [cell for _, _, cells in plan_whole(whole, papers, store) for cell in cells]
+    runs = [run for run in distinct_runs(planned) if run.open and run.spec]
+    known = [r for run in runs if run.spec and (r := store.largest_record(run.spec))]
+    seconds = [float(s) for record in known for s in record.columns["seconds"] if s is not None]
+    if not runs or not seconds:
+        return
+    specs = [run.spec for run in runs if run.spec]
+    requests = sum((spec.limit or 0) * spec.repeats for spec in specs) - len(seconds)
+    jobs = arguments.jobs or default_jobs(arguments.profile)
+    left = duration(requests * sum(seconds) / len(seconds) / jobs)
+    items = max((spec.limit or 0 for spec in specs if spec.repeats == 1), default=0)
+    passes = max(spec.repeats for spec in specs)
+    own = [f"{items} items a run"] * bool(items)
+    own += [f"{passes} passes over the items of runs of times"] * (passes > 1)
+    name = papers[0].name if len(papers) == 1 else "all"
+    yield (
+        f"{' and '.join(own)} narrow the intervals: `dllm-bench table {name} --run`, about {left} "
+        "more of decoding here"
+    )
 
 
 @dataclass
@@ -204,15 +234,11 @@ def plan_and_fill(
     """
     check_options(arguments)
     profile = chosen_profile(arguments)
-    settings = SettingsCache(store.root.parent, compose)
 
     def plans(profile: Profile) -> list[PlannedTable]:
-        shared = (settings.compose, store, arguments.submit, settings.resolve, SharedRuns())
-        fills = arguments.run or arguments.submit
-        return [(paper, profile, plan(paper, profile, *shared, fills)) for paper in papers]
+        return plan_whole(arguments, papers, store, profile)
 
     planned = plans(profile)
-    settings.save()
     if arguments.retime and remove_disturbed([*cells_of(planned)], store):
         planned = plans(profile)
     runs = distinct_runs(cells_of(planned))
@@ -229,6 +255,22 @@ def plan_and_fill(
         planned = plans(profile)
     common = None if arguments.commands else common_items(cells_of(planned))
     return plans(profile.at_most(common)) if common else planned, failed
+
+
+def plan_whole(
+    arguments: Namespace,
+    papers: Sequence[PaperTable],
+    store: Store,
+    profile: Profile | None = None,
+) -> list[PlannedTable]:
+    """Plan each table with a profile, by default the one that the arguments choose."""
+    profile = profile or chosen_profile(arguments)
+    settings = SettingsCache(store.root.parent, compose)
+    shared = (settings.compose, store, arguments.submit, settings.resolve, SharedRuns())
+    fills = arguments.run or arguments.submit
+    planned = [(paper, profile, plan(paper, profile, *shared, fills)) for paper in papers]
+    settings.save()
+    return planned
 
 
 def chosen_profile(arguments: Namespace) -> Profile:
