@@ -8,6 +8,7 @@ all pages of runs are built again.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
@@ -24,6 +25,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.paths import PACKAGE
 from dllm_bench.site.compare_page import comparable_runs, comparison_page
+from dllm_bench.site.drawings import harmless
 from dllm_bench.site.findings_page import FINDINGS_PAGE, findings_page
 from dllm_bench.site.index_page import AddressedPage, SiteContents, index_page
 from dllm_bench.site.pages import FIRST_PAGE, TEMPLATES, RunPages, run_address
@@ -119,7 +121,7 @@ class SiteBuilder:
         contents = SiteContents(
             profile=self.profile,
             tables=tables,
-            figures=list(self._build_figures(run_pages)),
+            figures=list(self._build_figures(run_pages, left_out)),
             comparisons=[(one.address, f"{one.title}: {one.decoders}") for one in groups],
             entries=entries,
             records=records,
@@ -205,19 +207,30 @@ class SiteBuilder:
         settings.save()
         return findings_page(findings(judgements, {built.table.name: built for built in tables}))
 
-    def _build_figures(self, run_pages: RunPages) -> Iterator[AddressedPage]:
-        """Write a page for each drawn figure and copy its files; yields (address, title)."""
+    def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[AddressedPage]:
+        """Write a page for each drawn figure, and its files; yields (address, title). Of one whose
+        drawing cannot be shown, a sentence is added to `left_out` instead.
+        """
         results = self.store.root.parent
         for drawn in sorted(matching(results / "figures" / self.profile, "*/*.svg"), key=in_order):
             name = f"{drawn.parent.name}/{drawn.stem}"
             title = load_figure(name).table.title if name in names_of("figure") else name
             stem = drawn.relative_to(results).with_suffix("").as_posix()
             forms = [form for form in FIGURE_FORMS if is_file(drawn.with_suffix(f".{form}"))]
-            points = read_points(drawn.with_suffix(".csv"))
+            try:
+                files = {form: self._drawing(drawn.with_suffix(f".{form}")) for form in forms}
+                points = read_points(drawn.with_suffix(".csv"))
+            except (DllmBenchError, ValueError, csv.Error) as error:
+                left_out.append(f"{name}: {error}")
+                continue
             self._write(f"{stem}.html", figure_page(stem, title, points, forms, run_pages))
-            for form in forms:
-                self._copy(drawn.with_suffix(f".{form}"), f"{stem}.{form}")
+            for form, content in files.items():
+                write_atomic(self.out / f"{stem}.{form}", content, durable=False)
             yield f"{stem}.html", title
+
+    def _drawing(self, file: Path) -> bytes:
+        """The content of a figure's file, without what a browser could run."""
+        return harmless(file.suffix[1:], stored_bytes(file) or b"", str(file))
 
     def _write(self, address: str, text: str) -> None:
         write_atomic(self.out / address, text, durable=False)

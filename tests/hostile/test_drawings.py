@@ -24,9 +24,7 @@ RUNNING = {
     "an image": '<image href="https://example.org/x.png"/>',
     "an image that is a document": '<image xlink:href="data:image/svg+xml;base64,PHN2Zz4="/>',
     "a set value": '<set attributeName="href" to="javascript:alert(1)"/>',
-    "an animation": (
-        '<path d=""><animate attributeName="href" values="javascript:alert(1)"/></path>'
-    ),
+    "an animation": '<path d=""><animate attributeName="href" to="javascript:alert(1)"/></path>',
     "a style sheet": "<style>@import url(https://example.org);</style>",
     "a style": '<rect style="fill: url(https://example.org/x)"/>',
     "an escaped style": '<rect style="fill: u\\72l(https://example.org/x)"/>',
@@ -53,7 +51,7 @@ def test_groups_that_use_groups_are_not_kept() -> None:
         f'<g id="g{n + 1}">' + f'<use xlink:href="#g{n}"/>' * 10 + "</g>" for n in range(10)
     )
     drawn = shapes_of(f'{HEAD}><g id="g0"><path d=""/></g>{groups}</svg>'.encode(), "x.svg")
-    assert LINK not in {key for one in ElementTree.fromstring(drawn).iter() for key in one}
+    assert LINK not in {key for one in ElementTree.fromstring(drawn).iter() for key in one.attrib}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,7 @@ def test_what_is_no_drawing_is_refused(content: bytes) -> None:
 
 
 def test_a_drawing_of_our_own_keeps_all_its_shapes() -> None:
-    reference = sorted(Path("results/reference/figures").rglob("*.svg"))
+    reference = sorted((Path(__file__).parents[2] / "results/reference/figures").rglob("*.svg"))
     assert len(reference) > 10
     for path in reference[::4]:
         content = path.read_bytes()
