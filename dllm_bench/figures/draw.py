@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
+from dllm_bench.decoding.length.measurements import device_of_step_profile
 from dllm_bench.figures import style
 from dllm_bench.figures.panels import (
     PANEL_KINDS,
@@ -27,6 +28,7 @@ from dllm_bench.figures.panels import (
     separate_numbers,
 )
 from dllm_bench.figures.points import BuiltFigure, FigurePoint
+from dllm_bench.figures.run_series import COUNTED, SIMULATED
 from dllm_bench.figures.spec import StatedNumber
 
 if TYPE_CHECKING:
@@ -91,21 +93,24 @@ class PanelSlot:
             kinds = ", ".join(sorted({point.kind for point in self.drawable}))
             reasons = dict.fromkeys(p.reason for p in self.points if p.measured and p.reason)
             return "; ours ".join([f"the paper's ({kinds})", *list(reasons)[:1]])
-        several = isinstance(self.points[0].x, str) and len(self.models) > 1
-        models = "models below" if several else ", ".join(self.models)
-        return " on ".join(filter(None, (models, ", ".join(self.tasks))))
+        parts = self.models, self.tasks
+        if isinstance(self.points[0].x, str) and len(self.models) > 1:  # the axis names them
+            parts = [], self.tasks if len(self.tasks) == 1 else []
+        return " on ".join(filter(None, map(", ".join, parts)))
 
 
 def _part_of_sources(points: Sequence[FigurePoint], part: int) -> list[str]:
-    names = {point.source.partition(" on ")[part] for point in points}
+    names = {n for p in points for n in p.source.partition(" on ")[part].split(", ")}
     return sorted(names - {""})
 
 
 def grid(built: BuiltFigure) -> list[list[PanelSlot | None]]:
     """The panels, a row per quantity; None where the figure has no such panel. A figure of one
-    panel has its quantities in one row.
+    panel has its quantities in one row, a figure without any number is one panel.
     """
     panels = merged_panels(built)
+    if not any(point.y is not None for point in built.points):
+        return [[PanelSlot(next(iter(built.figure.quantities)), ("",), built.points)]]
     rows = [
         [_slot(built, quantity, names, panels) for names in panels]
         for quantity in built.figure.quantities
@@ -114,11 +119,12 @@ def grid(built: BuiltFigure) -> list[list[PanelSlot | None]]:
 
 
 def merged_panels(built: BuiltFigure) -> list[tuple[str, ...]]:
-    """The names of each panel: panels with the same points, the paper's too, are one."""
-    merged: dict[frozenset[FigurePoint], list[str]] = {}
+    """The names of each panel: panels with the same points, the paper's too, are one. Panels
+    without a number stay apart.
+    """
+    merged: dict[frozenset[FigurePoint] | str, list[str]] = {}
     for name in panel_names(built):
-        same = merged.setdefault(_points_of(built, name, (True, False)) or frozenset(), [])
-        same.append(name)
+        merged.setdefault(_points_of(built, name, (True, False)) or name, []).append(name)
     return [tuple(names) for names in merged.values()]
 
 
@@ -147,6 +153,12 @@ def panel_names(built: BuiltFigure) -> list[str]:
     names = list(dict.fromkeys(point.panel for point in built.points))
     order = [*(name for name in facet if name in names), *(n for n in names if n not in facet)]
     return [name for name in order if name] or [""]
+
+
+def common_origin(slots: Sequence[Sequence[PanelSlot | None]]) -> str:
+    """What was measured, if it is the same in all panels, so that it is said once."""
+    origins = {slot.origin for row in slots for slot in row if slot and slot.measured}
+    return origins.pop() if len(origins) == 1 else ""
 
 
 def series_names(built: BuiltFigure) -> list[str]:
@@ -193,9 +205,17 @@ def drawing(built: BuiltFigure) -> Figure:
     drawn.suptitle(title, fontsize=9.5, fontweight="bold")
     axes = drawn.subplots(len(slots), len(slots[0]), squeeze=False)
     room = round(PANEL_TITLE_CHARACTERS * panel_width)
+    titled: set[tuple[int, str]] = set()
     for row, row_slots in zip(axes, slots, strict=True):
-        for ax, slot in zip(row, row_slots, strict=True):
-            ax.set_axis_off() if slot is None else draw_panel(ax, built, slot, room)
+        for column, (ax, slot) in enumerate(zip(row, row_slots, strict=True)):
+            if slot is None:
+                ax.set_axis_off()
+                continue
+            draw_panel(ax, built, slot)
+            text = panel_title(built, slot, room, common_origin(slots))
+            if (column, text) not in titled:  # below a panel of the same title it needs none
+                ax.set_title(text, color=style.INK)
+            titled.add((column, text))
         if kind.one_range:
             share_ranges(list(row), row_slots)
         for ax, slot in zip(row, row_slots, strict=True):
@@ -234,35 +254,49 @@ def share_ranges(axes: Sequence[Axes], slots: Sequence[PanelSlot | None]) -> Non
             ax.set_xlim(min(xs), max(xs))
 
 
-def draw_panel(ax: Axes, built: BuiltFigure, slot: PanelSlot, room: int) -> None:
-    """Draw one panel. `room`: characters in a line of its title."""
+def draw_panel(ax: Axes, built: BuiltFigure, slot: PanelSlot) -> None:
+    """Draw one panel."""
     figure = built.figure
-    ax.set_title(panel_title(built, slot, room), color=style.INK)
     if not slot.drawable:
         write_reasons(ax, [point.reason for point in slot.points])
         return
     order = {x: i for i, x in enumerate(categories(built))}
     numbers = {name: number for number, name in enumerate(series_names(built), start=1)}
-    panel = Panel(slot.drawable, numbers, order, figure.draw.z)
+    log_y = slot.quantity in figure.draw.log_y
+    panel = Panel(slot.drawable, numbers, order, figure.draw.z, log_y)
     if figure.draw.front:
         pareto_front(ax, panel)
     PANEL_KINDS[figure.draw.kind].fill(ax, panel)
     ax.set_xlabel(figure.draw.x.label)
-    ax.set_ylabel(textwrap.fill(figure.quantities[slot.quantity], LABEL_CHARACTERS))
+    simulated = f", simulated on {devices}" if (devices := simulated_on(built, slot)) else ""
+    ax.set_ylabel(textwrap.fill(figure.quantities[slot.quantity] + simulated, LABEL_CHARACTERS))
     drawn = [point for point in built.points if point.y is not None]
     of_row = [point for point in drawn if point.quantity == slot.quantity]
     set_ticks(ax, "x", figure.draw.x.log, [] if order else [panel.place(p) for p in drawn])
-    set_ticks(ax, "y", slot.quantity in figure.draw.log_y, panel.heights(of_row))
+    set_ticks(ax, "y", log_y, panel.heights(of_row))
     if order:
         name_categories(ax, built, slot, order)
     draw_switches(ax, panel)
 
 
-def panel_title(built: BuiltFigure, slot: PanelSlot, room: int) -> str:
-    """Its names, and what was measured."""
+def simulated_on(built: BuiltFigure, slot: PanelSlot) -> str:
+    """The devices whose step times a panel's simulated load has; empty if it is not simulated."""
+    calls = [c for name, c in built.figure.calls.items() if built.figure.row(name) == slot.quantity]
+    files = {
+        call.settings["profile"].get(model)
+        for call in calls
+        if call.name in SIMULATED
+        for model in slot.models
+    }
+    return ", ".join(sorted({device_of_step_profile(file) for file in files if file}))
+
+
+def panel_title(built: BuiltFigure, slot: PanelSlot, room: int, common: str) -> str:
+    """Its names, and what was measured unless that is `common` to all panels."""
     names = " = ".join(built.figure.label(name) for name in slot.names)
     same = f"the runs of {built.figure.label(slot.same_runs)}" if slot.same_runs else slot.origin
-    parts = (textwrap.fill(part, room, break_on_hyphens=False) for part in (names, same))
+    own = "" if same == common else same
+    parts = (textwrap.fill(part, room, break_on_hyphens=False) for part in (names, own))
     return "\n".join(part for part in parts if part)
 
 
@@ -297,7 +331,7 @@ def name_categories(
 ) -> None:
     """Label the categories of the x axis, with the model and benchmark measured where there are
     several, and with the earlier category that has the same runs; a category without a number
-    shows the reason.
+    shows the reason. Several models: they are what was run, so their names come first.
     """
     labels = built.figure.facet_labels(built.figure.draw.x.facet)
     texts: list[str] = []
@@ -311,7 +345,10 @@ def name_categories(
         if measured and same != x:
             own = [f"= {labels.get(same, same)}"]
         star = " *" if any(point.switched for point in measured) else ""
-        texts.append("\n".join(filter(None, [f"{labels.get(x, x)}{star}", " on ".join(own)])))
+        words = [f"{labels.get(x, x)}{star}", " on ".join(own)]
+        if len(slot.models) > 1:
+            words = [words[1], f"paper: {words[0]}"]
+        texts.append("\n".join(filter(None, words)))
         reasons = [point.reason for point in points if point.measured]
         if reasons and not measured:
             ax.text(place - 0.1, 0.02, reasons[0], rotation=90, fontsize=5.5, color=style.FAINT,
@@ -326,9 +363,10 @@ def name_categories(
 
 
 def write_reasons(ax: Axes, reasons: Sequence[str]) -> None:
-    """Write the reasons in place of the numbers of a panel."""
+    """Write in place of a panel's numbers that there are none, and why."""
     ax.set_axis_off()
-    text = "\n".join(textwrap.fill(line, LABEL_CHARACTERS) for line in dict.fromkeys(reasons))
+    lines = ("no measured point:", *dict.fromkeys(reason for reason in reasons if reason))
+    text = "\n".join(textwrap.fill(line, LABEL_CHARACTERS) for line in lines)
     ax.text(0.5, 0.5, text, ha="center", va="center", color=style.FAINT, transform=ax.transAxes)
 
 
@@ -342,17 +380,19 @@ def draw_below(drawn: Figure, built: BuiltFigure) -> None:
     widest = max((len(str(entry.get_label())) for entry in entries), default=0)
     columns = int(LEGEND_CHARACTERS * width / (widest + SWATCH_CHARACTERS))
     columns = max(1, min(len(entries), columns))
+    origin = common_origin(grid(built))
+    named = textwrap.wrap(origin, round(LEGEND_CHARACTERS * width), break_on_hyphens=False)
     foot = FOOTER_LINE * len(lines) + 0.08
-    strip = foot + LEGEND_LINE * -(-len(entries) // columns)
+    strip = foot + LEGEND_LINE * (len(named) - (-len(entries) // columns))
     height += strip
     drawn.set_size_inches(width, height)
     rect = (0, strip / height, 1, 1 - strip / height)
     cast("ConstrainedLayoutEngine", drawn.get_layout_engine()).set(rect=rect)
     text = drawn.text(0.5, 0.04 / height, "\n".join(lines), ha="center", va="bottom")
     text.set(fontsize=6, color=style.FOOT)
-    if entries:
+    if entries or named:
         drawn.legend(handles=entries, loc="lower center", bbox_to_anchor=(0.5, foot / height),
-                     borderaxespad=0, ncols=columns)  # fmt: skip
+                     borderaxespad=0, ncols=columns, title="\n".join(named))  # fmt: skip
 
 
 def legend_entries(built: BuiltFigure) -> list[Artist]:
@@ -375,16 +415,45 @@ def stated(built: BuiltFigure) -> str:
     """What the paper's text says of the figure, in one line; the numbers of one kind together."""
     values: dict[str, list[str]] = {}
     for number in built.figure.stated:
-        values.setdefault(number.text, []).append(number.value)
+        values.setdefault(number.text + measured_over(built, number), []).append(number.value)
     said = [text.format(", ".join(numbers)) for text, numbers in values.items()]
     return f"The paper's text: {'; '.join(said)}." if said else ""
+
+
+def measured_over(built: BuiltFigure, number: StatedNumber) -> str:
+    """The first and the last value that a series has over a stated range of x, in words."""
+    inside = [
+        (float(point.x), float(point.y or 0))
+        for point in built.drawn(measured=True)
+        if (point.series, point.quantity) == (number.series, number.quantity)
+        and isinstance(point.x, int | float)
+        and number.low <= point.x <= number.high
+    ]
+    if not number.series or not inside:
+        return ""
+    return f" (measured here: from {min(inside)[1]:.3g} to {max(inside)[1]:.3g})"
+
+
+def measured_on(built: BuiltFigure) -> str:
+    """The hardware, and how many samples are behind a point; empty if nothing was measured."""
+    points = built.drawn(measured=True)
+    if not points:
+        return ""
+    numbers = sorted({point.n for point in points if point.n})
+    units = {COUNTED.get(call.name, "samples") for call in built.figure.calls.values()}
+    ends = "–".join(f"{n}" for n in dict.fromkeys([*numbers[:1], *numbers[-1:]]))
+    behind = f"; n = {ends} ({', '.join(sorted(units)) or 'samples'})" if ends else ""
+    devices = {simulated_on(built, slot) for row in grid(built) for slot in row if slot} - {""}
+    simulated = f"Simulated on step times of {', '.join(sorted(devices))}; drafts " * bool(devices)
+    on = f"{simulated}measured on {'; '.join(built.built.hardware) or 'unknown hardware'}{behind}."
+    return on[0].upper() + on[1:]
 
 
 def footnote(built: BuiltFigure) -> str:
     """The hardware measured on, and how many points have no number."""
     empty = len(built.without_number())
-    missing = f" {empty} points have no number here; the csv says why." if empty else ""
+    missing = f"{empty} points have no number here; the csv says why." if empty else ""
     switched = len({p.switched for p in built.drawn(measured=True)}) > 1
     mark = "*" if categories(built) else "Below a tick"
-    other = f" {mark}: a setting in place of the paper's (csv: switched)." if switched else ""
-    return f"Measured on {'; '.join(built.built.hardware) or 'nothing yet'}.{other}{missing}"
+    other = f"{mark}: a setting in place of the paper's (csv: switched)." if switched else ""
+    return " ".join(filter(None, (measured_on(built), other, missing)))

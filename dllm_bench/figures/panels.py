@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BAR_ROOM = 0.84  # share of a category's width that its bars take
 BAND_ALPHA = 0.18
+DODGE = 2.4  # distance of intervals that would lie on each other, in points of type
 MANY_POINTS = 24  # markers on more points than this would hide the line
 STAR_SIZE = 7.5  # a star looks smaller than other markers of its size
 MARKERS = 8  # number of markers drawn instead
@@ -71,6 +72,8 @@ class Panel:
     """Category -> its place on the x axis."""
     z: str = ""
     """What the colours of a heat map mean."""
+    log_y: bool = False
+    """True if the y axis is logarithmic."""
 
     def place(self, point: FigurePoint) -> float:
         """Where a point stands on the x axis."""
@@ -96,6 +99,20 @@ class Panel:
                 for switched in dict.fromkeys(point.switched for point in points):
                     yield look, [point for point in points if point.switched == switched]
 
+    def dodges(self) -> dict[str, float]:
+        """How far to the right the measured points of a series are drawn, in points of type, for
+        series whose intervals would lie on each other.
+        """
+        known = [point for point in self.points if point.measured and point.low is not None]
+        hidden = {
+            name
+            for a, b in combinations(known, 2)
+            if a.series != b.series and a.x == b.x and _overlap(a, b)
+            for name in (a.series, b.series)
+        }
+        names = [name for name in self.series if name in hidden]
+        return {name: DODGE * (i - (len(names) - 1) / 2) for i, name in enumerate(names)}
+
     def switches(self) -> dict[float, str]:
         """Place on the x axis -> settings in place of those asked, of curves that mix settings."""
         mixed = [
@@ -105,6 +122,13 @@ class Panel:
         ]
         marked = (p for points in mixed for p in points if p.switched)
         return {self.place(p): p.switched for p in marked if not isinstance(p.x, str)}
+
+
+def _overlap(one: FigurePoint, other: FigurePoint) -> bool:
+    """Whether the intervals of two points share a value."""
+    ends = one.low, one.high, other.low, other.high
+    a_low, a_high, b_low, b_high = (float(end or 0) for end in ends)
+    return a_low <= b_high and b_low <= a_high
 
 
 def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
@@ -123,22 +147,36 @@ def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
 
 def draw_intervals(
     ax: Axes, xs: Sequence[float], points: Sequence[FigurePoint], colour: str
-) -> None:
+) -> list[Artist]:
     """Thin bars over the intervals of the points that have one."""
     known = [(x, p.low, p.high) for x, p in zip(xs, points, strict=True) if p.low is not None]
-    if known:
-        x, low, high = zip(*known, strict=True)
-        ax.vlines(x, low, high, color=colour, linewidth=0.7)
+    if not known:
+        return []
+    x, low, high = zip(*known, strict=True)
+    return [ax.vlines(x, low, high, color=colour, linewidth=0.7)]
+
+
+def move_right(ax: Axes, artists: Sequence[Artist], distance: float) -> None:
+    """Draw artists `distance` points of type to the right; their data and limits stay."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = ax.get_figure(root=True)
+    assert figure
+    for artist in artists if distance else ():
+        shift = ScaledTranslation(distance / 72, 0, figure.dpi_scale_trans)
+        artist.set_transform(artist.get_transform() + shift)
 
 
 def lines(ax: Axes, panel: Panel) -> None:
     """One line per series."""
+    dodges = panel.dodges()
     for look, points in panel.curves():
         xs = [panel.place(point) for point in points]
         every = max(1, len(points) // MARKERS) if len(points) > MANY_POINTS else 1
         reported = not points[0].measured
-        ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, reported))
-        draw_intervals(ax, xs, points, look.colour)
+        drawn = ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, reported))
+        bars = draw_intervals(ax, xs, points, look.colour)
+        move_right(ax, [*drawn, *bars], 0 if reported else dodges.get(points[0].series, 0))
 
 
 def pareto_front(ax: Axes, panel: Panel) -> None:
@@ -208,11 +246,23 @@ def bars(ax: Axes, panel: Panel) -> None:
             for is_measured in (True, False)
         )
         xs = [panel.place(point) + shift for point in measured]
-        ax.bar(xs, panel.heights(measured), width * 0.92, **bar_settings(look))
+        draw_columns(ax, panel, look, (xs, panel.heights(measured)), width * 0.92)
         draw_intervals(ax, xs, measured, style.INK)
         xs = [panel.place(point) + shift for point in reported]
         ax.plot(xs, panel.heights(reported), **REPORTED_BAR)
     ax.grid(axis="x", visible=False)
+
+
+def draw_columns(
+    ax: Axes, panel: Panel, look: style.Look, ends: tuple[Sequence[float], ...], width: float
+) -> None:
+    """Draw bars with their ends at x and y; on a logarithmic axis, where the length of a bar says
+    nothing, markers.
+    """
+    if panel.log_y:
+        ax.plot(*ends, **{**line_settings(look), "linestyle": "none"})
+    else:
+        ax.bar(*ends, width, **bar_settings(look))
 
 
 def histogram(ax: Axes, panel: Panel) -> None:
@@ -224,7 +274,7 @@ def histogram(ax: Axes, panel: Panel) -> None:
     for index, (look, points) in enumerate(shown):
         shift = (index + 0.5) * width - 0.45 * distance
         xs = [panel.place(point) + shift for point in points]
-        ax.bar(xs, panel.heights(points), width, **bar_settings(look))
+        draw_columns(ax, panel, look, (xs, panel.heights(points)), width)
     ax.grid(axis="x", visible=False)
 
 

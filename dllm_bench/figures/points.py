@@ -62,7 +62,7 @@ class FigurePoint:
     reason: str = ""
     """Why it has no number."""
     source: str = ""
-    """What was measured, as "model on benchmark", or where a reported point stands."""
+    """What was measured, as "models on benchmarks", or where a reported point stands."""
     run: str = ""
     """Hashes of the runs behind it."""
     switched: str = ""
@@ -205,13 +205,12 @@ class _PointBuilder:
         figure, keys, metric = self.figure, cell.cell.keys, self._metric(cell)
         names = {**keys, BY_METRIC: metric}
         series = names.get(figure.draw.series, "")
-        chosen = cell.run.chosen
         return FigurePoint(
             panel=keys.get(figure.draw.panels, ""),
             series=figure.group.get(series, series),
-            quantity=figure.rows.get(metric, metric),
+            quantity=figure.row(metric),
             state=str(cell.run.state),
-            source=" on ".join(chosen[key] for key in ("model", "benchmark") if key in chosen),
+            source=_source(cell),
             run=" ".join(run.spec.identity_hash for run in cell.runs if run.spec),
             switched=" ".join(self._switched(cell)),
             at=" ".join(figure.at[name] for name in keys.values() if name in figure.at),
@@ -261,6 +260,13 @@ class _PointBuilder:
         for p in points:
             named = replace(blank, panel=p.panel or blank.panel, series=p.series or blank.series)
             yield replace(named, x=p.x, y=p.y, low=p.low, high=p.high, z=p.z, n=p.n)
+
+
+def _source(cell: BuiltCell) -> str:
+    """What was measured, "models on benchmarks"; of a mean, those of all its parts."""
+    chosen = [leaf.run.chosen for leaf in leaves_of(cell.planned)]
+    names = (sorted({c[key] for c in chosen if key in c}) for key in ("model", "benchmark"))
+    return " on ".join(", ".join(found) for found in names if found)
 
 
 def reported_points(figure: PaperFigure) -> Iterator[FigurePoint]:

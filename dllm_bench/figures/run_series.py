@@ -430,6 +430,25 @@ RUN_SERIES: Mapping[str, RunSeries] = {
 }
 
 
+COUNTED: Mapping[str, str] = {
+    steps_per_block.__name__: "blocks",
+    waiting_steps.__name__: "tokens",
+    probability_before_commit.__name__: "tokens",
+    reliability.__name__: "drafts",
+    user_and_device_speed.__name__: "requests",
+    device_speed.__name__: "requests",
+    verified_per_request.__name__: "requests",
+}
+"""Run series -> what the `n` of its points counts, where that is not samples."""
+
+SIMULATED = (
+    user_and_device_speed.__name__,
+    device_speed.__name__,
+    verified_per_request.__name__,
+)
+"""Run series whose numbers come from a simulated load, on the step profile in their settings."""
+
+
 def run_series(name: str) -> RunSeries:
     """The run series called `name`; raises DllmBenchError with the known names if there is none."""
     if name not in RUN_SERIES:

@@ -149,6 +149,8 @@ class StatedNumber:
     """The quantity whose panels it belongs to; empty: all."""
     panel: str = ""
     """The panel that it belongs to; empty: all."""
+    series: str = ""
+    """The series whose measured values over a range are written beside it."""
 
     @property
     def sentence(self) -> str:
@@ -188,6 +190,10 @@ class PaperFigure:
         """Name -> label of a facet's values, in order; a sweep is one name."""
         values = self.table.facets.get(facet, ())
         return {self.group.get(value.name, value.name): value.label for value in values}
+
+    def row(self, metric: str) -> str:
+        """The quantity that a metric belongs to."""
+        return self.rows.get(metric, metric)
 
     def label(self, name: str) -> str:
         """The text shown for the name of a panel or series."""
@@ -283,7 +289,7 @@ def _stated(
     rows = [row for row in rows if (row["paper"], row["figure"]) == (paper, figure)]
     values = {row["metric"]: row["value"] for row in rows}
     for metric, entry in plain.items():
-        rest = {key: entry[key] for key in ("axis", "quantity") if key in entry}
+        rest = {key: entry[key] for key in ("axis", "quantity", "series") if key in entry}
         for row in (row for row in rows if row["metric"] == metric):
             printed = [row["value"], values[entry["to"]]] if "to" in entry else [row["value"]]
             ends = [end for text in printed for end in text.strip("%+").split("-")]

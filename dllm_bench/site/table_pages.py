@@ -20,7 +20,9 @@ from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.plan import PlannedRun
 
 DOWNLOADS = ("csv", "json", "tex")  # forms of a table that its page offers
+COUNT = "n"  # the column of a figure's csv with the samples behind a point
 RUN = "run"  # the column of a figure's csv that names runs
+SHOWN_DIGITS = 4  # of a number with a fraction; the csv has all
 SHOWN_POINTS = 1000  # a heat map has many more
 
 
@@ -95,12 +97,13 @@ def figure_page(
     """The page of a figure. `stem`: `figures/<profile>/<paper>/<figure>`; `points`: of its csv."""
     name = "/".join(stem.split("/")[-2:])
     page = Page(f"{stem}.html", name, [("figures", "index.html#figures")])
-    names = [name for name in points[0] if any(row[name] for row in points)] if points else []
-    numeric = {name: all(is_number(row[name]) for row in points) for name in names}
+    rows = [{name: shown_entry(name, row[name]) for name in row} for row in points[:SHOWN_POINTS]]
+    names = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
+    numeric = {name: all(is_number(row[name]) for row in rows) for name in names}
     css = {name: "number" if numeric[name] else "" for name in names}
     shown = [
-        [point_cell(name, row[name] or "", css[name], run_pages, page.up) for name in names]
-        for row in points[:SHOWN_POINTS]
+        [point_cell(name, row[name], css[name], run_pages, page.up) for name in names]
+        for row in rows
     ]
     view = FigureView(
         name=name,
@@ -120,6 +123,16 @@ def point_cell(name: str, text: str, css: str, run_pages: RunPages, up: str) -> 
     if name != RUN:
         return PointCell(text, [], css)
     return PointCell("", [run_pages.link(run[:SHOWN], up) for run in text.split()], css)
+
+
+def shown_entry(name: str, text: str | None) -> str:
+    """An entry as the page shows it: numbers with a fraction rounded, no n where nothing counts."""
+    if not text or (name == COUNT and text == "0"):
+        return ""
+    if "." not in text or not is_number(text):
+        return text
+    number = float(text)
+    return f"{number:.{SHOWN_DIGITS}g}" if abs(number) < 10**SHOWN_DIGITS else f"{number:.0f}"
 
 
 def is_number(text: str | None) -> bool:

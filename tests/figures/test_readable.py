@@ -240,10 +240,10 @@ def test_stated_numbers_are_read_from_their_csv() -> None:
 def test_equal_panels_are_one(tmp_path, monkeypatch) -> None:
     twice = [point(panel=panel) for panel in ("quiz", "code")]
     figure = drawn(small(tmp_path, monkeypatch, points=twice))
-    assert [ax.get_title() for ax in figure.axes] == ["Quiz = Code\ntiny-alpha on miniquiz"]
+    assert [ax.get_title() for ax in figure.axes] == ["Quiz = Code"]
     other = [*twice, point(y=3, kind="printed")]
     titles = [ax.get_title() for ax in drawn(small(tmp_path, monkeypatch, points=other)).axes]
-    assert titles == ["Quiz\ntiny-alpha on miniquiz", "Code\nthe runs of Quiz"]
+    assert titles == ["Quiz", "Code\nthe runs of Quiz"]
 
 
 def test_categories_with_the_same_runs_say_so(tmp_path, monkeypatch) -> None:

@@ -28,7 +28,8 @@ from dllm_bench.site import pages as site_pages
 from dllm_bench.site import sample_data as site_samples
 from dllm_bench.site import texts as site_texts
 from dllm_bench.site.decoding_order import decoding_order
-from dllm_bench.site.pages import run_address
+from dllm_bench.site.pages import RunPages, run_address
+from dllm_bench.site.table_pages import SHOWN_POINTS, figure_page, shown_entry
 from dllm_bench.store import inputs
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
@@ -170,6 +171,31 @@ def test_points_of_a_figure_lead_to_runs_that_have_a_page(
     assert sum("/runs/" in link for link in page.links) == 1
     assert {"figure1.svg", "figure1.csv"} <= set(page.links)
     assert builders.HOSTILE[:20] in page.texts
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("y", "93.833333", "93.83"),
+        ("y", "12345.678", "12346"),
+        ("y", "0.000123", "0.000123"),
+        ("x", "64.0", "64"),
+        ("x", "a.b", "a.b"),
+        ("n", "420", "420"),
+        ("n", "0", ""),
+        ("y", "0", "0"),
+    ],
+)
+def test_entries_of_points_are_rounded(name: str, text: str, shown: str) -> None:
+    assert shown_entry(name, text) == shown
+
+
+def test_columns_without_an_entry_among_the_points_shown_are_left_out() -> None:
+    points = [{"x": "1", "y": "2.5", "n": "0", "reason": ""}] * SHOWN_POINTS
+    page = figure_page("figures/embedded/small/f", "F", [*points, {**points[0], "reason": "no"}],
+                       ["svg"], RunPages(frozenset()))  # fmt: skip
+    assert re.findall(r"([^<>]+)</button></th>", page) == ["x", "y"]
+    assert "1 more are in the csv" in page
 
 
 # --- what models wrote ---------------------------------------------------------------------------

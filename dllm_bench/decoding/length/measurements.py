@@ -115,6 +115,15 @@ def check_step_profile(source: str, model: str) -> None:
         )
 
 
+def device_of_step_profile(source: str) -> str:
+    """Name of the device that a step profile was measured on."""
+    return str(
+        read_measurement(
+            source, lambda plain: plain["machine"]["device"], "step profile", "train sps MODEL"
+        )
+    )
+
+
 @register("length.temperatures")
 @dataclass(frozen=True)
 class Temperatures:
