@@ -25,6 +25,7 @@ from dllm_bench.figures.panels import (
     front_swatch,
     pareto_front,
     reported_swatch,
+    separate_intervals,
     separate_numbers,
 )
 from dllm_bench.figures.points import BuiltFigure, FigurePoint
@@ -222,9 +223,10 @@ def drawing(built: BuiltFigure) -> Figure:
             if slot and slot.drawable:
                 draw_stated(ax, stated_in(built, slot))
     draw_below(drawn, built)
-    if kind.numbered:
-        drawn.draw_without_rendering()  # now the axes have their places
-        for ax in axes.flat:
+    drawn.draw_without_rendering()  # now the axes have their places
+    for ax in axes.flat:
+        separate_intervals(ax)
+        if kind.numbered:
             separate_numbers(ax)
     return drawn
 

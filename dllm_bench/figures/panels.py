@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.figures import style
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 BAR_ROOM = 0.84  # share of a category's width that its bars take
 BAND_ALPHA = 0.18
-DODGE = 2.4  # distance of intervals that would lie on each other, in points of type
+BARS = "_intervals"  # label of bars over intervals, which no legend shows
+DODGE, MOST_DODGE = 2.4, 7.0  # distance of bars that would hide each other, in points; of them all
 MANY_POINTS = 24  # markers on more points than this would hide the line
 STAR_SIZE = 7.5  # a star looks smaller than other markers of its size
 MARKERS = 8  # number of markers drawn instead
@@ -99,20 +100,6 @@ class Panel:
                 for switched in dict.fromkeys(point.switched for point in points):
                     yield look, [point for point in points if point.switched == switched]
 
-    def dodges(self) -> dict[str, float]:
-        """How far to the right the measured points of a series are drawn, in points of type, for
-        series whose intervals would lie on each other.
-        """
-        known = [point for point in self.points if point.measured and point.low is not None]
-        hidden = {
-            name
-            for a, b in combinations(known, 2)
-            if a.series != b.series and a.x == b.x and _overlap(a, b)
-            for name in (a.series, b.series)
-        }
-        names = [name for name in self.series if name in hidden]
-        return {name: DODGE * (i - (len(names) - 1) / 2) for i, name in enumerate(names)}
-
     def switches(self) -> dict[float, str]:
         """Place on the x axis -> settings in place of those asked, of curves that mix settings."""
         mixed = [
@@ -122,13 +109,6 @@ class Panel:
         ]
         marked = (p for points in mixed for p in points if p.switched)
         return {self.place(p): p.switched for p in marked if not isinstance(p.x, str)}
-
-
-def _overlap(one: FigurePoint, other: FigurePoint) -> bool:
-    """Whether the intervals of two points share a value."""
-    ends = one.low, one.high, other.low, other.high
-    a_low, a_high, b_low, b_high = (float(end or 0) for end in ends)
-    return a_low <= b_high and b_low <= a_high
 
 
 def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
@@ -147,36 +127,58 @@ def line_settings(look: style.Look, reported: bool = False) -> dict[str, Any]:
 
 def draw_intervals(
     ax: Axes, xs: Sequence[float], points: Sequence[FigurePoint], colour: str
-) -> list[Artist]:
+) -> None:
     """Thin bars over the intervals of the points that have one."""
     known = [(x, p.low, p.high) for x, p in zip(xs, points, strict=True) if p.low is not None]
-    if not known:
-        return []
-    x, low, high = zip(*known, strict=True)
-    return [ax.vlines(x, low, high, color=colour, linewidth=0.7)]
+    if known:
+        x, low, high = zip(*known, strict=True)
+        ax.vlines(x, low, high, color=colour, linewidth=0.7, label=BARS)
 
 
-def move_right(ax: Axes, artists: Sequence[Artist], distance: float) -> None:
-    """Draw artists `distance` points of type to the right; their data and limits stay."""
-    from matplotlib.transforms import ScaledTranslation
+def separate_intervals(ax: Axes) -> None:
+    """Move bars over intervals apart where one would hide another; the axes have their final place,
+    and the points keep theirs.
+    """
+    import numpy as np
+    from matplotlib.collections import LineCollection
+    from matplotlib.transforms import Affine2D
 
     figure = ax.get_figure(root=True)
     assert figure
-    for artist in artists if distance else ():
-        shift = ScaledTranslation(distance / 72, 0, figure.dpi_scale_trans)
-        artist.set_transform(artist.get_transform() + shift)
+    point = figure.dpi / 72
+    drawn = [c for c in ax.collections if isinstance(c, LineCollection) if c.get_label() == BARS]
+    moved = [np.zeros((len(bars.get_segments()), 2)) for bars in drawn]
+    groups: list[list[tuple[float, int, int, float, float]]] = []
+    for series, bars in enumerate(drawn):
+        for index, segment in enumerate(bars.get_segments()):
+            (x, low), (_, high) = ax.transData.transform(segment) / point
+            near = (g for g in groups if any(_hides((x, low, high), other) for other in g))
+            group = next(near, None)
+            if group is None:
+                groups.append(group := [])
+            group.append((round(x, 1), series, index, low, high))
+    for group in groups:
+        step = min(DODGE, MOST_DODGE / max(len(group) - 1, 1))
+        for place, (_, series, index, *_) in enumerate(sorted(group)):
+            moved[series][index, 0] = step * (place - (len(group) - 1) / 2)
+    for bars, offsets in zip(drawn, moved, strict=True):
+        bars.set_offsets(offsets)
+        bars.set_offset_transform(Affine2D().scale(1 / 72) + figure.dpi_scale_trans)
+
+
+def _hides(bar: tuple[float, float, float], other: tuple[float, int, int, float, float]) -> bool:
+    (x, low, high), (place, _, _, other_low, other_high) = bar, other
+    return abs(x - place) < DODGE / 2 and low <= other_high and other_low <= high
 
 
 def lines(ax: Axes, panel: Panel) -> None:
     """One line per series."""
-    dodges = panel.dodges()
     for look, points in panel.curves():
         xs = [panel.place(point) for point in points]
         every = max(1, len(points) // MARKERS) if len(points) > MANY_POINTS else 1
         reported = not points[0].measured
-        drawn = ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, reported))
-        bars = draw_intervals(ax, xs, points, look.colour)
-        move_right(ax, [*drawn, *bars], 0 if reported else dodges.get(points[0].series, 0))
+        ax.plot(xs, panel.heights(points), markevery=every, **line_settings(look, reported))
+        draw_intervals(ax, xs, points, look.colour)
 
 
 def pareto_front(ax: Axes, panel: Panel) -> None:
@@ -259,10 +261,11 @@ def draw_columns(
     """Draw bars with their ends at x and y; on a logarithmic axis, where the length of a bar says
     nothing, markers.
     """
+    xs, ys = ends
     if panel.log_y:
-        ax.plot(*ends, **{**line_settings(look), "linestyle": "none"})
+        ax.plot(xs, ys, **{**line_settings(look), "linestyle": "none"})
     else:
-        ax.bar(*ends, width, **bar_settings(look))
+        ax.bar(xs, ys, width, **bar_settings(look))
 
 
 def histogram(ax: Axes, panel: Panel) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.figures.draw import common_origin, footnote, grid, stated
-from dllm_bench.figures.panels import DODGE, Panel
+from dllm_bench.figures.panels import BARS, DODGE
 from dllm_bench.figures.points import BuiltFigure, FigurePoint, build_figure
 from dllm_bench.figures.run_series import COUNTED, RUN_SERIES, SIMULATED
 from dllm_bench.figures.spec import SeriesCall, StatedNumber, load_figure
@@ -99,21 +99,17 @@ def test_a_logarithmic_axis_has_markers_for_bars(kind: str, tmp_path, monkeypatc
     assert list(ax.lines[0].get_ydata()) == [0.5, 64.0]
 
 
-def test_intervals_that_would_lie_on_each_other_stand_side_by_side(tmp_path, monkeypatch) -> None:
-    names = {"alpha": (1, 3), "beta": (2, 4), "rate": (8, 9)}
-    points = [point(name, y=low, low=low, high=high) for name, (low, high) in names.items()]
-    panel = Panel(points, {name: i for i, name in enumerate(names)}, {})
-    assert panel.dodges() == {"alpha": -DODGE / 2, "beta": DODGE / 2}
-    (ax,) = drawn(figure_of(tmp_path, monkeypatch, *points)).axes
-    places = [
-        bars.get_transform().transform(bars.get_segments()[0])[0][0] for bars in ax.collections
-    ]
-    pixels = ax.figure.dpi / 72
-    assert places[1] - places[0] == pytest.approx(DODGE * pixels)
-    assert places[2] - places[0] == pytest.approx(DODGE / 2 * pixels)
-    assert [list(line.get_xdata()) for line in ax.lines] == [[1.0]] * 3
-    apart = [replace(p, x=float(i)) for i, p in enumerate(points)]
-    assert Panel(apart, panel.series, {}).dodges() == {}
+@pytest.mark.parametrize("kind", ["lines", "scatter"])
+def test_intervals_that_would_hide_each_other_stand_apart(kind, tmp_path, monkeypatch) -> None:
+    """The points stay where they are."""
+    ends = {"alpha": (1.0, 1, 3), "beta": (1.002, 2, 4), "rate": (1.0, 8, 9), "auroc": (5.0, 2, 3)}
+    points = [point(name, x, low, low=low, high=high) for name, (x, low, high) in ends.items()]
+    (ax,) = drawn(figure_of(tmp_path, monkeypatch, *points, kind=kind)).axes
+    moved = [bars.get_offsets()[0][0] for bars in ax.collections if bars.get_label() == BARS]
+    assert moved == [-DODGE / 2, DODGE / 2, 0, 0]
+    assert [line.get_xdata()[0] for line in ax.lines] == [1.0, 1.002, 1.0, 5.0]
+    pixels = [bars.get_offset_transform().transform((72, 0))[0] for bars in ax.collections]
+    assert pixels == [ax.figure.dpi] * 4
 
 
 def test_categories_of_several_models_are_named_by_what_was_run(tmp_path, monkeypatch) -> None:

@@ -68,7 +68,7 @@ def words(figure: Any) -> list[Any]:
             ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
             seen += [label for place, label in ticks if low <= place <= high]
         seen += [*ax.texts, ax.title, ax.xaxis.label, ax.yaxis.label]
-    legends = [text for legend in figure.legends for text in legend.get_texts()]
+    legends = [t for legend in figure.legends for t in (*legend.get_texts(), legend.get_title())]
     found = [*seen, *figure.texts, *legends]
     return [t for t in found if isinstance(t, Text) and t.get_visible() and t.get_text().strip()]
 
