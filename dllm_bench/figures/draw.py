@@ -93,7 +93,7 @@ class PanelSlot:
         if self.drawable and not self.measured:
             kinds = ", ".join(sorted({point.kind for point in self.drawable}))
             reasons = dict.fromkeys(p.reason for p in self.points if p.measured and p.reason)
-            return "; ours ".join([f"the paper's ({kinds})", *list(reasons)[:1]])
+            return "; ours: ".join([f"the paper's ({kinds})", *list(reasons)[:1]])
         parts = self.models, self.tasks
         if isinstance(self.points[0].x, str) and len(self.models) > 1:  # the axis names them
             parts = [], self.tasks if len(self.tasks) == 1 else []
