@@ -1,8 +1,8 @@
 """What runs measured, in the forms that other programs read.
 
-`EXPORTS` names the forms: pandas' parquet, a data set of `datasets`, lm-eval's folder of results,
-the data of d3LLM's AUP leaderboard; `to_hub` writes the results that the Hugging Face hub shows on
-a model's page. The first three hold every sample with prompt, right answer, what was read of the
+`EXPORTS` names the forms: pandas' parquet, csv, a data set of `datasets`, lm-eval's folder of
+results, the data of d3LLM's AUP leaderboard; `to_hub` writes the results that the Hugging Face hub
+shows on a model's page. The first four hold every sample with prompt, right answer, what was read of the
 text, and grade. Every Eval Ever's form is in `every_eval_ever`.
 """
 
@@ -58,6 +58,13 @@ def to_parquet(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Ite
     """`samples.parquet`, which pandas and all readers of Arrow open."""
     path = out / "samples.parquet"
     write_atomic(path, frame(entries, texts).to_parquet(index=False))
+    yield path
+
+
+def to_csv(entries: Sequence[RunEntry], texts: TextSource, out: Path) -> Iterator[Path]:
+    """`samples.csv`, which spreadsheets open."""
+    path = out / "samples.csv"
+    write_atomic(path, frame(entries, texts).to_csv(index=False))
     yield path
 
 
@@ -215,6 +222,7 @@ def to_hub(
 
 EXPORTS: Mapping[str, Callable[[Sequence[RunEntry], TextSource, Path], Iterator[Path]]] = {
     "parquet": to_parquet,
+    "csv": to_csv,
     "hf-dataset": to_dataset,
     "lm-eval": to_lm_eval,
     "aup": to_aup,

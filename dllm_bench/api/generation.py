@@ -259,7 +259,9 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def spec_of(model: LoadedModel, decoder: Decoder, **settings: Any) -> RunSpec:
-    """A specification of what is decoded, for a model and a decoder that are objects."""
+    """A specification of what is decoded, for a model and a decoder that are objects; its hash says
+    nothing of the weights.
+    """
     return RunSpec(
         model={"name": model.metadata.name},
         decoder=describe(decoder),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +30,9 @@ def load_model(source: str | Path, **settings: Any) -> LoadedModel:
     """
     changed = [as_override(f"++model.{key}", value) for key, value in settings.items()]
     model = compose([as_override("model", str(source)), *changed])["model"]
-    return load.load_model(model_spec(resolve_model(model, {})))
+    loaded = load.load_model(model_spec(resolve_model(model, {})))
+    made = {"dtype": loaded.metadata.dtype, "attention": loaded.metadata.attention}
+    return replace(loaded, settings={**model, **made})
 
 
 def wrap(
@@ -41,8 +44,9 @@ def wrap(
     block: int | None = None,
     shifted: bool | None = None,
     bos: bool = False,
+    weights_hash: str | None = None,
 ) -> LoadedModel:
-    """A model that is already loaded, ready for `generate` and `evaluate`.
+    """A model that is already loaded, ready for `generate`, `run` and `evaluate`.
 
     model: a `*ForCausalLM` object of transformers, which keeps its modes, flags and config; or any
         function from ids (B, L), int64, to logits (B, L, V). A function has no cache: each forward
@@ -54,6 +58,8 @@ def wrap(
     block: positions of a block, with attention="block".
     shifted: whether the logits at position i predict i + 1 (Dream); None: only if causal.
     bos: whether plain text begins with the BOS token.
+    weights_hash: of a function, a text that changes whenever its weights or its code do; `run`
+        needs it to tell stored runs apart. The weights of a torch module are hashed themselves.
 
     DllmBenchError for a class that cannot be run, a missing mask token, and a function that does
     not return logits.
@@ -76,4 +82,5 @@ def wrap(
         block=block,
         shifted=attention == "causal" if shifted is None else shifted,
         bos=bos,
+        weights_hash=weights_hash,
     )

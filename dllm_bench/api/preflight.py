@@ -23,6 +23,7 @@ from dllm_bench.store.files import results_directory
 from dllm_bench.store.hardware import missing_device, resolve_hardware
 from dllm_bench.store.inputs import (
     benchmark_of,
+    is_object,
     is_served,
     require_memory,
     require_numbers,
@@ -162,9 +163,9 @@ def check_folder(model: Mapping[str, Any]) -> None:
 def check_memory(config: Mapping[str, Any]) -> None:
     """The weights must fit into the memory of the device, in the dtype they are run in.
 
-    Without the device a run can still be looked up.
+    Without the device a run can still be looked up. The memory holds an object already.
     """
-    if not is_served(config["model"]):
+    if not is_served(config["model"]) and not is_object(config["model"]):
         hardware = resolve_hardware(config["hardware"])
         if not missing_device(hardware):
             require_memory(resolve_model(config["model"], hardware))

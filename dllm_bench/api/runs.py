@@ -1,7 +1,8 @@
 """Runs and tables from Python: `run`, `evaluate`, `records`, `compare`, `table`.
 
 `run` is `dllm-bench run`: stored, looked up when it is complete, continued when it was interrupted.
-`evaluate` takes a model, decoder or benchmark that exists only as an object, and stores nothing.
+It takes a model or decoder that is an object too. `evaluate` also takes a benchmark that is one; it
+makes the same run in a folder that is removed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,9 +24,11 @@ from dllm_bench.api.preflight import check
 from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.models.spec import NONE
 from dllm_bench.registry import describe, instantiate
+from dllm_bench.runs.dependencies import PROCESSES
 from dllm_bench.store.files import results_directory
-from dllm_bench.store.inputs import benchmark_of
+from dllm_bench.store.inputs import HARDWARE_SETTINGS_OF_MODELS, ObjectInputs, resolve
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, leaves
@@ -49,7 +53,7 @@ FRAME_HEIGHT = 600  # pixels of a table in a notebook
 
 
 def run(
-    model: str,
+    model: str | Path | LoadedModel,
     decoder: str | Decoder,
     benchmark: str,
     *,
@@ -59,8 +63,11 @@ def run(
 ) -> RunRecord:
     """The record of a run, made now unless it is complete, as `dllm-bench run` makes it.
 
-    model, benchmark: names of `conf`.
+    model: a name of `conf`, a checkpoint's folder or hub id, or a model of `load_model` or `wrap`.
+        One of `load_model` makes the run of its name; one of `wrap` a run that its weights tell
+        apart.
     decoder: a name, or a decoder of `dllm_bench.decoder`.
+    benchmark: a name of `conf`.
     results: the results directory; by default `DLLM_BENCH_RESULTS`, else ./results.
     progress: whether a progress line is shown.
     settings: further settings by the command line's names: `limit=50`, `seed=1`, `hardware="cpu"`,
@@ -68,21 +75,12 @@ def run(
 
     DllmBenchError for what cannot work, before anything is loaded.
     """
-    from dllm_bench.launch.run_one import run as run_spec  # imports torch, which takes seconds
-    from dllm_bench.runs.progress import RunProgress
-
-    chosen = {"decoder": decoder} if isinstance(decoder, str) else {}
-    given = {"model": model, "benchmark": benchmark, **chosen, **settings}
-    place = {} if results is None else {"paths.results": str(results)}
-    overrides = [as_override(key, value) for key, value in {**given, **place}.items()]
-    config = compose(overrides)
-    if not isinstance(decoder, str):
-        config["decoder"] = describe(decoder)
-    check(config, reads_data=False)
-    store = Store(results_directory(config["paths"]["results"]) / "runs")
-    shown = RunProgress() if progress else None
-    logger = instantiate(config["logger"], "logger")
-    return run_spec(RunSpec.from_config(config), store=store, logger=logger, progress=shown)
+    if not isinstance(benchmark, str):
+        raise DllmBenchError(
+            f"run stores a run of a benchmark by name, and got {benchmark!r}; give a name that "
+            "`dllm-bench list` shows, or use evaluate, which takes objects and stores nothing."
+        )
+    return make_run(Chosen(model, decoder, benchmark), results, progress, settings)
 
 
 def evaluate(
@@ -97,49 +95,146 @@ def evaluate(
 ) -> RunRecord:
     """Decode and grade a benchmark with objects; the record, which is not stored.
 
-    model: of `load_model` or `wrap`, or what `load_model` takes.
-    decoder: of `dllm_bench.decoder`, or a name.
+    model, decoder: as in `run`.
     benchmark: an object, or a name with its settings (`shots=3`, `max_new_tokens=64`).
     limit: number of items, None for all; seed: of sampling decoders; batch: requests in a forward.
     """
-    from dllm_bench.api import generation, models  # import torch, which takes seconds
-    from dllm_bench.launch.run_one import session_class
-    from dllm_bench.runs import batched, runner
-    from dllm_bench.runs.dependencies import Dependencies
-
-    loaded = models.load_model(model) if isinstance(model, (str, Path)) else model
-    chosen = generation.decoder(decoder) if isinstance(decoder, str) else decoder
-    items = _named_benchmark(benchmark, settings) if isinstance(benchmark, str) else None
-    tasks = benchmark_of(items) if items else benchmark
-    if not isinstance(tasks, Benchmark):
+    if not isinstance(benchmark, (Benchmark, str)):
         raise DllmBenchError(
-            f"A benchmark is a name, as in `dllm-bench list`, or a Benchmark; got {tasks!r}."
+            f"A benchmark is a name, as in `dllm-bench list`, or a Benchmark; got {benchmark!r}."
         )
-    spec = generation.spec_of(
-        loaded,
-        chosen,
-        benchmark=items or {"name": tasks.name},
-        inputs={"dataset": tasks.dataset_hash()},
-        limit=limit,
-        seed=seed,
-        batch=batch,
-    )
-    batched.check(spec)
-    deps = Dependencies(
-        model=lambda _: loaded,
-        decoder=lambda _: chosen,
-        benchmark=lambda _: tasks,
-        prepare=lambda _: None,
-    )
+    given = {f"benchmark.{key}": value for key, value in settings.items()}
+    given |= {"limit": limit, "seed": seed, "batch": batch}
     with tempfile.TemporaryDirectory() as folder:
-        return runner.run(spec, store=Store(Path(folder)), deps=deps, session=session_class(spec))
+        return make_run(Chosen(model, decoder, benchmark, stored=False), folder, False, given)
 
 
-def _named_benchmark(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The composed settings of a benchmark."""
-    changed = [as_override(f"benchmark.{key}", value) for key, value in settings.items()]
-    group: dict[str, Any] = compose([f"benchmark={name}", *changed])["benchmark"]
-    return group
+@dataclass(frozen=True)
+class Chosen:
+    """What a run is made of: names, or objects in their place."""
+
+    model: str | Path | LoadedModel
+    decoder: str | Decoder
+    benchmark: str | Benchmark
+    stored: bool = True  # else no run is looked up by the hash of its weights
+
+    def composed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration; objects are described in it, and chosen by no name."""
+        named: dict[str, Any] = {"model": str(self.model)} if self.loaded is None else {}
+        for name in ("decoder", "benchmark"):
+            if isinstance(chosen := getattr(self, name), str):
+                named[name] = chosen
+        if self.loaded is not None:
+            require_as_loaded(self.loaded, settings)
+            named["hardware"] = "cpu" if self.loaded.metadata.device == "cpu" else "auto"
+        given = {**named, **settings}
+        config = compose([as_override(key, value) for key, value in given.items()])
+        if self.loaded is not None:
+            config["model"] = dict(self.loaded.settings)
+        if not isinstance(self.decoder, str):
+            config["decoder"] = describe(self.decoder)
+        return config
+
+    @property
+    def loaded(self) -> LoadedModel | None:
+        """The model, if it is an object."""
+        return None if isinstance(self.model, (str, Path)) else self.model
+
+    @property
+    def tasks(self) -> Benchmark | None:
+        """The benchmark, if it is an object."""
+        return None if isinstance(self.benchmark, str) else self.benchmark
+
+    @property
+    def inputs(self) -> ObjectInputs:
+        """What stands for the files of the objects."""
+        hashes = {} if self.tasks is None else {"dataset": self.tasks.dataset_hash()}
+        if self.loaded is None or self.loaded.content is None:
+            return ObjectInputs(hashes)
+        made = getattr(self.loaded.denoiser, "function", None)
+        if not self.stored:
+            return ObjectInputs({**hashes, "weights": NONE})
+        parts = made.modules() if hasattr(made, "modules") else ()
+        classes = tuple({type(part): None for part in parts})
+        return ObjectInputs({**hashes, **self.loaded.content()}, classes)
+
+
+def make_run(
+    chosen: Chosen, results: str | Path | None, progress: bool, settings: Mapping[str, Any]
+) -> RunRecord:
+    """Compose, check, and make or look up a run of names and objects."""
+    import torch
+
+    from dllm_bench.launch.run_one import run as run_spec  # imports torch, which takes seconds
+    from dllm_bench.runs.dependencies import REAL
+    from dllm_bench.runs.progress import RunProgress
+
+    place = {} if results is None else {"paths.results": str(results)}
+    config = chosen.composed({**settings, **place})
+    tasks, loaded = chosen.tasks, chosen.loaded
+    if tasks is not None:
+        check({**config, "benchmark": {}}, reads_data=False)
+        config["benchmark"] = {"name": tasks.name}
+    else:
+        check(config, reads_data=False)
+    deps = REAL
+    if tasks is not None:
+        deps = replace(deps, benchmark=lambda _: tasks)
+    if loaded is not None:
+        deps = replace(deps, model=lambda _: loaded)
+    spec = RunSpec.from_config(config, partial(resolve, given=chosen.inputs))
+    if loaded is not None:
+        require_same(loaded, spec)
+    store = Store(results_directory(config["paths"]["results"]) / "runs")
+    shown = RunProgress() if progress else None
+    logger, threads = instantiate(config["logger"], "logger"), torch.get_num_threads()
+    try:
+        return run_spec(spec, store=store, logger=logger, progress=shown, deps=deps)
+    finally:
+        torch.set_num_threads(threads)  # a run sets those of its hardware
+
+
+def require_as_loaded(loaded: LoadedModel, settings: Mapping[str, Any]) -> None:
+    """Raise DllmBenchError for settings that a model has from being loaded or wrapped."""
+    fixed = [f"hardware.{name}" for name in HARDWARE_SETTINGS_OF_MODELS]
+    for key in settings:
+        if key.startswith("model.") or key in fixed:
+            raise DllmBenchError(
+                f"{key}={settings[key]!r} was given with model {loaded.metadata.name!r}, which is "
+                "an object and stays as it is; give the setting to load_model or wrap, or name the "
+                "model in place of the object."
+            )
+
+
+def require_same(loaded: LoadedModel, spec: RunSpec) -> None:
+    """Raise DllmBenchError if the run would not be that of the object: its device, its processes,
+    or the files that it was loaded from.
+    """
+    name, device = loaded.metadata.name, str(spec.hardware["device"])
+    if loaded.metadata.device.partition(":")[0] != device.partition(":")[0]:
+        raise DllmBenchError(
+            f"Model {name!r} is on {loaded.metadata.device}, and hardware="
+            f"{spec.hardware['name']} is {device}; move the model, or choose its hardware."
+        )
+    several = [key for key in PROCESSES if int(spec.hardware.get(key, 1)) > 1]
+    if several:
+        raise DllmBenchError(
+            f"Model {name!r} is an object of this process, and hardware={spec.hardware['name']} "
+            f"asks for several processes ({several[0]}); choose hardware of one process, or name "
+            "the model in place of the object."
+        )
+    unapplied = [key for key in ("quantization", "compile") if spec.model.get(key, NONE) != NONE]
+    if loaded.content is not None and unapplied:
+        raise DllmBenchError(
+            f"Model {name!r} is an object and runs as it is, and hardware={spec.hardware['name']} "
+            f"asks for {unapplied[0]}={spec.model[unapplied[0]]}; choose hardware without it."
+        )
+    known = loaded.metadata.weights_sha256
+    if known is not None and spec.inputs["weights"] != known:
+        raise DllmBenchError(
+            f"The files of model {name!r} have other weights than those that were loaded; load it "
+            "again."
+        )
 
 
 # --- reading runs --------------------------------------------------------------------------------

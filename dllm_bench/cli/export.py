@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_results_option(parser)
     text = f"hashes of runs; or {CUSTOM_GENERATE} DECODER NAME=VALUE …, settings as in `run`"
     parser.add_argument("words", nargs="+", metavar="RUN", help=text)
-    text = "parquet, hf-dataset, lm-eval, aup, eee or hub; for a decoder the folder to write"
+    text = "parquet, csv, hf-dataset, lm-eval, aup, eee or hub; for a decoder the folder to write"
     parser.add_argument("--to", required=True, metavar="FORM", help=text)
     parser.add_argument("--out", type=Path, metavar="DIR", help="of runs; default: ./export")
     text = "the benchmark's name on the hub, for hub and eee"

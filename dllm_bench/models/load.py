@@ -7,7 +7,7 @@ modules that need transformers are imported when a model is built.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ class ModelMetadata:
     lora_revision: str | None
     """Commit of the LoRA adapter on the hub, where known."""
     weights_sha256: str | None
-    """`content_hash` of the spec; None for a model that was made elsewhere."""
+    """`content_hash` of the spec; None for a model that was made elsewhere, see `content`."""
     tokenizer_sha256: str | None
     """Hash of the files that decide how text becomes ids."""
     template_sha256: str | None
@@ -80,6 +80,11 @@ class LoadedModel:
     """Attention the weights were trained with: full, block_causal or causal."""
     block: int | None = None
     """Block length the weights were trained with, where there is one."""
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The settings of a run's `model` group that describe it."""
+    content: Callable[[], dict[str, str]] | None = field(default=None, repr=False)
+    """Of a model that was made elsewhere: takes the hashes that tell a run's inputs apart. They are
+    taken anew for each run, since the object may have been trained in between."""
 
     @property
     def special(self) -> SpecialTokens:

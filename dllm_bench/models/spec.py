@@ -12,6 +12,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.adapters import ADAPTERS
 
 AUTO, NONE = "auto", "none"
+OBJECT = "object"  # adapter of a model that was made elsewhere and is in no file
 CHOICES = {
     "adapter": tuple(ADAPTERS),
     "dtype": ("float32", "bfloat16", "float16", AUTO),

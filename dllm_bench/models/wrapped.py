@@ -8,8 +8,11 @@ It has no cache, so every forward feeds the whole canvas, and decoders that cach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.load import LoadedModel, ModelMetadata
-from dllm_bench.models.spec import CHOICES
+from dllm_bench.models.spec import CHOICES, OBJECT
 from dllm_bench.models.text import SpecialTokenSources, TextCodec, special_tokens
 from dllm_bench.models.transformer import TransformerDenoiser, is_causal, ready_to_decode
 
@@ -29,6 +32,8 @@ Function = Callable[[Tensor], Tensor]
 """ids (B, L), int64 -> logits (B, L, V)."""
 SUPPORTED = {f"{layout.family}ForCausalLM" for layout in ADAPTERS.values()}
 """Classes of transformers whose layers `TransformerDenoiser` can run."""
+UNREAD = ("transformers_version", "architectures", "dtype", "torch_dtype", "is_causal", "use_cache")
+"""Keys of a config that say how a module was stored or is called, not what it computes."""
 
 
 class BorrowedDenoiser(TransformerDenoiser):
@@ -84,7 +89,7 @@ class FunctionDenoiser(Denoiser):
         attention_form: str = "full",
         block: int | None = None,
     ) -> None:
-        self._function = function
+        self.function = function
         self.special = special
         self.shifted = shifted
         self.attention_form = attention_form
@@ -150,7 +155,7 @@ class FunctionDenoiser(Denoiser):
 
     @torch.inference_mode()
     def _logits(self, ids_BL: Tensor) -> Tensor:
-        logits_BLV = self._function(ids_BL)
+        logits_BLV = self.function(ids_BL)
         shape = tuple(getattr(logits_BLV, "shape", ()))
         if shape[:2] != tuple(ids_BL.shape) or len(shape) != 3:
             raise DllmBenchError(
@@ -188,11 +193,13 @@ def wrap_module(
     block: int | None,
     shifted: bool,
     bos: bool,
+    weights_hash: str | None,
 ) -> LoadedModel:
     """A loaded transformers object as a model; DllmBenchError for classes that are not supported.
 
     For the settings see `ModelSpec`.
     """
+    _refuse_hash(module, weights_hash)
     config, name = module.config, type(module).__name__
     if not is_supported(module):
         raise DllmBenchError(
@@ -205,9 +212,8 @@ def wrap_module(
             f"of blocks; call model.set_attn_implementation('sdpa') before you wrap it."
         )
     generation = getattr(module, "generation_config", None)
-    published = {**config.get_text_config().to_dict(), **config.to_dict()}
     sources = SpecialTokenSources(
-        published, tokenizer, generation.to_dict() if generation is not None else {}
+        published(config), tokenizer, generation.to_dict() if generation is not None else {}
     )
     causal = attention_form == "causal"
     special = special_tokens(sources, config.vocab_size, mask_token, causal)
@@ -217,7 +223,15 @@ def wrap_module(
         )
     parameters = sum(parameter.numel() for parameter in module.parameters())
     label = str(config.name_or_path).rstrip("/").rpartition("/")[2] or name
-    return _wrapped(denoiser, tokenizer, label, name, config._attn_implementation, parameters, bos)
+    metadata = _metadata(denoiser, label, name, config._attn_implementation, parameters)
+
+    def content() -> dict[str, str]:
+        return {
+            "weights": state_sha256(module),
+            "config": settings_sha256(published(config), special),
+        }
+
+    return _wrapped(denoiser, tokenizer, metadata, content, bos)
 
 
 def wrap_function(
@@ -229,8 +243,11 @@ def wrap_function(
     block: int | None,
     shifted: bool,
     bos: bool,
+    weights_hash: str | None,
 ) -> LoadedModel:
     """A function from ids (B, L) to logits (B, L, V) as a model without a cache."""
+    if isinstance(function, torch.nn.Module):
+        _refuse_hash(function, weights_hash)
     sources = SpecialTokenSources({}, tokenizer, {})
     causal = attention_form == "causal"
     special = special_tokens(sources, len(tokenizer), mask_token, causal)
@@ -238,31 +255,124 @@ def wrap_function(
         function, special, shifted, attention_form=attention_form, block=block
     )
     name = getattr(function, "__name__", type(function).__name__)
-    return _wrapped(denoiser, tokenizer, name, "function without a cache", "its own", 0, bos)
+    metadata = _metadata(denoiser, name, "function without a cache", "its own", 0)
+
+    def content() -> dict[str, str]:
+        return {
+            "weights": function_sha256(function, name, weights_hash),
+            "config": settings_sha256({}, special),
+        }
+
+    return _wrapped(denoiser, tokenizer, metadata, content, bos)
 
 
-def _wrapped(
+def _metadata(
     denoiser: BorrowedDenoiser | FunctionDenoiser,
-    tokenizer: Any,
     name: str,
     kind: str,
     attention: str,
     parameters: int,
-    bos: bool,
-) -> LoadedModel:
-    chat = bool(getattr(tokenizer, "chat_template", None))
-    text = TextCodec(name, tokenizer, denoiser.special, chat=chat, bos=bos)
-    metadata = ModelMetadata(
+) -> ModelMetadata:
+    return ModelMetadata(
         name=name,
         adapter=kind,
         revision=None,
         lora_revision=None,
         weights_sha256=None,
         tokenizer_sha256=None,
-        template_sha256=text.template_sha256,
+        template_sha256=None,
         dtype=str(denoiser.dtype).removeprefix("torch."),
         device=str(denoiser.device),
         attention=attention,
         parameters=parameters,
     )
-    return LoadedModel(denoiser, text, metadata, denoiser.attention_form, denoiser.block)
+
+
+def _wrapped(
+    denoiser: BorrowedDenoiser | FunctionDenoiser,
+    tokenizer: Any,
+    metadata: ModelMetadata,
+    content: Callable[[], dict[str, str]],
+    bos: bool,
+) -> LoadedModel:
+    chat = bool(getattr(tokenizer, "chat_template", None))
+    text = TextCodec(metadata.name, tokenizer, denoiser.special, chat=chat, bos=bos)
+    form, block = denoiser.attention_form, denoiser.block
+    settings = {
+        "name": metadata.name,
+        "adapter": OBJECT,
+        "dtype": metadata.dtype,
+        "attention": metadata.attention,
+        "attention_form": form,
+        "block": block,
+        "shifted": denoiser.shifted,
+        "chat": chat,
+        "bos": bos,
+    }
+    return LoadedModel(
+        denoiser,
+        text,
+        replace(metadata, template_sha256=text.template_sha256),
+        form,
+        block,
+        settings,
+        lambda: {**content(), "tokenizer": vocabulary_sha256(tokenizer)},
+    )
+
+
+# --- what tells one object from another ----------------------------------------------------------
+
+
+def state_sha256(module: torch.nn.Module) -> str:
+    """sha256 over the tensors of a module's state: name, dtype, shape and bytes, in its order."""
+    hashed = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return hashed.hexdigest()
+
+
+def function_sha256(function: Function, name: str, weights_hash: str | None) -> str:
+    """sha256 of a module's tensors, or of the text that the user gave for a function's weights."""
+    if isinstance(function, torch.nn.Module):
+        return state_sha256(function)
+    if not weights_hash:
+        raise DllmBenchError(
+            f"Model {name!r} is a function, whose weights cannot be hashed, so a stored run could "
+            "not be told from one of other weights; give wrap(..., weights_hash=TEXT), a text that "
+            "changes whenever the weights or the function do, or use evaluate, which stores "
+            "nothing."
+        )
+    return hashlib.sha256(weights_hash.encode()).hexdigest()
+
+
+def published(config: Any) -> dict[str, Any]:
+    """The settings of a config of transformers, those of its text model included."""
+    return {**config.get_text_config().to_dict(), **config.to_dict()}
+
+
+def settings_sha256(settings: Mapping[str, Any], special: SpecialTokens) -> str:
+    """sha256 of a module's config, without what says how it was stored, and of the special ids."""
+    kept = {k: v for k, v in settings.items() if k not in UNREAD and not k.startswith("_")}
+    return _sha256({"config": kept, "special": asdict(special)})
+
+
+def vocabulary_sha256(tokenizer: Any) -> str:
+    """sha256 of what decides how text becomes ids: the tokenizer and its chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.loads(backend.to_str()) if backend else tokenizer.get_vocab()
+    kept = {key: value for key, value in rules.items() if key not in ("padding", "truncation")}
+    return _sha256({"rules": kept, "template": getattr(tokenizer, "chat_template", None)})
+
+
+def _sha256(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _refuse_hash(module: torch.nn.Module, weights_hash: str | None) -> None:
+    """Raise DllmBenchError where a hash is given for weights that are hashed here."""
+    if weights_hash is not None:
+        raise DllmBenchError(
+            f"wrap was given weights_hash={weights_hash!r} for a {type(module).__name__}, whose "
+            "weights are hashed themselves; leave weights_hash out."
+        )

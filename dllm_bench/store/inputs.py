@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.spec import OBJECT, ModelSpec
 from dllm_bench.models.text import tokenizer_files
 from dllm_bench.paths import place_of
 from dllm_bench.registry import (
@@ -80,15 +80,26 @@ def as_missing_input() -> Iterator[None]:
         raise MissingInputError(str(error)) from error
 
 
-def resolve(config: Plain) -> Plain:
+@dataclass(frozen=True)
+class ObjectInputs:
+    """What stands for the files of a model or benchmark that exists only as an object."""
+
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """"dataset" of a benchmark; "weights" and others of a model."""
+    classes: tuple[type, ...] = ()
+    """Classes of the model, whose source is part of the run if it is the user's."""
+
+
+def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:  # noqa: B008 (frozen)
     """The configuration with hardware and decoders written out, and the hashes under "inputs"."""
     require_numbers(config)
     if is_served(config["model"]):
         return resolve_served(config)
     hardware = resolve_hardware(config["hardware"])
     model = resolve_model(config["model"], hardware)
-    dataset = dataset_hash(config["benchmark"])
-    hashes = model_hashes(model)
+    own = dict(given.hashes)
+    dataset = own.pop("dataset", None) or dataset_hash(config["benchmark"])
+    hashes = own or model_hashes(model)
     decoders = {name: config[name] for name in DECODERS if config.get(name)}
     return with_pieces(
         {
@@ -100,17 +111,18 @@ def resolve(config: Plain) -> Plain:
                 name: resolve_decoder(d, str(model["name"]), hashes) for name, d in decoders.items()
             },
             "inputs": {"dataset": dataset, **hashes},
-        }
+        },
+        given.classes,
     )
 
 
-def with_pieces(resolved: Plain) -> Plain:
+def with_pieces(resolved: Plain, further: Iterable[type] = ()) -> Plain:
     """The configuration, with a hash of the source of pieces from outside under "inputs", if any.
 
     Loggers are none of the run's pieces.
     """
     named = [resolved.get(name) for name in ("model", "benchmark", *DECODERS)]
-    source = pieces_hash(named)
+    source = pieces_hash(named, further)
     if source is None:
         return resolved
     return {**resolved, "inputs": {**resolved["inputs"], PIECES: source}}
@@ -193,6 +205,11 @@ def is_here(part: Mapping[str, Any]) -> bool:
 def is_served(model: Mapping[str, Any]) -> bool:
     """Whether a model group names a class of its own: a served engine, not weights."""
     return TARGET in model
+
+
+def is_object(model: Mapping[str, Any]) -> bool:
+    """Whether a model group describes an object of a Python program, which is in no file."""
+    return model.get("adapter") == OBJECT
 
 
 def resolve_served(config: Plain) -> Plain:
@@ -301,6 +318,11 @@ def model_spec(plain: Mapping[str, Any]) -> ModelSpec:
         raise DllmBenchError(
             f"Model {plain.get('name')!r} is served, so its weights are not here; choose a "
             "model that is loaded, or use the server with `dllm-bench run`."
+        )
+    if is_object(plain):
+        raise DllmBenchError(
+            f"Model {plain.get('name')!r} is an object of the Python program that made the run, so "
+            "its weights are in no file; decode with it in that program (dllm_bench.run)."
         )
     model: ModelSpec = construct(ModelSpec, plain, f"Model {plain.get('name')!r}")
     return model

@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,12 @@ from dllm_bench.registry import PACKAGE, TARGET, find
 INSTALLED = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 
 
-def pieces_hash(plain: object) -> str | None:
-    """sha256 of the source of everything from outside that plain data names; None if nothing is."""
-    texts = {name: text for made in foreign(plain) for name, text in source_of(made).items()}
+def pieces_hash(plain: object, further: Iterable[Callable[..., Any]] = ()) -> str | None:
+    """sha256 of the source of everything from outside that plain data names, and of further
+    classes; None if there is none.
+    """
+    every = [*foreign(plain), *filter(is_own, further)]
+    texts = {name: text for made in every for name, text in source_of(made).items()}
     if not texts:
         return None
     hashed = hashlib.sha256()
@@ -38,6 +41,11 @@ def foreign(plain: object) -> Iterator[Callable[..., Any]]:
     """The classes and functions from outside this package that plain data names, at any depth."""
     made = map(find, targets(plain))
     return (one for one in made if not one.__module__.startswith(PACKAGE))
+
+
+def is_own(made: Callable[..., Any]) -> bool:
+    """Whether a class is the user's: typed in, or in a file that is not installed."""
+    return made.__module__ == "__main__" or file_of(made.__module__, "") is not None
 
 
 def targets(plain: object) -> Iterator[str]:

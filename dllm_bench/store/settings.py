@@ -79,7 +79,8 @@ def on_this_machine(group: str, stored: Mapping[str, Any], compose: Compose) -> 
     consented to comes from this machine's own configuration of that name, if it has one.
     """
     name = str(stored.get("name"))
-    own = compose([f"{group}={name}"])[group] if name in options(group) else {}
+    known = name in options(group) and not inputs.is_object(stored)  # an object only shares a name
+    own = compose([f"{group}={name}"])[group] if known else {}
     identity = split({group: stored})[Role.IDENTITY].get(group, {})
     return {**identity, **split({group: own})[Role.RUNTIME].get(group, {})}
 

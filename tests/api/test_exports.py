@@ -41,13 +41,15 @@ def exported(run: tuple[Path, RunRecord], out: Path, form: str, *arguments: str)
     return main(["export", record.spec.short, *arguments, "--to", form, *where])
 
 
-@pytest.mark.parametrize("form", ["parquet", "hf-dataset"])
+@pytest.mark.parametrize("form", ["parquet", "csv", "hf-dataset"])
 def test_samples_come_with_prompt_answers_and_grade(
     form: str, run: tuple[Path, RunRecord], tmp_path: Path
 ) -> None:
     assert exported(run, tmp_path / form, form) == 0
     if form == "parquet":
         found = pd.read_parquet(tmp_path / form / "samples.parquet")
+    elif form == "csv":
+        found = pd.read_csv(tmp_path / form / "samples.csv", keep_default_na=False)
     else:
         found = load_from_disk(str(tmp_path / form)).to_pandas()
     record = run[1]
