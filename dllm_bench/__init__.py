@@ -23,6 +23,10 @@ _HOMES = {  # public name -> module below `api` that defines it
     "records": "runs",
     "compare": "runs",
     "table": "runs",
+    "acceptance": "runs",
+    "figure": "pictures",
+    "claims": "pictures",
+    "trade_off": "pictures",
 }
 __all__ = ["DECODING_VERSION", "__version__", *_HOMES]  # noqa: PLE0604 (names of `_HOMES`)
 

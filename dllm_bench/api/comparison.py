@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from dllm_bench.core.errors import DllmBenchError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunComparison:
     """Two or more runs; the others are compared with the first."""
 
@@ -39,17 +40,16 @@ class RunComparison:
         """A row per metric and a column per run, over the samples that all runs share."""
         import pandas as pd
 
-        names = [record.spec.short for record in self.records]
-        return pd.DataFrame(dict(zip(names, shared_metrics(self.records), strict=True))).dropna(
-            how="all"
-        )
+        measured = zip(titles(self.records), shared_metrics(self.records), strict=True)
+        return pd.DataFrame(dict(measured)).dropna(how="all")
 
     def lines(self) -> Iterator[str]:
         """What differs in the settings, then the scores with tests, then all metrics."""
         first, *others = self.records
-        titles = tuple(record.spec.short for record in self.records)
         settings = [flat_settings(record.spec) for record in self.records]
-        yield from align([("setting", *titles), *setting_rows(settings)])
+        hashes = ("run", *(record.spec.short for record in self.records))
+        heads = ("setting", *titles(self.records))
+        yield from align([heads, hashes, *setting_rows(settings)])
         yield ""
         for other in others:
             yield score_line(first, other)
@@ -58,6 +58,40 @@ class RunComparison:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        return f"RunComparison({', '.join(titles(self.records))})"
+
+    def _repr_html_(self) -> str:
+        """The score lines, then the metrics as a table."""
+        first, *others = self.records
+        scores = "".join(f"<p>{escape(score_line(first, other))}</p>" for other in others)
+        shown = self.to_pandas().to_html(float_format="{:.3f}".format, na_rep="–", border=0)
+        return scores + shown
+
+
+def titles(records: Sequence[RunRecord]) -> list[str]:
+    """The decoder's name of each run; where several have it, with the one setting in which they
+    differ, else with the run's hash.
+    """
+    labels = [record.spec.label for record in records]
+    alike = {label: [r for r in records if r.spec.label == label] for label in labels}
+    named = [_title(record, alike[record.spec.label]) for record in records]
+    doubled = {name for name in named if named.count(name) > 1}
+    return [
+        f"{name} {record.spec.short}" if name in doubled else name
+        for name, record in zip(named, records, strict=True)
+    ]
+
+
+def _title(record: RunRecord, alike: Sequence[RunRecord]) -> str:
+    """The decoder's name, with the one setting in which runs of that name differ."""
+    label = record.spec.label
+    rows = setting_rows([flat_settings(one.spec) for one in alike])
+    if len(rows) != 1:
+        return label if len(alike) == 1 else f"{label} {record.spec.short}"
+    name = rows[0][0]
+    return f"{label} {name}={flat_settings(record.spec).get(name, 'none')}"
 
 
 def require_two(runs: Sequence[object]) -> None:
@@ -103,7 +137,7 @@ def _graded(record: RunRecord) -> str:
 def metric_lines(records: Sequence[RunRecord]) -> Iterator[str]:
     """Every metric over the samples that all runs share, with its ratio to the first run's."""
     shared, measured = shared_ids(records), shared_metrics(records)
-    first, *others = [record.spec.short for record in records]
+    first, *others = titles(records)
     rows = [("metric", first, *others, *(f"{first}/{other}" for other in others))]
     for name in measured[0]:
         own, *rest = (metrics[name] for metrics in measured)

@@ -2,8 +2,8 @@
 
 `EXPORTS` names the forms: pandas' parquet, csv, a data set of `datasets`, lm-eval's folder of
 results, the data of d3LLM's AUP leaderboard; `to_hub` writes the results that the Hugging Face hub
-shows on a model's page. The first four hold every sample with prompt, right answer, what was read of the
-text, and grade. Every Eval Ever's form is in `every_eval_ever`.
+shows on a model's page. The first four hold every sample with prompt, right answer, what was read
+of the text, and grade. Every Eval Ever's form is in `every_eval_ever`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
+from textwrap import shorten
 from typing import Any, cast
 
 from torch import Tensor
@@ -41,6 +42,7 @@ from dllm_bench.store.hardware import wait_for
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
+SHOWN_CHARACTERS = 60  # of a text in a completion's short form
 MASKED = "░"  # how a masked position is shown
 
 
@@ -104,7 +106,7 @@ class Committed:
     text: str  # what the text is so far, with ░ at masked positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Completion:
     """What a model and a decoder made of one prompt."""
 
@@ -148,6 +150,10 @@ class Completion:
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        size = f"{len(self.tokens)} tokens in {len(self.trace)} forwards"
+        return f"Completion({shorten(self.text, SHOWN_CHARACTERS)!r}, {size})"
 
     def _repr_html_(self) -> str:
         """The filled canvas; a token's background is the colour of its forward, dark to light."""

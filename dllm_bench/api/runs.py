@@ -11,7 +11,7 @@ import io
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -24,6 +24,7 @@ from dllm_bench.api.preflight import check
 from dllm_bench.core.benchmark import Benchmark
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.spec import NONE
 from dllm_bench.registry import describe, instantiate
 from dllm_bench.runs.dependencies import PROCESSES
@@ -46,6 +47,12 @@ if TYPE_CHECKING:
 
     from dllm_bench.models.load import LoadedModel
 
+BY_POSITION = (
+    "acceptance/conditional",
+    "acceptance/survival",
+    "calibration/ece",
+    "calibration/auroc",
+)
 FRAME_HEIGHT = 600  # pixels of a table in a notebook
 
 
@@ -320,6 +327,14 @@ def _kind(value: Any) -> type | None:
     return float if type(value) is int else type(value)
 
 
+def sealed_records(
+    runs: Sequence[RunRecord | str], results: str | Path | None
+) -> Iterator[RunRecord]:
+    """Complete runs that are given as records, or by hash."""
+    for one in runs:
+        yield sealed_record(open_store(results).find(one)) if isinstance(one, str) else one
+
+
 def compare(*runs: RunRecord | str, results: str | Path | None = None) -> RunComparison:
     """Two or more complete runs, each compared with the first on the samples they share.
 
@@ -327,16 +342,36 @@ def compare(*runs: RunRecord | str, results: str | Path | None = None) -> RunCom
     prints; `.scores` are the tests, `.to_pandas()` the metrics.
     """
 
-    def found(one: RunRecord | str) -> RunRecord:
-        return sealed_record(open_store(results).find(one)) if isinstance(one, str) else one
+    return RunComparison(tuple(sealed_records(runs, results)))
 
-    return RunComparison(tuple(map(found, runs)))
+
+def acceptance(*runs: RunRecord | str, results: str | Path | None = None) -> DataFrame:
+    """How many tokens of a draft the target accepts, a row per run and position of the draft.
+
+    runs: records, or hashes of runs in the results directory.
+    Columns: `conditional`, the probability that the token is accepted if all before it are;
+    `survival`, that it and all before it are; `ece` and `auroc` of the draft's own confidence.
+    Empty for runs without drafts; a value is missing where no round defines it.
+    """
+    import pandas as pd
+
+    rows = list[dict[str, Any]]()
+    for record in sealed_records(runs, results):
+        turns = [turn for sample in record.sample_stats for turn in sample.rounds or ()]
+        for k in range(1, max((proposed for proposed, *_ in turns), default=0) + 1):
+            values = {
+                name.partition("/")[2]: measure(f"{name}@{k}", record.sample_stats)
+                for name in BY_POSITION
+            }
+            rows.append({**_identity_row(record), "position": k, **values})
+    names = [name.partition("/")[2] for name in BY_POSITION]
+    return pd.DataFrame(rows, columns=["run", "decoder", "position", *names])
 
 
 # --- tables --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """A paper's table with the numbers that are stored."""
 
@@ -348,6 +383,10 @@ class Table:
         import pandas as pd
 
         return pd.read_csv(io.StringIO(as_csv(self.built)))
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {status}" for status, n in self.built.status_counts().items())
+        return f"Table({self.built.table.name}, {len(self.built.cells)} cells: {counts})"
 
     def _repr_html_(self) -> str:
         """The table as its page shows it, in a frame, so that its style stays there."""

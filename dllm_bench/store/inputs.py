@@ -90,7 +90,7 @@ class ObjectInputs:
     """Classes of the model, whose source is part of the run if it is the user's."""
 
 
-def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:  # noqa: B008 (frozen)
+def resolve(config: Plain, given: ObjectInputs = ObjectInputs()) -> Plain:
     """The configuration with hardware and decoders written out, and the hashes under "inputs"."""
     require_numbers(config)
     if is_served(config["model"]):

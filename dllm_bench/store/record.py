@@ -12,9 +12,10 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
+from html import escape
 from statistics import fmean
 from types import NoneType
 from typing import Annotated, Any, Self, get_args, get_type_hints
@@ -37,6 +38,7 @@ from dllm_bench.store.checked import checked_line, parse, read_checked
 from dllm_bench.store.hardware import uses_cuda
 from dllm_bench.store.spec import SHOWN, Plain, RunSpec
 
+SHOWN_METRICS = ("tpf/emitted", "tps/e2e")  # in a record's short form
 SCORE = "score/"  # begins the column of a further score
 ONE_PER_BRANCH = ", one per branch"  # LoPA's branches on devices of their own
 SCHEMA = 4  # raised with every change of the stored form
@@ -185,7 +187,7 @@ class Session:
     samples: Count = 0  # samples it finished, known once the run is sealed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunRecord:
     """A finished run. That record.json exists is what makes a run complete."""
 
@@ -280,6 +282,31 @@ class RunRecord:
         """What is shown beside the score if grading failed for samples: "3 not graded", else ""."""
         count = self.columns["verdict"].count(JUDGE_ERROR)
         return f"{count} not graded" if count else ""
+
+    def __repr__(self) -> str:
+        head, *rest = [f"{name} {value}" for name, value in self._shown()]
+        return f"RunRecord({self.spec.short}, {self._what}: {head}, {', '.join(rest)})"
+
+    def _repr_html_(self) -> str:
+        """What was run, and its score and speed as a table."""
+        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._shown())
+        what = f"<b>{escape(self._what)}</b> <code>{self.spec.short}</code>"
+        return f"{what}<table>{rows}</table>"
+
+    @property
+    def _what(self) -> str:
+        spec = self.spec
+        return f"{spec.label}, {spec.model['name']} on {spec.benchmark['name']}"
+
+    def _shown(self) -> Iterator[tuple[str, str]]:
+        """Name and value of what tells most about a run."""
+        score = self.score
+        ends = score and f"{100 * score.mean:.1f} % [{100 * score.low:.1f}, {100 * score.high:.1f}]"
+        yield "score", ends or "–"
+        yield "n", str(len(self.columns["id"]))
+        for name in SHOWN_METRICS:
+            if (value := self.summary.get(name)) is not None:
+                yield name, f"{value:.2f}"
 
     def to_json(self) -> str:
         """The stored text: keys sorted, one column per line."""

@@ -1,0 +1,185 @@
+"""Figures, claims and the trade-off plot from stored runs; nothing is run."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dllm_bench.api.compose import compose
+from dllm_bench.api.runs import open_store
+from dllm_bench.claims import view
+from dllm_bench.claims.verdict import judge_stored
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.figures.draw import images
+from dllm_bench.figures.points import BuiltFigure, build_figure
+from dllm_bench.figures.spec import load_figure
+from dllm_bench.figures.trade_off import TradeOffPoint, image
+from dllm_bench.figures.write import as_csv, headline
+from dllm_bench.metrics.definitions import definition
+from dllm_bench.store.files import write_atomic
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.spec import slug
+from dllm_bench.store.store import Store, read_record
+from dllm_bench.tables.load import load_profile, matching_names
+from dllm_bench.tables.plan import plan
+from dllm_bench.tables.spec import EMBEDDED
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+FORMS = ("png", "svg")
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """A drawing with the numbers in it; a notebook shows it."""
+
+    title: str
+    """What is drawn, in a line."""
+    numbers: Callable[[], DataFrame] = field(repr=False)
+    """Gives every point as a table of pandas."""
+    image: Callable[[str], bytes] = field(repr=False)
+    """Gives the drawing as a file of a form of `FORMS`."""
+
+    def to_pandas(self) -> DataFrame:
+        """A row per point."""
+        return self.numbers()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the drawing; the path ends in .png or .svg."""
+        form = Path(path).suffix.removeprefix(".")
+        if form not in FORMS:
+            raise DllmBenchError(
+                f"A picture is saved as {' or '.join(FORMS)}, and {str(path)!r} ends in "
+                f"{form or 'neither'}; name a file that ends in .png or .svg."
+            )
+        write_atomic(Path(path), self.image(form))
+        return Path(path)
+
+    @cached_property
+    def _png(self) -> bytes:
+        return self.image("png")
+
+    def __repr__(self) -> str:
+        return f"Picture({self.title})"
+
+    def _repr_html_(self) -> str:
+        """The drawing at half its pixels, so that it is sharp."""
+        return f'<img style="max-width: 100%" width="860" src="data:image/png;base64,{self._text}">'
+
+    @property
+    def _text(self) -> str:
+        return b64encode(self._png).decode()
+
+
+def figure(name: str, *, profile: str = EMBEDDED, results: str | Path | None = None) -> Picture:
+    """A figure of a paper ("lopa/figure1") from stored runs; nothing is run.
+
+    profile: "embedded" for the models and tasks that ship, "paper" for the published ones.
+    """
+    drawn, store, chosen = load_figure(name), open_store(results), load_profile(profile)
+    settings = SettingsCache(store.root.parent, compose)
+    cells = plan(drawn.table, chosen, settings.compose, store, resolve=settings.resolve)
+    settings.save()
+    built = build_figure(drawn, chosen, cells, store)
+    return Picture(headline(built), lambda: _points(built), lambda form: images(built)[form])
+
+
+def _points(built: BuiltFigure) -> DataFrame:
+    import io
+
+    import pandas as pd
+
+    return pd.read_csv(io.StringIO(as_csv(built)))
+
+
+def claims(
+    name: str = "all", *, profile: str = EMBEDDED, results: str | Path | None = None
+) -> DataFrame:
+    """The verdict of published claims from stored runs, a row each; nothing is run.
+
+    name: a claim ("lopa/faster"), a paper, or "all". All claims are judged, since p is corrected
+        for all of them.
+    """
+    import pandas as pd
+
+    shown, store = matching_names("claim", name), open_store(results)
+    settings = SettingsCache(store.root.parent, compose)
+    judged = judge_stored(load_profile(profile), store, settings)
+    settings.save()
+    rows = [view.row(one) for one in judged if one.claim.name in shown]
+    return pd.DataFrame(rows, columns=list(view.HEADS)).set_index(view.HEADS[0])
+
+
+def trade_off(
+    model: str = "",
+    benchmark: str = "",
+    *,
+    results: str | Path | None = None,
+    speed: str = "tpf/emitted",
+) -> Picture:
+    """Score against speed of the complete runs of a model on a benchmark, with the Pareto front.
+
+    model, benchmark: names; of runs that fit, the largest group over the same items is drawn.
+    speed: the metric of the x axis, such as "tps/e2e".
+
+    DllmBenchError if no complete run has both numbers.
+    """
+    store, metric = open_store(results), definition(speed)
+    groups: dict[tuple[object, ...], list[RunRecord]] = {}
+    for record in records_of(store, model, benchmark):
+        spec = record.spec
+        if record.score and record.summary.get(speed) is not None:
+            key = spec.model["name"], spec.benchmark["name"], frozenset(record.values)
+            groups.setdefault(key, []).append(record)
+    if not groups:
+        wanted = f"{model or 'any model'} on {benchmark or 'any benchmark'}"
+        raise DllmBenchError(
+            f"A trade-off plot was asked for, and no complete run of {wanted} below {store.root} "
+            f"has a score and {speed}; make some, for example with `dllm-bench run -m "
+            "model=tiny-llada decoder=vanilla,fast_dllm,credit benchmark=minigsm`."
+        )
+    largest = max(groups.values(), key=len)
+    points = [_trade_off_point(record, speed) for record in largest]
+    spec = largest[0].spec
+    title = f"{spec.model['name']} on {spec.benchmark['name']}, n = {len(largest[0].values)}"
+
+    def drawn(form: str) -> bytes:
+        return image(points, title, f"{metric.name} ({metric.unit})", form)
+
+    return Picture(title, lambda: _trade_off_rows(largest, points), drawn)
+
+
+def records_of(store: Store, model: str, benchmark: str) -> list[RunRecord]:
+    """The complete runs whose folders name a model and a benchmark; empty names mean any."""
+    model, benchmark = (name and slug(name) for name in (model, benchmark))
+    found = [
+        read_record(folder)
+        for folder in store.folders()
+        if model in ("", folder.parent.name) and benchmark in ("", folder.parent.parent.name)
+    ]
+    return [record for record in found if record is not None]
+
+
+def _trade_off_point(record: RunRecord, speed: str) -> TradeOffPoint:
+    assert record.score is not None
+    score = [100 * x for x in (record.score.mean, record.score.low, record.score.high)]
+    return TradeOffPoint(record.spec.label.partition("+")[0], record.summary[speed] or 0.0, *score)
+
+
+def _trade_off_rows(runs: list[RunRecord], points: list[TradeOffPoint]) -> DataFrame:
+    import pandas as pd
+
+    from dllm_bench.figures.trade_off import front
+
+    best = front(points)
+    rows = [
+        {"run": run.spec.short, **vars(point), "front": point in best}
+        for run, point in zip(runs, points, strict=True)
+    ]
+    return pd.DataFrame(rows).sort_values("speed", ignore_index=True)

@@ -1,0 +1,181 @@
+"""The trade-off plot: score against speed of one model's runs on one benchmark, with the front.
+
+A decoder has its colour and marker of `style`; variants (`lopa_dream`) have those of their family.
+Runs of one decoder are joined, since they are a sweep. Points that no other beats are joined by the
+front and named in bold; a name goes where it covers no point and no other name, or into the legend.
+The oracle, which knows the final tokens, is a bound and not on the front.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dllm_bench.figures import style
+from dllm_bench.metrics.tradeoff import pareto_front
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
+
+INCHES, FRONT = (7.2, 4.4), "#b8860b"
+FRONT_LABEL, BOUND = "front: no run is better in both", "oracle"
+UNKNOWN = (style.Look("#5c5c5c", "o"), style.Look("#9a6b00", "s"), style.Look("#4a7a8c", "^"))
+"""Looks of decoders whose family has none, in turn."""
+PLACES = [  # of a name from its point: points right and up, alignment
+    (reach * x, reach * y, across, up)
+    for reach in (6, 12, 20, 30, 42)
+    for x, y, across, up in (
+        (1, 0.6, "left", "bottom"),
+        (1, -0.6, "left", "top"),
+        (-1, 0.6, "right", "bottom"),
+        (-1, -0.6, "right", "top"),
+        (0, 1, "center", "bottom"),
+        (0, -1, "center", "top"),
+    )
+]
+LEADER = 15  # points from which a line leads from the name to its point
+
+
+@dataclass(frozen=True)
+class TradeOffPoint:
+    """A run in the plot."""
+
+    decoder: str
+    """Name of its decoder."""
+    speed: float
+    """Value of the speed's metric."""
+    score: float
+    """In percent."""
+    low: float
+    """Lower end of the score's interval."""
+    high: float
+    """Upper end of the score's interval."""
+
+
+def image(points: Sequence[TradeOffPoint], title: str, speed: str, form: str) -> bytes:
+    """The plot as a file ("png" or "svg"); `speed` names the x axis."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with style.applied():
+        figure = Figure(figsize=INCHES, layout="constrained")
+        FigureCanvasAgg(figure)
+        ax = figure.subplots()
+        draw(ax, points)
+        ax.set(xlabel=speed, ylabel="score (%)")
+        ax.set_title(title, loc="left", fontsize=9.5, fontweight="bold")
+        figure.draw_without_rendering()
+        unnamed = place_names(ax, points)
+        handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+        shown = [name for name in handles if name in (FRONT_LABEL, *unnamed)]
+        ax.legend([handles[name] for name in shown], shown, loc="best", fontsize=7)
+        content = io.BytesIO()
+        figure.savefig(content, format=form, **style.FORMATS[form])
+    return content.getvalue()
+
+
+def draw(ax: Axes, points: Sequence[TradeOffPoint]) -> None:
+    """Points by decoder, their intervals and the front, without names."""
+    best = front(points)
+    steps: dict[str, Any] = {"color": FRONT, "zorder": 1, "label": FRONT_LABEL}
+    ax.plot([p.speed for p in best], [p.score for p in best], lw=3, alpha=0.55, **steps)
+    for name, look in looks([p.decoder for p in points]).items():
+        own = sorted((p for p in points if p.decoder == name), key=lambda p: p.speed)
+        speeds, scores = [p.speed for p in own], [p.score for p in own]
+        ends = [[p.score - p.low for p in own], [p.high - p.score for p in own]]
+        ax.errorbar(speeds, scores, ends, fmt="none", ecolor=look.colour, elinewidth=0.6, alpha=0.3)
+        ax.plot(speeds, scores, "-", color=look.colour, lw=0.7, alpha=0.5, zorder=2)
+        edge = ["#111111" if p in best else "white" for p in own]
+        marks: dict[str, Any] = {"edgecolors": edge, "linewidths": 0.8, "zorder": 3}
+        ax.scatter(speeds, scores, 38, look.colour, look.marker, label=name, **marks)
+    ax.margins(x=0.1, y=0.06)
+
+
+def front(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
+    """The points that no other beats in both score and speed, from slow to fast."""
+    real = [p for p in points if p.decoder != BOUND]
+    best = pareto_front([(p.speed, p.score) for p in real])
+    return sorted((real[i] for i in best), key=lambda p: p.speed)
+
+
+def looks(decoders: Sequence[str]) -> dict[str, style.Look]:
+    """Decoder -> its look: its own, else its family's, with a marker that the family lacks."""
+    found, used = dict[str, style.Look](), set[tuple[str, str]]()
+    unknown = 0
+    for name in dict.fromkeys(decoders):
+        families = [key for key in style.LOOKS if key and f"{name}_".startswith(f"{key}_")]
+        look = style.look(max(families, key=len)) if families else UNKNOWN[unknown % len(UNKNOWN)]
+        unknown += not families
+        free = (m for m in (look.marker, *"osD^vPX*<>phH8d") if (look.colour, m) not in used)
+        found[name] = replace(look, marker=next(free, look.marker))
+        used.add((look.colour, found[name].marker))
+    return found
+
+
+def place_names(ax: Axes, points: Sequence[TradeOffPoint]) -> set[str]:
+    """Write each decoder's name where it covers nothing, those of the front first; returns the
+    decoders that no point is named after. A sweep's dominated points are named once.
+
+    The layout must be final: names are measured as they are drawn.
+    """
+    ax.figure.set_layout_engine("none")
+    best, taken = front(points), [*_marks(ax, points)]
+    rest = sorted((p for p in points if p not in best), key=lambda p: -p.score)
+    colours = {name: look.colour for name, look in looks([p.decoder for p in points]).items()}
+    named = set[str]()
+    for point in best + rest:
+        if point in rest and point.decoder in named:
+            continue
+        box = _write(ax, point, taken, colours[point.decoder], bold=point in best)
+        if box is not None:
+            taken.append(box)
+            named.add(point.decoder)
+    return set(colours) - named
+
+
+def _marks(ax: Axes, points: Sequence[TradeOffPoint]) -> Iterator[Bbox]:
+    """What the markers cover, in pixels."""
+    from matplotlib.transforms import Bbox
+
+    size = 4 * ax.figure.dpi / 72
+    for x, y in ax.transData.transform([(p.speed, p.score) for p in points]):
+        yield Bbox.from_extents(x - size, y - size, x + size, y + size)
+
+
+def _write(
+    ax: Axes, point: TradeOffPoint, taken: Sequence[Bbox], colour: str, bold: bool
+) -> Bbox | None:
+    """The first free place for the point's name, written there; None if all are taken."""
+    weight = "bold" if bold else "normal"
+    given: dict[str, Any] = {"color": colour, "fontsize": 6.5, "fontweight": weight, "zorder": 4}
+    given |= {"xycoords": "data", "textcoords": "offset points"}
+    for right, up, across, along in PLACES:
+        far = max(abs(right), abs(up)) >= LEADER
+        line = {"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.7} if far else None
+        name = ax.annotate(
+            point.decoder,
+            (point.speed, point.score),
+            (right, up),
+            ha=across,
+            va=along,
+            arrowprops=line,
+            **given,
+        )
+        box = _box_of(name)
+        inside = ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1 and box.y1 <= ax.bbox.y1
+        if inside and ax.bbox.y0 <= box.y0 and not box.count_overlaps(taken):
+            return box
+        name.remove()
+    return None
+
+
+def _box_of(name: Any) -> Bbox:
+    """What a text covers, without its line, in pixels."""
+    from matplotlib.text import Text
+
+    name.update_positions(name.figure.canvas.get_renderer())
+    box: Bbox = Text.get_window_extent(name)
+    return box
