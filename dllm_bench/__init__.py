@@ -25,7 +25,7 @@ _HOMES = {  # public name -> module below `api` that defines it
     "table": "runs",
     "acceptance": "runs",
     "figure": "pictures",
-    "claims": "pictures",
+    "verdicts": "pictures",
     "trade_off": "pictures",
 }
 __all__ = ["DECODING_VERSION", "__version__", *_HOMES]  # noqa: PLE0604 (names of `_HOMES`)

@@ -98,7 +98,7 @@ def _points(built: BuiltFigure) -> DataFrame:
     return pd.read_csv(io.StringIO(as_csv(built)))
 
 
-def claims(
+def verdicts(
     name: str = "all", *, profile: str = EMBEDDED, results: str | Path | None = None
 ) -> DataFrame:
     """The verdict of published claims from stored runs, a row each; nothing is run.

@@ -103,7 +103,8 @@ def test_two_runs_are_compared_by_record_or_hash(sweep: tuple[Path, list[RunReco
     assert "select.tau" in str(result)
     assert result.scores[0].n == 2
     metrics = result.to_pandas()
-    assert metrics.loc["tpf/committed", first.spec.short] == first.summary["tpf/committed"]
+    name = "fast_dllm select.tau=0.5"
+    assert metrics.loc["tpf/committed", name] == first.summary["tpf/committed"]
     with pytest.raises(DllmBenchError, match="name two or more"):
         db.compare(first)
 
