@@ -158,7 +158,7 @@ class Chosen:
         hashes = {} if self.tasks is None else {"dataset": self.tasks.dataset_hash()}
         if self.loaded is None or self.loaded.content is None:
             return ObjectInputs(hashes)
-        made = getattr(self.loaded.denoiser, "function", None)
+        made: Any = getattr(self.loaded.denoiser, "function", None)
         if not self.stored:
             return ObjectInputs({**hashes, "weights": NONE})
         parts = made.modules() if hasattr(made, "modules") else ()

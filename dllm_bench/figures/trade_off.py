@@ -68,6 +68,7 @@ def image(points: Sequence[TradeOffPoint], title: str, speed: str, form: str) ->
         ax.set(xlabel=speed, ylabel="score (%)")
         ax.set_title(title, loc="left", fontsize=9.5, fontweight="bold")
         figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         unnamed = place_names(ax, points)
         handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
         shown = [name for name in handles if name in (FRONT_LABEL, *unnamed)]
@@ -90,7 +91,8 @@ def draw(ax: Axes, points: Sequence[TradeOffPoint]) -> None:
         ax.plot(speeds, scores, "-", color=look.colour, lw=0.7, alpha=0.5, zorder=2)
         edge = ["#111111" if p in best else "white" for p in own]
         marks: dict[str, Any] = {"edgecolors": edge, "linewidths": 0.8, "zorder": 3}
-        ax.scatter(speeds, scores, 38, look.colour, look.marker, label=name, **marks)
+        marks |= {"c": look.colour, "marker": look.marker, "label": name}
+        ax.scatter(speeds, scores, 38, **marks)
     ax.margins(x=0.1, y=0.06)
 
 
@@ -121,7 +123,6 @@ def place_names(ax: Axes, points: Sequence[TradeOffPoint]) -> set[str]:
 
     The layout must be final: names are measured as they are drawn.
     """
-    ax.figure.set_layout_engine("none")
     best, taken = front(points), [*_marks(ax, points)]
     rest = sorted((p for p in points if p not in best), key=lambda p: -p.score)
     colours = {name: look.colour for name, look in looks([p.decoder for p in points]).items()}
