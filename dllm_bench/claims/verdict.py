@@ -28,11 +28,10 @@ from dllm_bench.tables.plan import (
     CellState,
     PlannedCell,
     PlannedRun,
-    SharedRuns,
     distinct_runs,
-    plan,
 )
 from dllm_bench.tables.spec import Profile
+from dllm_bench.tables.stored import StoredNames, StoredPlanner
 
 POWER = 0.8
 """Chance to see the smallest effect worth seeing, with the items that are planned."""
@@ -120,13 +119,19 @@ def judge_claims(
     return [_judged(one, PValues(*islice(corrected, tests_of(one))), level) for one in raw]
 
 
-def judge_stored(profile: Profile, store: Store, settings: SettingsCache) -> list[Judgement]:
-    """All claims of `conf/claim`, from the runs that are stored."""
+def judge_stored(
+    profile: Profile, store: Store, settings: SettingsCache, names: StoredNames | None = None
+) -> list[Judgement]:
+    """All claims of `conf/claim`, from the runs that are stored.
+
+    names: the names of stored runs; where these show that no run of a claim is stored, it is not
+        composed, and counts as not run even if its runs would be unavailable.
+    """
 
     def cells_at(claims: Sequence[Claim], size: int | None) -> list[list[PlannedCell]]:
-        sized, shared = profile.limited(size) if size else profile, SharedRuns()
-        given = (sized, settings.compose, store, False, settings.resolve, shared)
-        return [[] if one.untestable else plan(one.cells(), *given) for one in claims]
+        sized = profile.limited(size) if size else profile
+        planner = StoredPlanner(sized, settings, store, names or StoredNames())
+        return [[] if one.untestable else planner.plan(one.cells()) for one in claims]
 
     return judge_in_turn([load_claim(name) for name in names_of("claim")], cells_at, profile.flags)
 

@@ -36,6 +36,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--runs", nargs="+", metavar="HASH", default=(), help="pages for these runs only"
     )
+    parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="also tables and claims without any stored run, which takes minutes",
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -57,7 +62,13 @@ def run(arguments: Namespace) -> int:
     from dllm_bench.site.build import SiteBuilder  # takes half a second to import
 
     builder = SiteBuilder(
-        store, out, arguments.profile, compose, with_progress, tuple(arguments.runs)
+        store=store,
+        out=out,
+        profile=arguments.profile,
+        compose=compose,
+        track=with_progress,
+        only=tuple(arguments.runs),
+        all_tables=arguments.tables,
     )
     return print_lines(builder.build())
 

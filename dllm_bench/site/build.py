@@ -55,9 +55,9 @@ from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.build import build as build_table
 from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.load import load_profile, load_table, names_of
-from dllm_bench.tables.plan import SharedRuns, plan
 from dllm_bench.tables.render import render
 from dllm_bench.tables.render_html import STYLE
+from dllm_bench.tables.stored import StoredNames, StoredPlanner
 
 Compose = Callable[[Sequence[str]], Mapping[str, Any]]
 Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showing progress
@@ -77,6 +77,7 @@ class SiteBuilder:
     compose: overrides to the run configuration, for planning the tables.
     track: shows progress while runs and tables are built.
     only: beginnings of the hashes of runs that get a page; empty: all sealed runs.
+    all_tables: also tables without any stored run.
     texts: token texts and prompts.
     """
 
@@ -86,6 +87,7 @@ class SiteBuilder:
     compose: Compose
     track: Track
     only: Sequence[str] = ()
+    all_tables: bool = False
     settings: SettingsCache = field(init=False)
     texts: TextSource = field(init=False)
 
@@ -121,13 +123,15 @@ class SiteBuilder:
         contents = SiteContents(
             profile=self.profile,
             tables=tables,
+            without_runs=self._without_runs([built.table.name for _, built in tables]),
             figures=list(self._build_figures(run_pages, left_out)),
-            comparisons=[(one.address, f"{one.title}: {one.decoders}") for one in groups],
+            comparisons=groups,
             entries=entries,
             records=records,
             run_pages=run_pages,
         )
         self._write(FIRST_PAGE, index_page(contents))
+        self.settings.save()
         yield from (f"left out: {sentence}" for sentence in left_out)
         kept = len(run_pages.shorts) - made
         yield f"{made} pages of runs made, {kept} were up to date"
@@ -185,26 +189,41 @@ class SiteBuilder:
         self._write(run_address(spec.short), run_page(record, texts))
 
     def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
-        """Write each table in all its forms; yields (address, table)."""
-        profile, runs = load_profile(self.profile), SharedRuns()
-        similar = measured_runs(self.store)
+        """Write each table that has a stored run in all its forms; yields (address, table)."""
+        planner = StoredPlanner(
+            load_profile(self.profile), self.settings, self.store, self._names()
+        )
+        similar = None
         for name in self.track(names_of("table"), "tables"):
-            table = load_table(name)
-            given = (self.settings.compose, self.store, False, self.settings.resolve, runs)
-            built = build_table(table, profile, plan(table, profile, *given), similar)
+            if not planner.has_run(name):
+                continue
+            planned = planner.plan(table := load_table(name))
+            similar = similar or measured_runs(self.store)
+            built = build_table(table, planner.profile, planned, similar)
             stem = table_stem(built)
             for form, text in render(built).items():
                 if form in DOWNLOADS:
                     self._write(f"{stem}.{form}", text)
             self._write(f"{stem}.html", table_page(built, run_pages))
             yield f"{stem}.html", built
-        self.settings.save()
+        self.settings.save()  # before the claims, since composing takes longest
+
+    def _without_runs(self, made: Sequence[str]) -> list[AddressedPage]:
+        """(name, title) of the tables without any stored run, which were not made."""
+        left_out = [name for name in names_of("table") if name not in made]
+        return [
+            (name, self.settings.cached(f"title {name}", lambda name=name: load_table(name).title))
+            for name in left_out
+        ]
+
+    def _names(self) -> StoredNames:
+        """The names of the stored runs; those of any run where all tables are wanted."""
+        return StoredNames() if self.all_tables else StoredNames.of(self.store)
 
     def _findings(self, tables: Sequence[BuiltTable]) -> str:
         """The page of the claims, judged by the stored runs."""
-        settings = SettingsCache(self.store.root.parent, self.compose)
-        judgements = judge_stored(load_profile(self.profile), self.store, settings)
-        settings.save()
+        profile = load_profile(self.profile)
+        judgements = judge_stored(profile, self.store, self.settings, self._names())
         return findings_page(findings(judgements, {built.table.name: built for built in tables}))
 
     def _build_figures(self, run_pages: RunPages, left_out: list[str]) -> Iterator[AddressedPage]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dllm_bench.metrics import accuracy
 from dllm_bench.site.format import LISTED_METRICS, significant
 from dllm_bench.site.pages import Page, RunLink, RunPages
+from dllm_bench.site.tradeoff_plot import TradeoffPlot, tradeoff_plots
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import SHOWN, digest, slug
@@ -42,6 +43,11 @@ class ComparedRuns:
         names = list(dict.fromkeys(record.spec.label for record in self.records))
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return ", ".join(names[:3]) + more
+
+    @property
+    def heading(self) -> str:
+        """Title and decoders, as lists of comparisons have them."""
+        return f"{self.title}: {self.decoders}"
 
     @property
     def address(self) -> str:
@@ -80,12 +86,14 @@ class ComparisonView:
     """What `templates/comparison.html` lays out.
 
     reference: the run that the others are compared with; it is also the first of `runs`.
+    plots: score against speed.
     """
 
     title: str
     reference: RunLink
     reference_decoder: str
     runs: list[ComparedRun]
+    plots: list[TradeoffPlot]
     tpf_metric: str = TPF
     tps_metric: str = TPS
 
@@ -131,7 +139,8 @@ def comparison_page(runs: ComparedRuns, run_pages: RunPages) -> str:
         )
         for record in runs.records
     ]
-    view = ComparisonView(runs.title, link, reference.spec.label, rows)
+    plots = tradeoff_plots(runs.records, runs.title, run_pages, page.up)
+    view = ComparisonView(runs.title, link, reference.spec.label, rows, plots)
     return page.render("comparison.html", view)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from dllm_bench.claims.findings import HEADS, TESTS, VERDICTS, Findings, Paragraph
+from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.site.pages import Page
 
 FINDINGS_PAGE = "findings.html"
@@ -21,6 +22,7 @@ class FindingsView:
     heads: (title, CSS class) of the columns of claims.
     verdicts: (verdict, what it means).
     unmeasured: (title, text with links, commands).
+    not_run: the verdict of claims without runs, which are folded.
     """
 
     found: Findings
@@ -28,6 +30,7 @@ class FindingsView:
     verdicts: list[tuple[str, str]]
     tests: str
     unmeasured: list[tuple[str, Markup, Sequence[str]]]
+    not_run: str = str(ClaimVerdict.NOT_RUN)
 
 
 def findings_page(found: Findings) -> str:

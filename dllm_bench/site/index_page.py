@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
 
+from dllm_bench.site.compare_page import ComparedRuns
 from dllm_bench.site.format import LISTED_METRICS, significant
 from dllm_bench.site.pages import FIRST_PAGE, Page, RunLink, RunPages, state_class
+from dllm_bench.site.tradeoff_plot import TradeoffPlot, tradeoff_plots
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RunEntry
 from dllm_bench.tables.build import MEASURED, UNDEFINED, BuiltTable
 from dllm_bench.tables.plan import CellState
+from dllm_bench.tables.spec import EMBEDDED
 
 BAR_WIDTH = 240
+PLOTTED = 3  # comparisons whose plots the first page shows; the others are links
 CELL_STATES = (  # in the order of a table's bar
     MEASURED,
     *map(str, (CellState.SETTING, CellState.PARTIAL, CellState.MISSING, CellState.FAILED)),
@@ -36,8 +40,9 @@ class SiteContents:
 
     profile: name of the profile that the tables were built for.
     tables: (address, table).
+    without_runs: (name, title) of tables without any stored run, which have no page.
     figures: (address, title).
-    comparisons: (address, title).
+    comparisons: groups of compared runs, the largest first.
     entries: all runs of the store.
     records: records of the sealed runs, by short hash.
     run_pages: the runs that have a page.
@@ -45,8 +50,9 @@ class SiteContents:
 
     profile: str
     tables: Sequence[tuple[str, BuiltTable]]
+    without_runs: Sequence[tuple[str, str]]
     figures: Sequence[AddressedPage]
-    comparisons: Sequence[AddressedPage]
+    comparisons: Sequence[ComparedRuns]
     entries: Sequence[RunEntry]
     records: Mapping[str, RunRecord]
     run_pages: RunPages
@@ -83,6 +89,24 @@ class TableEntry:
     bar: list[BarPart]
     bar_label: str
     counts: list[tuple[StateLabel, int]]
+
+
+@dataclass(frozen=True)
+class PlottedComparison:
+    """A comparison on the first page; plots: its scores against speed."""
+
+    address: str
+    title: str
+    plots: list[TradeoffPlot]
+
+
+@dataclass(frozen=True)
+class FoldedTable:
+    """A table without any stored run, and the command that makes it."""
+
+    name: str
+    title: str
+    command: str
 
 
 @dataclass(frozen=True)
@@ -136,8 +160,10 @@ class IndexView:
     states: list[StateLabel]
     state_columns: list[tuple[str, str]]
     tables: list[TableEntry]
+    without_runs: list[FoldedTable]
     figures: list[LinkGroup]
-    comparisons: list[LinkGroup]
+    plots: list[PlottedComparison]
+    comparisons: list[AddressedPage]
     runs: list[RunListEntry]
     run_states: list[str]
     tpf_metric: str = LISTED_METRICS[0]
@@ -165,8 +191,10 @@ def index_view(contents: SiteContents) -> IndexView:
         states=shown,
         state_columns=[(state.name.capitalize(), "number") for state in shown],
         tables=[table_entry(address, built, shown) for address, built in contents.tables],
+        without_runs=[folded_table(*one, contents.profile) for one in contents.without_runs],
         figures=link_groups(contents.figures, "figures"),
-        comparisons=link_groups(contents.comparisons, "comparisons"),
+        plots=[plotted(one, contents.run_pages) for one in contents.comparisons[:PLOTTED]],
+        comparisons=[(one.address, one.heading) for one in contents.comparisons[PLOTTED:]],
         runs=[run_list_entry(entry, contents, differing) for entry in contents.entries],
         run_states=sorted(run_states),
     )
@@ -183,6 +211,18 @@ def table_entry(address: str, built: BuiltTable, shown: Sequence[StateLabel]) ->
         bar_label=", ".join(f"{counts[name]} {name}" for name in CELL_STATES if name in counts),
         counts=[(state, counts.get(state.name, 0)) for state in shown],
     )
+
+
+def plotted(runs: ComparedRuns, run_pages: RunPages) -> PlottedComparison:
+    """A comparison with its plots, and the way to its page."""
+    plots = tradeoff_plots(runs.records, runs.title, run_pages)
+    return PlottedComparison(runs.address, runs.heading, plots)
+
+
+def folded_table(name: str, title: str, profile: str) -> FoldedTable:
+    """A table that has no page, since none of its runs is stored."""
+    option = "" if profile == EMBEDDED else f" --profile {profile}"
+    return FoldedTable(name, title, f"dllm-bench table {name}{option} --run")
 
 
 def bar_parts(counts: Mapping[str, int]) -> Iterator[BarPart]:

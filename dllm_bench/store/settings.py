@@ -51,11 +51,15 @@ class SettingsCache:
     def compose(self, overrides: Sequence[str]) -> Plain:
         """The configuration for `overrides`, as plain data."""
         key = f"compose {json.dumps(list(overrides))}"
-        config = self._cache.get(key, [])
-        if config is None:
-            config = dict(self._compose(overrides))
-            self._cache.put(key, [], config)
-        return dict(config)
+        return dict(self.cached(key, lambda: dict(self._compose(overrides))))
+
+    def cached(self, key: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns, plain data that depends on conf and the package alone."""
+        value = self._cache.get(key, [])
+        if value is None:
+            value = make()
+            self._cache.put(key, [], value)
+        return value
 
     def resolve(self, config: Plain) -> Plain:
         """The resolved configuration, see `inputs.resolve`."""

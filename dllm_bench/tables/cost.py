@@ -87,7 +87,11 @@ class CostModel:
         self._tpf = {id(run): tpf for cell in planned for run, tpf in _reported_tpf(cell)}
 
     def estimate(self, run: PlannedRun) -> Cost | None:
-        """The cost of what is left of a run; None if nothing is known of its model or task."""
+        """The cost of what is left of a run; None if nothing is known of its model or task, or if
+        it was not composed.
+        """
+        if not run.config:
+            return None
         items = run.total or _items(run.config)
         tpf = self._tpf.get(id(run))
         decoder = summary_of(run.config["decoder"])

@@ -136,8 +136,15 @@ class PlannedCell:
         return () if self.run.state in without_run else (self.run,)
 
 
-SharedRuns = dict[tuple[Query, Query, bool], PlannedRun]
-"""(overrides, hardware needed, whether only a setting is read) -> run."""
+RunKey = tuple[Query, Query, bool]
+"""(overrides, hardware needed, whether only a setting is read)."""
+SharedRuns = dict[RunKey, PlannedRun]
+"""Runs that several cells or tables need."""
+
+
+def shared_key(cell: Cell) -> RunKey:
+    """Return what cells with the same run have in common."""
+    return cell.run, cell.needs, bool(cell.metric.setting)
 
 
 def plan(
@@ -165,7 +172,7 @@ def plan(
 
     def run_of(cell: Cell) -> PlannedRun:
         cell = replace(cell, run=profile.run_of(table.name, cell))
-        key = (cell.run, cell.needs, bool(cell.metric.setting))
+        key = shared_key(cell)
         if key not in shared:
             run = _planned_run(cell, profile, compose, specify, store, any_machine)
             shared[key] = with_job(run, jobs)

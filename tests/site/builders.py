@@ -21,6 +21,7 @@ from dllm_bench.site.texts import TextSource
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import SAMPLES, Store
+from dllm_bench.tables import stored as stored_module
 from tests.tables import builders
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;'\"\u2028\u202e"
@@ -133,12 +134,15 @@ def fill(root: Path) -> dict[str, RunRecord]:
     return {"table": of_table, "lookahead": one, "drafts": two}
 
 
-def make(root: Path, out: Path | None = None, only: Sequence[str] = ()) -> list[str]:
+def make(
+    root: Path, out: Path | None = None, only: Sequence[str] = (), all_tables: bool = False
+) -> list[str]:
     """The site of these results; tokens by `WORDS`, the one table the small one."""
     with pytest.MonkeyPatch().context() as patched:
         patched.setattr(RunSpec, "from_config", staticmethod(lambda c, _: builders.spec_of(c)))
         patched.setattr(site_module, "names_of", lambda kind: ["small/table1"])
-        patched.setattr(site_module, "load_table", lambda name: builders.small_table())
+        for module in (site_module, stored_module):
+            patched.setattr(module, "load_table", lambda name: builders.small_table())
         patched.setattr(site_module, "load_profile", lambda name: builders.TINY)
         patched.setattr(TextSource, "decode", lambda self, spec: lambda ids: WORDS[ids[0]])
         builder = SiteBuilder(
@@ -148,5 +152,6 @@ def make(root: Path, out: Path | None = None, only: Sequence[str] = ()) -> list[
             compose=builders.compose,
             track=lambda items, what: iter(items),
             only=only,
+            all_tables=all_tables,
         )
         return list(builder.build())

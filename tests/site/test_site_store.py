@@ -6,6 +6,9 @@ On made-up results (`builders`); the pages themselves are in `test_site`.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import pytest
 from dllm_bench.cli.main import main
 from dllm_bench.site import build as site_module
 from dllm_bench.site.pages import run_address
+from dllm_bench.site.tradeoff_plot import ticks
 from dllm_bench.store.cache import PACKED
+from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import build as tables
 from dllm_bench.tables.build import BuiltTable
@@ -73,3 +78,76 @@ def test_a_report_of_packed_runs_is_written_elsewhere(
     assert (tmp_path / "own" / "site" / "index.html").exists()
     assert [path.name for path in packed.iterdir()] == [PACKED]
     assert (packed / PACKED).read_bytes() == content
+
+
+def own_runs(root: Path) -> list[RunRecord]:
+    """Three runs of a model that no table has, two of them on the same samples."""
+    store, records = Store(root / "runs"), []
+    for label, right, n in (("slow", 20, 45), ("quick", 30, 45), ("other", 10, 20)):
+        config = builders.builders.compose([f"decoder={label}", "model=mine", "benchmark=own"])
+        spec = builders.builders.spec_of({**config, "seed": len(records)})
+        records.append(builders.builders.record_of(spec, right=right, n=n))
+        builders.builders.seal(store, replace(records[-1], summary=SPEEDS[label]))
+    return records
+
+
+SPEEDS = {
+    "slow": {"tpf/emitted": 1.0, "tps/e2e": 20.0},
+    "quick": {"tpf/emitted": 4.0, "tps/e2e": 50.0},
+    "other": {"tpf/emitted": 2.0, "tps/e2e": None},
+}
+
+
+def test_a_table_without_a_stored_run_is_a_folded_line_and_nothing_of_it_is_composed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compose(overrides: Sequence[str]) -> Mapping[str, Any]:
+        composed.append(list(overrides))
+        return config_of(overrides)
+
+    composed: list[list[str]] = []
+    config_of = builders.builders.compose
+    own_runs(tmp_path)
+    monkeypatch.setattr(builders.builders, "compose", compose)
+    builders.make(tmp_path)
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert not [query for query in composed if any("=tiny" in word for word in query)]
+    assert "<details><summary>1 tables without a stored run" in page
+    assert "<code>dllm-bench table small/table1 --run</code>" in page
+    assert not (tmp_path / "site" / "tables").exists()
+    builders.make(tmp_path, all_tables=True)
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "<details>" not in page and (tmp_path / "site/tables/small/table1.html").exists()
+
+
+def test_own_runs_and_their_trade_off_come_first(tmp_path: Path) -> None:
+    slow, quick, _ = own_runs(tmp_path)
+    builders.make(tmp_path)
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    sections = re.findall(r'<section id="(\w+)">', page)
+    assert sections == ["runs", "comparisons", "tables", "figures"]
+    plots = re.findall(r'<svg class="plot".*?</svg>', page, re.DOTALL)
+    assert [re.findall(r"\((t\w+/\w+)\)</text>", plot) for plot in plots] == [
+        ["tpf/emitted"],
+        ["tps/e2e"],
+    ]
+    for plot in plots:
+        assert plot.count("<circle") == 2
+        assert all(f"{run_address(one.spec.short)}" in plot for one in (slow, quick))
+    assert len(re.findall(r'class="front" points="\S+"', page)) == 2  # slow is beaten
+    comparison = next((tmp_path / "site" / "comparisons").glob("*.html"))
+    assert comparison.read_text(encoding="utf-8").count('<svg class="plot"') == 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 4.1, [0, 1, 2, 3, 4, 5]),
+        (32.0, 71.0, [30, 40, 50, 60, 70, 80]),
+        (0.0, 0.0, [0, 0.2]),
+    ],
+)
+def test_ticks_are_round_and_enclose_all_values(
+    low: float, high: float, expected: list[float]
+) -> None:
+    assert ticks(low, high) == expected

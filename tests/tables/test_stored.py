@@ -1,0 +1,64 @@
+"""Which queries may have a stored run, by the names in folders (`tables/stored`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.api.compose import compose
+from dllm_bench.store.settings import SettingsCache
+from dllm_bench.store.spec import slug
+from dllm_bench.store.store import Store
+from dllm_bench.tables.load import load_profile, load_table
+from dllm_bench.tables.stored import (
+    GROUPS,
+    NOT_STORED,
+    StoredNames,
+    StoredPlanner,
+    folder_patterns,
+)
+from tests.tables.builders import record_of, seal, spec_of
+
+
+@pytest.mark.parametrize(
+    ("query", "patterns"),
+    [
+        ("model=tiny-llada benchmark=minigsm decoder=lopa", ("minigsm", "tiny-llada", "lopa")),
+        ("model=tiny-llada decoder=lopa decoder/score=credit", ("*", "tiny-llada", "lopa*")),
+        ("model=served model.name=Qwen/Qwen3-8B", ("*", "Qwen-Qwen3-8B", "*")),
+        ("model=tiny-llada model.path=/weights", ("*", "*", "*")),
+        ("model=owner/checkpoint benchmark=acceptance", ("*", "*", "*")),
+    ],
+)
+def test_a_query_says_how_its_folder_is_called(query: str, patterns: tuple[str, ...]) -> None:
+    assert folder_patterns(query.split()) == patterns
+
+
+@pytest.mark.parametrize("query", ["decoder=credit decoder/score=confidence", "decoder=fast_dllm"])
+def test_a_composed_run_has_the_names_that_its_query_gives(query: str) -> None:
+    overrides = ["model=tiny-llada", "benchmark=minigsm", *query.split()]
+    config = compose(overrides)
+    folder = tuple(slug(str(config[group]["name"])) for group in GROUPS)
+    assert StoredNames(frozenset([folder])).may_have(folder_patterns(overrides))
+    assert not StoredNames(frozenset([("mini", *folder[1:])])).may_have(folder_patterns(overrides))
+
+
+def test_a_table_is_composed_only_where_a_run_of_it_may_be_stored(tmp_path: Path) -> None:
+    composed: list[list[str]] = []
+
+    def noting(overrides: list[str]) -> dict:
+        composed.append(list(overrides))
+        return compose(overrides)
+
+    store, name = Store(tmp_path / "runs"), "creditdecoding/table1"
+    mine = compose(["model=tiny-llada", "benchmark=minimath", "decoder=dus"])
+    seal(store, record_of(spec_of({**mine, "limit": None})))
+    given = (load_profile("embedded"), SettingsCache(tmp_path, noting), store)
+    planner = StoredPlanner(*given, StoredNames.of(store))
+    assert not planner.has_run(name) and not composed
+    cells = planner.plan(load_table(name))
+    runs = [run for cell in cells for run in cell.runs]
+    assert runs and not composed
+    assert {run.reason for run in runs} == {NOT_STORED}
+    assert StoredPlanner(*given, StoredNames()).has_run(name)
