@@ -148,11 +148,13 @@ class Store:
         """The run's folder as `status` shows it."""
         return read_entry(self.path(spec))
 
-    def entries(self, unreadable: list[str] | None = None) -> Iterator[RunEntry]:
-        """Every run folder, by path. Of one whose specification is damaged, a sentence is added to
-        `unreadable` instead.
+    def entries(
+        self, unreadable: list[str] | None = None, folders: Sequence[Path] | None = None
+    ) -> Iterator[RunEntry]:
+        """Every run folder, or these, by path. Of one whose specification is damaged, a sentence is
+        added to `unreadable` instead.
         """
-        for folder in self.folders():
+        for folder in self.folders() if folders is None else folders:
             try:
                 entry = read_entry(folder)
             except DamagedRunError as error:
@@ -176,12 +178,15 @@ class Store:
         return sorted({*matching(root, "*/*/*"), *packed})
 
     def find(self, prefix: str) -> RunEntry:
-        """The one run whose hash begins with `prefix`."""
-        entries = [e for e in self.entries() if e.spec.identity_hash.startswith(prefix)]
-        if not entries and prefix:
-            for folder in self.folders():
-                if hash_in_name(folder).startswith(prefix[:SHOWN]):
-                    read_entry(folder)  # raises: it says what is damaged
+        """The one run whose hash begins with `prefix`; only folders named so are read, and all
+        others where none is, since a folder may have the hash of a former identity.
+        """
+        every, damages = self.folders(), list[str]()
+        named = [path for path in every if hash_in_name(path).startswith(prefix[:SHOWN])]
+        entries = self._with_prefix(prefix, named, damages)
+        if damages and not entries:
+            raise DamagedRunError(damages[0])
+        entries = entries or self._with_prefix(prefix, every, damages)
         for entry in entries if prefix else ():
             self.path(entry.spec)  # raises where it has two folders
         if len(entries) != 1 or not prefix:
@@ -190,6 +195,12 @@ class Store:
                 "give a hash (or more of it) that `dllm-bench status` lists."
             )
         return entries[0]
+
+    def _with_prefix(
+        self, prefix: str, folders: Sequence[Path], damages: list[str]
+    ) -> list[RunEntry]:
+        entries = self.entries(damages, folders)
+        return [entry for entry in entries if entry.spec.identity_hash.startswith(prefix)]
 
     def folder_of(self, short: str) -> Path:
         """The one run folder whose name ends with a hash that begins with `short`."""

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,21 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.runner import run
 from dllm_bench.store import files, provenance
 from dllm_bench.store import lock as locks
+from dllm_bench.store import store as store_module
 from dllm_bench.store.files import Appender, whole_lines, write_atomic
 from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
-from dllm_bench.store.store import LOCK, RECORD, SAMPLES, SPEC, RunState, Store, read_samples
+from dllm_bench.store.store import (
+    LOCK,
+    RECORD,
+    SAMPLES,
+    SPEC,
+    RunEntry,
+    RunState,
+    Store,
+    read_entry,
+    read_samples,
+)
 from dllm_bench.tables.plan import CellState, look_up
 from tests.resume import fakes
 
@@ -61,6 +73,26 @@ def test_status_lists_runs_without_touching_them(tmp_path: Path) -> None:
         store.find("zzz")
     with pytest.raises(DllmBenchError, match="2 runs"):
         store.find("")
+
+
+def test_a_run_is_found_by_the_names_of_folders_and_no_other_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, record = made(tmp_path)
+    for seed in range(1, 4):
+        with store.open(replace(SPEC_5, seed=seed), total=5):
+            pass
+    read: list[Path] = []
+
+    def noting(folder: Path) -> RunEntry | None:
+        read.append(folder)
+        return read_entry(folder)
+
+    monkeypatch.setattr(store_module, "read_entry", noting)
+    assert store.find(record.identity_hash).spec == SPEC_5
+    assert read == [store.path(SPEC_5)]
+    former = store.path(SPEC_5).rename(store.path(SPEC_5).with_name("fake-0123456789"))
+    assert store.find(record.identity_hash).path == former  # named by a former identity
 
 
 def test_a_record_alone_is_enough(tmp_path: Path) -> None:
