@@ -1,8 +1,7 @@
-"""Cache of `status` rows, so that listing thousands of sealed runs does not re-read their records.
+"""The rows of `status`, a column of the index of records.
 
-A file next to the runs holds the row of every sealed record together with the record's size and
-time of change. Records that are new or changed are read, and so are runs that are not sealed. If
-the file cannot be written, everything is read each time.
+Listing thousands of sealed runs does not read their records again. Records that are new or changed
+are read, and so are runs that are not sealed.
 """
 
 from __future__ import annotations
@@ -11,20 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dllm_bench import __version__
-from dllm_bench.store.cache import DerivedCache
-from dllm_bench.store.nolinks import is_folder
+from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.store import (
     DamagedRunError,
     RunEntry,
     RunState,
     Store,
     read_entry,
-    record_fingerprint,
 )
 
-FILE = ".status.json"
-ROWS = "rows 3"  # raised when the columns of a row change
+ROWS = "status 3"  # raised when the columns of a row change
 StatusRow = dict[str, Any]
 """Column -> value, plain data."""
 
@@ -32,16 +27,11 @@ StatusRow = dict[str, Any]
 def cached_rows(
     store: Store, row_of: Callable[[RunEntry], StatusRow]
 ) -> tuple[list[StatusRow], list[str]]:
-    """The row of each run folder, by path, and a sentence for each damaged one.
-
-    Another version, of the package or of the rows, empties the cache. A store that is an archive
-    alone has none.
-    """
-    cache = DerivedCache(Path(store.root) / FILE, [__version__, ROWS])
+    """The row of each run folder, by path, and a sentence for each damaged one."""
+    index = RecordIndex(store, ROWS)
     rows, damages = list[StatusRow](), list[str]()
-    for folder in store.folders():
-        name, state = folder.relative_to(store.root).as_posix(), record_fingerprint(folder)
-        row = cache.get(name, state) if state else None
+    for folder, state in index.folders():
+        row = index.get(folder, state)
         if row is None:
             try:
                 entry = read_entry(folder)
@@ -55,10 +45,9 @@ def cached_rows(
             if entry.state is RunState.DAMAGED:
                 damages.append(entry.error)
             if state and entry.state is RunState.SEALED:
-                cache.put(name, state, row)
+                index.put(folder, state, row)
         rows.append(row)
-    if is_folder(Path(store.root)):
-        cache.save(used_only=True)
+    index.save()
     return rows, damages
 
 

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -65,12 +65,13 @@ class DerivedCache:
         if json.loads(text) == value:
             self._used[key] = {MARK: fingerprint, VALUE: text}
 
-    def save(self, used_only: bool = False) -> None:
-        """Write the file if anything changed; `used_only` drops entries not used since it was read.
+    def save(self, keep: Callable[[str], bool] = bool) -> None:
+        """Write the file if anything changed; only entries whose key `keep` accepts stay in it.
 
         A file that cannot be written is no error.
         """
-        entries = self._used if used_only else {**self._stored, **self._used}
+        every = {**self._stored, **self._used}
+        entries = {key: entry for key, entry in every.items() if keep(key)}
         if entries == self._stored:
             return
         body = json.dumps({MADE_BY: self.made_by, ENTRIES: entries}) + "\n"

@@ -13,20 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from dllm_bench import __version__
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
 from dllm_bench.registry import TARGET, instantiate
-from dllm_bench.store.cache import DerivedCache
+from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.inputs import is_served
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import Role, split
-from dllm_bench.store.store import Store, read_record, record_fingerprint
+from dllm_bench.store.store import Store, read_record
 from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Query
@@ -36,7 +34,6 @@ TPF_UNIT = "tokens/forward"
 TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # of a stored sample, measured
 DRAFTED = 8  # positions in the verification of one draft, roughly
 WEIGHT_BYTES = 2  # bfloat16
-CACHE_FILE = ".costs.json"  # in the runs folder
 OTHER_TYPES = (TypeError, ValueError, AttributeError, ArithmeticError, KeyError)
 """What settings of a forged record raise."""
 MIN_CHECKED = 3  # a check with fewer runs says nothing
@@ -260,26 +257,23 @@ def seconds_scale(config: Plain, measured: MeasuredRuns) -> float:
 
 
 def measured_runs(store: Store) -> MeasuredRuns:
-    """All sealed runs of a store, with a cache beside them. A record that is damaged, or that has
-    settings of other types, is skipped here; a damaged one is reported where its run is needed.
+    """All sealed runs of a store, a column of the index of records. A record that is damaged, or
+    that has settings of other types, is skipped here; a damaged one is reported where its run is
+    needed.
     """
-    made_by = [
-        __version__,
-        *(f.name for kind in (MeasuredRun, DecoderSummary) for f in fields(kind)),
-    ]
-    cache = DerivedCache(Path(store.root) / CACHE_FILE, made_by)
+    names = [f.name for kind in (MeasuredRun, DecoderSummary) for f in fields(kind)]
+    index = RecordIndex(store, f"cost {','.join(names)}")
     runs = []
-    for folder in store.folders():
-        name, state = folder.relative_to(store.root).as_posix(), record_fingerprint(folder)
-        plain = cache.get(name, state) if state else None
+    for folder, state in index.folders():
+        plain = index.get(folder, state)
         if state and plain is None:
             with suppress(DllmBenchError, *OTHER_TYPES):
                 record = read_record(folder)
                 found = MeasuredRuns.of([record] if record else []).runs
                 plain = [run.checked() for run in found]
-                cache.put(name, state, plain)
+                index.put(folder, state, plain)
         runs += [MeasuredRun.from_plain(one) for one in plain or ()]
-    cache.save(used_only=True)
+    index.save()
     return MeasuredRuns(runs)
 
 

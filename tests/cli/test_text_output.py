@@ -17,6 +17,7 @@ from dllm_bench.core.benchmark import SampleScore, judge_error
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.runs.progress import headline
 from dllm_bench.site.run_page import tiles
+from dllm_bench.store import index
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
@@ -219,5 +220,5 @@ def test_a_sealed_run_is_read_once_for_the_board(
     (store.path(done.spec) / RECORD).write_text(other.to_json())
     changed = list(status.run_lines(store))
     assert changed != first and any("50.0 [" in line for line in changed)
-    (store.root / status_cache.FILE).write_text("no json")
+    (store.root / index.FILE).write_text("no json")
     assert list(status.run_lines(store)) == changed

@@ -1,0 +1,85 @@
+"""The index of sealed records: one file, columns side by side, archives without unpacking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dllm_bench.cli import status
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.store import archive, index, store
+from dllm_bench.store.cache import PACKED
+from dllm_bench.store.index import RecordIndex
+from dllm_bench.store.store import Store
+from dllm_bench.tables.cost import measured_runs
+from scripts.update_reference import pack
+from tests.tables.builders import FULL, every_state
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The results of a small table, and a folder of this user's caches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    every_state(tmp_path / "results" / "runs", FULL, monkeypatch)
+    return tmp_path / "results"
+
+
+def test_lists_and_estimates_share_one_file_and_leave_each_other_their_column(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Store(results / "runs")
+    lines, runs = list(status.run_lines(found)), measured_runs(found).runs
+    assert lines and runs
+    assert [path.name for path in found.root.glob(".*")] == [index.FILE]
+    monkeypatch.setattr(store.RunRecord, "from_json", refuse)
+    assert list(status.run_lines(found)) == lines
+    assert [run.seconds for run in measured_runs(found).runs] == [run.seconds for run in runs]
+
+
+def test_an_archive_is_indexed_and_not_unpacked_again(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packed").mkdir()
+    pack(results, tmp_path / "packed" / PACKED)
+    found = Store(tmp_path / "packed" / "runs")
+    lines, runs = list(status.run_lines(found)), measured_runs(found).runs
+    assert any("sealed" in line for line in lines) and runs
+    assert [path.name for path in (tmp_path / "packed").iterdir()] == [PACKED]
+    monkeypatch.setattr(archive, "_read", refuse)
+    assert list(status.run_lines(found)) == lines
+    assert [run.seconds for run in measured_runs(found).runs] == [run.seconds for run in runs]
+    (tmp_path / "packed" / PACKED).touch()
+    with pytest.raises(DllmBenchError, match="was read"):
+        list(status.run_lines(found))
+
+
+def test_a_run_that_is_gone_leaves_the_index(results: Path) -> None:
+    found = Store(results / "runs")
+    list(status.run_lines(found))
+    measured_runs(found)
+    [sealed] = [entry for entry in found.entries() if entry.state == "sealed"]
+    assert entries(found) == 2  # a row of each column
+    store.remove([sealed.path])
+    list(status.run_lines(found))
+    assert entries(found) == 0
+
+
+def test_a_folder_lists_its_runs_as_the_store_does(results: Path) -> None:
+    found = Store(results / "runs")
+    listed = dict(RecordIndex(found, "any").folders())
+    assert list(listed) == found.folders()
+    for folder, fingerprint in listed.items():
+        assert fingerprint == store.record_fingerprint(folder)
+
+
+def entries(found: Store) -> int:
+    """How many values the index holds."""
+    _, _, body = (found.root / index.FILE).read_text().partition("\n")
+    return len(json.loads(body)["known"])
+
+
+def refuse(*_: object) -> None:
+    """Stand in for what must not be called again."""
+    raise DllmBenchError("It was read.")
