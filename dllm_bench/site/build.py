@@ -211,10 +211,11 @@ class SiteBuilder:
     def _without_runs(self, made: Sequence[str]) -> list[AddressedPage]:
         """(name, title) of the tables without any stored run, which were not made."""
         left_out = [name for name in names_of("table") if name not in made]
-        return [
-            (name, self.settings.cached(f"title {name}", lambda name=name: load_table(name).title))
-            for name in left_out
-        ]
+        return [(name, self._title(name)) for name in left_out]
+
+    def _title(self, table: str) -> str:
+        """The title of a table, which takes reading its files."""
+        return str(self.settings.cached(f"title {table}", lambda: load_table(table).title))
 
     def _names(self) -> StoredNames:
         """The names of the stored runs; those of any run where all tables are wanted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_composed_run_has_the_names_that_its_query_gives(query: str) -> None:
 def test_a_table_is_composed_only_where_a_run_of_it_may_be_stored(tmp_path: Path) -> None:
     composed: list[list[str]] = []
 
-    def noting(overrides: list[str]) -> dict:
+    def noting(overrides: Sequence[str]) -> dict:
         composed.append(list(overrides))
         return compose(overrides)
 
