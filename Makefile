@@ -19,7 +19,7 @@ SLURM ?=
 ITEMS ?=
 PASSES ?=
 SIZE = $(addprefix --limit ,$(ITEMS)) $(addprefix --passes ,$(PASSES))
-FILL = $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --slurm ,$(SLURM)),--run) $(SIZE)
+FILL = $(strip $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --slurm ,$(SLURM)),--run) $(SIZE))
 
 .DEFAULT_GOAL := help
 WORKS := lopa creditdecoding learn2pd dspark

@@ -93,7 +93,9 @@ def real_data() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def forgotten_programs() -> None:
-    """Every test judges its programs itself."""
+def forgotten() -> None:
+    """Every test judges its programs itself, and knows no results folder of another test."""
     if execution := sys.modules.get("dllm_bench.benchmarks.sandbox.execution"):
         execution._JUDGED.clear()
+    if nolinks := sys.modules.get("dllm_bench.store.nolinks"):
+        nolinks._results.clear()

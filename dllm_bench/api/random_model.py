@@ -23,7 +23,7 @@ from dllm_bench.models.transformer import TransformerDenoiser
 
 DREAM_7B = {"width": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944}
 SMALL = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 128}
-ONE_EACH = 1.5  # a threshold that no confidence reaches
+ONE_EACH = 1.0  # a threshold that no confidence is above
 WARM = 4  # rounds that are not counted: prefill, choice of kernels
 
 
@@ -95,7 +95,7 @@ def random_rounds(
     """
     decoder = MaskedDecoder(
         NegEntropy(),
-        Threshold(ONE_EACH),
+        Threshold(ONE_EACH, strict=True),
         Blocks(window, sees_future=False),
         BlockCache("full"),
         explore=Lookahead(k),

@@ -297,7 +297,7 @@ class RunSpec:
     @cached_property
     def former_short(self) -> str:
         """The hash in folder names of runs stored before registered names."""
-        return digest(former(self.identity()))[:SHOWN]
+        return digest(former({**self.identity(), "limit": self.limit}))[:SHOWN]
 
     def has_hash(self, stored: str) -> bool:
         """Whether a stored hash is this run's, today's or the former one."""

@@ -205,8 +205,8 @@ def test_the_aup_leaderboard_has_a_curve_of_a_sweep(
     settings = {"hardware": "cpu", "benchmark.max_new_tokens": 32, "decoder.select.strict": True}
     settings["decoder.select.tau"] = 1.0
     slow, short = (
-        db.run("tiny-llada", "fast_dllm", "minigsm", results=results, limit=limit, **settings)
-        for limit in (3, 1)
+        db.run("tiny-llada", name, "minigsm", results=results, limit=limit, **settings)
+        for name, limit in (("fast_dllm", 3), ("credit", 1))
     )
     assert exported(run, tmp_path, "aup", slow.spec.short) == 0
     found = yaml.safe_load((tmp_path / "data_dllm_bench.yaml").read_text())

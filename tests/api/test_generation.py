@@ -32,12 +32,12 @@ class Every(Select):
         return window.eligible_KW
 
 
-def test_the_import_is_immediate_and_offers_eleven_functions() -> None:
+def test_the_import_is_immediate_and_offers_fifteen_functions() -> None:
     code = "import sys, dllm_bench; print({'torch', 'hydra', 'pandas'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
     names = [name for name in db.__all__ if name.islower() and not name.startswith("_")]
-    assert len(names) == 11 and all(callable(getattr(db, name)) for name in names)
+    assert len(names) == 15 and all(callable(getattr(db, name)) for name in names)
     with pytest.raises(AttributeError, match="tabel"):
         db.tabel  # noqa: B018
 

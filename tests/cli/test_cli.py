@@ -111,7 +111,7 @@ def test_console_script_is_the_same_command(tmp_path: Path) -> None:
         (["bach=2"], ["did you mean 'batch'?"]),
         (["batch=x"], ["batch='x'", "whole number"]),
         (["batch=1.5"], ["batch=1.5", "whole number"]),
-        (["hardware.threads=0"], ["hardware.threads=0", "whole number"]),
+        (["hardware.threads=0"], ["hardware.threads is 0", "numbers from 1"]),
         (["paths.results="], ["results directory is ''", "paths.results=DIR"]),
         (["paths.results=/etc/passwd/x"], ["/etc/passwd is a file", "name a directory"]),
         (["paths.results=null"], ["results directory is None", "paths.results=DIR"]),

@@ -53,8 +53,9 @@ def test_tokens_per_step_are_means_over_those_still_decoding() -> None:
 
 
 def test_a_record_without_its_samples_is_told_apart(tmp_path: Path) -> None:
-    run = run_series.StoredRun(Namespace(columns={"id": ["a", "b"]}), tmp_path)
-    with pytest.raises(DllmBenchError, match=r"2 samples are missing, 'a' first.*run again"):
+    record = Namespace(columns={"id": ["a", "b"]}, spec=Namespace(short="0123456789"))
+    run = run_series.StoredRun(record, tmp_path)
+    with pytest.raises(DllmBenchError, match=r"without 2 of its 2 samples.*runs rm 0123456789"):
         list(run_series.tokens_per_step(run, EMPTY))
 
 

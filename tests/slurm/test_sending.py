@@ -240,7 +240,7 @@ def test_the_command_sends_waits_and_renders(
     assert cluster.sent == 1 and cluster.flags(1)["time"] == "9"
     assert cluster.flags(1)["array"].startswith(f"0-{count - 1}%")
     assert len(re.findall(r"its job 1_\d+ is over, log: ", said.err)) >= count
-    rendered = (tmp_path / "tables-limit-1" / "learn2pd" / "table6.md").read_text()
+    rendered = (tmp_path / "tables" / "learn2pd" / "table6.md").read_text()
     assert "failed" in rendered and "is over, log:" in rendered
     assert main(["status", *common]) == 0
     assert len(re.findall(r"its job 1_\d+ is over", capsys.readouterr().out)) == count

@@ -13,6 +13,7 @@ from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
+from dllm_bench.store.upgrade import upgraded
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.load import read_table
 from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
@@ -50,7 +51,7 @@ def compose(query: Sequence[str]) -> dict[str, Any]:
         key, _, value = override.partition("=")
         group, _, name = key.partition(".")
         if name:
-            config.setdefault(group, {})[name] = value
+            config.setdefault(group, {})[name] = int(value) if name == "repeats" else value
         elif group in ("limit", "seed"):
             config[group] = int(value)
         else:
@@ -62,7 +63,8 @@ def compose(query: Sequence[str]) -> dict[str, Any]:
 
 def spec_of(config: Mapping[str, Any]) -> RunSpec:
     """The run of a composed configuration, without touching data or weights."""
-    groups = {name: dict(config[name]) for name in ("model", "decoder", "benchmark", "hardware")}
+    names = ("model", "decoder", "benchmark", "hardware")
+    groups = {name: dict(upgraded(config[name])) for name in names}
     label = groups["decoder"].pop("name")
     return RunSpec(
         **groups,
