@@ -60,6 +60,10 @@ COUNTED = frozenset(SampleStats.columns()) - {
     *("verify_s", "ttft_s", "began_s", "ended_s", "tries", "retokenised"),
 }
 """Names of `SampleRecord.counts`; the other columns come from a sample's own fields."""
+OTHER_HASH = (
+    "its hash is that of another run, or of this one as versions up to 0.2 stored it, with the "
+    "number of items: `python -m scripts.convert_results OLD NEW` in a checkout rewrites those"
+)
 BEFORE = '\n "spec": {'  # where the hash stands, since keys are sorted
 
 Index = Annotated[int, Range(GIVEN, 2**31)]  # of a forward, or a sign in its place
@@ -331,7 +335,7 @@ class RunRecord:
                 plain["identity_hash"] = plain["spec"].identity_hash
             record = made_from(cls, plain)
             if not record.spec.has_hash(record.identity_hash):
-                raise ValueError("its hash is that of another run")
+                raise ValueError(OTHER_HASH)
             _check_columns(record.columns)
             for session in record.sessions:
                 _check_types(session.environment, ENVIRONMENT)

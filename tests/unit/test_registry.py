@@ -73,9 +73,16 @@ def test_a_class_without_a_name_cannot_be_described() -> None:
         describe(Nameless())
 
 
-def test_an_installed_plug_in_registers_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+def copy_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the test register into copies; what the package registers on import is there before."""
+    for kind in registry.HOMES:
+        registry._import_kind(kind)
     for table in ("_objects", "_names"):
         monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+
+
+def test_an_installed_plug_in_registers_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_tables(monkeypatch)
     plugin = types.ModuleType("visiting_package")
     code = (
         "from dataclasses import dataclass\n"
@@ -109,8 +116,7 @@ FAILURES = {
 def test_a_plug_in_that_fails_is_named_and_leaves_the_others(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for table in ("_objects", "_names"):
-        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    copy_tables(monkeypatch)
     good = (
         "from dataclasses import dataclass\n"
         "from dllm_bench.registry import register\n"
