@@ -15,7 +15,6 @@ from typing import Any
 from dllm_bench.claims import view
 from dllm_bench.claims.verdict import ClaimVerdict, Judgement
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.record import RunRecord
 from dllm_bench.tables.build import BuiltCell, BuiltTable, hardware_text
 from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import CellState, distinct_runs
@@ -127,14 +126,10 @@ def _paper(name: str, text: str, judgements: Iterable[Judgement], results: str) 
 
 
 def _compute(judgements: Iterable[Judgement]) -> str:
-    records: dict[str, RunRecord] = {
-        run.record.identity_hash: run.record
-        for one in judgements
-        for run in distinct_runs([one.sides.effect] if one.sides else [])
-        if run.state is CellState.SEALED and run.record
-    }
-    seconds = [s or 0.0 for r in records.values() for s in r.columns["seconds"]]
-    machines = "; ".join(sorted({hardware_text(record) for record in records.values()}))
+    runs = distinct_runs(one.sides.effect for one in judgements if one.sides)
+    records = [run.record for run in runs if run.state is CellState.SEALED and run.record]
+    seconds = [s or 0.0 for record in records for s in record.columns["seconds"]]
+    machines = "; ".join(sorted({hardware_text(record) for record in records}))
     return (
         f"The verdicts rest on {len(records)} runs of {len(seconds)} decoded samples in all, "
         f"{sum(seconds) / 60:.0f} minutes of decoding. Measured on: {machines or 'nothing yet'}."
