@@ -130,8 +130,8 @@ class D2Cache(Cache):
         taken_1L = self._taken(confidence_1L, window, state)
         fed_1L = kv.predicting(taken_1L) | (state.born_KL == state.forwards)
         last = slice(state.prompt_len - 1, state.prompt_len)
-        own_11 = fed_1L[:, last].clone()  # whether it predicts a mask that is taken
         if self.released:
+            own_11 = fed_1L[:, last].clone()  # whether it predicts a mask that is taken
             fed_1L[:, last] = False
         fed_1L |= self._attended(fed_1L, kv)
         if self.released:
