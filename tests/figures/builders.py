@@ -59,7 +59,7 @@ def drafted_sample(key: str, random: Random, longest: int | None, surviving: boo
     born = [0]
     while len(born) < LENGTH:
         right = min(random.choice((0, 2, 3, 7)), LENGTH - len(born))
-        draft = (*ids[len(born) : len(born) + right], *[-1] * (SLOTS - right))
+        draft = (*ids[len(born) : len(born) + right], *[100] * (SLOTS - right))  # no text has a 100
         said = tuple(random.gauss(2.0 if k < right else -0.5, 1.5) for k in range(SLOTS))
         proposed = SLOTS if longest is None else min(longest, SLOTS)
         kept = min(right, proposed)
