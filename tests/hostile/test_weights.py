@@ -20,6 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import sources
 from dllm_bench.models.filters import LearnedFilter
 from dllm_bench.models.load import inspect_checkpoint
+from dllm_bench.models.text import rust_panics_named
 from tests.helpers import CONFIGS, shard, tiny_checkpoint
 from tests.tiers import covering
 from tests.unit.models.common import edit, spec, tensors
@@ -82,13 +83,6 @@ def many_names(folder: Path) -> None:
     edit(folder / "model.safetensors.index.json", weight_map=names)
 
 
-def slow_pattern(folder: Path) -> None:
-    """A pattern that the tokenizers library gives up on with a panic."""
-    pattern = {"Regex": r"(\w|\w\w|\w?\w)+$\n\n\n"}
-    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-    edit(folder / "tokenizer.json", pre_tokenizer=split, normalizer=None)
-
-
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "nan": (lambda f: with_number(f, float("nan")), f"{NAME} holds numbers that are NaN"),
     "inf": (lambda f: with_number(f, float("inf")), f"{NAME} holds numbers that are NaN"),
@@ -122,7 +116,6 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "many tokens": (many_tokens, "lists 100,000 added tokens"),
     "many names": (many_names, "names 1,000,000 tensors"),
-    "slow pattern": (slow_pattern, "inside of the tokenizers library"),
     "layers": (lambda f: edit(f / "config.json", num_hidden_layers=10**7), "have 2 layers"),
     "no layers": (lambda f: edit(f / "config.json", num_hidden_layers=0), "have 2 layers"),
     "minus a layer": (lambda f: edit(f / "config.json", num_hidden_layers=-1), "have 2 layers"),
@@ -145,6 +138,17 @@ def test_a_hostile_checkpoint_decodes_nothing(
     assert time.process_time() - started < 10
     assert not [*tmp_path.rglob("record.json")]
     assert not [path for path in tmp_path.rglob("samples.jsonl") if path.read_text()]
+
+
+def test_a_pattern_that_the_tokenizers_library_gives_up_on_is_named() -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    slow = pre_tokenizers.Split(Regex(r"(x+x+)+y"), "isolated")
+    with (
+        pytest.raises(DllmBenchError, match="inside of the tokenizers library"),
+        rust_panics_named("Reading the prompt"),
+    ):
+        slow.pre_tokenize_str("x" * 60)
 
 
 @pytest.mark.parametrize(("layout", "key"), [("llada", "n_layers"), ("llada_moe", "num_experts")])
