@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -70,7 +69,7 @@ def run_in_turns(
     loggers: Sequence[Observer | None] = (),
     progress: Observer | None = None,
     deps: Dependencies = REAL,
-) -> list[DllmBenchError | Exception | None]:
+) -> list[Exception | None]:
     """Make runs of several passes over their items, which take turns pass by pass.
 
     Returns what each run failed by, None if it is sealed; the others continue. All are warmed up
@@ -79,20 +78,23 @@ def run_in_turns(
     failed: dict[int, Exception] = {}
     with ExitStack() as stack:
         sessions: dict[int, RunSession] = {}
-        for index, (spec, logger) in enumerate(zip_longest(specs, loggers)):
-            opened = _open_session(spec, store, ObserverGroup([logger, progress]), deps, None)
+        for index, spec in enumerate(specs):
+            opened = _open_session(spec, store, ObserverGroup([progress]), deps, None)
             with _caught(failed, index):
                 sessions[index] = stack.enter_context(opened)
         waiting = {i: one for i, one in sessions.items() if one.opened.record is None}
-        for passes in range(1, max((spec.repeats for spec in specs), default=0) + 1):
+        for passes in range(1, max((spec.repeats for spec in specs), default=0)):
             for index, session in waiting.items():
                 if index not in failed:
                     with _caught(failed, index, session):
                         session.decode(passes)
         for index, session in waiting.items():
             if index not in failed:
+                # a logger has one run at a time: it begins with the last pass
+                session.observer = ObserverGroup([loggers[index] if loggers else None, progress])
                 with _caught(failed, index, session):
                     session.finish(session.decode())
+                session.observer.close()
     return [failed.get(index) for index in range(len(specs))]
 
 
