@@ -18,9 +18,9 @@ import pytest
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import workers
 from dllm_bench.launch.run_many import groups, run_all, take_next
-from dllm_bench.runs.observers import RunningMetrics
+from dllm_bench.runs.observers import RunningMetrics, SilentObserver
 from dllm_bench.runs.progress import ManyRunsProgress, RunProgress, duration
-from dllm_bench.runs.runner import run
+from dllm_bench.runs.runner import run, run_in_turns
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 from tests.resume import fakes
@@ -289,3 +289,26 @@ def test_a_fork_server_that_is_killed_during_a_start_is_started_again(
             with pytest.raises(DllmBenchError, match=r"in 3 tries \(unexpected EOF\)"):
                 group.start(methodcaller("send", "hello"))
     end_server(signal.SIGKILL)  # the next test has one with everything imported
+
+
+class Noting(SilentObserver):
+    """Notes when it is started and closed."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
+        self.events.append(f"start {spec.limit}")
+
+    def close(self) -> None:
+        self.events.append("close")
+
+
+def test_a_logger_of_runs_that_take_turns_has_one_run_at_a_time(tmp_path: Path) -> None:
+    events = list[str]()
+    specs = [repeating(3), repeating(4)]
+    loggers = [Noting(events), Noting(events)]
+    made = fakes.deps(benchmark=fakes.Repeating())
+    errors = run_in_turns(specs, store=Store(tmp_path), loggers=loggers, deps=made)
+    assert errors == [None, None]
+    assert events == ["start 3", "close", "start 4", "close"]
