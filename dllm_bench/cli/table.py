@@ -150,7 +150,7 @@ class GrowingTables:
         pages = [path for path in written if path.suffix == ".md"]
         where = pages[0] if len(pages) == 1 else self.folder
         passed = duration(time.monotonic() - self.started)
-        print_lines([f"{passed} - every cell has {items} items: {where}"])
+        print_lines([f"{passed} - {items} items a run: {where}"])
 
     def write(self, planned: Sequence[PlannedTable]) -> tuple[list[BuiltTable], list[Path]]:
         """Build and write the tables; also returns the files."""
