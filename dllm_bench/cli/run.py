@@ -91,10 +91,12 @@ def run_job(cfg: Any) -> None:
         check(job.config, job.reads_data)
         measure(job.config)
     except BusyError as error:
-        if not local:
-            raise
         _busy.append(job.config)
         show_error(f"left for later, being made by {error.owner}")
+        if not local:  # this process makes no other run
+            wait_for_busy()
+            if _failed:
+                raise DllmBenchError(_failed.pop()) from error
     except DllmBenchError as error:
         if not local:
             raise

@@ -8,7 +8,7 @@ caches hold exactly the positions before the newest token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,7 @@ def test_caches_hold_the_committed_prefix(draft: Draft, target: TransformerDenoi
             assert context.kv is None or context.kv.length == context.anchor, "so does the drafter"
             return rounds[-1][1]
 
-    values = {name: getattr(draft, name) for name in draft.__dataclass_fields__}
+    values = {field.name: getattr(draft, field.name) for field in fields(draft)}
     decoder = SpeculativeDecoder(Watched(**values))
     generation = decoder.generate(observed, Request("kv", PROMPTS[1], NEW))  # type: ignore[arg-type]
     text = [*PROMPTS[1], *generation.ids]

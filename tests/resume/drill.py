@@ -156,7 +156,8 @@ def die_at_touch(n: int, root: Path) -> None:
         return wrapped
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event in NAMED and str(args[0]).startswith(str(root)):
+        below = str(args[0]).startswith(str(root)) or not os.path.isabs(str(args[0]))
+        if event in NAMED and below:  # a results folder's files are named within an open folder
             touch()
 
     written = os.write
