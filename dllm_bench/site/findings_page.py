@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from markupsafe import Markup, escape
 from dllm_bench.claims.findings import HEADS, TESTS, VERDICTS, Findings, Paragraph
 from dllm_bench.claims.verdict import ClaimVerdict
 from dllm_bench.site.pages import Page
+from dllm_bench.store.spec import slug
 
 FINDINGS_PAGE = "findings.html"
 
@@ -20,14 +22,16 @@ class FindingsView:
 
     found: the findings.
     heads: (title, CSS class) of the columns of claims.
-    verdicts: (verdict, what it means).
+    verdicts: (verdict, CSS class, number of claims, what it means).
+    classes: verdict -> CSS class.
     unmeasured: (title, text with links, commands).
     not_run: the verdict of claims without runs, which are folded.
     """
 
     found: Findings
     heads: list[tuple[str, str]]
-    verdicts: list[tuple[str, str]]
+    verdicts: list[tuple[str, str, int, str]]
+    classes: dict[str, str]
     tests: str
     unmeasured: list[tuple[str, Markup, Sequence[str]]]
     not_run: str = str(ClaimVerdict.NOT_RUN)
@@ -36,10 +40,17 @@ class FindingsView:
 def findings_page(found: Findings) -> str:
     """The whole page."""
     classes = ("wide", "", "number", "number", "wide", "")
+    counts = Counter(row[HEADS.index("verdict")] for paper in found.papers for row in paper.rows)
+    css = {str(verdict): slug(str(verdict)) for verdict in VERDICTS}
     view = FindingsView(
         found=found,
         heads=list(zip((head.capitalize() for head in HEADS), classes, strict=True)),
-        verdicts=[(str(verdict), text) for verdict, text in VERDICTS.items()],
+        verdicts=[
+            (name, css[name], counts[name], VERDICTS[verdict])
+            for verdict in VERDICTS
+            if (name := str(verdict)) in counts
+        ],
+        classes=css,
         tests=TESTS,
         unmeasured=[(one.title, linked(one), one.commands) for one in found.unmeasured],
     )

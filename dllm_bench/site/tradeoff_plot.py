@@ -1,13 +1,15 @@
 """The trade-off plots of compared runs, score against speed: SVGs that `macros.html` draws.
 
-A point is a run, with the 95 % interval of its score. The front leads through the runs that no
-other run beats (`tradeoff.pareto_front`). Places are computed here; the template only writes them.
+A point is a run. The front is the edge of everything that some run beats (`tradeoff.pareto_front`):
+steps, since nothing was measured between two runs. The runs on it are large, named, and have the
+95 % interval of their score. Places are computed here; the template only writes them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dllm_bench.metrics.accuracy import MeanScore
@@ -16,11 +18,27 @@ from dllm_bench.site.format import LISTED_METRICS, percent, significant
 from dllm_bench.site.pages import RunPages
 from dllm_bench.store.record import RunRecord
 
-WIDTH, HEIGHT = 460, 300
-LEFT, RIGHT, TOP, BOTTOM = 44, WIDTH - 16, 16, HEIGHT - 42  # of the area with points
+WIDTH, HEIGHT = 640, 420
+LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 16, 40, HEIGHT - 48  # of the area with points
 COLOURS = 7  # decoders with a colour of their own; `site.css` has these and one for all others
+ORACLE = "oracle"
+FEW = 15  # with no more runs than this, all have their interval
+LABEL = (7.5, 13.0)  # width of a character and height of a line, about
+DOT = 7.0  # around the middle of a point, where no label may stand
+OFFSETS = [  # of a label from its point, the best first: (x, y, text-anchor)
+    (far * x, far * y, anchor)
+    for far in (1, 2, 3)
+    for x, y, anchor in (
+        (9, -7, "start"),
+        (9, 15, "start"),
+        (-9, 15, "end"),
+        (-9, -7, "end"),
+    )
+]
 TICKS = 5  # on an axis, about
-AXES = dict(zip(LISTED_METRICS, ("Tokens per forward", "Tokens per second"), strict=True))
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+KnownRun = tuple[RunRecord, float, MeanScore]  # a run, its speed, its score
+AXES = dict(zip(LISTED_METRICS, ("Tokens per forward", "Tokens/s"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,7 @@ class PlotPoint:
     """A run: its place, the ends of its score's interval, and the page it leads to.
 
     title: what a reader sees who points at it; css: the class of its decoder's colour.
+    has_bar: whether its interval is drawn; is_best: whether it is on the front.
     """
 
     x: str
@@ -45,23 +64,41 @@ class PlotPoint:
     css: str
     title: str
     address: str
+    has_bar: bool
+    is_best: bool
+
+
+@dataclass(frozen=True)
+class PlotLabel:
+    """The name of a run next to its point; anchor: which end of the text is at `x`."""
+
+    x: str
+    y: str
+    anchor: str
+    text: str
+    css: str
 
 
 @dataclass(frozen=True)
 class TradeoffPlot:
     """One plot.
 
+    title: model, benchmark and number of samples.
     label: the x axis, and in brackets the metric; summary: the plot in words.
-    front: the points of the front's line, as SVG has them.
+    points: those on the front last, so that none hides them.
+    front: the corners of the front, as SVG has them; beaten: of the area below it.
     legend: (decoder, CSS class).
     """
 
+    title: str
     label: str
     summary: str
     x_ticks: list[PlotTick]
     y_ticks: list[PlotTick]
     points: list[PlotPoint]
     front: str
+    beaten: str
+    labels: list[PlotLabel]
     legend: list[tuple[str, str]]
     width: int = WIDTH
     height: int = HEIGHT
@@ -75,9 +112,7 @@ def tradeoff_plots(
     records: Sequence[RunRecord], title: str, run_pages: RunPages, up: str = ""
 ) -> list[TradeoffPlot]:
     """A plot against each of `LISTED_METRICS` that at least two of the runs have."""
-    names = list(dict.fromkeys(record.spec.label for record in records))
-    colours = {name: f"series-{min(place, COLOURS)}" for place, name in enumerate(names)}
-    plots = []
+    found = []
     for metric in LISTED_METRICS:
         known = [
             (record, x, record.score)
@@ -85,12 +120,37 @@ def tradeoff_plots(
             if record.score and (x := record.summary.get(metric)) is not None and math.isfinite(x)
         ]
         if len(known) > 1:
-            plots.append(_plot(known, metric, title, colours, run_pages, up))
-    return plots
+            found.append((metric, known))
+    colours = decoder_colours([known for _, known in found])
+    return [_plot(known, metric, title, colours, run_pages, up) for metric, known in found]
+
+
+def decoder_colours(plotted: Sequence[Sequence[KnownRun]]) -> dict[str, str]:
+    """Decoder -> CSS class of its colour: those on the fronts first, then those of most runs."""
+    best = [family(known[i][0]) for known in plotted for i in front_of(known)]
+    often = Counter(family(record) for known in plotted for record, _, _ in known)
+    names = dict.fromkeys([*best, *(name for name, _ in often.most_common())])
+    return {name: f"series-{min(place, COLOURS)}" for place, name in enumerate(names)}
+
+
+def family(record: RunRecord) -> str:
+    """The decoder's name without the pieces that the run replaced."""
+    return record.spec.label.partition("+")[0]
+
+
+def front_of(known: Sequence[KnownRun]) -> list[int]:
+    """Indices of the runs that no other beats, from slow to fast. The oracle knows the text, which
+    no method can, so that it neither stands on a front nor beats a run.
+    """
+    places = [(x, score.mean) for _, x, score in known]
+    possible = [i for i, (record, _, _) in enumerate(known) if family(record) != ORACLE]
+    chosen = possible or list(range(len(known)))
+    front = pareto_front([places[i] for i in chosen])
+    return sorted((chosen[i] for i in front), key=places.__getitem__)
 
 
 def _plot(
-    known: Sequence[tuple[RunRecord, float, MeanScore]],
+    known: Sequence[KnownRun],
     metric: str,
     title: str,
     colours: dict[str, str],
@@ -108,29 +168,68 @@ def _plot(
         bottom, top = y_ticks[0], y_ticks[-1]
         return f"{BOTTOM - (BOTTOM - TOP) * (100 * share - bottom) / (top - bottom):.1f}"
 
+    front = front_of(known)
     points = [
         PlotPoint(
             x=across(x),
             y=up_to(score.mean),
             low=up_to(score.low),
             high=up_to(score.high),
-            css=colours[record.spec.label],
+            css=colours[family(record)],
             title=f"{record.spec.label}: {percent(score)} %, {significant(x)} ({metric})",
             address=run_pages.link(record.spec.short, up).address,
+            has_bar=i in front or len(known) <= FEW,
+            is_best=i in front,
         )
-        for record, x, score in known
+        for i, (record, x, score) in enumerate(known)
     ]
-    places = [(x, score.mean) for _, x, score in known]
-    front = sorted(pareto_front(places), key=places.__getitem__)
+    corners = list(front_corners([points[i] for i in front]))
+    named = [(points[i], known[i][0].spec.label) for i in front]
     return TradeoffPlot(
+        title=title,
         label=f"{AXES[metric]} ({metric})",
         summary=f"Score against {metric} of {len(points)} runs: {title}",
         x_ticks=[PlotTick(across(x), f"{x:g}") for x in x_ticks],
         y_ticks=[PlotTick(up_to(y / 100), f"{y:g}") for y in y_ticks],
-        points=points,
-        front=" ".join(f"{points[i].x},{points[i].y}" for i in front),
+        points=sorted(points, key=lambda point: point.is_best),
+        front=" ".join(corners),
+        beaten=" ".join([*corners, f"{LEFT},{BOTTOM}"]),
+        labels=list(place_labels(named)),
         legend=list(colours.items())[:COLOURS],
     )
+
+
+def front_corners(best: Sequence[PlotPoint]) -> Iterator[str]:
+    """The corners of the steps that lead down from point to point, given from slow to fast."""
+    yield f"{LEFT},{best[0].y}"
+    for point, following in zip(best, [*best[1:], None], strict=True):
+        yield f"{point.x},{point.y}"
+        yield f"{point.x},{following.y if following else BOTTOM}"
+
+
+def place_labels(named: Sequence[tuple[PlotPoint, str]]) -> Iterator[PlotLabel]:
+    """A label for each point whose name differs from the one before, where it covers no point of
+    the front and no other label; none where there is no such place.
+    """
+    middles = [(float(point.x), float(point.y)) for point, _ in named]
+    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in middles]
+    before = ""
+    for (x, y), (point, text) in zip(middles, named, strict=True):
+        width, height = LABEL[0] * len(text), LABEL[1]
+        for across, down, anchor in OFFSETS if text != before else ():
+            left = x + across - (width if anchor == "end" else 0)
+            box = (left, y + down - height, left + width, y + down + 2)
+            inside = box[0] > LEFT and box[2] < WIDTH and box[1] > TOP - height and box[3] < BOTTOM
+            if inside and not any(overlaps(box, other) for other in taken):
+                taken.append(box)
+                yield PlotLabel(f"{x + across:.1f}", f"{y + down:.1f}", anchor, text, point.css)
+                before = text
+                break
+
+
+def overlaps(one: Box, other: Box) -> bool:
+    """Whether two boxes share any place."""
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def ticks(low: float, high: float) -> list[float]:

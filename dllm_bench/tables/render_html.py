@@ -35,8 +35,8 @@ a:hover { text-decoration: underline; } code { font: 0.9em ui-monospace, monospa
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px;
   white-space: nowrap; width: 100%; }
-th, td { padding: 0.3rem 0.6rem; text-align: right; border-top: 1px solid var(--line); }
-thead tr:first-child th { border-top: 0; } thead th { vertical-align: bottom; }
+th, td { padding: 0.3rem 0.4rem; text-align: right; border-top: 1px solid var(--line); }
+thead tr:first-child th { border-top: 0; } thead th { vertical-align: bottom; white-space: normal; }
 th.head, td.head { text-align: left; } th.group { text-align: center; }
 th.first, td.first { border-left: 1px solid var(--line); }
 td.head:first-child, th.head:first-child { position: sticky; left: 0; background: var(--page); }

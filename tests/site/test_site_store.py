@@ -17,7 +17,7 @@ import pytest
 from dllm_bench.cli.main import main
 from dllm_bench.site import build as site_module
 from dllm_bench.site.pages import run_address
-from dllm_bench.site.tradeoff_plot import ticks
+from dllm_bench.site.tradeoff_plot import PlotPoint, overlaps, place_labels, ticks
 from dllm_bench.store.cache import PACKED
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, SPEC, Store
@@ -134,7 +134,11 @@ def test_own_runs_and_their_trade_off_come_first(tmp_path: Path) -> None:
     for plot in plots:
         assert plot.count("<circle") == 2
         assert all(f"{run_address(one.spec.short)}" in plot for one in (slow, quick))
-    assert len(re.findall(r'class="front" points="\S+"', page)) == 2  # slow is beaten
+        assert plot.count(' best"') == 1  # slow is beaten
+        assert '<text class="title"' in plot and "Score (%)</text>" in plot
+        assert re.search(r'<text class="name series-0"[^>]*>[^<]+</text>', plot)
+    fronts = re.findall(r'class="front" points="([^"]+)"', page)
+    assert [len(front.split()) for front in fronts] == [3, 3]  # one step: across, to it, down
     comparison = next((tmp_path / "site" / "comparisons").glob("*.html"))
     assert comparison.read_text(encoding="utf-8").count('<svg class="plot"') == 2
 
@@ -151,3 +155,31 @@ def test_ticks_are_round_and_enclose_all_values(
     low: float, high: float, expected: list[float]
 ) -> None:
     assert ticks(low, high) == expected
+
+
+def test_labels_of_a_crowded_front_cover_neither_points_nor_each_other() -> None:
+    places = [(100 + 12 * i, 100 + 5 * i) for i in range(12)]
+    points = [PlotPoint(f"{x}", f"{y}", "", "", "", "", "", True, True) for x, y in places]
+    named = [(point, f"decoder_{i}") for i, point in enumerate(points)]
+    labels = list(place_labels(named))
+    assert len(labels) > 4
+    boxes = []
+    for label in labels:
+        x, y, width = float(label.x), float(label.y), 7.0 * len(label.text)
+        left = x - width if label.anchor == "end" else x
+        boxes.append((left, y - 10, left + width, y))
+    dots = [(x - 5.0, y - 5.0, x + 5.0, y + 5.0) for x, y in places]
+    assert not any(overlaps(one, dot) for one in boxes for dot in dots)
+    assert not any(overlaps(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_verdicts_stand_in_colour_before_prose_and_wide_tables_stay_in_the_window(
+    tmp_path: Path,
+) -> None:
+    own_runs(tmp_path)
+    builders.make(tmp_path)
+    page = (tmp_path / "site" / "findings.html").read_text(encoding="utf-8")
+    assert page.index('class="claims ') < page.index('class="chip ') < page.index('id="evidence"')
+    style = (tmp_path / "site" / "static" / "site.css").read_text(encoding="utf-8")
+    assert "article.table .scroll { max-height: 94vh; overflow: auto; }" in style
+    assert "td.head:first-child, th.head:first-child { position: sticky; left: 0;" in style

@@ -142,8 +142,12 @@ class Viewer {
     return [
       make("section", { class: "player", "aria-label": "How the sample was decoded" }, this.canvas,
         this.timeline, this.range, this.controls(), this.status, this.draft, this.legend()),
-      make("section", {}, make("h2", {}, "Forwards"), this.table()),
     ];
+  }
+
+  // The list of forwards, which stands next to the texts where the window is wide.
+  details() {
+    return make("section", {}, make("h2", {}, "Forwards"), this.table());
   }
 
   token(word, position) {
@@ -451,7 +455,9 @@ async function openSample(run) {
     if (sample.extracted) texts.push(panel("Read from the text", sample.extracted, ""));
     if (sample.raw) texts.push(panel("Before the stop string", sample.raw, ""));
     place.replaceChildren(...heading(run, index, sample), ...(viewer ? viewer.build() : []),
-      make("div", { class: "columns" }, ...texts));
+      make("div", { class: "details" }, ...(viewer ? [viewer.details()] : []),
+        make("div", { class: "columns" }, ...texts)));
+    viewer?.show();
   } catch (error) {
     place.replaceChildren(make("p", { role: "alert" }, `${error.message}; make the report again.`));
   }
