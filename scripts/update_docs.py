@@ -4,7 +4,8 @@
 
 The README quotes one section of the committed Table 4 and where it was measured, and what the
 verdicts rest on; docs/findings.md has these and the prose of dllm_bench/claims; docs/decoders.md
-lists the decoders of conf/decoder; a card quotes the sealed runs of its model found in the given
+lists the decoders of conf/decoder and docs/pieces.md the settings of their pieces;
+docs/reproduce.md lists the figures; a card quotes the sealed runs of its model found in the given
 results directory (cards are left alone without one).
 """
 
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,13 @@ from dllm_bench.paths import assets_dir, conf_dir, options
 from dllm_bench.registry import TARGET, find, name_of
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import RunState, Store, read_record
-from dllm_bench.tables.build import build
-from dllm_bench.tables.load import load_profile, load_table
+from dllm_bench.tables.build import build, measure_run
+from dllm_bench.tables.load import load_profile, load_table, names_of, title_of
 from dllm_bench.tables.plan import plan
 from dllm_bench.tables.spec import EMBEDDED
 from dllm_bench.tables.view import DISTURBED
 from scripts.embedded.card import measured
+from scripts.piece_settings import page_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -45,30 +48,54 @@ TABLE = REFERENCE / "tables" / "lopa" / "table4.md"
 FINDINGS = ROOT / "docs" / "findings.md"
 MODEL, SECTION = "## D2F-Dream-Instruct", "### GSM8K 4-shot"
 SYSTEM, COLUMNS = 1, (0, 2, 3, 4, 7, 8, 11)  # of the rendered section: BP, τ, mean TPS and score
+EMITTED_HEAD = "Emitted tokens/s<br>(before the end of the text)"
+PAPERS_TPS = "Avg TPS<br>(the paper's: padding counts)"
+PLACE = 3  # of the emitted tokens/s among the columns
+HASH = re.compile(r"`(\w+)`")  # of a run, in the last column
 BEGIN, END = "<!-- table4:begin -->", "<!-- table4:end -->"
 STATED, STATED_END = "<!-- evidence:begin -->", "<!-- evidence:end -->"
+PIECES, PIECES_END = "<!-- pieces:begin -->", "<!-- pieces:end -->"
+FIGURES, FIGURES_END = "<!-- figures:begin -->", "<!-- figures:end -->"
 LISTED, LIST_END = "<!-- library:begin -->", "<!-- library:end -->"
 USUAL = {"explore": "greedy", "revise": "none", "stop": "filled", "cache": "none"}  # not listed
 GROUPS = ("runs", "extra_runs", "sampled_runs")  # of a recorded file that is not a list
 GOLDEN = Path(os.environ.get("DLLM_BENCH_GOLDEN", ROOT.parent / "shared" / "golden"))
 
 
-def excerpt(table: str) -> str:
-    """Speed and score of the settings on one GPU, instruct model on GSM8K, and the hardware."""
+def excerpt(table: str, emitted: Callable[[str], str]) -> str:
+    """Speed and score of the settings on one GPU, instruct model on GSM8K, and the hardware.
+
+    emitted: the short hash of a run -> its emitted tokens/s, which stand before the paper's TPS.
+    """
     section = table[table.index(MODEL) :]
     section = section[section.index(SECTION) :].split("\n\n")[1]
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in section.splitlines()]
     header, rule, *body = rows
     kept = [header, rule, *(row for row in body if row[SYSTEM] == "NV")]
     hardware = table.split("**Measured on**\n\n")[1].split("\n\n")[0]
-    shown = "\n".join(f"| {' | '.join(row[column] for column in COLUMNS)} |" for row in kept)
+    first = [EMITTED_HEAD, "---:", *(emitted(HASH.findall(row[-1])[0]) for row in kept[2:])]
+    cells = [[*(row[column] for column in COLUMNS)] for row in kept]
+    for row, text in zip(cells, first, strict=True):
+        row.insert(PLACE, text)
+    cells[0][PLACE + 1] = cells[0][PLACE + 1].replace("Avg TPS", PAPERS_TPS, 1)
+    shown = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     notes = (line for line in hardware.splitlines() if DISTURBED not in line or DISTURBED in shown)
     return f"{shown}\n\nMeasured on:\n\n" + "\n".join(notes)
 
 
-def quote(readme: str, table: str) -> str:
+def emitted_speed(short: str) -> str:
+    """The emitted tokens/s of a committed run, as the table writes a number."""
+    record = read_record(Store(REFERENCE / "runs").find(short).path)
+    assert record is not None
+    value, interval = measure_run("tps/e2e", record)
+    assert value is not None
+    assert interval is not None
+    return f"**{value:.1f}** [{interval[0]:.1f}, {interval[1]:.1f}]"
+
+
+def quote(readme: str, table: str, emitted: Callable[[str], str] = emitted_speed) -> str:
     """The README with the excerpt between its markers."""
-    return between(readme, BEGIN, excerpt(table), END)
+    return between(readme, BEGIN, excerpt(table, emitted), END)
 
 
 def between(text: str, begin: str, body: str, end: str) -> str:
@@ -88,6 +115,12 @@ def library() -> str:
     ]
     rows = [row(name) for name in options("decoder")]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, ["---"] * 5, *rows])
+
+
+def figure_list() -> str:
+    """A row for every figure: its name, which the commands take, and its title."""
+    rows = (f"| `{name}` | {title_of('figure', name)} |" for name in names_of("figure"))
+    return "\n".join(["| Figure | Shows |", "| --- | --- |", *rows])
 
 
 def row(name: str) -> list[str]:
@@ -178,8 +211,13 @@ if __name__ == "__main__":
     found = stored_findings()
     readme = ROOT / "README.md"
     readme.write_text(with_evidence(quote(readme.read_text(), TABLE.read_text()), found))
-    page = ROOT / "docs" / "decoders.md"
-    page.write_text(between(page.read_text(), LISTED, library(), LIST_END))
+    for name, begin, listed, end in (
+        ("decoders.md", LISTED, library(), LIST_END),
+        ("pieces.md", PIECES, page_tables(), PIECES_END),
+        ("reproduce.md", FIGURES, figure_list(), FIGURES_END),
+    ):
+        page = ROOT / "docs" / name
+        page.write_text(between(page.read_text(), begin, listed, end))
     FINDINGS.write_text(findings_page(found))
     if len(sys.argv) > 1:
         update_cards(Path(sys.argv[1]))

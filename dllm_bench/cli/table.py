@@ -42,6 +42,7 @@ from dllm_bench.tables.load import (
     load_table,
     matching_names,
     names_of,
+    title_of,
 )
 from dllm_bench.tables.plan import (
     PlannedCell,
@@ -201,7 +202,10 @@ def add_options(parser: ArgumentParser, kind: str) -> None:
     text = "passes over the items of runs that give times; 1: the scores' own runs give them"
     parser.add_argument("--passes", type=positive_int, metavar="N", help=text)
     parser.formatter_class = RawDescriptionHelpFormatter
-    parser.epilog = "\n".join([f"{kind}s:", *(f"  {name}" for name in names_of(kind))])
+    names = names_of(kind)
+    width = max(map(len, names))
+    lines = (f"  {name.ljust(width)}  {title_of(kind, name)}".rstrip() for name in names)
+    parser.epilog = "\n".join([f"{kind}s:", *lines])
 
 
 def check_options(arguments: Namespace) -> None:

@@ -14,6 +14,7 @@ at another value of the facet: its points are hidden, and the curve is a value c
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +39,7 @@ from dllm_bench.tables.spec import (
     TableMetric,
 )
 
+TITLE = re.compile(r"^title: (.+)$", re.MULTILINE)
 REPORTED_TABLES = PACKAGE / "tables" / "reported"
 LAYOUT_KEYS = ("sections", "rows", "columns")
 OWN_GROUPS = {"model": "path: assets/", "benchmark": "name: mini"}
@@ -50,6 +52,13 @@ def names_of(kind: str) -> list[str]:
     """Names of all tables or figures (`kind` is "table" or "figure"), as `<paper>/<name>`."""
     paths = [path for folder in conf_dirs() for path in (folder / kind).glob("*/*.yaml")]
     return sorted({f"{path.parent.name}/{path.stem}" for path in paths})
+
+
+def title_of(kind: str, name: str) -> str:
+    """The title of a table or figure, read without the rest of its yaml; empty if it has none."""
+    text = conf_file(f"{kind}/{name}.yaml").read_text(encoding="utf-8")
+    found = TITLE.search(text)
+    return str(yaml.safe_load(found[1])) if found else ""
 
 
 def file_and_data(kind: str, name: str, shipped: Path) -> tuple[Path, Path]:

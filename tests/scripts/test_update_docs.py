@@ -8,8 +8,10 @@ import pytest
 
 from dllm_bench.metrics.accuracy import paired_interval
 from dllm_bench.paths import assets_dir
+from dllm_bench.registry import SLOTS
 from scripts import update_docs
 from scripts.embedded import card
+from scripts.piece_settings import settings_of_loops, settings_of_slot
 from tests.tables.builders import compose, record_of, spec_of
 
 
@@ -23,17 +25,34 @@ def test_the_readme_quotes_speed_and_score_of_one_section() -> None:
         "**Measured on**\n\n- a CPU\n\n**Code**\n"
     )
     readme = update_docs.quote(
-        f"above\n{update_docs.BEGIN}\nold\n{update_docs.END}\nbelow\n", table
+        f"above\n{update_docs.BEGIN}\nold\n{update_docs.END}\nbelow\n", table, str.upper
     )
     assert readme.startswith("above\n") and readme.endswith("\nbelow\n")
-    quoted = "| S1 | 4 | 0.95 | 587 | 88 | 331 | 78 |\n\nMeasured on:\n\n- a CPU"
+    quoted = "| S1 | 4 | 0.95 | ABC | 587 | 88 | 331 | 78 |\n\nMeasured on:\n\n- a CPU"
     assert quoted in readme
     assert readme.count("S1") == 1
     assert "old" not in readme and "other" not in readme and "more" not in readme
-    assert update_docs.quote(readme, table) == readme
+    assert update_docs.quote(readme, table, str.upper) == readme
     busy = table.replace("- a CPU\n", "- a CPU\n- † a busy machine\n")
-    assert update_docs.excerpt(busy) == update_docs.excerpt(table), "no number has the mark"
-    assert "busy" in update_docs.excerpt(busy.replace("| 587 |", "| 587† |"))
+    assert update_docs.excerpt(busy, str) == update_docs.excerpt(table, str), (
+        "no number has the mark"
+    )
+    assert "busy" in update_docs.excerpt(busy.replace("| 587 |", "| 587† |"), str)
+
+
+def test_the_pages_list_every_setting_with_its_meaning_and_every_figure() -> None:
+    slots = [*(one for slot in SLOTS for one in settings_of_slot(slot)), *settings_of_loops()]
+    assert [(one.piece, one.name) for one in slots if not one.meaning] == []
+    tau = next(one for one in settings_of_slot("select") if one.piece == "threshold")
+    assert (tau.name, tau.type, tau.default) == ("tau", "float", "0.9")
+    for page, listed in (
+        ("pieces.md", update_docs.page_tables()),
+        ("reproduce.md", update_docs.figure_list()),
+    ):
+        assert listed in (update_docs.ROOT / "docs" / page).read_text(), "run scripts.update_docs"
+    assert (
+        "| `lopa/figure5` | LoPA Figure 5: tokens decoded per step |" in update_docs.figure_list()
+    )
 
 
 def test_the_decoders_page_has_a_row_of_rule_pieces_and_cases() -> None:
