@@ -155,8 +155,10 @@ class GrowingTables:
 
     def write(self, planned: Sequence[PlannedTable]) -> tuple[list[BuiltTable], list[Path]]:
         """Build and write the tables; also returns the files."""
-        similar = measured_runs(self.store)
+        settings = SettingsCache(self.store.root.parent, compose)
+        similar = measured_runs(self.store, settings)
         tables = [build(*one, similar) for one in planned]
+        settings.save()
         with explain_write_errors(self.folder):
             return tables, [path for built in tables for path in write(built, self.folder)]
 

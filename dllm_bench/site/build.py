@@ -198,7 +198,7 @@ class SiteBuilder:
             if not planner.has_run(name):
                 continue
             planned = planner.plan(table := load_table(name))
-            similar = similar or measured_runs(self.store)
+            similar = similar or measured_runs(self.store, self.settings)
             built = build_table(table, planner.profile, planned, similar)
             stem = table_stem(built)
             for form, text in render(built).items():

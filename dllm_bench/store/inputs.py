@@ -165,10 +165,18 @@ def files_of(config: Plain) -> list[Path] | None:
     if not benchmark_of(config["benchmark"]).generated:
         return None
     model, decoders = config["model"], [config.get(name) for name in DECODERS]
-    if any(not target.startswith(PACKAGE) for target in targets([config["benchmark"], *decoders])):
+    weights = [model["path"], *filter(None, [model.get("lora")])]
+    return files_of_pieces([config["benchmark"], *decoders], weights)
+
+
+def files_of_pieces(plain: object, further: Iterable[str] = ()) -> list[Path] | None:
+    """Return the files and folders that the pieces of plain data read, and `further` ones.
+
+    None if one is not on this disk, or if a piece is from outside.
+    """
+    if any(not target.startswith(PACKAGE) for target in targets(plain)):
         return None
-    named = [model["path"], *filter(None, [model.get("lora")]), *sources(decoders)]
-    places = [place_of(source) for source in named]
+    places = [place_of(source) for source in (*further, *sources(plain))]
     return places if all(place.exists() for place in places) else None
 
 

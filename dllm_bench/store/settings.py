@@ -53,12 +53,13 @@ class SettingsCache:
         key = f"compose {json.dumps(list(overrides))}"
         return dict(self.cached(key, lambda: dict(self._compose(overrides))))
 
-    def cached(self, key: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns, plain data that depends on conf and the package alone."""
-        value = self._cache.get(key, [])
+    def cached(self, key: str, make: Callable[[], Any], files: Sequence[Path] = ()) -> Any:
+        """What `make` returns: plain data that depends on conf, the package and `files` alone."""
+        state = fingerprints(files)
+        value = self._cache.get(key, state)
         if value is None:
             value = make()
-            self._cache.put(key, [], value)
+            self._cache.put(key, state, value)
         return value
 
     def resolve(self, config: Plain) -> Plain:

@@ -9,6 +9,7 @@ token. Seconds are scaled by measured ÷ estimated seconds of sealed runs on the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -21,8 +22,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
 from dllm_bench.registry import TARGET, instantiate
 from dllm_bench.store.index import RecordIndex
-from dllm_bench.store.inputs import is_served
+from dllm_bench.store.inputs import files_of_pieces, is_served
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import Role, split
 from dllm_bench.store.store import Store, read_record
 from dllm_bench.tables.load import read_yaml
@@ -91,7 +93,7 @@ class CostModel:
             return None
         items = run.total or _items(run.config)
         tpf = self._tpf.get(id(run))
-        decoder = summary_of(run.config["decoder"])
+        decoder = self.measured.summary(run.config["decoder"])
         return _cost(run.config, decoder, items, run.done, tpf, self.measured)
 
 
@@ -179,6 +181,8 @@ class MeasuredRuns:
     """All runs."""
     without: MeasuredRun | None = None
     """A run that is left out."""
+    settings: SettingsCache | None = None
+    """Keeps the summaries of decoders, which take torch to make."""
 
     @classmethod
     def of(cls, records: Iterable[RunRecord]) -> MeasuredRuns:
@@ -186,6 +190,17 @@ class MeasuredRuns:
         columns = ("forwards", "seconds")
         timed = (r for r in records if not any(None in r.columns[name] for name in columns))
         return cls([MeasuredRun.of(record) for record in timed])
+
+    def summary(self, decoder: Plain) -> DecoderSummary:
+        """Return `summary_of` a decoder; a kept one, unless it depends on pieces from
+        outside or on files that are not on this disk.
+        """
+        files = files_of_pieces(decoder)
+        if self.settings is None or files is None:
+            return summary_of(decoder)
+        key = f"summary {json.dumps(decoder, sort_keys=True)}"
+        made = self.settings.cached(key, lambda: asdict(summary_of(decoder)), files)
+        return DecoderSummary(**made)
 
     @cached_property
     def _by_names(self) -> dict[Query, list[MeasuredRun]]:
@@ -256,7 +271,7 @@ def seconds_scale(config: Plain, measured: MeasuredRuns) -> float:
     return median(ratios) if ratios else 1.0
 
 
-def measured_runs(store: Store) -> MeasuredRuns:
+def measured_runs(store: Store, settings: SettingsCache | None = None) -> MeasuredRuns:
     """All sealed runs of a store, a column of the index of records. A record that is damaged, or
     that has settings of other types, is skipped here; a damaged one is reported where its run is
     needed.
@@ -274,7 +289,7 @@ def measured_runs(store: Store) -> MeasuredRuns:
                 index.put(folder, state, plain)
         runs += [MeasuredRun.from_plain(one) for one in plain or ()]
     index.save()
-    return MeasuredRuns(runs)
+    return MeasuredRuns(runs, settings=settings)
 
 
 def _name(config: Plain, group: str) -> str:

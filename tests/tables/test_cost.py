@@ -11,6 +11,8 @@ import pytest
 
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.paths import options
+from dllm_bench.store.settings import SettingsCache
+from dllm_bench.tables import cost
 from dllm_bench.tables.cost import (
     Cost,
     CostModel,
@@ -28,6 +30,7 @@ from tests.tables.builders import FULL, every_state, record_of, spec_of
 LOOKAHEAD = {"_target_": "explore.lookahead"}
 CACHED = {"cache": {"_target_": "cache.dual"}}
 SCORE = TableMetric("score", "Score", "score")
+SUMMARY = DecoderSummary(branches=3, block=8)
 TPF = TableMetric("tpf", "TPF", "tpf/committed")
 
 
@@ -202,3 +205,29 @@ def test_a_decoder_that_cannot_be_made_here_is_estimated_by_its_settings() -> No
     assert summary_of(plain) == DecoderSummary(block=16)
     assert summary_of({"draft": {}}) == DecoderSummary(drafts=True)
     assert summary_of(config()["decoder"]).caches is False
+
+
+def test_a_decoders_summary_is_kept_without_making_it_until_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[object]()
+
+    def make(decoder: Mapping[str, Any]) -> DecoderSummary:
+        made.append(decoder)
+        return SUMMARY
+
+    monkeypatch.setattr(cost, "summary_of", make)
+    file = tmp_path / "filter"
+    file.write_text("one")
+    settings = SettingsCache(tmp_path, dict)
+    for decoder in ({"name": "plain"}, {"filter": {"source": str(file)}}):
+        for _ in range(2):
+            assert MeasuredRuns([], settings=settings).summary(decoder) == SUMMARY
+    assert len(made) == 2
+    file.write_text("another")
+    MeasuredRuns([], settings=settings).summary(decoder)
+    assert len(made) == 3
+    foreign = {"_target_": "mine.Decoder"}
+    for _ in range(2):
+        MeasuredRuns([], settings=settings).summary(foreign)
+    assert len(made) == 5
