@@ -21,7 +21,7 @@ from dllm_bench.site.format import LISTED_METRICS, align, number, percent_of
 from dllm_bench.store.differences import differing, flat_settings
 from dllm_bench.store.files import csv_rows, stored_bytes
 from dllm_bench.store.nolinks import matching
-from dllm_bench.store.store import RunEntry, RunState, Store, read_record
+from dllm_bench.store.store import RunEntry, Store
 
 WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # where --where looks
 NUMBERS = ("score", "tpf", "tps")
@@ -105,7 +105,7 @@ def row_texts(row: StatusRow) -> tuple[str, ...]:
 
 def status_row(entry: RunEntry) -> StatusRow:
     """The row of one run; a run that is not sealed has no numbers."""
-    record = read_record(entry.path) if entry.state is RunState.SEALED else None
+    record = entry.record
     summary = record.summary if record else {}
     score = record.score if record else None
     spec = entry.spec

@@ -47,7 +47,6 @@ from dllm_bench.store.store import (
     RunEntry,
     RunState,
     Store,
-    read_record,
     read_samples,
     record_fingerprint,
 )
@@ -101,8 +100,7 @@ class SiteBuilder:
         left_out = list[str]()
         entries = list(self.store.entries(left_out))
         sealed = [entry for entry in entries if entry.state is RunState.SEALED]
-        # `read_record` gives None for a record that is damaged
-        records = {e.spec.short: record for e in sealed if (record := read_record(e.path))}
+        records = {entry.spec.short: entry.record for entry in sealed if entry.record}
         chosen = [e for e in entries if e.spec.short in records and self._gets_page(e)]
         stale = [entry for entry in chosen if everything or not self._is_up_to_date(entry)]
         made = 0

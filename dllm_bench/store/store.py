@@ -86,6 +86,7 @@ class RunEntry:
     done: int  # finished samples
     total: int | None  # samples of the whole run; None before the first start counted them
     error: str = ""  # why the last attempt failed, or what is damaged
+    record: RunRecord | None = field(default=None, repr=False, compare=False)  # of a sealed run
 
 
 class DamagedRunError(DllmBenchError):
@@ -311,7 +312,7 @@ def read_entry(folder: Path) -> RunEntry | None:
         damage = str(unreadable)
     if record is not None:
         n = len(record.columns["id"])
-        return RunEntry(folder, RunState.SEALED, record.spec, n, n)
+        return RunEntry(folder, RunState.SEALED, record.spec, n, n, record=record)
     head = read_head(folder)
     if head is None and damage:
         raise DamagedRunError(damage)
