@@ -25,6 +25,8 @@ PLUGINS = "dllm_bench.plugins"
 """Entry-point group in which another package names the modules that register its classes."""
 CONFIG_DIR = "DLLM_BENCH_CONFIG_DIR"
 """Environment variable that names a folder of further configuration files."""
+GROUPS = ("model", "decoder", "benchmark", "hardware", "logger", "paths", "hydra/launcher")
+"""The configuration groups that a run has a choice of."""
 MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_ALIASES = 2**18, 40, 20
 """Of a configuration file that is not the package's own. OmegaConf copies what an alias names, so
 the number of aliases bounds its memory."""

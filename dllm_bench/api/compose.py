@@ -38,6 +38,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, settings_of
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import (
+    GROUPS,
     conf_dir,
     conf_dirs,
     conf_file,
@@ -47,9 +48,9 @@ from dllm_bench.paths import (
     place_of,
 )
 
-GROUPS = ("model", "decoder", "benchmark", "hardware", "logger", "paths", "hydra/launcher")
-MULTIRUN = ("-m", "--multirun")
 CONFIG = "run"  # conf/run.yaml
+LAUNCHER = "hydra/launcher"
+LAUNCHER_PARTS = (f"{LAUNCHER}=", "hydra.launcher.")  # what chooses it, what sets it
 NAMED = 3  # settings of one name that a message names
 PLAIN_TEXT = re.compile(r"""[^'"\[\]{}()$\\,\s]+""")
 """A value that can only be meant as it is written: it holds nothing that Hydra gives a meaning."""
@@ -295,7 +296,7 @@ def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> N
     `task` must be a function of a module: with `-m` a launcher may pickle it for other processes.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach this process, which prints the sentence
-    multirun = [flag for flag in MULTIRUN if flag in arguments]
+    multirun = [flag for flag in ("-m", "--multirun") if flag in arguments]
     rest = [argument for argument in arguments if argument not in multirun]
     overrides = [at for at, one in enumerate(rest) if "=" in one and not one.startswith("-")]
     at = overrides[0] if overrides else len(rest)  # overrides have to follow each other
@@ -317,6 +318,39 @@ def composed_job(cfg: DictConfig) -> ComposedJob:
 def runs_in_this_process() -> bool:
     """Whether Hydra runs its jobs one after the other in this process."""
     return bool(HydraConfig.get().launcher._target_.endswith("BasicLauncher"))
+
+
+def is_multirun() -> bool:
+    """Whether the job is one of -m."""
+    return HydraConfig.get().mode is RunMode.MULTIRUN
+
+
+def split_slurm_settings(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """(the arguments of a multirun whose jobs Hydra calls in this process, the settings that they
+    give hydra/launcher=slurm as NAME=VALUE); None in place of these where it is not the launcher.
+
+    An experiment's yaml may choose the launcher as well. So Hydra sends nothing itself: the jobs
+    are sent like those of `table --submit`.
+    """
+    own = [text for text in arguments if text.lstrip("+").startswith(LAUNCHER_PARTS)]
+    experiments = [text for text in arguments if text.startswith("+experiment=")]
+    if not own and not experiments:
+        return list(arguments), None
+    given = [*search_path(), *experiments, *own]
+    with as_sentences(), hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = hydra.compose(CONFIG, overrides=given, return_hydra_config=True)
+        if cfg.hydra.runtime.choices[LAUNCHER] != "slurm":
+            return list(arguments), None
+        usual = hydra.compose(CONFIG, [f"{LAUNCHER}=slurm"], return_hydra_config=True)
+        here = [*search_path(), *experiments, f"{LAUNCHER}=local"]
+        local = hydra.compose(CONFIG, here, return_hydra_config=True).hydra.launcher
+    chosen, before = cfg.hydra.launcher, usual.hydra.launcher
+    changed = [name for name in chosen if chosen._get_node(name) != before._get_node(name)]
+    rest = [text for text in arguments if text not in own]
+    left_out = [f"~hydra.launcher.{name}" for name in local if name != "_target_"]
+    return [*rest, f"{LAUNCHER}=local", *left_out], [
+        f"{name}={json.dumps(OmegaConf.to_container(chosen)[name])}" for name in map(str, changed)
+    ]
 
 
 def check_launcher() -> None:

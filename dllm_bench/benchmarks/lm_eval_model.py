@@ -17,17 +17,20 @@ import lm_eval.models  # noqa: F401 (else lm-eval would not register its own mod
 from lm_eval._cli import HarnessCLI
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
+from lm_eval.api.registry import model_registry, register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import setup_logging
 from tqdm import tqdm
 
 from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.benchmark import Turns
+from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 
 MODEL = "dllm_bench"
 """Name of our models on lm-eval's command line."""
+LM_EVAL_DEFAULT = "hf"
+"""The model that lm-eval takes if none is named."""
 APPLIED = ("until", "max_gen_toks")
 """Generation settings of a task that are followed, by the names that lm-eval gives them."""
 GREEDY = {"do_sample": False, "temperature": 0.0, "num_beams": 1}
@@ -178,6 +181,21 @@ def as_lm(generate: Generate, name: str = MODEL) -> LM:
     return DllmBenchLM(generate, name)
 
 
+def check_model(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a model that lm-eval does not have, and its own default where no checkpoint is named.
+
+    DllmBenchError, in place of the error that lm-eval ends with after it has read the tasks.
+    """
+    if name == LM_EVAL_DEFAULT and "pretrained" not in settings:
+        raise DllmBenchError(
+            f"lm-eval was given --model {name}, which is its default, without pretrained=…; for a "
+            f"model and decoder of this package add --model {MODEL}, for a checkpoint that "
+            "transformers runs --model_args pretrained=PATH."
+        )
+    if name not in model_registry:
+        raise DllmBenchError(unknown_name("model of lm-eval", name, list(model_registry)))
+
+
 @cache
 def _register() -> None:
     """Register the model with lm-eval; a second registration would be an error."""
@@ -194,6 +212,8 @@ def command_line(arguments: Sequence[str], build: BuildGenerate) -> None:
     try:
         cli = HarnessCLI()
         parsed = cli.parse_args()
+        if hasattr(parsed, "model") and not parsed.config:
+            check_model(parsed.model or LM_EVAL_DEFAULT, parsed.model_args or {})
         if getattr(parsed, "model", None) == MODEL and not (parsed.device or parsed.config):
             parsed.device = ANY_DEVICE
         cli.execute(parsed)

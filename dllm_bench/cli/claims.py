@@ -20,7 +20,7 @@ from dllm_bench.claims.verdict import (
     judge_in_turn,
 )
 from dllm_bench.cli.common import open_store, print_failures, print_lines
-from dllm_bench.cli.table import add_options, command_lines, plan_and_fill
+from dllm_bench.cli.table import add_options, chosen_profile, command_lines, plan_and_fill
 from dllm_bench.site.format import align
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import matching_names, names_of
@@ -74,8 +74,7 @@ def judged(
 
 def flags(arguments: Namespace) -> str:
     """The options that choose profile and items."""
-    limit = f" --limit {arguments.limit}" if arguments.limit else ""
-    return f"--profile {arguments.profile}{limit}"
+    return chosen_profile(arguments).flags
 
 
 def table_lines(judgements: Sequence[Judgement], arguments: Namespace) -> Iterator[str]:

@@ -1,32 +1,175 @@
-"""`dllm-bench completion`: the line that makes bash (or zsh) complete commands and choices.
+"""`dllm-bench completion`: the lines that make a shell complete commands, choices and settings.
 
-eval "$(dllm-bench completion)"  # in ~/.bashrc; zsh: after autoload -U bashcompinit; bashcompinit
+eval "$(dllm-bench completion)"  # in ~/.bashrc or ~/.zshrc
+
+The shell then calls `dllm-bench` itself for the words that fit, through argcomplete; `complete`
+answers. It reads the names of yaml files, and the yaml files of what is chosen on the line.
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+import os
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import argcomplete
+import yaml
+from argcomplete.lexers import split_line
 
 from dllm_bench.cli.common import print_lines
-from dllm_bench.cli.main import COMMANDS, GROUPS
-from dllm_bench.paths import options
+from dllm_bench.cli.main import COMMANDS, GROUPS, module_of
+from dllm_bench.cli.run_help import ESTIMATE, FLAGS
+from dllm_bench.paths import GROUPS as CHOICES
+from dllm_bench.paths import conf_dirs, conf_file, options
 
-CHOICES = ("model", "decoder", "benchmark", "hardware", "logger", "+experiment")
+SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
+OF_RUN = (*FLAGS, ESTIMATE, "--retry-errors", "--max-judge-errors")
+SETTINGS = "NAME=VALUE"  # metavar of settings
+OF_DECODER = ("decoder.", "decoder/")
+GROUP_OF = {"MODEL": "model", "DECODER": "decoder", "BENCHMARK": "benchmark"}
+"""Metavar of an argument -> the configuration group whose choices it takes."""
+Plain = dict[str, Any]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """`completion` has no options."""
+    """Add the name of the shell."""
+    parser.add_argument("shell", nargs="?", choices=SHELLS, help="default: bash, or zsh")
 
 
 def run(arguments: Namespace) -> int:
-    """Print the line; it holds the names that there are now, those of plug-ins included."""
-    words = [*COMMANDS, *(name for _, names in GROUPS.values() for name in names)]
+    """Print the lines for a shell."""
+    return print_lines([argcomplete.shellcode(["dllm-bench"], shell=arguments.shell or "bash")])
+
+
+# --- answers to the shell ------------------------------------------------------------------------
+
+
+def complete() -> int:
+    """Write the words that may continue $COMP_LINE; ends the process."""
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    words = split_line(line)[3][1:]
+
+    def fitting(prefix: str, action: Action, parsed_args: Namespace, **_: object) -> list[str]:
+        return list(words_for(prefix, action, vars(parsed_args), words))
+
+    argcomplete.autocomplete(parser_of(words), default_completer=fitting)
+    return 0
+
+
+def parser_of(words: Sequence[str]) -> ArgumentParser:
+    """A parser of all commands, with the arguments of the one on the line; others are not needed,
+    and importing them takes time.
+    """
+    parser = ArgumentParser("dllm-bench")
+    listed = parser.add_subparsers()
+    for name, text in COMMANDS.items():
+        command = listed.add_parser(name, help=text)
+        if name not in words[:1]:
+            continue
+        if name in GROUPS:
+            kinds = command.add_subparsers()
+            for kind, of_kind in GROUPS[name][1].items():
+                own = kinds.add_parser(kind, help=of_kind)
+                if kind in words[1:2]:
+                    module_of(f"{name} {kind}").add_arguments(own)
+        elif name == "run":
+            for flag in OF_RUN:
+                command.add_argument(flag, action="store_true")
+            command.add_argument("settings", nargs="*", metavar=SETTINGS)
+        elif name != "lm-eval":  # whose parser takes a second to import
+            module_of(name).add_arguments(command)
+    return parser
+
+
+def words_for(
+    prefix: str, action: Action, given: Mapping[str, Any], words: Sequence[str]
+) -> Iterator[str]:
+    """The words that an argument may begin with `prefix`; none where a file may follow.
+
+    given: arguments on the line, by name; words: all of the line.
+    """
+    metavar = str(action.metavar)
+    if metavar == SETTINGS and not action.option_strings:
+        chosen = dict(word.split("=", 1) for word in words if "=" in word)
+        named = {name: given[name] for name in ("model", "decoder") if given.get(name)}
+        found = setting_words(prefix, {**named, **chosen})
+        # a command with an argument DECODER takes no other settings
+        yield from (w for w in found if "decoder" not in given or w.startswith(OF_DECODER))
+    elif metavar in GROUP_OF:
+        yield from options(GROUP_OF[metavar])
+    elif action.dest == "profile":
+        yield from options("profile")
+    elif metavar.startswith("PAPER/"):
+        from dllm_bench.tables.load import names_of
+
+        yield from names_of(action.dest)
+    elif action.dest == "drafter":
+        from dllm_bench.training.kinds import DRAFTER_KINDS
+
+        yield from DRAFTER_KINDS
+
+
+def setting_words(prefix: str, chosen: Mapping[str, str]) -> Iterator[str]:
+    """Words for a setting of `run`: names up to their `=`, and after it the choices of a group.
+
+    chosen: group -> its choice on the line.
+    """
+    name, equals, value = prefix.partition("=")
+    if equals:
+        before, comma, _ = value.rpartition(",")  # of -m: several choices
+        group = name.lstrip("+").partition("@")[0]
+        yield from (f"{name}={before}{comma}{choice}" for choice in options(group))
+        return
+    slots = {path.name for folder in conf_dirs() for path in (folder / "decoder").glob("*/")}
+    groups = [*CHOICES, "decoder@baseline", "+experiment", *(f"decoder/{slot}" for slot in slots)]
+    yield from (f"{group}=" for group in groups)
+    yield from (f"{setting}=" for setting in settings_of_run(chosen))
+
+
+def settings_of_run(chosen: Mapping[str, str]) -> Iterator[str]:
+    """The dotted names of all settings of a run with some choices, from its yaml files."""
+    plain = read("run.yaml")
+    usual = {
+        group: name for one in plain["defaults"] if one != "_self_" for group, name in one.items()
+    }
+    yield from dotted({key: plain[key] for key in plain if key not in ("defaults", "hydra")})
     for group in CHOICES:
-        names = options(group.removeprefix("+"))
-        words += [f"{group}={name}" for name in names]
-    words += options("model") + options("decoder") + options("benchmark")
-    listed = " ".join(dict.fromkeys(words))
-    # bash would complete what follows a = as a word of its own
-    return print_lines(
-        ["COMP_WORDBREAKS=${COMP_WORDBREAKS//=}", f"complete -o default -W '{listed}' dllm-bench"]
-    )
+        name = chosen.get(group, usual.get(group))
+        if name:
+            yield from (
+                f"{group.replace('/', '.')}.{key}" for key in settings_of(group, name, chosen)
+            )
+
+
+def settings_of(group: str, name: str, chosen: Mapping[str, str]) -> list[str]:
+    """The dotted names of the settings of a choice, those of its pieces included."""
+    plain, found = read(f"{group}/{name}.yaml"), list[str]()
+    for entry in plain.pop("defaults", ()):
+        if entry == "_self_":
+            continue
+        if isinstance(entry, str):
+            found += settings_of(group, entry, chosen)
+            continue
+        for key, usual in entry.items():
+            slot = key.removeprefix("override ")
+            piece = chosen.get(f"{group}/{slot}", usual)
+            found = [one for one in found if not one.startswith(f"{slot}.")]
+            found += [f"{slot}.{one}" for one in settings_of(f"{group}/{slot}", piece, chosen)]
+    return list(dict.fromkeys([*found, *dotted(plain)]))
+
+
+def dotted(plain: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted names of nested settings."""
+    for key, value in plain.items():
+        if isinstance(value, dict) and value:
+            yield from (f"{key}.{inner}" for inner in dotted(value))
+        elif key != "_target_":
+            yield str(key)
+
+
+def read(name: str) -> Plain:
+    """A yaml file of the configuration; empty if there is none of that name."""
+    file = conf_file(name)
+    text = file.read_text("utf-8") if file.is_file() else ""
+    return dict(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {})

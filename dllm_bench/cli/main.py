@@ -69,8 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     clean_warnings()
     try:
         arguments = without_config_dir(arguments)
+        if "_ARGCOMPLETE" in os.environ:  # the shell asks for the words that fit
+            return int(module_of("completion").complete())
         if arguments and arguments[0] in UNPARSED:
-            return int(module_of(arguments[0]).run(arguments[1:]))
+            asks_for_help = arguments[0] == "run" and {"-h", "--help"} & set(arguments)
+            command = "run help" if asks_for_help else arguments[0]
+            return int(module_of(command).run(arguments[1:]))
         parsed = parse(arguments)
         return int(module_of(parsed.command).run(parsed))
     except DllmBenchError as error:

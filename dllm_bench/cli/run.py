@@ -6,26 +6,27 @@ heavy is imported, then the run is made, or looked up if it is complete already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from dllm_bench.api.compose import (
-    GROUPS,
-    MULTIRUN,
     check_launcher,
     composed_job,
     hydra_app,
+    is_multirun,
     runs_in_this_process,
+    split_slurm_settings,
 )
 from dllm_bench.api.preflight import check
 from dllm_bench.cli.common import print_failures, print_lines
+from dllm_bench.cli.run_help import ESTIMATE, FLAGS, MULTIRUN
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_error
-from dllm_bench.paths import options
 from dllm_bench.registry import instantiate
-from dllm_bench.runs.progress import RunProgress, summary
+from dllm_bench.runs.progress import RunProgress, headline, summary
 from dllm_bench.site.format import LISTED_METRICS, align, looked_up, number, percent
 from dllm_bench.store.differences import differing_settings
 from dllm_bench.store.files import results_directory
@@ -36,47 +37,27 @@ from dllm_bench.store.record import RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store
 
-FLAGS = (*MULTIRUN, "-c", "--cfg", "-p", "--package", "-r", "--resolve", "-i", "--info")
-ESTIMATE = "--estimate"
-HELP = """\
-usage: dllm-bench run [-m] [--cfg job] [GROUP=CHOICE ...] [SETTING=VALUE ...]
-
-Run one decoder on one benchmark with one model. A finished run is not repeated, an interrupted one
-continues where it stopped.
-
-  dllm-bench run model=tiny-llada benchmark=minigsm decoder=fast_dllm limit=50
-  dllm-bench run -m decoder=fast_dllm,credit decoder.select.tau=0.7,0.9      every combination
-  dllm-bench run decoder=fast_dllm decoder.select.tau=0.7
-  dllm-bench run decoder=dspark decoder@baseline=ar_speculative
-                                    both on every request: speed-up, and whether the texts are equal
-  dllm-bench run +experiment=first_run                       settings of conf/experiment, or yours
-  dllm-bench run --cfg job decoder=lopa                      print the settings, run nothing
-  dllm-bench run --estimate model=llada-instruct             time, forwards and memory, run nothing
-  dllm-bench run benchmark=minicode --retry-errors           grade again what could not be graded
-  dllm-bench run benchmark=minicode --max-judge-errors 3     seal if at most 3 cannot be graded
-
-settings: seed, limit, batch (requests in one forward), measure_kl (the error of a cache), and
-everything `--cfg job` prints
-choices:
-"""
-
 _failed: list[str] = []  # sentences about the failed jobs of a multirun in this process
 _made: list[RunRecord] = []  # of a multirun in this process
 _busy: list[Mapping[str, Any]] = []  # configurations of a multirun that other processes run
+_for_slurm: list[Mapping[str, Any]] = []  # configurations of a multirun that are sent to SLURM
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run what the overrides describe; 2 if any of the runs failed."""
-    if {"-h", "--help"} & set(arguments):
-        return print_lines([HELP + "\n".join(choices_lines())])
     task = print_estimate if ESTIMATE in arguments else run_job
     arguments = with_flags_as_settings(one for one in arguments if one != ESTIMATE)
     check_flags(arguments)
-    _failed.clear()
-    _made.clear()
-    _busy.clear()
+    for jobs in (_failed, _made, _busy, _for_slurm):
+        jobs.clear()
+    several, slurm_changes = bool({*MULTIRUN} & {*arguments}), None
+    if several and task is run_job:
+        arguments, slurm_changes = split_slurm_settings(arguments)
+        task = run_job if slurm_changes is None else collect_job
     hydra_app(arguments, task)
-    wait_for_busy()
+    if _for_slurm:
+        make_with_slurm(slurm_changes or [])
+    wait_for_busy(several)
     if len(_made) > 1:
         print_lines(["", *overview(_made)])
     return 2 if print_failures(_failed) else 0
@@ -89,12 +70,12 @@ def run_job(cfg: Any) -> None:
     try:
         job = composed_job(cfg)
         check(job.config, job.reads_data)
-        measure(job.config)
+        measure(job.config, is_multirun())
     except BusyError as error:
         _busy.append(job.config)
         show_error(f"left for later, being made by {error.owner}")
         if not local:  # this process makes no other run
-            wait_for_busy()
+            wait_for_busy(several=True)
             if _failed:
                 raise DllmBenchError(_failed.pop()) from error
     except DllmBenchError as error:
@@ -103,14 +84,50 @@ def run_job(cfg: Any) -> None:
         _failed.append(str(error))
 
 
-def wait_for_busy() -> None:
-    """Wait for the runs that other processes make; one that is then not sealed is made here."""
+def collect_job(cfg: Any) -> None:
+    """Keep one configuration of Hydra for SLURM; a mistake in it does not stop the others."""
+    try:
+        job = composed_job(cfg)
+        check(job.config, job.reads_data)
+        _for_slurm.append(job.config)
+    except DllmBenchError as error:
+        _failed.append(str(error))
+
+
+def make_with_slurm(changes: Sequence[str]) -> None:
+    """Send the collected runs as SLURM jobs, wait for them, and print a line about each.
+
+    changes: settings of the launcher, NAME=VALUE. Runs that differ in `limit` alone share a folder:
+    the one of most items gives all of them.
+    """
+    # the jobs are sent with submitit, which takes a second to import
+    from dllm_bench.cli import fill_missing
+    from dllm_bench.tables.plan import look_up
+
+    if any(config["hardware"]["name"] == "auto" for config in _for_slurm):
+        show_error("hardware=auto means this machine's; choose hardware=… where the nodes differ")
+    store = store_of(_for_slurm[0])
+    specs = [RunSpec.from_config(config) for config in _for_slurm]
+    before = [store.record(spec) for spec in specs]
+    by_items = sorted(specs, key=lambda spec: spec.limit or math.inf)
+    runs = {spec.folder: look_up((), spec, store) for spec in by_items}
+    _failed.extend(fill_missing.submit(list(runs.values()), store, changes, wait=True))
+    for spec, known in zip(specs, before, strict=True):
+        if record := store.record(spec):
+            show_record(record, known, store, brief=True)
+
+
+def wait_for_busy(several: bool) -> None:
+    """Wait for the runs that other processes make; one that is then not sealed is made here.
+
+    several: they are of a multirun.
+    """
     while _busy:
         config = _busy.pop(0)
         try:
             spec, store = RunSpec.from_config(config), store_of(config)
             store.wait_for(spec, partial(show_state, spec.folder))
-            measure(config)
+            measure(config, several)
         except BusyError:
             _busy.append(config)
         except DllmBenchError as error:
@@ -127,8 +144,11 @@ def store_of(config: Mapping[str, Any]) -> Store:
     return Store(results_directory(config["paths"]["results"]) / "runs")
 
 
-def measure(config: Mapping[str, Any]) -> None:
-    """Make (or look up) the run of a composed configuration and print what it measured."""
+def measure(config: Mapping[str, Any], brief: bool) -> None:
+    """Make (or look up) the run of a composed configuration and print what it measured.
+
+    brief: in one line, as in a multirun.
+    """
     # torch takes seconds to import: only after `check`, so that a mistake is reported at once
     from dllm_bench.launch.run_one import run as run_spec
     from dllm_bench.runs import rescore
@@ -137,12 +157,26 @@ def measure(config: Mapping[str, Any]) -> None:
     store = store_of(config)
     logger = instantiate(config["logger"], "logger")
     known = store.record(spec)
-    record = run_spec(spec, store=store, logger=logger, progress=RunProgress())
+    progress = RunProgress(ends_with_line=not brief)
+    record = run_spec(spec, store=store, logger=logger, progress=progress)
     if config["retry_errors"] and JUDGE_ERROR in record.verdicts:
         entry = store.find(spec.identity_hash)
         record = rescore.rescore(entry, spec.benchmark).record
-    made = f"nothing was decoded, {looked_up([known])}" if known else ""
-    print_lines([*summary(record), *filter(None, [made]), f"stored in {store.path(spec)}"])
+    show_record(record, known, store, brief)
+
+
+def show_record(record: RunRecord, known: RunRecord | None, store: Store, brief: bool) -> None:
+    """Print what a run measured, and keep it for the overview.
+
+    known: the run's record before this command, if it had one; brief: in one line.
+    """
+    made = [f"nothing was decoded, {looked_up([known])}"] if known else []
+    if brief:
+        warnings = [f"warning: {text}" for text in record.warnings]
+        parts = [headline(record), *made, *warnings]
+        print_lines([f"{record.spec.folder}: {' · '.join(parts)}"])
+    else:
+        print_lines([*summary(record), *made, f"stored in {store.path(record.spec)}"])
     _made.append(record)
 
 
@@ -214,10 +248,3 @@ def check_flags(arguments: Sequence[str]) -> None:
                 f"run has no flag {argument!r}; settings are written name=value, "
                 "see `dllm-bench run --help`."
             )
-
-
-def choices_lines() -> Iterator[str]:
-    """One line per configuration group."""
-    for group in GROUPS:
-        yield f"  {group + '=':17}{' · '.join(options(group))}"
-    yield f"  {'+experiment=':17}{' · '.join(options('experiment'))}"

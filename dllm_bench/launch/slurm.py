@@ -38,6 +38,23 @@ from dllm_bench.store.store import Store, read_entry, record_fingerprint
 TICKETS, SIGNATURE = "jobs.jsonl", "signature"
 ANSWER_S = 30.0  # time limit of a call of squeue
 POLL_S = 3.0
+REFUSALS = {
+    "node configuration is not available": "no node has the {cpus_per_task} cores and "
+    "{gpus_per_node} devices that a job asks for; set hardware.threads, cpus_per_task or "
+    "gpus_per_node to what `sinfo -o '%P %c %G'` lists",
+    "CPU count": "no node has the {cpus_per_task} cores that a job asks for; set hardware.threads "
+    "or cpus_per_task to what `sinfo -o '%P %c'` lists",
+    "generic resource": "no node has the {gpus_per_node} devices that a job asks for; set "
+    "hardware=cpu or gpus_per_node=null, or constraint=…, see `sinfo -o '%P %G'`",
+    "invalid partition": "there is no partition {partition}; set partition to one that `sinfo -s` "
+    "lists",
+    "Invalid account": "account {account} cannot send to this partition; set account, see "
+    "`sacctmgr show associations user=$USER`",
+    "time limit": "timeout_min={timeout_min} is above the partition's limit; set one that "
+    "`sinfo -o '%P %l'` allows",
+}
+"""What a refusal of sbatch contains -> what it means, and what to set."""
+NAMED_IN_REFUSALS = "cpus_per_task gpus_per_node partition account timeout_min".split()
 SHARED = frozenset(
     "timeout_min cpus_per_task gpus_per_node tasks_per_node mem_gb nodes name".split()
 )
@@ -135,12 +152,20 @@ def submit(
     except (RuntimeError, ValueError, NameError, TypeError, OSError) as error:
         text = " ".join(str(error).split())
         raise DllmBenchError(
-            f"SLURM did not take {len(jobs)} jobs ({text}); correct the settings with --slurm "
-            "NAME=VALUE, or run here with --run."
+            f"SLURM did not take {len(jobs)} jobs ({meaning(text, settings)}); `table` "
+            "takes settings as --slurm NAME=VALUE, `run -m` as hydra.launcher.NAME=VALUE; without "
+            "SLURM, --run and hydra/launcher=local run here."
         ) from error
     pairs = zip(jobs.items(), sent, strict=True)
     record_tickets(store, [_ticket(what, job, its) for (what, job), its in pairs])
     return sent
+
+
+def meaning(refusal: str, settings: Mapping[str, Any]) -> str:
+    """What sbatch's refusal means and what to set, for refusals that are known."""
+    named = {name: settings.get(name) or "0" for name in NAMED_IN_REFUSALS}
+    known = (means for part, means in REFUSALS.items() if part.lower() in refusal.lower())
+    return next((means.format_map(named) for means in known), refusal)
 
 
 def _submitit() -> Any:

@@ -2,26 +2,34 @@
 
 The run folder stays the source of truth; a logger that fails costs one warning and nothing else.
 W&B works offline, below the run folder, unless a key is in the environment or a mode is set. Only
-this file imports wandb, and only on use.
+this file imports wandb, and only on use. A user's guide is docs/wandb.md.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+from dllm_bench.benchmarks.items import in_passes
+from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.secrets import strike_out_of
+from dllm_bench.core.terminal import show_error
 from dllm_bench.metrics.accuracy import MeanScore
 from dllm_bench.registry import register
 from dllm_bench.runs.observers import RunningMetrics, SilentObserver
 from dllm_bench.runs.progress import TPF, TPS
+from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.store import read_samples
 
-TABLE = ("sample", "id", "text", "seconds")
+TABLE = ("sample", "id", "prompt", "target", "answer", "verdict", "seconds")
 """Columns of W&B's table of samples; `sample` is the number that `show --sample` takes, from 0."""
 
 
@@ -32,10 +40,12 @@ class NoLogger(SilentObserver):
 
 @register("logger.wandb")
 class WandbLogger(SilentObserver):
-    """One W&B run per session, all with the beginning of the run's hash as their id.
+    """One W&B run per run, whose id is the beginning of the run's hash, in all of its sessions.
 
     Logged per sample: TPF, TPS and score so far, and the sample's latency. Logged at the end: every
-    speed metric, the score with its interval, and a table of the session's first samples.
+    speed metric, the score with its interval, and a table of the run's first samples. Offline, a
+    session logs the samples of earlier sessions again and removes their folders, so that there is
+    one folder to send, with everything in it.
 
     project, entity, tags: of W&B; group, job_type: None for "benchmark/model" and the decoder, so
     that W&B's page shows the decoders of one task and model together.
@@ -56,23 +66,17 @@ class WandbLogger(SilentObserver):
         self.project, self.mode, self.entity = project, mode, entity
         self.group, self.job_type, self.tags = group, job_type, list(tags)
         self.samples = samples
-        self._first: list[SampleRecord] = []  # of the table, in the order they were finished
+        self._folder = Path()  # of the run
         self._run: Any = None
         self._broken = False
 
     def start(self, spec: RunSpec, folder: Path, running: RunningMetrics) -> None:
+        self._folder = folder
         self._safely(lambda: self._init(spec, folder))
+        self._safely(lambda: self._log_earlier(running))
 
     def sample(self, sample: SampleRecord, running: RunningMetrics) -> None:
-        values = {
-            "tpf": running.metric(TPF),
-            "tps": running.metric(TPS),
-            "latency": sample.seconds,
-            **_score(running.score()),
-        }
-        self._safely(lambda: self._log(values, running.done))
-        if len(self._first) < self.samples:
-            self._first.append(sample)
+        self._safely(lambda: self._log(_so_far(running), running.done))
 
     def finish(self, record: RunRecord) -> None:
         values = {
@@ -89,6 +93,7 @@ class WandbLogger(SilentObserver):
     def close(self) -> None:
         if self._run is not None:
             self._safely(self._run.finish)
+            self._safely(self._say_where)
             self._run = None
 
     def _init(self, spec: RunSpec, folder: Path) -> None:
@@ -109,6 +114,27 @@ class WandbLogger(SilentObserver):
             **self._mode(),
         )
 
+    def _log_earlier(self, running: RunningMetrics) -> None:
+        """Log the samples of earlier sessions that W&B does not have, which offline are all."""
+        if self._run is None:
+            return
+        if self._run.offline:
+            own = Path(self._run.settings.sync_dir)
+            for old in set(own.parent.glob(f"offline-run-*-{self._run.id}")) - {own}:
+                shutil.rmtree(old)
+        for earlier in _prefixes(running):
+            if earlier.done >= self._run.step:
+                self._log(_so_far(earlier), earlier.done)
+
+    def _say_where(self) -> None:
+        """Print where the run is logged, and how it is sent if that is this machine."""
+        if self._run.offline:
+            folder = self._run.settings.sync_dir
+            where = f"{folder}; send it with: wandb sync {shlex.quote(str(folder))}"
+        else:
+            where = self._run.url
+        show_error(f"W&B: logged to {where}")
+
     def _mode(self) -> dict[str, Any]:
         """The mode to pass on: wandb reads $WANDB_MODE by itself if none is passed."""
         if self.mode:
@@ -123,13 +149,21 @@ class WandbLogger(SilentObserver):
             self._run.log(strike_out_of(known), step=step)
 
     def _table(self, record: RunRecord) -> dict[str, Any]:
-        if self._run is None or not self._first:
+        if self._run is None or not self.samples:
             return {}
         import wandb
 
-        places = {name: place for place, name in enumerate(record.columns["id"])}
-        rows = [[places[one.id], *(getattr(one, c) for c in TABLE[1:])] for one in self._first]
-        return {"samples": wandb.Table(columns=list(TABLE), data=strike_out_of(sorted(rows)))}
+        rows = list(islice(self._rows(record), self.samples))
+        return {"samples": wandb.Table(columns=list(TABLE), data=strike_out_of(rows))}
+
+    def _rows(self, record: RunRecord) -> Iterator[list[Any]]:
+        """The samples in the run's order, with the columns of `TABLE`."""
+        samples = read_samples(self._folder)
+        prompts, targets = _texts(record.spec, samples)
+        pairs = zip(record.columns["id"], record.columns["verdict"], strict=True)
+        for place, (key, verdict) in enumerate(pairs):
+            one = samples[key]
+            yield [place, key, prompts.get(key), targets.get(key), one.text, verdict, one.seconds]
 
     def _safely(self, action: Callable[[], object]) -> None:
         """Call `action`; after the first failure, which is a warning, nothing more is logged."""
@@ -144,6 +178,39 @@ class WandbLogger(SilentObserver):
                 "and its folder has everything.",
                 stacklevel=3,
             )
+
+
+def _texts(
+    spec: RunSpec, samples: Mapping[str, SampleRecord]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(sample id -> its prompt, sample id -> the right answer); a benchmark may know neither."""
+    try:
+        benchmark = benchmark_of(spec.benchmark)
+        requests = in_passes(benchmark.requests(lambda text: [0]), spec.limit, spec.repeats)
+        answers = benchmark.answers({key: one.raw or one.text for key, one in samples.items()})
+    except DllmBenchError:
+        return {}, {}
+    prompts = {request.id: str(request.prompt) for request in requests}
+    return prompts, {key: answer.gold for key, answer in answers.items()}
+
+
+def _prefixes(running: RunningMetrics) -> Iterator[RunningMetrics]:
+    """The metrics after each of the finished samples, in their order."""
+    scored = running.values if len(running.values) == len(running.stats) else []
+    growing = RunningMetrics(running.total)
+    for stats, value in zip_longest(running.stats, scored):
+        growing.add(stats, value)
+        yield growing
+
+
+def _so_far(running: RunningMetrics) -> dict[str, float | None]:
+    """What is logged after a sample: metrics of all samples so far, latency of the last one."""
+    return {
+        "tpf": running.metric(TPF),
+        "tps": running.metric(TPS),
+        "latency": running.stats[-1].seconds,
+        **_score(running.score()),
+    }
 
 
 def _score(score: MeanScore | None) -> dict[str, float]:

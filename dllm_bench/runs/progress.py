@@ -81,13 +81,18 @@ class _Display:
 class RunProgress(SilentObserver):
     """The progress of one run.
 
-    stream: standard error by default; clock: seconds, for tests.
+    stream: standard error by default; clock: seconds, for tests; ends_with_line: write a line about
+    the finished run.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        ends_with_line: bool = True,
     ) -> None:
         self.display = _Display(stream, clock)
+        self.ends_with_line = ends_with_line
         self.title = ""
         self.task: TaskID | None = None
 
@@ -107,7 +112,8 @@ class RunProgress(SilentObserver):
             self.display.line(text)
 
     def finish(self, record: RunRecord) -> None:
-        self.display.line(f"{self.title}: {headline(record)}")
+        if self.ends_with_line:
+            self.display.line(f"{self.title}: {headline(record)}")
 
     def close(self) -> None:
         self.display.close()

@@ -406,11 +406,14 @@ class Profile:
     """
     most: int | None = None
     """The most items of any run: what all runs of a table have while they grow."""
+    repeats: int | None = None
+    """Passes of runs of times, where another number than the profile's was asked for."""
 
     @property
     def flags(self) -> str:
         """Command line options of `table` and `figure` that choose this profile."""
-        return f"--profile {self.name}" + (f" --limit {self.limit}" if self.limit else "")
+        asked = {"profile": self.name, "limit": self.limit, "passes": self.repeats}
+        return " ".join(f"--{name} {value}" for name, value in asked.items() if value)
 
     def limited(self, items: int) -> Profile:
         """Return the profile with this number of items a run."""
@@ -425,8 +428,8 @@ class Profile:
         the numbers of times come from the runs that give the scores.
         """
         if count == 1:
-            return replace(self, passes=(), passes_of=())
-        return replace(self, passes=(*self.passes, f"{REPEATS}={count}"))
+            return replace(self, passes=(), passes_of=(), repeats=count)
+        return replace(self, passes=(*self.passes, f"{REPEATS}={count}"), repeats=count)
 
     def translate(self, query: Query) -> Query:
         """The query of this profile; the last override of a key wins, at the key's first place."""

@@ -250,15 +250,77 @@ def test_the_prompt_of_an_item_has_the_special_tokens_of_its_template(capsys: Ca
     assert "1000 items" in capsys.readouterr().err
 
 
+COMPLETED = {  # line -> (a word that is offered, one that is not)
+    "dllm-bench prefet": ("prefetch", "run"),
+    "dllm-bench train d": ("drafter", "filter"),
+    "dllm-bench run -": ("--multirun", "run"),
+    "dllm-bench run dec": ("decoder@baseline=", "seed="),
+    "dllm-bench run see": ("seed=", "limit="),
+    "dllm-bench run decoder=local_l": ("decoder=local_leap", "decoder=lopa"),
+    "dllm-bench run -m decoder=lopa,cred": ("decoder=lopa,credit", "decoder=credit"),
+    "dllm-bench run decoder=fast_dllm decoder.sel": (
+        "decoder.select.tau=",
+        "decoder.select.steps=",
+    ),
+    "dllm-bench run decoder/select=threshold decoder.sel": (
+        "decoder.select.tau=",
+        "decoder.select.steps=",
+    ),
+    "dllm-bench run decoder=credit_lopa decoder.explore.": ("decoder.explore.k=", "seed="),
+    "dllm-bench run benchmark.max": ("benchmark.max_new_tokens=", "seed="),
+    "dllm-bench run hydra/launcher=slurm hydra.launcher.part": (
+        "hydra.launcher.partition=",
+        "seed=",
+    ),
+    "dllm-bench run +experiment=": ("+experiment=first_run", "first_run"),
+    "dllm-bench generate tiny-ll": ("tiny-llada", "lopa"),
+    "dllm-bench generate tiny-llada lop": ("lopa", "tiny-llada"),
+    "dllm-bench generate tiny-llada lopa hello ": ("decoder.explore.k=", "seed="),
+    "dllm-bench table lopa/": ("lopa/table4", "lopa/figure5"),
+    "dllm-bench figure lopa/": ("lopa/figure5", "lopa/table4"),
+    "dllm-bench table lopa/table4 --profile ": ("paper", "lopa/table4"),
+    "dllm-bench train drafter tiny-qwen3 dsp": ("dspark-markov", "dflash"),
+}
+
+
+def completed(line: str, folder: Path) -> list[str]:
+    """The words that a shell would be given."""
+    answer = folder / "words"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+    to = {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": "\n"}
+    command = [sys.executable, "-m", "dllm_bench"]
+    subprocess.run(command, env={**os.environ, **asked, **to}, check=True)
+    return [word.strip() for word in answer.read_text().split("\n")]
+
+
+def test_the_shell_completes_commands_choices_and_settings(tmp_path: Path) -> None:
+    for line, (wanted, other) in COMPLETED.items():
+        words = completed(line, tmp_path)
+        assert wanted in words and other not in words, (line, words[:10])
+
+
+def test_completion_imports_nothing_that_is_slow(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from dllm_bench.cli import completion\n"
+        "words = sys.argv[1:]\n"
+        "completion.parser_of(words)\n"
+        "list(completion.setting_words('decoder.', {'decoder': 'lopa'}))\n"
+        "print({'torch', 'hydra', 'omegaconf', 'pandas', 'matplotlib'} & set(sys.modules))"
+    )
+    for words in (["run"], ["generate"], ["table"], ["train", "drafter"]):
+        command = [sys.executable, "-c", code, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout == "set()\n", words
+
+
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
-def test_the_shell_completes_commands_and_choices(capsys: Capture) -> None:
+def test_the_lines_for_a_shell_are_read_by_bash(capsys: Capture) -> None:
     assert main(["completion"]) == 0
     lines = capsys.readouterr().out
-    words = lines.split("-W '")[1].partition("'")[0]
-    complete = f"set -e; {lines}\ncomplete -p dllm-bench > /dev/null; compgen -W '{words}' -- "
-    for word, wanted in (("decoder=local_l", "decoder=local_leap"), ("prefet", "prefetch")):
-        done = subprocess.run(["bash", "-c", complete + word], capture_output=True, text=True)
-        assert done.stdout.split() == [wanted], done
+    script = f"set -e\n{lines}\ncomplete -p dllm-bench"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert "_python_argcomplete" in done.stdout, done
 
 
 def test_status_of_an_empty_store(capsys: Capture, tmp_path: Path) -> None:

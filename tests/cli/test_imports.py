@@ -45,7 +45,7 @@ NOT_FOR_EMBEDDED = (  # a model that ships with the package is a short text's wh
     "matplotlib",
     "datasets",
 )
-NO_HELP_OF_OURS = ("run", "lm-eval")  # composes its list of choices; prints lm-eval's own help
+NO_HELP_OF_OURS = ("lm-eval",)  # prints lm-eval's own help
 HELP = [[name] for name in COMMANDS if name not in (*GROUPS, *NO_HELP_OF_OURS)]
 HELP += [[group, name] for group, (_, names) in GROUPS.items() for name in names]
 MISTAKES = {
@@ -67,6 +67,10 @@ MISTAKES = {
     "simulate abc": "0 runs",
     "doctor tiny-lada": "'tiny-llada'",
     "prefetch tiny-lada": "'tiny-llada'",
+    "lm-eval --model dllm_bench --model_args model=tiny-lada --tasks x": "'tiny-llada'",
+    "lm-eval run --model=dllm_bench --model_args decoder=fastdllm --tasks x": "'fast_dllm'",
+    "lm-eval --model dllm_bnch --tasks gsm8k": "'dllm_bench'",
+    "lm-eval --tasks gsm8k --model_args model=tiny-llada": "add --model dllm_bench",
 }
 CODE = """
 import json, sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,21 @@ def test_a_multirun_ends_with_a_table_of_its_runs() -> None:
     assert head.split()[-3:] == ["tpf/emitted", "tps/e2e", "settings"]
     assert one.split()[0] == made[0].spec.short and one.endswith("seed 0")
     assert "100.0 [" in other and other.endswith("seed 1")
+
+
+def test_a_run_of_a_multirun_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["model=tiny-llada", "hardware=cpu", "limit=1", f"paths.results={tmp_path}"]
+    taus = "decoder.select.tau=0.7,0.9"
+    for known in ("", "nothing was decoded, looked up"):
+        assert main(["run", "-m", "decoder=fast_dllm", taus, *settings]) == 0
+        said = capsys.readouterr()
+        one, other, empty, head, *rows = said.out.splitlines()
+        assert all(re.match(r"minigsm/tiny-llada/fast_dllm-\w+: done, 1", o) for o in (one, other))
+        assert known in one and known in other
+        assert not empty and head.startswith("run ") and len(rows) == 2
+        assert "done" not in said.err
 
 
 def test_removed_runs_are_gone_and_runs_in_use_stay(

@@ -7,6 +7,7 @@ decoded twice. Beside that, jobs that wait for others, and Hydra's multirun.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -159,14 +160,24 @@ def test_a_job_waits_for_what_it_reads(sweep: Sweep, tmp_path: Path) -> None:
 
 
 def test_a_multirun_is_an_array(sweep: Sweep, tmp_path: Path) -> None:
-    """Of two jobs that share a run folder, of which one waits for the other."""
+    """Two runs that share a folder are one job, which gives both."""
     settings = ["decoder=vanilla", "hardware=cpu", "benchmark.max_new_tokens=32", "limit=1,2"]
-    launcher = ["hydra/launcher=slurm", "hydra.launcher.gpus_per_node=null"]
-    launcher += ["hydra.launcher.cpus_per_task=1", "hydra.launcher.partition=low"]
+    launcher = ["hydra/launcher=slurm", "hydra.launcher.partition=low"]
     command = [sys.executable, "-m", "dllm_bench", "run", "-m", *settings, *launcher]
     done = subprocess.run([*command, f"paths.results={tmp_path}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert [entry.done for entry in Store(tmp_path / "runs").entries()] == [2]
+    assert [entry.done for entry in Store(tmp_path / "runs").entries()] == [2], "one folder"
+    assert re.findall(r"^minigsm/.*: done, (\d) samples", done.stdout, re.M) == ["1", "2"]
+    assert "submitted 1 runs as one array" in done.stdout
+
+
+def test_a_multirun_that_no_node_can_make_says_what_to_set(cluster: None, tmp_path: Path) -> None:
+    settings = ["decoder=vanilla,fast_dllm", "hardware=cpu", "hardware.threads=64", "limit=1"]
+    command = [sys.executable, "-m", "dllm_bench", "run", "-m", *settings, "hydra/launcher=slurm"]
+    done = subprocess.run([*command, f"paths.results={tmp_path}"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the 64 cores" in done.stderr and "hardware.threads" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_table_survives_what_befalls_its_jobs(

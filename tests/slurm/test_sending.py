@@ -244,3 +244,63 @@ def test_the_command_sends_waits_and_renders(
     assert "failed" in rendered and "is over, log:" in rendered
     assert main(["status", *common]) == 0
     assert len(re.findall(r"its job 1_\d+ is over", capsys.readouterr().out)) == count
+
+
+def test_a_multirun_is_sent_like_a_table_s_runs(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a cluster without devices and with small nodes; runs that share a folder are one job."""
+    settings = ["model=tiny-llada", "hardware=cpu", f"paths.results={tmp_path}"]
+    launcher = ["hydra/launcher=slurm", "hydra.launcher.partition=small"]
+    swept = ["decoder=vanilla,fast_dllm", "limit=1,2"]
+    assert main(["run", "-m", *swept, *settings, *launcher]) == 2
+    said = capsys.readouterr()
+    assert "submitted 2 runs as one array, job 1" in said.out
+    flags = cluster.flags(1)
+    assert (flags["partition"], flags["cpus-per-task"]) == ("small", "1")
+    assert "gpus-per-node" not in flags
+    assert len(re.findall(r"dllm-bench: .*its job 1_\d is over, log: ", said.err)) == 2
+    cluster.says("1_0 PENDING", "1_1 RUNNING")
+    assert main(["status", "--results", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "job 1_0 is pending" in shown and "job 1_1 is running" in shown
+
+
+def test_an_experiment_may_choose_the_launcher(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "conf" / "experiment" / "sent.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(
+        "# @package _global_\ndefaults:\n  - override /hydra/launcher: slurm\n"
+        "hydra: {launcher: {account: lab}}\n"
+    )
+    monkeypatch.setenv("DLLM_BENCH_CONFIG_DIR", str(tmp_path / "conf"))
+    settings = ["+experiment=sent", "hardware=cpu", "limit=1", f"paths.results={tmp_path}"]
+    assert main(["run", "-m", "decoder=fast_dllm", *settings]) == 2
+    assert cluster.flags(1)["account"] == "lab"
+
+
+REFUSED = {
+    "Requested node configuration is not available": r"the 1 cores and 0 devices .*threads",
+    "CPU count per node can not be satisfied": r"no node has the 1 cores",
+    "Invalid generic resource (gres) specification": r"gpus_per_node=null",
+    "invalid partition specified: small": r"no partition small; set partition to one",
+    "Requested time limit is invalid (missing or exceeds some limit)": r"timeout_min=240 is above",
+    "Invalid account or account/partition combination": r"account lab cannot send",
+    "Something else {odd}": r"Something else {odd}",
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSED)
+def test_a_refusal_of_sbatch_says_what_to_set(
+    refusal: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    (cluster.folder / "sbatch").write_text(
+        f"#!/bin/sh\necho 'sbatch: error: {refusal}' >&2; exit 1\n"
+    )
+    changes = ["partition=small", "account=lab"]
+    command = {"a": SlurmCommand(("--version",))}
+    with pytest.raises(DllmBenchError, match=REFUSED[refusal]) as caught:
+        submit(command, store=Store(tmp_path), hardware=CPU, changes=changes)
+    assert "hydra.launcher.NAME=VALUE" in str(caught.value)

@@ -14,12 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dllm_bench.cli.main import main
 from dllm_bench.registry import instantiate
 from dllm_bench.runs.loggers import NoLogger, WandbLogger
 from dllm_bench.runs.runner import run
@@ -108,7 +110,55 @@ def test_the_offline_file_holds_tpf_tps_latency_and_score(tmp_path: Path) -> Non
     rows = json.loads(table.read_text())["data"]
     assert [row[0] for row in rows] == list(range(7)), "as show --sample counts"
     assert [row[1] for row in rows] == record.columns["id"]
-    assert [row[3] for row in rows] == pytest.approx(record.columns["seconds"], abs=1e-6)
+    assert [row[5] for row in rows] == record.columns["verdict"]
+    assert [row[6] for row in rows] == pytest.approx(record.columns["seconds"], abs=1e-6)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_killed_and_resumed_run_is_one_offline_folder_with_all_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    store, plain = Store(tmp_path), {"_target_": "dllm_bench.runs.loggers.WandbLogger"}
+    spec = fakes.spec(5)
+
+    class Killed(fakes.FakeDecoder):
+        def generate(self, model: Any, request: Any) -> Any:
+            if request.id == "item-3":
+                raise KeyboardInterrupt
+            return super().generate(model, request)
+
+    killed = replace(fakes.deps(), decoder=lambda spec: Killed())
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, store=store, deps=killed, logger=instantiate(plain, "logger"))
+    (first,) = store.path(spec).glob("wandb/offline-run-*")
+    time.sleep(1.1)  # W&B's folders are named by the second
+    capsys.readouterr()
+    record = run(spec, store=store, deps=fakes.deps(), logger=instantiate(plain, "logger"))
+    (folder,) = store.path(spec).glob("wandb/offline-run-*")
+    assert folder != first and folder.name.endswith(spec.short)
+    rows = history(store.path(spec))
+    assert [row.get("_step") for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["latency"] for row in rows[:5]] == pytest.approx(
+        record.columns["seconds"], abs=1e-6
+    )
+    assert rows[2]["score"] == pytest.approx(sum(record.columns["value"][:3]) / 3)
+    (table,) = folder.rglob("*.table.json")
+    assert len(json.loads(table.read_text())["data"]) == 5
+    assert f"W&B: logged to {folder}; send it with: wandb sync {folder}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_table_has_prompt_target_answer_and_verdict(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    settings = ["model=tiny-llada", "decoder=fast_dllm", "hardware=cpu", "limit=2"]
+    assert main(["run", *settings, "logger=wandb", f"paths.results={tmp_path}"]) == 0
+    (table,) = tmp_path.rglob("*.table.json")
+    plain = json.loads(table.read_text())
+    assert plain["columns"] == "sample id prompt target answer verdict seconds".split()
+    sample, _, prompt, target, answer, verdict, _ = plain["data"][1]
+    assert sample == 1 and prompt.startswith("Question: ") and "#### " in target
+    assert "####" in answer and verdict in ("wrong", "correct")
 
 
 @pytest.mark.usefixtures("offline")
@@ -166,6 +216,8 @@ def test_what_a_team_sorts_runs_by_is_passed_on(
 
 class Failing:
     """A W&B run that breaks at one of its calls."""
+
+    step, offline, url = 0, False, "https://wandb"
 
     def __init__(self, at: str) -> None:
         self.at = at
