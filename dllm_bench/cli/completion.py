@@ -50,10 +50,12 @@ def complete() -> int:
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     words = split_line(line)[3][1:]
 
-    def fitting(prefix: str, action: Action, parsed_args: Namespace, **_: object) -> list[str]:
+    def fitting(
+        *, prefix: str, action: Action, parser: ArgumentParser, parsed_args: Namespace
+    ) -> list[str]:
         return list(words_for(prefix, action, vars(parsed_args), words))
 
-    argcomplete.autocomplete(parser_of(words), default_completer=fitting)
+    argcomplete.autocomplete(parser_of(words), default_completer=fitting)  # type: ignore[arg-type]
     return 0
 
 
