@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
@@ -25,6 +24,7 @@ from dllm_bench.registry import register
 from dllm_bench.runs.observers import RunningMetrics, SilentObserver
 from dllm_bench.runs.progress import TPF, TPS
 from dllm_bench.store.inputs import benchmark_of
+from dllm_bench.store.nolinks import matching, remove_folder
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import read_samples
@@ -120,8 +120,9 @@ class WandbLogger(SilentObserver):
             return
         if self._run.offline:
             own = Path(self._run.settings.sync_dir)
-            for old in set(own.parent.glob(f"offline-run-*-{self._run.id}")) - {own}:
-                shutil.rmtree(old)
+            for old in matching(own.parent, f"offline-run-*-{self._run.id}"):
+                if old.name != own.name:
+                    remove_folder(old)
         for earlier in _prefixes(running):
             if earlier.done >= self._run.step:
                 self._log(_so_far(earlier), earlier.done)

@@ -38,7 +38,6 @@ OTHERS = {  # what opens files itself -> which, none of them below a results fol
     "cli/report.py": "an output that the user named",
     "figures/run_series.py": "trained filters",
     "launch/slurm.py": "conf",
-    "runs/loggers.py": "the folders that W&B makes",
     "runs/runner.py": "Store.open",
     "launch/processes.py": "Store.open",
     "site/build.py": "the package",
