@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,8 +27,8 @@ from dllm_bench.core.decoder import BatchedDecoder, Decoder, Piece
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.state import check_no_masks
 from dllm_bench.core.trace import ForwardKind, Trace
+from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.metrics.definitions import measure_all
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.paths import conf_dirs, options
@@ -44,6 +44,7 @@ from dllm_bench.store.spec import RunSpec
 
 SHOWN_CHARACTERS = 60  # of a text in a completion's short form
 MASKED = "░"  # how a masked position is shown
+NEW_TOKENS = 128  # after a prompt, if no number is given
 
 
 # --- decoders ------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def generate(
     model: LoadedModel | str | Path,
     prompts: Prompt | Sequence[Prompt],
     decoder: Decoder | str,
-    max_new_tokens: int = 128,
+    max_new_tokens: int | None = None,
     *,
     batch: int = 1,
     stop: Sequence[str] = (),
@@ -191,9 +192,12 @@ def generate(
     """Decode prompts; one completion for each, in their order.
 
     model: of `load_model` or `wrap`, or what `load_model` takes.
-    prompts: a text, a chat ([{"role": "user", "content": …}, …]), or a list of such.
+    prompts: a text, a chat ([{"role": "user", "content": …}, …]), or a list of such. Masks in a
+        prompt are filled in place, and nothing comes after it; the completion's text begins with
+        the first of them.
     decoder: of `decoder`, or a name.
-    max_new_tokens: length of the canvas behind the prompt; block decoders open whole blocks.
+    max_new_tokens: length of the canvas behind the prompt, 128 if None; block decoders open whole
+        blocks.
     batch: how many requests share a forward; above 1 a completion has no time of its own.
     stop: strings that end a text.
     seed: of the random numbers of sampling decoders.
@@ -208,22 +212,49 @@ def generate(
     loaded = model if isinstance(model, LoadedModel) else load_model(model)
     chosen = named_decoder(decoder) if isinstance(decoder, str) else decoder
     several = as_list(prompts)
+    gaps = [loaded.special.mask in loaded.encode(one) for one in several]
+    if any(gaps):
+        chosen = gap_filler(chosen, all(gaps), max_new_tokens)
+    new = max_new_tokens or (None if any(gaps) else NEW_TOKENS)
     spec = spec_of(loaded, chosen, seed=seed, batch=batch)
-    for one in several:
-        check_no_masks(loaded.encode(one), loaded.special, str(one))
     generator = PromptGenerator(spec, chosen, loaded)
     if batch == 1:
-        requests = (generator.request(one, max_new_tokens, tuple(stop)) for one in several)
+        requests = (generator.request(one, new, tuple(stop)) for one in several)
         samples = [
             _decode(loaded, chosen, request, index, on_commit)
             for index, request in enumerate(requests)
         ]
     else:
         batched.check(spec)
-        every = [generator.request(one, max_new_tokens, tuple(stop)) for one in several]
+        every = [generator.request(one, new, tuple(stop)) for one in several]
         samples = _decode_batch(loaded, cast(BatchedDecoder, chosen), every, batch)
     pairs = zip(several, samples, strict=True)
     return [Completion(str(one), sample, loaded, spec.decoder) for one, sample in pairs]
+
+
+def gap_filler(decoder: Decoder, every: bool, max_new_tokens: int | None) -> MaskedDecoder:
+    """The decoder for prompts with masks to fill, which puts no end token into a gap.
+
+    every: whether all prompts have masks.
+
+    DllmBenchError if they cannot be filled.
+    """
+    if not isinstance(decoder, MaskedDecoder):
+        raise DllmBenchError(
+            f"The prompt has masks to fill, and {type(decoder).__name__} writes one token after "
+            "another; choose a decoder that fills masks, such as fast_dllm."
+        )
+    if max_new_tokens is not None:
+        raise DllmBenchError(
+            "The prompt has masks to fill and nothing comes after it, and max_new_tokens="
+            f"{max_new_tokens} was given; leave that out, or end the prompt before the first mask."
+        )
+    if not every:
+        raise DllmBenchError(
+            "Some prompts have masks to fill and others are to be continued; give those with masks "
+            "in a call of their own."
+        )
+    return replace(decoder, forbid="ends")
 
 
 def stream(

@@ -28,7 +28,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's turn of a chat")
     parser.add_argument("--watch", action="store_true", help="show the canvas while it is filled")
     parser.add_argument(
-        "--max-new-tokens", type=positive_int, default=128, metavar="N", help="default: 128"
+        "--max-new-tokens",
+        type=positive_int,
+        metavar="N",
+        help="after the prompt (default: 128); none where the prompt has masks, which are filled",
     )
     parser.add_argument("--seed", type=int, default=0, help="of decoders that sample")
 

@@ -7,7 +7,7 @@ Templates and stop strings are handled by the benchmark and the runner.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dllm_bench.core.errors import DllmBenchError
@@ -60,6 +60,22 @@ class Request:
             raise DllmBenchError(
                 f"Request {self.id!r} asks for {self.max_new_tokens} new tokens; ask for 1 or more."
             )
+
+
+def filling(request: Request, special: SpecialTokens) -> Request:
+    """The request that fills the masks of its own prompt, which makes no other new tokens.
+
+    New positions begin at the first mask; the prompt's tokens from there on are pinned.
+    """
+    ids = request.prompt_ids
+    first = ids.index(special.mask)
+    if not first:
+        raise DllmBenchError(
+            f"The prompt {request.prompt[:60]!r} begins with a mask to fill, and decoding needs a "
+            "token before it; begin the prompt with a text."
+        )
+    given = tuple((at, token) for at, token in enumerate(ids[first:]) if token != special.mask)
+    return replace(request, prompt_ids=ids[:first], max_new_tokens=len(ids) - first, pinned=given)
 
 
 def first_end(ids: Sequence[int], special: SpecialTokens) -> int | None:

@@ -120,9 +120,10 @@ class DecodeState:
         tokens_KL[0, : len(prompt)] = prompt
         born_KL[0, : len(prompt)] = PROMPT
         for place, token in request.pinned:
-            check_pinned(request, place)
+            check_pinned(request, place, length - len(prompt))
             tokens_KL[0, len(prompt) + place], born_KL[0, len(prompt) + place] = token, PROMPT
         state = cls(tokens_KL, born_KL, len(prompt), special, seed=request.seed, wanted=wanted)
+        state.ends_given = any(token in special.ends for _, token in request.pinned)
         if request.reference is not None:
             state.reference_KL = tokens_KL.clone()
             reference = torch.tensor(request.reference, device=device)[: length - len(prompt)]
@@ -259,20 +260,21 @@ def check_prompt(request: Request, special: SpecialTokens) -> None:
 
 
 def check_no_masks(prompt_ids: Sequence[int], special: SpecialTokens, prompt: str) -> None:
-    """Refuse mask tokens within a prompt: only new tokens are filled."""
+    """Refuse mask tokens within the prompt of a benchmark, which is to be answered."""
     count = list(prompt_ids).count(special.mask)
     if count:
         raise DllmBenchError(
-            f"The prompt {prompt[:60]!r} has {count} mask tokens to fill, and decoders fill what "
-            "comes after a prompt only; end the prompt before the first mask, or write the gap as "
-            "another character."
+            f"The prompt {prompt[:60]!r} has {count} mask tokens to fill, and a benchmark's "
+            "prompts are answered, not filled; write the gap as another character, or fill it with "
+            "`dllm-bench generate`."
         )
 
 
-def check_pinned(request: Request, place: int) -> None:
-    """Refuse a pinned token outside of the generation."""
-    if not 0 <= place < request.max_new_tokens:
+def check_pinned(request: Request, place: int, positions: int) -> None:
+    """Refuse a pinned token outside of the generation, for which the canvas has `positions`."""
+    new = min(request.max_new_tokens, positions)
+    if not 0 <= place < new:
         raise DllmBenchError(
-            f"Request {request.id!r} pins a token at new position {place} and has "
-            f"{request.max_new_tokens} new tokens; pin one of these."
+            f"Request {request.id!r} pins a token at new position {place} and has {new} new "
+            "tokens; pin one of these."
         )

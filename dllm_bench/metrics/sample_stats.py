@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from dllm_bench.core.declared import Amount, Count, Range, Seconds
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
-from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.trace import GIVEN, ForwardKind
 
 NO_TRACE = "a server does not report its forwards"
 NO_USAGE = "the server did not count tokens (usage), and model.tokenizer names no tokenizer"
@@ -44,7 +44,7 @@ class SampleStats:
     allocated: Count | None  # positions of all opened blocks, decoded or not
     committed: Count | None  # decoded positions among them, including those after the end
     content: Count | None  # decoded positions that hold no end or padding token
-    emitted: Count | None  # tokens before the first reason to stop
+    emitted: Count | None  # decoded tokens before the first reason to stop
     forwards: Count | None  # forwards of the model; a drafter's own calls are not counted
     rows: Amount | None  # branches x rows computed per branch, summed over forwards: positions
     # fed, or their mean over layers where each layer chooses
@@ -135,7 +135,10 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
             token != special.mask and born == 0
             for token, born in zip(generation.ids, generation.born, strict=True)
         ),
-        "emitted": sum(token != special.mask for token in generation.ids[:end]),
+        "emitted": sum(
+            token != special.mask and born != GIVEN
+            for token, born in zip(generation.ids[:end], generation.born[:end], strict=True)
+        ),
         "forwards": len(forwards),
         "rows": sum(
             forward.branches * (forward.fed if forward.rows is None else forward.rows)

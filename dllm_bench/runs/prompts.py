@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request
+from dllm_bench.core.request import Request, filling
 from dllm_bench.metrics.definitions import measure_all
 from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.runs import runner
@@ -46,13 +46,19 @@ class PromptGenerator:
         """Model, decoder and hash of the settings."""
         return f"{self.spec.model['name']}-{self.spec.label}-{self.spec.short}"
 
-    def request(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> Request:
-        """The request for a prompt, ready for the decoder."""
+    def request(
+        self, prompt: str | Turns, max_new_tokens: int | None, stop: tuple[str, ...]
+    ) -> Request:
+        """The request for a prompt, ready for the decoder; without `max_new_tokens` the prompt's
+        own masks are filled.
+        """
         ids = tuple(self.loaded.encode(prompt))
         key = hashlib.sha256(repr(ids).encode()).hexdigest()
         name = f"{key}#{self.seen[key]}"
         self.seen[key] += 1
-        request = Request(name, ids, max_new_tokens, stop, str(prompt))
+        request = Request(name, ids, max_new_tokens or 1, stop, str(prompt))
+        if max_new_tokens is None:
+            request = filling(request, self.loaded.denoiser.special)
         return runner.ready(self.spec, self.decoder, self.loaded, request)
 
     def __call__(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> str:

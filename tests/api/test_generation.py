@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 import dllm_bench as db
-from dllm_bench.api.generation import Committed
+from dllm_bench.api.generation import Committed, spec_of
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
+from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.registry import register
+from dllm_bench.runs.prompts import PromptGenerator
 from tests.api.models import loaded
 
 PROMPTS = ["Question: Tom has 3 apples and buys 4 more. How many apples?\nAnswer:", "2 + 2 ="]
+GAPS = "Tom has 3 apples and buys <|mask|><|mask|> more, so he has <|mask|><|mask|> apples."
 
 
 @register("select.every")
@@ -42,15 +46,60 @@ def test_the_import_is_immediate_and_offers_fifteen_functions() -> None:
         db.tabel  # noqa: B018
 
 
-def test_masks_within_a_prompt_are_refused_before_anything_is_decoded() -> None:
-    """Only what comes after a prompt is filled; the first prompt of the two has none."""
-    model, seen = loaded("tiny-llada"), list[Any]()
-    mask = model.text.decode_visibly([model.special.mask])
-    gap = f"3 {mask} 4 = {mask}."
-    assert list(model.encode(gap)).count(model.special.mask) == 2
-    with pytest.raises(DllmBenchError, match="has 2 mask tokens to fill.*end the prompt before"):
-        db.generate(model, ["2 + 2 =", gap], "fast_dllm", 32, on_commit=seen.append)
+def test_masks_within_a_prompt_are_filled_as_the_loop_fills_between_pinned_tokens() -> None:
+    model = loaded("tiny-llada")
+    ids, mask = model.encode(GAPS), model.special.mask
+    first = ids.index(mask)
+    pinned = {at: token for at, token in enumerate(ids[first:]) if token != mask}
+    (done,) = db.generate(model, GAPS, "lopa_dream")
+    request = Request("", tuple(ids[:first]), len(ids) - first, pinned=tuple(pinned.items()))
+    without_ends = replace(cast(MaskedDecoder, db.decoder("lopa_dream")), forbid="ends")
+    assert done.sample.ids == list(without_ends.generate(model.denoiser, request).ids)
+    assert all(done.sample.ids[at] == token for at, token in pinned.items())
+    gaps = {token for at, token in enumerate(done.sample.ids) if at not in pinned}
+    assert len(done.sample.ids) == len(ids) - first and not gaps & {mask, *model.special.ends}
+    assert done.text.endswith(" apples.")
+    assert done.sample.counts["emitted"] == len(ids) - first - len(pinned) == GAPS.count("<|mask|>")
+
+
+def test_an_end_token_of_the_prompt_stops_no_gap_before_it() -> None:
+    """As behind a user's turn of a chat; the text ends there."""
+    model = loaded("tiny-llada")
+    turn_end = model.text.decode_visibly([model.special.eot or model.special.eos])
+    for stop in ("eos", "filled"):
+        chosen = db.decoder("fast_dllm", stop=stop, **{"schedule.block": 4, "schedule.short": True})
+        (done,) = db.generate(model, f"{GAPS}{turn_end}\nIs it <|mask|>?", chosen)
+        assert model.special.mask not in done.sample.ids
+        assert done.text.endswith(" apples.")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "decoder", "settings", "message"),
+    [
+        ([GAPS], "ngram_speculative", {}, "SpeculativeDecoder writes one token after another"),
+        ([GAPS], "daedal", {}, "which Daedal moves when the canvas grows"),
+        ([GAPS], "fast_dllm", {"max_new_tokens": 32}, "max_new_tokens=32 was given; leave that"),
+        ([GAPS, "2 + 2 ="], "fast_dllm", {}, "those with masks in a call of their own"),
+        (["<|mask|> 4 = 7"], "fast_dllm", {}, "begin the prompt with a text"),
+    ],
+)
+def test_masks_that_cannot_be_filled_are_refused(
+    prompts: list[str], decoder: str, settings: dict[str, int], message: str
+) -> None:
+    seen = list[Any]()
+    with pytest.raises(DllmBenchError, match=message):
+        db.generate(loaded("tiny-llada"), prompts, decoder, on_commit=seen.append, **settings)
     assert seen == []
+
+
+def test_a_benchmark_with_masks_in_its_prompts_is_refused() -> None:
+    generator = PromptGenerator(
+        spec_of(loaded("tiny-llada"), db.decoder("fast_dllm")),
+        db.decoder("fast_dllm"),
+        loaded("tiny-llada"),
+    )
+    with pytest.raises(DllmBenchError, match="has 4 mask tokens to fill.*answered, not filled"):
+        generator(GAPS, 32, ())
 
 
 def test_the_stub_names_what_the_package_offers() -> None:

@@ -49,7 +49,9 @@ class EarlyExit(Select):
             raise DllmBenchError(f"EarlyExit block is {self.block}; give 1 or more positions.")
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
-        return replace(request, pinned=self.pinned) if self.pinned else request
+        if not self.pinned:
+            return request
+        return replace(request, pinned=tuple(dict([*request.pinned, *self.pinned]).items()))
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert scores.answer_gap_K is not None  # by `needs`
