@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from dllm_bench.paths import CONFIG_DIR, options
 from dllm_bench.store.store import Store
 from tests import pieces
 from tests.laws.test_product import check_laws, check_repeats
+from tests.tiers import covering_pairs
 
 PACKAGE = Path(__file__).parents[1] / "data" / "plugin"
 CACHES = (
@@ -52,17 +52,16 @@ def test_a_piece_of_a_plug_in_obeys_the_laws() -> None:
     from dllm_bench.registry import instantiate
 
     stride = instantiate({"_target_": "select.stride"}, "select")
-    both = product(pieces.pieces("score").values(), pieces.pieces("cache").values())
+    slots = [pieces.pieces(slot).values() for slot in ("score", "schedule", "cache")]
     checked = 0
-    for score, cache in both:
-        for schedule in pieces.pieces("schedule").values():
-            try:
-                decoder = MaskedDecoder(score, stride, schedule, cache, stop=Filled())
-            except DllmBenchError:
-                continue
-            check_laws(decoder)
-            check_repeats(decoder)
-            checked += 1
+    for score, schedule, cache in covering_pairs(*slots):
+        try:
+            decoder = MaskedDecoder(score, stride, schedule, cache, stop=Filled())
+        except DllmBenchError:
+            continue
+        check_laws(decoder)
+        check_repeats(decoder)
+        checked += 1
     assert checked > 20
 
 

@@ -48,10 +48,15 @@ COUNTS = {  # metric -> (numerator, denominator) of one sample
 
 
 @cache
+def settings() -> SettingsCache:
+    """Composed settings that the tests of a process share; never saved."""
+    return SettingsCache(REFERENCE, compose)
+
+
+@cache
 def judgements() -> list[Judgement]:
     """All claims on the committed records."""
-    settings = SettingsCache(REFERENCE, compose)
-    return judge_stored(load_profile("embedded"), Store(REFERENCE / "runs"), settings)
+    return judge_stored(load_profile("embedded"), Store(REFERENCE / "runs"), settings())
 
 
 def records(planned: PlannedCell) -> list[RunRecord]:

@@ -17,6 +17,7 @@ from dllm_bench.figures.write import write
 from dllm_bench.runs import token_replay
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import load_profile, names_of
+from tests.claims.test_reference_claims import settings
 from tests.figures.builders import built_full, replays_of
 from tests.figures.test_points import built
 from tests.tiers import covering
@@ -87,11 +88,12 @@ def test_every_kind_draws(kind: str, tmp_path, monkeypatch) -> None:
     assert [0.25, 0.5, 1.0] in [heights, *lines] or meshes == [[0.5] * 3]
 
 
+@pytest.mark.xdist_group("reference claims")  # which share composed settings
 @pytest.mark.parametrize("name", covering(10, names_of("figure")))
 def test_committed_figures_draw(name: str, tmp_path: Path, monkeypatch) -> None:
     """Every figure expands, composes, reads and draws on made-up runs of the embedded profile."""
     figure, profile = load_figure(name), load_profile("embedded")
-    found = built_full(figure, profile, tmp_path, real_compose, monkeypatch)
+    found = built_full(figure, profile, tmp_path, settings().compose, monkeypatch)
     reasons = {point.reason for point in found.without_number()}
     elsewhere = (
         "unavailable: needs ",

@@ -35,6 +35,7 @@ from tests.helpers import Watched, golden_dir, load_denoiser
 
 GOLDEN = golden_dir()
 EVERY = 16
+OFTEN = 3  # of the others
 CLOSE = 1e-5  # decisions closer than this may differ by float32 rounding
 ROUNDING = 5e-6  # the same of dInfer's runs: float32 and float64 differ by up to 4.5e-6 there
 Case = dict[str, Any]
@@ -104,15 +105,18 @@ def is_listed(case: Case) -> bool:
     return is_known(case["file"]) and case["index"] in known()[case["file"]].get("differ", ())
 
 
+def tier(case: Case) -> list[pytest.MarkDecorator]:
+    """The marker of a case: some and all that differ run every day, of the others a third is in the
+    whole suite and the rest, alike and minutes long, with `-m drill`.
+    """
+    if not case["index"] % EVERY or is_listed(case):
+        return []
+    return [pytest.mark.drill if case["index"] % OFTEN else pytest.mark.exhaustive]
+
+
 def each(found: list[Case]) -> pytest.MarkDecorator:
     """One test per case; one that is skipped without the reference data."""
-    rest = pytest.mark.exhaustive
-    params = [
-        pytest.param(
-            case, id=name(case), marks=rest if case["index"] % EVERY and not is_listed(case) else ()
-        )
-        for case in found
-    ]
+    params = [pytest.param(case, id=name(case), marks=tier(case)) for case in found]
     absent = pytest.mark.skip(reason=f"no golden traces at {GOLDEN}")
     return pytest.mark.parametrize("case", params or [pytest.param(None, marks=absent)])
 

@@ -110,7 +110,7 @@ def shown_or_refused(call: Callable[[], Any]) -> None:
         str(call()).encode()
 
 
-@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=4))
+@pytest.mark.parametrize("turn", covering(TURNS, range(TURNS), often=13))
 def test_a_mutated_record_is_refused_in_a_sentence_or_shown(turn: int, tmp_path: Path) -> None:
     made = fill(tmp_path)
     store, other = Store(tmp_path / "runs"), made["table"]

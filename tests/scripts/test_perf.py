@@ -40,7 +40,8 @@ def test_the_plain_loop_decodes_the_same(k: int) -> None:
     "names",
     [
         pytest.param(["wino", "dkv_cache_greedy"], id="some"),
-        pytest.param(options("decoder"), id="every", marks=pytest.mark.exhaustive),
+        pytest.param(options("decoder")[::8], id="eighth", marks=pytest.mark.exhaustive),
+        pytest.param(options("decoder"), id="every", marks=pytest.mark.drill),  # a minute
     ],
 )
 def test_masked_decoders_are_timed_as_they_are(names: list[str]) -> None:

@@ -67,10 +67,20 @@ def test_a_notebook_is_short_and_stored_with_what_it_shows(name: str) -> None:
         assert expected in text
 
 
-@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "few",
+    [
+        pytest.param({"40": "8", "20": "4"}, marks=pytest.mark.exhaustive, id="few items"),
+        pytest.param({}, marks=pytest.mark.drill, id="as it is"),  # minutes of decoding
+    ],
+)
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_notebook_runs_as_it_is(
-    name: str, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_notebook_runs(
+    name: str,
+    few: dict[str, str],
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DLLM_BENCH_RESULTS", str(results))
     for variable in ("IPYTHONDIR", "MPLCONFIGDIR", "JUPYTER_RUNTIME_DIR"):
@@ -78,9 +88,11 @@ def test_a_notebook_runs_as_it_is(
     notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
     for cell in code_cells(notebook):
         cell.outputs = []
+        for items, fewer in few.items():
+            cell.source = cell.source.replace(f"limit={items}", f"limit={fewer}")
     client = nbclient.NotebookClient(notebook, kernel_name="python3", allow_errors=True)
     client.execute(cwd=str(ROOT / "notebooks"))
     text = shown_by(notebook)
     assert "ERROR" not in text, text
     for expected in SHOWN[name]:
-        assert expected in text
+        assert expected.replace("40", few.get("40", "40")) in text

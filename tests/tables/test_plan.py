@@ -22,6 +22,7 @@ from dllm_bench.tables.plan import (
     missing_trained_files,
     plan,
 )
+from tests.claims.test_reference_claims import settings
 from tests.tables.builders import (
     FULL,
     TINY,
@@ -235,6 +236,7 @@ def test_table4_plans_the_runs_that_run_would_make(tmp_path: Path, monkeypatch) 
         assert made == [run.spec]
 
 
+@pytest.mark.xdist_group("reference claims")  # which share composed settings
 @pytest.mark.parametrize("profile", ["embedded", "paper"])
 @pytest.mark.parametrize("name", covering(5, names_of("table")))
 def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> None:
@@ -242,14 +244,12 @@ def test_no_two_settings_of_a_benchmark_are_one_run(name: str, profile: str) -> 
 
     What a profile has no counterpart of is left out.
     """
-    from dllm_bench.api.compose import compose
-
     queries = {cell.run: cell.keys.get("benchmark") for cell in run_cells(load_table(name))}
     found: dict[tuple[str | None, str], tuple[str, ...]] = {}
     for query, benchmark in queries.items():
         with suppress(DllmBenchError):
             translated = load_profile(profile).translate(query)
-            config = compose(translated)
+            config = settings().compose(translated)
             files = list(sources(config["decoder"]))
             key = (benchmark, digest([split(config)[Role.IDENTITY], files]))
             assert key not in found, f"{query} and {found[key]} are one run"

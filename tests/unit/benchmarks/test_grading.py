@@ -360,20 +360,31 @@ def test_tests_that_cannot_be_kept_apart_give_no_grade(text: str) -> None:
     assert outcome.verdict == "judge_error"
 
 
-@pytest.mark.exhaustive
-def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(real_data: Path) -> None:
+PIECES = [367, 533, 601, 927]  # ids of mbpp
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(20, marks=pytest.mark.exhaustive),
+        pytest.param(1, marks=pytest.mark.drill),  # minutes, and the data never changes
+    ],
+)
+def test_four_items_of_mbpp_and_none_of_humaneval_run_by_pieces(step: int, real_data: Path) -> None:
     found: list[int | str] = []
     for doc in mbpp_docs(real_data):
+        if doc["task_id"] % step and doc["task_id"] not in PIECES:
+            continue
         text = "\n".join(["", doc["test_setup_code"], *doc["test_list"], ""])
         if not code_scorers.calibrate(code_scorers.Tests(text, doc["code"]))[1]:
             found.append(doc["task_id"])
     file = real_data / "humaneval" / "HumanEval.jsonl"
-    for doc in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+    for doc in map(json.loads, file.read_text(encoding="utf-8").splitlines()[::step]):
         text, name = f"\n{doc['test']}\ncheck({doc['entry_point']})\n", doc["entry_point"]
         reference = doc["prompt"] + doc["canonical_solution"]
         if not code_scorers.calibrate(code_scorers.Tests(text, reference, (name,)))[1]:
             found.append(doc["task_id"])
-    assert found == [367, 533, 601, 927], "367 is the one of the test split"
+    assert found == PIECES, "367 is the one of the test split"
 
 
 def ask_with(settings: dict[str, Any]) -> tuple[list[str], list[int]]:

@@ -169,7 +169,7 @@ def generations(model: TransformerDenoiser, decoder: object, count: int) -> list
 
 
 @pytest.mark.parametrize("name", covering(4, list(DECODERS), often=2))
-def test_a_run_of_60_prompts_has_few_shapes_and_the_same_tokens(name: str, tmp_path: Path) -> None:
+def test_a_run_of_20_prompts_has_few_shapes_and_the_same_tokens(name: str, tmp_path: Path) -> None:
     layout, changes = DECODERS[name]
     overrides = [f"decoder.{key}={value}" for key, value in changes.items()]
     plain = with_drafter(compose([f"decoder={name}", *overrides])["decoder"], tmp_path)
@@ -179,10 +179,10 @@ def test_a_run_of_60_prompts_has_few_shapes_and_the_same_tokens(name: str, tmp_p
     one.expect_canvas(300 + 64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = generations(one, decoder, 60)
+        found = generations(one, decoder, 20)
     assert 1 <= one.shapes_met <= MOST
-    expected = generations(model, decoder, 6)
-    assert [(g.ids, g.born) for g in found[:6]] == [(g.ids, g.born) for g in expected]
+    expected = generations(model, decoder, 4)
+    assert [(g.ids, g.born) for g in found[:4]] == [(g.ids, g.born) for g in expected]
 
 
 def test_long_forwards_and_other_plans_run_as_they_are() -> None:
