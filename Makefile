@@ -7,7 +7,7 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 SCHEMAS := every-eval-ever==0.3.0
-INSTALL = $(BIN)/python -m pip install -q --no-compile $(PIP_ARGS) -c constraints.txt
+INSTALL = $(BIN)/python scripts/install.py $(PIP_ARGS)
 FAILED = tail -n 20 $(VENV)/install.log; echo "The install failed; the lines above say why. Run make again to retry."; exit 1
 PINS := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 RUN := $(VENV)/.installed-$(PINS)
@@ -88,10 +88,6 @@ fmt: $(STAMP) ## Format the code and mend what ruff can mend
 venv: $(STAMP) ## Build .venv (once, and again when pyproject.toml or constraints.txt change)
 	@:
 
-# COMPILED is imported once, which compiles what runs, tables and figures import: a tenth of what is
-# installed. pip would compile all of it, which takes a minute.
-COMPILED := transformers.modeling_utils, dllm_bench.launch.run_one, dllm_bench.api.generation, \
-   dllm_bench.figures.write, dllm_bench.site.build
 # RUN is what the commands need, STAMP what tests and checks need besides. A stamp is written last and
 # its name holds a checksum of the pins: changed pins update a finished environment, an install that
 # was interrupted left no stamp and starts from nothing.
@@ -101,19 +97,17 @@ $(RUN):
 	   echo "Updating $(VENV) to the versions of constraints.txt (log: $(VENV)/install.log)"; \
 	   rm -f $(VENV)/.installed-* $(VENV)/.complete-*; \
 	 else \
-	   echo "Building $(VENV) with the versions of constraints.txt (one to two minutes; log: $(VENV)/install.log)"; \
+	   echo "Building $(VENV) with the versions of constraints.txt (about a minute; log: $(VENV)/install.log)"; \
 	   $(PYTHON) -m venv --clear $(VENV); \
 	 fi
-	@{ $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --upgrade pip && \
-	   $(INSTALL) -e '.[code,slurm]'; } > $(VENV)/install.log 2>&1 || { $(FAILED); }
-	@$(BIN)/python -c 'import $(COMPILED)' >> $(VENV)/install.log 2>&1 || true
+	@$(INSTALL) '.[code,slurm]' > $(VENV)/install.log 2>&1 || { $(FAILED); }
 	@touch $@
 
 # SCHEMAS holds published schemas that exports are tested against; its code needs a newer Python, so
 # that the package is not installed. Where it cannot be had, that test is skipped.
 $(STAMP): $(RUN)
 	@echo "Adding what tests and checks need to $(VENV) (log: $(VENV)/install.log)"
-	@$(INSTALL) -e '.[code,slurm,wandb,dev]' >> $(VENV)/install.log 2>&1 || { $(FAILED); }
+	@$(INSTALL) '.[code,slurm,wandb,dev]' >> $(VENV)/install.log 2>&1 || { $(FAILED); }
 	@$(BIN)/python -m pip download -q $(PIP_ARGS) --no-deps --python-version 3.12 --only-binary=:all: \
 	   -d $(VENV)/schemas $(SCHEMAS) >> $(VENV)/install.log 2>&1 || true
 	@touch $@

@@ -1,0 +1,83 @@
+"""Install what `make` needs into the environment whose Python runs this: `python scripts/install.py
+[OPTIONS OF pip] EXTRAS`. Needs pip and nothing else.
+
+With filled caches uv takes a third of the time of pip. It reads no settings of pip, so that they are
+passed to it; where uv cannot be had or fails, pip installs the same. Neither compiles everything,
+which takes a minute: the modules in `IMPORTED`, a tenth of what is installed, are compiled by being
+imported, in a process each.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Sequence
+
+PINS = ("-c", "constraints.txt")
+SECTIONS = (":env:", "install", "global")  # of pip's settings, the one that decides first
+LISTS = ("index-url", "extra-index-url", "find-links", "constraint", "trusted-host")
+"""pip's settings that bear on what is found, lists in which spaces separate; uv calls them so."""
+IMPORTED = (  # what runs, tables and figures import; the first two lines need each other least
+    "scipy.stats, sympy, hydra, httpx2, accelerate.utils.dataclasses",
+    "torch, transformers.modeling_utils, dllm_bench.launch.run_one, dllm_bench.api.generation, "
+    "dllm_bench.figures.write, dllm_bench.site.build",
+)
+
+
+def uv_options(listed: str) -> list[str]:
+    """The options that give uv the settings which `pip config list` printed."""
+    pairs = (line.partition("=") for line in listed.splitlines())
+    found = {key: str(ast.literal_eval(value)) for key, equals, value in pairs if equals}
+
+    def setting(name: str) -> str:
+        keys = (f":env:.{name}" if part == ":env:" else f"{part}.{name}" for part in SECTIONS)
+        return next((found[key] for key in keys if key in found), "")
+
+    options = [f"--{name}={one}" for name in LISTS for one in setting(name).split()]
+    if setting("no-index").lower() in ("1", "true", "yes", "on"):
+        options.append("--no-index")
+    return options
+
+
+def install_by_uv(arguments: Sequence[str]) -> bool:
+    """Install by uv; whether it did. Of several indexes any may have a version, as for pip."""
+    pip, uv = python("-m", "pip"), python("-m", "uv", "pip", "install", "--python", sys.executable)
+    given = [*PINS, *arguments[:-1]]
+    if subprocess.run([*pip, "install", "-q", *given, "uv"]).returncode:
+        return False
+    listed = subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
+    every = ("-q", "--index-strategy", "unsafe-best-match", *uv_options(listed))
+    return not subprocess.run([*uv, *every, *given, "pip", "-e", arguments[-1]]).returncode
+
+
+def install_by_pip(arguments: Sequence[str]) -> bool:
+    """Install by pip; whether it did."""
+    command = [*python("-m", "pip", "install", "-q", "--no-compile"), *PINS, *arguments[:-1]]
+    return not (
+        subprocess.run([*command, "--upgrade", "pip"]).returncode
+        or subprocess.run([*command, "-e", arguments[-1]]).returncode
+    )
+
+
+def python(*arguments: str) -> list[str]:
+    """A command of this environment's Python."""
+    return [sys.executable, *arguments]
+
+
+def compile_imported() -> None:
+    """Import `IMPORTED`, which compiles it; what fails to is compiled when it is first used."""
+    for process in [subprocess.Popen(python("-c", f"import {names}")) for names in IMPORTED]:
+        process.wait()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Install and compile; 1 if neither uv nor pip could install."""
+    if not (install_by_uv(arguments) or install_by_pip(arguments)):
+        return 1
+    compile_imported()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
