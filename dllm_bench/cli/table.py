@@ -324,12 +324,14 @@ def fill(
     """
     if not (arguments.run or arguments.submit):
         return []
-    # torch takes seconds to import, and rendering stored runs needs none of it
-    from dllm_bench.cli import fill_missing
-
     known = [run.record for run in runs if run.record]
     if arguments.run and known:
         print_lines([f"{len(known)} of {len(runs)} runs {looked_up(known)}"])
+    if arguments.run and not any(run.open for run in runs):
+        return []
+    # torch takes seconds to import, and rendering stored runs needs none of it
+    from dllm_bench.cli import fill_missing
+
     if arguments.submit:
         return fill_missing.submit(runs, store, arguments.slurm, arguments.wait)
     jobs = arguments.jobs or default_jobs(arguments.profile)

@@ -76,10 +76,16 @@ def mean_score(values: Sequence[float], *, seed: int = 0) -> MeanScore | None:
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
     """Wilson interval of successes / n."""
-    from scipy.stats import binomtest
+    return wilson_of_share(successes / n, n)
 
-    interval = binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
-    return float(interval.low), float(interval.high)
+
+def wilson_of_share(share: float, n: float) -> tuple[float, float]:
+    """Wilson interval of a share of n events."""
+    from scipy.special import ndtri  # `scipy.stats` takes a second to import
+
+    z = float(ndtri((1 + LEVEL) / 2))
+    middle, width = 2 * n * share + z**2, z * sqrt(4 * n * share * (1 - share) + z**2)
+    return (middle - width) / (2 * (n + z**2)), (middle + width) / (2 * (n + z**2))
 
 
 def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
@@ -90,8 +96,6 @@ def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[floa
     over samples, at most the true number (Kish's effective size in Wilson's formula, one of the
     methods that Franco et al. 2019 compare).
     """
-    from scipy.special import ndtri
-
     pairs = [pair for pair in zip(happened, of, strict=True) if pair[1]]
     n, samples = float(sum(of)), len(pairs)
     share = sum(happened) / n
@@ -99,9 +103,7 @@ def wilson_of_clusters(happened: Sequence[int], of: Sequence[int]) -> tuple[floa
     if samples > 1 and spread > 0:
         alone, alike = share * (1 - share) / (n - 1), samples / (samples - 1) * spread / n**2
         n = min(n, n * alone / alike)
-    z = float(ndtri((1 + LEVEL) / 2))
-    middle, width = share + z**2 / (2 * n), z * sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    return (middle - width) / (1 + z**2 / n), (middle + width) / (1 + z**2 / n)
+    return wilson_of_share(share, n)
 
 
 def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
