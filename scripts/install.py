@@ -1,7 +1,7 @@
 """Install what `make` needs into the environment whose Python runs this: `python scripts/install.py
 [OPTIONS OF pip] EXTRAS`. Needs pip and nothing else.
 
-With filled caches uv takes a third of the time of pip. It reads no settings of pip, so that they are
+With filled caches uv takes a third of the time of pip. It reads no settings of pip, so they are
 passed to it; where uv cannot be had or fails, pip installs the same. Neither compiles everything,
 which takes a minute: the modules in `IMPORTED`, a tenth of what is installed, are compiled by being
 imported, in a process each.
