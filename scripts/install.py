@@ -2,7 +2,7 @@
 [OPTIONS OF pip] EXTRAS`. Needs pip and nothing else.
 
 With filled caches uv takes a third of the time of pip. It reads no settings of pip, so they are
-passed to it; where uv cannot be had or fails, pip installs the same. Neither compiles everything,
+passed to it; where it has no equal of one, cannot be had or fails, pip installs the same. Neither compiles everything,
 which takes a minute: the modules in `IMPORTED`, a tenth of what is installed, are compiled by being
 imported, in a process each.
 """
@@ -18,6 +18,12 @@ PINS = ("-c", "constraints.txt")
 SECTIONS = (":env:", "install", "global")  # of pip's settings, the one that decides first
 LISTS = ("index-url", "extra-index-url", "find-links", "constraint", "trusted-host")
 """pip's settings that bear on what is found, lists in which spaces separate; uv calls them so."""
+WITHOUT_EFFECT = (
+    *("cache-dir", "cert", "client-cert", "default-timeout", "disable-pip-version-check"),
+    *("no-cache-dir", "no-color", "no-compile", "no-input", "progress-bar", "quiet", "retries"),
+    *("root-user-action", "timeout", "verbose"),
+)
+"""pip's settings that do not bear on what is found."""
 IMPORTED = (  # what runs, tables and figures import; the first two lines need each other least
     "scipy.stats, sympy, hydra, httpx2, accelerate.utils.dataclasses",
     "torch, transformers.modeling_utils, dllm_bench.launch.run_one, dllm_bench.api.generation, "
@@ -25,10 +31,14 @@ IMPORTED = (  # what runs, tables and figures import; the first two lines need e
 )
 
 
-def uv_options(listed: str) -> list[str]:
-    """The options that give uv the settings which `pip config list` printed."""
+def uv_options(listed: str) -> list[str] | None:
+    """The options that give uv the settings which `pip config list` printed; None where it lists
+    one that uv has no equal of, such as `only-binary`.
+    """
     pairs = (line.partition("=") for line in listed.splitlines())
     found = {key: str(ast.literal_eval(value)) for key, equals, value in pairs if equals}
+    if {key.rpartition(".")[2] for key in found} - {*LISTS, "no-index", *WITHOUT_EFFECT}:
+        return None
 
     def setting(name: str) -> str:
         keys = (f":env:.{name}" if part == ":env:" else f"{part}.{name}" for part in SECTIONS)
@@ -44,10 +54,11 @@ def install_by_uv(arguments: Sequence[str]) -> bool:
     """Install by uv; whether it did. Of several indexes any may have a version, as for pip."""
     pip, uv = python("-m", "pip"), python("-m", "uv", "pip", "install", "--python", sys.executable)
     given = [*PINS, *arguments[:-1]]
-    if subprocess.run([*pip, "install", "-q", *given, "uv"]).returncode:
-        return False
     listed = subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
-    every = ("-q", "--index-strategy", "unsafe-best-match", *uv_options(listed))
+    options = uv_options(listed)
+    if options is None or subprocess.run([*pip, "install", "-q", *given, "uv"]).returncode:
+        return False
+    every = ("-q", "--index-strategy", "unsafe-best-match", *options)
     return not subprocess.run([*uv, *every, *given, "pip", "-e", arguments[-1]]).returncode
 
 

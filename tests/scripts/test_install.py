@@ -28,6 +28,10 @@ def test_uv_is_given_the_settings_of_pip_that_decide_what_is_installed() -> None
     ]
 
 
+def test_pip_installs_where_it_has_a_setting_that_uv_has_no_equal_of() -> None:
+    assert install.uv_options(LISTED + "global.only-binary=':all:'\n") is None
+
+
 @pytest.mark.parametrize(("value", "options"), [("1", ["--no-index"]), ("0", [])])
 def test_an_index_that_pip_may_not_ask_is_not_asked_by_uv(value: str, options: list[str]) -> None:
     assert install.uv_options(f":env:.no-index='{value}'\n") == options
