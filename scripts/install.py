@@ -2,9 +2,9 @@
 [OPTIONS OF pip] EXTRAS`. Needs pip and nothing else.
 
 With filled caches uv takes a third of the time of pip. It reads no settings of pip, so they are
-passed to it; where it has no equal of one, cannot be had or fails, pip installs the same. Neither compiles everything,
-which takes a minute: the modules in `IMPORTED`, a tenth of what is installed, are compiled by being
-imported, in a process each.
+passed to it; where it has no equal of one, cannot be had or fails, pip installs the same. Neither
+compiles everything, which takes a minute: the modules in `IMPORTED`, a tenth of what is installed,
+are compiled by being imported, in a process each.
 """
 
 from __future__ import annotations
