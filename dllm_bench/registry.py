@@ -14,6 +14,7 @@ package registers its own classes from a module that it names as an entry point 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -21,7 +22,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from importlib.abc import InspectLoader
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -53,6 +56,8 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 """Kind, the first part of a registered name -> modules and packages whose import registers it."""
 
+PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "None": None}
+"""Annotation -> type, of values that yaml has a notation for."""
 SHOWN_CHARS = 200  # of a value in an error message
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
@@ -114,8 +119,7 @@ def find(target: str) -> Callable[..., Any]:
 def _find_by_path(target: str) -> Callable[..., Any]:
     """The registered object at a dotted path inside this package."""
     module_name, _, name = target.rpartition(".")
-    homes = [home for kind in HOMES.values() for home in kind]
-    if not any(f"{module_name}.".startswith(f"{home}.") for home in homes):
+    if not _is_home(module_name):
         raise DllmBenchError(
             f"_target_ {target!r} lies in no module whose classes a configuration may build; name "
             "a registered class (conf/ has all of them)."
@@ -139,6 +143,12 @@ def _find_by_path(target: str) -> Callable[..., Any]:
             "class that is decorated with @register."
         )
     return registered
+
+
+def _is_home(module_name: str) -> bool:
+    """Whether a module is one whose classes a configuration may build."""
+    homes = [home for kind in HOMES.values() for home in kind]
+    return any(f"{module_name}.".startswith(f"{home}.") for home in homes)
 
 
 @cache
@@ -231,11 +241,55 @@ def check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], t
     declared = _declared_types(factory)
     for name, value in arguments.items():
         if not fits(value, declared.get(name, Any), _is_a):
-            annotation = signature.parameters[name].annotation
-            raise DllmBenchError(
-                f"{title} takes {name} as {annotation}, and {_shown(value)} was given; give a "
-                "value of that kind."
-            )
+            raise _wrong_type(title, name, signature.parameters[name].annotation, value)
+
+
+def _wrong_type(title: str, name: str, annotation: object, value: Any) -> DllmBenchError:
+    return DllmBenchError(
+        f"{title} takes {name} as {annotation}, and {_shown(value)} was given; give a value of "
+        "that kind."
+    )
+
+
+def check_plain_types(plain: Any) -> None:
+    """Raise DllmBenchError for numbers, switches and texts, at any depth, that do not fit what the
+    source of their class declares.
+
+    The class is not imported, which would import torch. All else is left to `instantiate`.
+    """
+    if isinstance(plain, (list, tuple)):
+        for item in plain:
+            check_plain_types(item)
+    if not isinstance(plain, Mapping):
+        return
+    target = str(plain.get(TARGET, ""))
+    declared = _plain_annotations(target)
+    for name, value in plain.items():
+        annotation = declared.get(str(name))
+        if annotation and not any(
+            fits(value, PLAIN_TYPES[word]) for word in annotation.split(" | ")
+        ):
+            raise _wrong_type(f"_target_ {target!r}", str(name), annotation, value)
+        check_plain_types(value)
+
+
+@cache
+def _plain_annotations(target: str) -> dict[str, str]:
+    """Field -> type, for the fields of a class of this package whose types are all plain."""
+    module_name, _, name = target.rpartition(".")
+    if not _is_home(module_name):
+        return {}
+    try:
+        spec = find_spec(module_name)
+    except (ModuleNotFoundError, ValueError):  # no such package; a module made by a program
+        return {}
+    loader = spec and spec.loader
+    source = loader.get_source(module_name) if isinstance(loader, InspectLoader) else None
+    nodes = ast.parse(source or "").body
+    classes = (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name)
+    declared = (node for found in classes for node in found.body if isinstance(node, ast.AnnAssign))
+    types = {ast.unparse(node.target): ast.unparse(node.annotation) for node in declared}
+    return {key: text for key, text in types.items() if {*text.split(" | ")} <= {*PLAIN_TYPES}}
 
 
 def _check_target(plain: Mapping[str, Any]) -> None:

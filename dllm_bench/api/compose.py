@@ -47,6 +47,7 @@ from dllm_bench.paths import (
     options,
     place_of,
 )
+from dllm_bench.registry import check_plain_types
 
 CONFIG = "run"  # conf/run.yaml
 LAUNCHER = "hydra/launcher"
@@ -91,7 +92,7 @@ def compose(overrides: Sequence[str]) -> Plain:
                 OmegaConf.update(cfg, key, value, merge=True)
         except OmegaConfBaseException:
             cfg = compose_groups(tuple(overrides))
-        return to_plain(cfg)
+        return checked(cfg)
 
 
 def compose_decoder(name: str, overrides: Sequence[str]) -> Plain:
@@ -240,6 +241,13 @@ def to_plain(cfg: DictConfig) -> Plain:
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
+def checked(cfg: DictConfig) -> Plain:
+    """The configuration as dicts and lists; DllmBenchError for a value of a wrong type."""
+    plain = to_plain(cfg)
+    check_plain_types(plain)
+    return plain
+
+
 def named(cfg: DictConfig, about: HydraConf) -> DictConfig:
     """The configuration without Hydra's own part, with a name for each decoder that has none.
 
@@ -310,7 +318,7 @@ def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> N
 def composed_job(cfg: DictConfig) -> ComposedJob:
     """The configuration Hydra passed to a task, as plain data."""
     with as_sentences():
-        config = to_plain(named(cfg, HydraConfig.get()))
+        config = checked(named(cfg, HydraConfig.get()))
     benchmark = str(OmegaConf.to_container(cfg.benchmark, resolve=False))
     return ComposedJob(config, reads_data="${paths.data}" in benchmark)
 

@@ -1,6 +1,6 @@
 """Our decoders as a model of lm-eval, and lm-eval's own command line with that model.
 
-`as_lm` wraps a function from a prompt to a text. `command_line` runs lm-eval with the model under
+`as_lm` wraps a function from a prompt to a text. `execute` runs lm-eval with the model under
 the name "dllm_bench". There are no likelihoods, since a diffusion decoder gives none. Importing
 this module imports lm-eval.
 """
@@ -8,13 +8,12 @@ this module imports lm-eval.
 from __future__ import annotations
 
 import json
-import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import lm_eval.models  # noqa: F401 (else lm-eval would not register its own models)
-from lm_eval._cli import HarnessCLI
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import model_registry, register_model
@@ -67,7 +66,7 @@ class DllmBenchLM(LM):
     """An lm-eval model around a function from a prompt to a text."""
 
     build: ClassVar[BuildGenerate]
-    """What `--model_args` are turned into a model with; set by `command_line`."""
+    """What `--model_args` are turned into a model with; set by `execute`."""
 
     def __init__(
         self, generate: Generate, name: str, metrics: Callable[[], Metrics] = dict
@@ -202,24 +201,20 @@ def _register() -> None:
     register_model(MODEL)(DllmBenchLM)
 
 
-def command_line(arguments: Sequence[str], build: BuildGenerate) -> None:
-    """lm-eval's own command line, with our models as `--model dllm_bench --model_args ...`."""
+def execute(parsed: Namespace, build: BuildGenerate) -> None:
+    """Do what the arguments of lm-eval's own command line ask for, with our models as
+    `--model dllm_bench --model_args ...`.
+    """
     setup_logging()
     _register()
     DllmBenchLM.build = staticmethod(build)
-    argv = sys.argv
-    sys.argv = ["dllm-bench lm-eval", *arguments]
+    if hasattr(parsed, "model") and not parsed.config:
+        check_model(parsed.model or LM_EVAL_DEFAULT, parsed.model_args or {})
+    if getattr(parsed, "model", None) == MODEL and not (parsed.device or parsed.config):
+        parsed.device = ANY_DEVICE
     try:
-        cli = HarnessCLI()
-        parsed = cli.parse_args()
-        if hasattr(parsed, "model") and not parsed.config:
-            check_model(parsed.model or LM_EVAL_DEFAULT, parsed.model_args or {})
-        if getattr(parsed, "model", None) == MODEL and not (parsed.device or parsed.config):
-            parsed.device = ANY_DEVICE
-        cli.execute(parsed)
+        parsed.func(parsed)
     except ValueError as error:  # raised by lm-eval for a name in --tasks
         if not str(error).startswith("Tasks not found"):
             raise
         raise DllmBenchError(f"{error}; `dllm-bench lm-eval ls tasks` lists them.") from error
-    finally:
-        sys.argv = argv

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.claims.spec import Claim, Keys
 from dllm_bench.core.errors import DllmBenchError
@@ -178,6 +176,8 @@ def _half_of(record: RunRecord, half: int) -> RunRecord:
 
 def evidence_of(sides: Sides) -> Evidence:
     """Effect, interval and tests; DllmBenchError if the two sides cannot be compared."""
+    import numpy as np
+
     pairs = list(zip(leaves_of(sides.ours), leaves_of(sides.theirs), strict=True))
     scores = [_paired_scores(*pair) for pair in pairs] if sides.claim.is_difference else []
     if scores and all(accuracy.is_binary(side) for pair in scores for side in pair):

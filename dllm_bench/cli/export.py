@@ -13,6 +13,8 @@ from dllm_bench.store.files import explain_write_errors
 from dllm_bench.store.nolinks import make_folder
 
 CUSTOM_GENERATE = "custom-generate"
+FORMS = ("parquet", "csv", "hf-dataset", "lm-eval", "aup", "hub", "eee")
+"""The forms of runs, known without what writes them, which imports torch."""
 RELATIONSHIPS = ("third_party", "first_party", "collaborative", "other")
 """What Every Eval Ever lets an evaluator be to a model's developer; the first is the default."""
 
@@ -48,11 +50,14 @@ def export_decoder(words: list[str], folder: Path) -> int:
     """A folder for transformers."""
     if not words:
         raise DllmBenchError(f"export {CUSTOM_GENERATE} needs a decoder: a name of conf/decoder.")
-    # torch takes seconds to import: only after the arguments were read
+    from dllm_bench.api.compose import compose_decoder
+
+    name, *settings = words
+    compose_decoder(name, settings)
+    # torch takes seconds to import: only after the names were checked
     from dllm_bench.api.custom_generate import export
     from dllm_bench.api.generation import composed_decoder
 
-    name, *settings = words
     decoder = composed_decoder(name, settings)
     with explain_write_errors(folder):
         written = export(name, decoder, folder)
@@ -61,19 +66,21 @@ def export_decoder(words: list[str], folder: Path) -> int:
 
 def export_runs(arguments: Namespace) -> int:
     """Runs in one of the forms."""
-    from dllm_bench.api.every_eval_ever import FORM, Publisher, to_eee
-    from dllm_bench.api.exports import EXPORTS, HUB, to_hub
-    from dllm_bench.site.texts import TextSource
-
-    if arguments.to not in (forms := (*EXPORTS, HUB, FORM)):
-        raise DllmBenchError(unknown_name("form", arguments.to, forms))
-    if arguments.to == FORM and not arguments.organization:
+    if arguments.to not in FORMS:
+        raise DllmBenchError(unknown_name("form", arguments.to, FORMS))
+    if arguments.to == "eee" and not arguments.organization:
         raise DllmBenchError(
             "--to eee was asked without who ran the evaluation; add --organization NAME, and "
             "--relationship if it is not a third party."
         )
     store, out = open_store(arguments), arguments.out or Path("export")
-    entries, texts = [store.find(name) for name in arguments.words], TextSource(compose)
+    entries = [store.find(name) for name in arguments.words]
+    # torch takes seconds to import: only after the names were checked
+    from dllm_bench.api.every_eval_ever import FORM, Publisher, to_eee
+    from dllm_bench.api.exports import EXPORTS, HUB, to_hub
+    from dllm_bench.site.texts import TextSource
+
+    texts = TextSource(compose)
     publisher = (arguments.organization, arguments.relationship, arguments.dataset)
     with explain_write_errors(out):
         make_folder(out)

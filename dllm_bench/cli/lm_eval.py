@@ -15,10 +15,13 @@ def run(arguments: Sequence[str]) -> int:
     """Pass the arguments to lm-eval; mistakes in the names of ours are found before."""
     if given(arguments, "--model", "-M")[:1] == ["dllm_bench"]:
         check_names(given(arguments, "--model_args", "-a"))
-    # lm-eval takes a second to import
-    from dllm_bench.benchmarks.lm_eval_model import command_line
+    # lm-eval takes a second to import, and its arguments alone a part of that
+    from dllm_bench.benchmarks.lm_eval_arguments import parse
 
-    command_line(arguments, build_generator)
+    parsed = parse(arguments)
+    from dllm_bench.benchmarks.lm_eval_model import execute
+
+    execute(parsed, build_generator)
     return 0
 
 

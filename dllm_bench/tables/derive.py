@@ -24,8 +24,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any, TypeVar
 
-import numpy as np
-
 from dllm_bench.benchmarks.items import item_id_of, repetition_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import definitions, tradeoff
@@ -156,6 +154,8 @@ def curve_of(planned: PlannedCell) -> Curve:
 
 def _area(planned: PlannedCell, numbers: Sequence[N]) -> N:
     """The area under the points that count by their measured values."""
+    import numpy as np
+
     names = planned.cell.curve
     indices = [names.index(name) for name in curve_of(planned).points]
     points = [(numbers[i], numbers[len(names) + i]) for i in indices]
@@ -202,6 +202,8 @@ def bootstrap(planned: PlannedCell) -> Interval | None:
     """Interval of a number, plain or derived, by resampling the items of its runs; None if it has
     none (see above).
     """
+    import numpy as np
+
     drawn = resampled(planned)
     if drawn is None:
         return None
@@ -214,6 +216,8 @@ def resampled(planned: PlannedCell) -> Any:
     """The number of a cell in every resample of its runs' items, as an array; None if resampling
     is not defined for it (see above).
     """
+    import numpy as np
+
     leaves = leaves_of(planned)
     sums: dict[int, ItemSums] = {}
     for leaf in leaves:
@@ -243,6 +247,8 @@ def _draw(sums: ItemSums) -> Any:
 
 def _second_measurement(sums: ItemSums) -> Any:
     """What the number of times is multiplied by in each resample, as an array; see above."""
+    import numpy as np
+
     tops, bottoms = np.array(sums.passes).T
     numbers, n = tops / bottoms, len(tops)
     spread = numbers.std(ddof=1) / numbers.mean()
@@ -256,6 +262,8 @@ def _draws(benchmark: str, n: int, seed: int) -> Any:
     """How often each of `n` items is in each resample, as an array of resamples × items; equal for
     all runs of a benchmark.
     """
+    import numpy as np
+
     rng = np.random.default_rng([seed, zlib.crc32(benchmark.encode())])
     picked = rng.integers(n, size=(RESAMPLES, n)) + n * np.arange(RESAMPLES)[:, None]
     counts = np.bincount(picked.ravel(), minlength=RESAMPLES * n)

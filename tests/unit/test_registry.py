@@ -17,7 +17,15 @@ from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.paths import conf_dir
-from dllm_bench.registry import TARGET, describe, find, instantiate, name_of, register
+from dllm_bench.registry import (
+    TARGET,
+    check_plain_types,
+    describe,
+    find,
+    instantiate,
+    name_of,
+    register,
+)
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import Store, read_record
 from dllm_bench.store.upgrade import FORMER_PATHS, former, upgraded
@@ -155,3 +163,36 @@ def test_former_names_are_read_back() -> None:
     plain = [{TARGET: path, "inner": {TARGET: path}} for path in FORMER_PATHS.values()]
     assert former(upgraded(plain)) == plain
     assert all(name_of(find(name)) == name for name in FORMER_PATHS)
+
+
+@pytest.mark.parametrize(
+    ("target", "values"),
+    [
+        ("select.threshold.Threshold", {"tau": "high"}),
+        ("select.threshold.Threshold", {"tau": None}),
+        ("schedule.blocks.Blocks", {"block": 1.5}),
+        ("schedule.blocks.Blocks", {"block": 8, "short": 1}),
+    ],
+)
+def test_a_wrong_type_is_told_from_the_source_as_from_the_class(
+    target: str, values: dict[str, Any]
+) -> None:
+    plain = {TARGET: f"dllm_bench.decoding.{target}", **values}
+    with pytest.raises(DllmBenchError) as of_class:
+        instantiate(plain, None)
+    with pytest.raises(DllmBenchError) as of_source:
+        check_plain_types({"decoder": [plain]})
+    assert str(of_source.value) == str(of_class.value)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {TARGET: "dllm_bench.decoding.schedule.blocks.Blocks", "block": None},
+        {TARGET: "dllm_bench.decoding.select.threshold.Threshold", "tau": 1},
+        {TARGET: "dllm_bench.paths.Any", "tau": "high"},
+        {TARGET: "another.package.Threshold", "tau": "high"},
+    ],
+)
+def test_types_that_fit_and_classes_from_outside_are_left_to_the_class(plain: Any) -> None:
+    check_plain_types(plain)
