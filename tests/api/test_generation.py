@@ -62,6 +62,49 @@ def test_masks_within_a_prompt_are_filled_as_the_loop_fills_between_pinned_token
     assert done.sample.counts["emitted"] == len(ids) - first - len(pinned) == GAPS.count("<|mask|>")
 
 
+@pytest.mark.parametrize("name", ["lopa_dream", "fast_dllm"])
+def test_no_gap_gets_an_end_token_even_where_the_model_would_end_the_text(name: str) -> None:
+    model, text = loaded("tiny-llada"), f"{PROMPTS[0]} 3 + 4 = 7. The answer is 7."
+    ids = tuple(model.encode(text))
+    ending = db.decoder(name).generate(model.denoiser, Request("", ids, 8))
+    assert {*ending.ids} & {*model.special.ends}
+    (done,) = db.generate(model, text + "<|mask|>" * 8, name)
+    assert not {*done.sample.ids} & {*model.special.ends}
+
+
+def test_pins_of_the_decoder_are_added_to_the_tokens_of_the_prompt() -> None:
+    model = loaded("tiny-llada")
+    ids, mask = model.encode(GAPS), model.special.mask
+    new = ids[ids.index(mask) :]
+    last, token = max(at for at, one in enumerate(new) if one == mask), model.encode(" 7")[-1]
+    chosen = db.decoder("prophet", **{"select.pinned": [[last, token]]})
+    (done,) = db.generate(model, GAPS, chosen)
+    given = {last: token, **{at: one for at, one in enumerate(new) if one != mask}}
+    assert {at: done.sample.ids[at] for at in given} == given
+    assert done.sample.counts["emitted"] == len(new) - len(given) == GAPS.count("<|mask|>") - 1
+
+
+@pytest.mark.parametrize("place", [-1, 8])
+def test_a_pin_beyond_the_canvas_is_refused(place: int) -> None:
+    """Also where the canvas is rounded up to a whole block."""
+    model = loaded("tiny-llada")
+    (token,) = model.encode("7")[-1:]
+    request = Request("", tuple(model.encode("3 + 4 =")), 8, pinned=((place, token),))
+    for name in ("fast_dllm", "sdar"):
+        with pytest.raises(DllmBenchError, match=f"new position {place} and has 8 new tokens"):
+            db.decoder(name).generate(model.denoiser, request)
+
+
+@pytest.mark.parametrize("name", ["d2f", "d3llm", "d3llm_early_stop", "lopa", "lopa_dist", "ssd"])
+def test_a_block_that_does_not_divide_the_gaps_is_named_as_what_to_set(name: str) -> None:
+    with pytest.raises(DllmBenchError) as refused:
+        db.generate(loaded("tiny-llada"), GAPS, name)
+    assert "set decoder.schedule.block to a divisor of 12," in str(refused.value)
+    assert "floor" not in str(refused.value), "no block fits"
+    (done,) = db.generate(loaded("tiny-llada"), GAPS, db.decoder(name, **{"schedule.block": 4}))
+    assert loaded("tiny-llada").special.mask not in done.sample.ids
+
+
 def test_an_end_token_of_the_prompt_stops_no_gap_before_it() -> None:
     """As behind a user's turn of a chat; the text ends there."""
     model = loaded("tiny-llada")

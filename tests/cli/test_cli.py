@@ -209,6 +209,12 @@ def test_other_mistakes_are_one_sentence(
     assert word in only_sentence(capsys)
 
 
+def test_a_number_of_new_tokens_goes_with_no_prompt_that_has_masks(capsys: Capture) -> None:
+    prompt = "3 <|mask|> 4 = 7"
+    assert main(["generate", "tiny-llada", "fast_dllm", prompt, "--max-new-tokens", "8"]) == 2
+    assert "max_new_tokens=8 was given; leave that out" in only_sentence(capsys)
+
+
 @pytest.mark.parametrize("kind", ["filter", "drafter", "sps", "temperatures"])
 def test_every_kind_of_training_has_help(kind: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit_:

@@ -81,11 +81,12 @@ class Blocks(Schedule):
 def check_divides(block: int, new: int, other: str) -> None:
     """Blocks that begin behind the prompt have to fill the generation exactly.
 
-    other: a setting that makes another length possible.
+    other: a setting that makes this length possible; empty if none does.
     """
     if new % block:
+        also = f"decoder.{other}, " if other else ""
         raise DllmBenchError(
-            f"A block of {block} does not divide the generation length {new}; set max_new_tokens "
-            f"to a multiple of {block}, decoder.schedule.block to a divisor of {new}, or "
-            f"decoder.{other}."
+            f"A block of {block} does not divide the generation length {new}; set "
+            f"decoder.schedule.block to a divisor of {new}, {also}or max_new_tokens (not for masks "
+            f"within a prompt) to a multiple of {block}."
         )

@@ -51,7 +51,8 @@ class Pipeline(Schedule):
     def length(self, prompt_len: int, new: int) -> int:
         if self.floor and new >= self.block:
             new -= new % self.block
-        check_divides(self.block, new, "schedule.floor=true, which makes as many as fit")
+        fits = "schedule.floor=true, which makes as many as fit" if new > self.block else ""
+        check_divides(self.block, new, fits)
         return super().length(prompt_len, new)
 
     def grid(self, prompt_len: int, length: int) -> BlockGrid:
