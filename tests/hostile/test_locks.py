@@ -8,17 +8,25 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dllm_bench.api.compose import compose
+from dllm_bench.cli import run as command
 from dllm_bench.cli.doctor_machine import path_lines
+from dllm_bench.cli.main import main
+from dllm_bench.core.request import Generation, Request
+from dllm_bench.launch import run_one
 from dllm_bench.launch.run_many import run_all
 from dllm_bench.runs.runner import run
 from dllm_bench.store import lock as locks
 from dllm_bench.store import store as stores
 from dllm_bench.store.lock import BusyError, Lock, supports_flock, unlock
+from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import LOCK, Store
 from tests.resume import fakes
 
@@ -141,6 +149,47 @@ def test_two_sweeps_over_one_folder_both_end_well(
     sweep.join(60)
     assert [outcome.error for outcome in outcomes] == ["", "", ""]
     assert all(store.record(spec) for spec in specs)
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["here", "by a launcher"])
+def test_a_job_waits_for_the_one_that_makes_its_run_with_fewer_items(
+    local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that differ in `limit` alone share a run folder: the second continues the first."""
+    monkeypatch.setattr(stores, "WAIT_S", 0.02)
+    monkeypatch.setattr(locks, "DYING_S", 0.02)
+    monkeypatch.setattr(command, "runs_in_this_process", lambda: local)
+    begun, waited, shown = threading.Event(), threading.Event(), list[str]()
+
+    class Waiting(fakes.FakeDecoder):
+        def generate(self, model: Any, request: Request) -> Generation:
+            begun.set()
+            assert waited.wait(60)
+            return super().generate(model, request)
+
+    def show(text: str) -> None:
+        shown.append(text)
+        waited.set()
+
+    def make(spec: RunSpec, store: Store, **_: object) -> RunRecord:
+        return run(spec, store=store, deps=fakes.deps(decoder=Waiting(log=tmp_path / "calls")))
+
+    monkeypatch.setattr(command, "show_error", show)
+    monkeypatch.setattr(run_one, "run", make)
+    words, store = [f"paths.results={tmp_path}", "limit=3"], Store(tmp_path / "runs")
+    few = RunSpec.from_config(compose(words))
+    first = threading.Thread(target=make, args=(few, store))
+    first.start()
+    assert begun.wait(60)
+    assert main(["run", "-m", words[0], "limit=5"]) == 0
+    first.join(60)
+    assert f"left for later, being made by process {os.getpid()}" in shown[0]
+    record = store.record(replace(few, limit=5))
+    assert record is not None
+    assert record.columns["id"] == [f"item-{i}" for i in range(5)]
+    calls = (tmp_path / "calls").read_text().split()[1::2]
+    assert {calls.count(f"item-{i}") for i in (2, 3, 4)} == {1}, "warm-ups take the first"
+    assert store.record(few) is not None
 
 
 def test_waiting_ends_when_the_other_process_leaves_the_run(
