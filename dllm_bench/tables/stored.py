@@ -145,8 +145,9 @@ def _folder_pattern(chosen: Mapping[str, str], group: str) -> str:
         return slug(chosen[f"{group}.name"])
     if group not in chosen or f"{group}.path" in chosen:
         return ANY
-    has_other_pieces = any(key.startswith(f"{group}/") for key in chosen)  # they are in the name
-    return _pattern_of_option(group, chosen[group]) + (ANY if has_other_pieces else "")
+    slots = [key for key in chosen if key.startswith(f"{group}/")]
+    pieces = frozenset((slot.partition("/")[2], chosen[slot]) for slot in slots)
+    return _pattern_of_option(group, chosen[group]) + _pattern_of_pieces(chosen[group], pieces)
 
 
 @lru_cache
@@ -156,3 +157,24 @@ def _pattern_of_option(group: str, option: str) -> str:
         return ANY
     name = str(read_yaml(conf_file(f"{group}/{option}.yaml")).get("name", option))
     return ANY if "${" in name else slug(name)
+
+
+@lru_cache
+def _pattern_of_pieces(decoder: str, pieces: frozenset[tuple[str, str]]) -> str:
+    """Return what a folder's name adds for the pieces (slot, name) chosen instead of a decoder's.
+
+    That is known of a single one, in a slot that the decoder's own file fills.
+    """
+    if not pieces or decoder not in options("decoder"):
+        return ANY if pieces else ""
+    defaults = read_yaml(conf_file(f"decoder/{decoder}.yaml")).get("defaults", ())
+    own = {
+        slot.removeprefix("override "): name
+        for one in defaults
+        if isinstance(one, dict)
+        for slot, name in one.items()
+    }
+    changed = [(slot, name) for slot, name in pieces if own.get(slot) != name]
+    if len(changed) > 1 or any(slot not in own for slot, _ in changed):
+        return ANY
+    return "".join(f"-{slug(f'{slot}.{name}')}" for slot, name in changed)

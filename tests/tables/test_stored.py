@@ -26,7 +26,10 @@ from tests.tables.builders import record_of, seal, spec_of
     ("query", "patterns"),
     [
         ("model=tiny-llada benchmark=minigsm decoder=lopa", ("minigsm", "tiny-llada", "lopa")),
-        ("model=tiny-llada decoder=lopa decoder/score=credit", ("*", "tiny-llada", "lopa*")),
+        ("decoder=lopa decoder/score=credit", ("*", "*", "lopa-score.credit")),
+        ("decoder=lopa decoder/score=neg_entropy", ("*", "*", "lopa")),
+        ("decoder=lopa decoder/score=credit decoder/stop=filled", ("*", "*", "lopa*")),
+        ("decoder=credit_lopa decoder/stop=filled", ("*", "*", "credit_lopa*")),
         ("model=served model.name=Qwen/Qwen3-8B", ("*", "Qwen-Qwen3-8B", "*")),
         ("model=tiny-llada model.path=/weights", ("*", "*", "*")),
         ("model=owner/checkpoint benchmark=acceptance", ("*", "*", "*")),
@@ -36,7 +39,18 @@ def test_a_query_says_how_its_folder_is_called(query: str, patterns: tuple[str, 
     assert folder_patterns(query.split()) == patterns
 
 
-@pytest.mark.parametrize("query", ["decoder=credit decoder/score=confidence", "decoder=fast_dllm"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "decoder=credit decoder/score=confidence",
+        "decoder=fast_dllm",
+        "decoder=fast_dllm decoder/stop=eos",
+        "decoder=fast_dllm decoder/stop=eos_token",
+        "decoder=fast_dllm decoder/stop=filled decoder/cache=dual",
+        "decoder=credit_lopa decoder/stop=filled",
+        "decoder=credit_lopa decoder/explore=greedy",
+    ],
+)
 def test_a_composed_run_has_the_names_that_its_query_gives(query: str) -> None:
     overrides = ["model=tiny-llada", "benchmark=minigsm", *query.split()]
     config = compose(overrides)
