@@ -207,7 +207,7 @@ class LmEvalBenchmark(Benchmark):
         chosen = self.primary.rpartition(",")[2]
         return {
             reading.item["id"]: GradedAnswer(
-                str(self._lm_eval_task.doc_to_target(dict(reading.item))).strip(),
+                call_bounded(read_target, "", self.task, dict(reading.item)),
                 str(reading.filtered.get(chosen, "")),
             )
             for reading in self._readings(texts)
@@ -263,14 +263,23 @@ def read_answer(
     """(what each filter of a task finds in the text, metrics); {} for metrics unless `graded`."""
     from lm_eval.api.instance import Instance
 
-    if task not in _TO_READ:
-        _TO_READ[task] = load_task(task, {"items": [item], "shots_count": 0})
-    loaded = _TO_READ[task]
+    loaded = _task_to_read(task, item)
     instance = Instance("generate_until", dict(item), ("", {}), 0, (task, 0, 1), resps=[text])
     loaded._instances = [instance]
     loaded.apply_filters()
     filtered = dict(instance.filtered_resps)
     return filtered, _task_metrics(loaded, item, filtered) if graded else {}
+
+
+def read_target(_: str, task: str, item: Item) -> str:
+    """The right answer of an item; called by a helper, so that this process imports no lm-eval."""
+    return str(_task_to_read(task, item).doc_to_target(dict(item))).strip()
+
+
+def _task_to_read(task: str, item: Item) -> ConfigurableTask:
+    if task not in _TO_READ:
+        _TO_READ[task] = load_task(task, {"items": [item], "shots_count": 0})
+    return _TO_READ[task]
 
 
 def _keep_turns(turns: Turns, add_generation_prompt: bool = True) -> Turns:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -117,6 +117,28 @@ def read_tokenizer(folder: Path) -> Any:
             f"The tokenizer in {folder} cannot be read ({type(error).__name__}: {error}); fetch "
             f"its files again."
         ) from error
+
+
+def read_token_texts(folder: Path) -> Callable[[Sequence[int]], str] | None:
+    """What decodes token ids as `read_tokenizer`'s does, special tokens included, read without
+    transformers, which take seconds to import; None where tokenizer.json does not hold all tokens.
+    """
+    from tokenizers import Tokenizer
+
+    _check_tokenizer_files(folder)
+    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    try:
+        with rust_panics_named(f"Reading the tokenizer in {folder}"):
+            tokenizer = Tokenizer.from_file(str(file))
+        plain = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        added = [int(key) for key in plain.get("added_tokens_decoder", {})]
+    except DllmBenchError:
+        raise
+    except Exception:  # `read_tokenizer` says what is wrong with a file
+        return None
+    if any(tokenizer.id_to_token(token) is None for token in added):
+        return None
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

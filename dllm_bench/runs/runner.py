@@ -441,6 +441,7 @@ def sample_record(
         first_step_s=(rows[0].ms / 1000 if rows else 0.0) if timed else None,
         started_at=started_at,
         session=session,
+        prompt=request.prompt,
     )
 
 

@@ -134,6 +134,7 @@ class ServedRunSession(runner.RunSession):
             started_at=started_at,
             session=session,
             served=self._served(answered, retokenised=reported is None and tokens is not None),
+            prompt=request.prompt,
         )
 
     def _served(self, answered: AnsweredRequest, retokenised: bool) -> ServedSample:

@@ -1,8 +1,8 @@
 """Texts of stored ids: tokens by the model's tokenizer, prompts and answers by the benchmark.
 
-Runs store none of them. A prompt is given only if its ids have the hash that the sample was decoded
-with, so that what is shown is what the model was given. Without a tokenizer or the data there is no
-prompt, and tokens are shown as numbers. Tokenizers and prompts that runs share are read once.
+Samples store their prompt. One that does not has the benchmark's of today, if its ids have the hash
+that the sample was decoded with, so that what is shown is what the model was given. Without a
+tokenizer tokens are shown as numbers. Tokenizers and prompts that runs share are read once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dllm_bench.benchmarks.items import in_passes
 from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.models.sources import checkpoint_folder
+from dllm_bench.models.text import read_token_texts, read_tokenizer
 from dllm_bench.store import inputs
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.settings import Compose, on_this_machine
@@ -53,11 +55,15 @@ class TextSource:
 
     def prompts(self, spec: RunSpec, samples: Mapping[str, SampleRecord]) -> dict[str, str]:
         """Sample id -> prompt, where it is the one the sample was decoded with."""
-        return {
+        stored = {key: readable(one.prompt) for key, one in samples.items() if one.prompt}
+        if samples and len(stored) == len(samples):
+            return stored
+        made = {
             request.id: readable(request.prompt)
             for request in self._requests(spec)
             if request.id in samples and prompt_sha256(request) == samples[request.id].prompt_sha256
         }
+        return {**made, **stored}
 
     def answers(
         self, spec: RunSpec, samples: Mapping[str, SampleRecord]
@@ -92,18 +98,17 @@ class TextSource:
 
 def token_decoder(model: Mapping[str, Any]) -> DecodeTokens:
     """Token ids to text with a model's own tokenizer; special tokens stay visible."""
-    # torch takes seconds to import, and much that is shown needs no token texts
-    from dllm_bench.models.sources import checkpoint_folder
-    from dllm_bench.models.text import read_tokenizer
-
     spec = inputs.model_spec(model)
-    tokenizer = read_tokenizer(checkpoint_folder(spec.path, spec.revision))
+    folder = checkpoint_folder(spec.path, spec.revision)
+    if decode := read_token_texts(folder):
+        return decode
+    tokenizer = read_tokenizer(folder)
     return lambda ids: str(tokenizer.decode(list(ids))) if tokenizer else str(list(ids))
 
 
 def requests_of(spec: RunSpec) -> list[Request]:
     """The requests of a run, made by its benchmark."""
-    # torch, see `token_decoder`
+    # torch takes seconds to import
     from dllm_bench.models.load import load_text_codec
     from dllm_bench.serving import served_model
 

@@ -126,6 +126,7 @@ class SampleRecord:
     baseline: BaselineSample | None = None  # of runs with a baseline
     served: ServedSample | None = None  # of served runs, whose `ids` and `trace` are empty
     span: BatchSpan | None = None  # of runs in batches, whose samples have no seconds of their own
+    prompt: str = ""  # text the prompt's ids were encoded from; empty if it is not stored
 
     def to_line(self, run: str = "") -> str:
         """One line of JSON with a checksum, without the newline.

@@ -117,7 +117,7 @@ def test_a_record_has_what_the_server_told_and_why_the_rest_is_empty(
     page = site_run.run_page(record, {})
     assert "ttft/p50" in page and ">None<" not in page
     prompts = TextSource(compose).prompts(record.spec, samples)
-    assert "Question:" in prompts[name]
+    assert "Question:" in prompts[name] and "Question:" in samples[name].prompt
     assert all("null" in s for s in sample_data.scripts(record, samples, prompts, str, {}))
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -361,10 +364,43 @@ def test_a_prompt_is_shown_only_where_its_ids_are_those_decoded(
     monkeypatch.setattr(inputs, "benchmark_of", lambda plain: Quiz())
     requests = site_texts.requests_of(spec)
     samples = {
-        "a": SimpleNamespace(prompt_sha256="of another prompt"),
-        "b": SimpleNamespace(prompt_sha256=site_texts.prompt_sha256(requests[1])),
+        "a": SimpleNamespace(prompt="", prompt_sha256="of another prompt"),
+        "b": SimpleNamespace(prompt="", prompt_sha256=site_texts.prompt_sha256(requests[1])),
     }
     assert site_texts.TextSource(compose).prompts(spec, samples) == {"b": "user:\nHow many?"}  # type: ignore[arg-type]
+
+
+def test_a_stored_prompt_needs_neither_benchmark_nor_tokenizer() -> None:
+    turns = json.dumps([{"role": "user", "content": "How many?"}])
+    samples = {"b": replace(builders.lookaheads("b"), prompt=turns)}
+    spec = RunSpec({"name": "gone"}, {}, {"name": "gone"}, {})
+    assert site_texts.TextSource(compose).prompts(spec, samples) == {"b": "user:\nHow many?"}
+
+
+def test_what_a_page_shows_of_a_run_is_made_without_torch_transformers_and_lm_eval() -> None:
+    code = """
+import sys
+from dataclasses import replace
+from dllm_bench.api.compose import compose
+from dllm_bench.site.texts import TextSource
+from dllm_bench.store import inputs
+from dllm_bench.store.spec import RunSpec
+from tests.site.builders import lookaheads
+config = compose(["model=tiny-llada", "benchmark=minigsm"])
+benchmark = inputs.benchmark_of(config["benchmark"])
+name = benchmark.items[0]["id"]
+data = {"dataset": benchmark.dataset_hash()}
+spec = RunSpec(config["model"], {}, config["benchmark"], {}, inputs=data)
+samples = {name: replace(lookaheads(name), text="#### 7", prompt="Why?")}
+texts = TextSource(compose)
+print(texts.prompts(spec, samples)[name], texts.answers(spec, samples)[name].extracted)
+assert texts.answers(spec, samples)[name].gold.partition("#### ")[2].isdecimal()
+assert texts.decode(spec)(range(40))
+loaded = {"torch", "transformers", "lm_eval"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("Why? 7\n", 0), done.stderr
 
 
 def test_what_is_not_here_costs_the_prompt_and_not_the_page() -> None:

@@ -73,6 +73,7 @@ def test_our_task_gives_the_texts_of_our_runner(tmp_path: Path) -> None:
     record = run(spec, store=Store(tmp_path / "runs"))
     ours = read_samples(Store(tmp_path / "runs").path(spec))
     assert texts == {key: sample.text for key, sample in ours.items()}
+    assert all(sample.prompt.startswith("Question:") for sample in ours.values())
     assert record.score is not None
     mean = found["results"]["minigsm"]["exact_match,strict-match"]
     assert mean == pytest.approx(record.score.mean)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,8 +20,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models import checkpoint
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.load import LoadedModel, load_model
-from dllm_bench.models.sources import content_hash
+from dllm_bench.models.sources import checkpoint_folder, content_hash
 from dllm_bench.models.spec import ModelSpec
+from dllm_bench.models.text import read_token_texts, read_tokenizer
 from dllm_bench.paths import conf_dir
 from tests.helpers import (
     ROLES,
@@ -37,6 +40,26 @@ def test_a_folder_loads_as_what_was_written(layout: str, folder: Path) -> None:
     assert model.metadata.adapter == layout
     assert model.metadata.parameters == sum(t.numel() for t in tensors(folder).values())
     assert torch.equal(logits(model), logits(LoadedModel(expected, model.text, model.metadata)))
+
+
+@pytest.mark.parametrize("name", ["tiny-llada", "tiny-dream-base", "tiny-qwen3"])
+def test_tokens_have_the_texts_that_transformers_give(name: str) -> None:
+    folder = checkpoint_folder(f"assets/{name}")
+    tokenizer, decode = read_tokenizer(folder), read_token_texts(folder)
+    assert decode is not None
+    every = range(len(tokenizer) + 1)
+    assert [decode([token]) for token in every] == [tokenizer.decode([token]) for token in every]
+    assert decode(every) == tokenizer.decode(list(every))
+
+
+def test_a_tokenizer_whose_settings_add_tokens_is_left_to_transformers(tmp_path: Path) -> None:
+    assert read_token_texts(tmp_path) is None
+    shutil.copytree(checkpoint_folder("assets/tiny-llada"), tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    added = {"99999": {"content": "<more>", "special": True}}
+    file.write_text(json.dumps({**settings, "added_tokens_decoder": added}))
+    assert read_token_texts(tmp_path / "model") is None
 
 
 def test_shards_equal_one_file(folder: Path) -> None:
