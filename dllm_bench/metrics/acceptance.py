@@ -276,22 +276,18 @@ ALL = (
 )
 
 
-def position_share(
-    name: str, text: str, total: Callable[[Acceptance], Sequence[int]]
-) -> MetricFamily:
-    """Rounds that accepted the token at a position ÷ the rounds that `total` counts there.
+def position_share(name: str, text: str, counts: Callable[[int, int, int], bool]) -> MetricFamily:
+    """Rounds that accepted the token at a position ÷ those that count there, by (tokens proposed,
+    tokens accepted, position from 1).
 
     The interval is Wilson's, corrected for the rounds of one sample being alike.
     """
 
     def share(k: int) -> TotalRatio:
-        def at(sample: SampleStats) -> tuple[int, int]:
-            (counts,) = acceptance_by_sample([sample])
-            if len(counts.proposed) < k:
-                return 0, 0
-            return counts.accepted[k - 1], total(counts)[k - 1]
-
-        return total_ratio(lambda sample: at(sample)[0], lambda sample: at(sample)[1])
+        return total_ratio(
+            lambda sample: sum(min(one[:2]) >= k for one in sample.rounds or ()),
+            lambda sample: sum(counts(one[0], one[1], k) for one in sample.rounds or ()),
+        )
 
     def bounds(k: int) -> IntervalFunction:
         def wilson(samples: Sequence[SampleStats]) -> Interval | None:
@@ -308,12 +304,12 @@ FAMILIES = (
     position_share(
         "acceptance/conditional",
         "rounds that accepted the token ÷ rounds that proposed it and accepted all before it.",
-        lambda counts: counts.reached,
+        lambda proposed, accepted, k: k <= min(proposed, accepted + 1),
     ),
     position_share(
         "acceptance/survival",
         "rounds that accepted the token and all before it ÷ rounds that proposed it; DeepSpec "
         "prints this as accept_rate@k.",
-        lambda counts: counts.proposed,
+        lambda proposed, accepted, k: k <= proposed,
     ),
 )

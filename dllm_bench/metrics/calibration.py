@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, zip_longest
 from operator import mul
@@ -210,8 +210,7 @@ def outcomes_unscaled(samples: Sequence[SampleStats], k: int) -> Outcomes:
 def outcomes_scaled(samples: Sequence[SampleStats], k: int) -> Outcomes:
     """The same with temperatures fitted on the first half; empty if that has no draft up to k."""
     first, second = halves(samples)
-    reaching = tuple(replace(r, logits=r.logits[:k]) for r in first)
-    temperatures = _fitted(reaching)
+    temperatures = _fitted(tuple(first))  # that of a position does not depend on later ones
     return outcomes(second if len(temperatures) >= k else [], k - 1, temperatures)
 
 

@@ -313,6 +313,23 @@ def test_temperatures_are_fitted_on_one_half_and_measured_on_the_other(
     assert fitted["draft"] == {"_target_": "nowhere", "drafter": {"sha256": "d" * 64}}, "no place"
 
 
+def test_temperatures_are_fitted_once_for_the_measures_of_all_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = [
+        calibration.ObservedDraft((0.3 * i - 1, 1 - 0.2 * i, 0.5)[: 1 + i % 3], i % 3)
+        for i in range(24)
+    ]
+    first, second = rounds[:12], rounds[12:]
+    monkeypatch.setattr(calibration, "halves", lambda samples: (first, second))
+    calibration._fitted.cache_clear()
+    found = [calibration.outcomes_scaled([], k) for k in (1, 2, 3)]
+    assert calibration._fitted.cache_info().misses == 1
+    for k, outcomes in enumerate(found, 1):
+        own = calibration.fit_temperatures([replace(r, logits=r.logits[:k]) for r in first])
+        assert outcomes == calibration.outcomes(second, k - 1, own) and outcomes.predicted
+
+
 def test_temperatures_belong_to_one_drafter_and_to_whole_drafts(
     texts: list[Generation],
     target: TransformerDenoiser,
