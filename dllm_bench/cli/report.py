@@ -14,6 +14,7 @@ from dllm_bench.cli.common import (
     compose,
     configured_paths,
     open_store,
+    positive_int,
     print_lines,
 )
 from dllm_bench.core.errors import DllmBenchError
@@ -21,6 +22,8 @@ from dllm_bench.core.terminal import console
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.nolinks import is_folder
 from dllm_bench.tables.spec import EMBEDDED
+
+MOST_PAGES = 500  # of runs
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -35,6 +38,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--runs", nargs="+", metavar="HASH", default=(), help="pages for these runs only"
+    )
+    parser.add_argument(
+        "--pages",
+        type=positive_int,
+        default=MOST_PAGES,
+        metavar="N",
+        help=f"pages for the N runs sealed last (default {MOST_PAGES})",
     )
     parser.add_argument(
         "--tables",
@@ -68,6 +78,7 @@ def run(arguments: Namespace) -> int:
         compose=compose,
         track=with_progress,
         only=tuple(arguments.runs),
+        most_pages=arguments.pages,
         all_tables=arguments.tables,
     )
     return print_lines(builder.build())

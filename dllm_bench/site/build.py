@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,14 @@ from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import (
     RunEntry,
-    RunState,
     Store,
+    read_record,
     read_samples,
     record_fingerprint,
 )
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.build import build as build_table
-from dllm_bench.tables.cost import measured_runs
+from dllm_bench.tables.cost import TIMED, measured_runs
 from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.render import render
 from dllm_bench.tables.render_html import STYLE
@@ -63,6 +63,7 @@ Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showi
 
 STATIC = Path(__file__).parent / "static"
 STAMP = "made-by.json"
+LISTED_COLUMNS = ("id", "value", "verdict", *TIMED)  # that lists, comparisons and costs read
 FIGURE_FORMS = ("svg", "png", "csv")
 
 
@@ -75,7 +76,8 @@ class SiteBuilder:
     profile: name of the profile that tables are built for.
     compose: overrides to the run configuration, for planning the tables.
     track: shows progress while runs and tables are built.
-    only: beginnings of the hashes of runs that get a page; empty: all sealed runs.
+    only: beginnings of the hashes of runs that get a page; empty: the `most_pages` sealed last
+        (None: all), since a page takes ten times as long as an entry of the list of runs.
     all_tables: also tables without any stored run.
     texts: token texts and prompts.
     """
@@ -86,6 +88,7 @@ class SiteBuilder:
     compose: Compose
     track: Track
     only: Sequence[str] = ()
+    most_pages: int | None = None
     all_tables: bool = False
     settings: SettingsCache = field(init=False)
     texts: TextSource = field(init=False)
@@ -98,22 +101,22 @@ class SiteBuilder:
         """Build what is new or changed; yields sentences about what was built."""
         everything = self._prepare_folder()
         left_out = list[str]()
-        entries = list(self.store.entries(left_out))
-        sealed = [entry for entry in entries if entry.state is RunState.SEALED]
-        records = {entry.spec.short: entry.record for entry in sealed if entry.record}
-        chosen = [e for e in entries if e.spec.short in records and self._gets_page(e)]
+        entries = list(map(listed, self.store.entries(left_out)))
+        records = {entry.spec.short: entry.record for entry in entries if entry.record}
+        chosen = self._with_pages(entries)
         stale = [entry for entry in chosen if everything or not self._is_up_to_date(entry)]
         made = 0
         for entry in self.track(stale, "runs"):
             try:
-                samples = read_samples(entry.path)
+                record, samples = read_record(entry.path), read_samples(entry.path)
             except DllmBenchError as error:
                 left_out.append(str(error))
             else:
-                self._build_run(entry, records[entry.spec.short], samples)
-                made += 1
+                if record is not None:  # it may be gone since it was listed
+                    self._build_run(entry, record, samples)
+                    made += 1
         run_pages = RunPages(frozenset(short for short in records if is_file(self._page(short))))
-        tables = list(self._build_tables(run_pages))
+        tables = list(self._build_tables(run_pages, entries))
         self._write(FINDINGS_PAGE, self._findings([built for _, built in tables]))
         groups = comparable_runs(records.values())
         for group in groups:
@@ -133,6 +136,11 @@ class SiteBuilder:
         yield from (f"left out: {sentence}" for sentence in left_out)
         kept = len(run_pages.shorts) - made
         yield f"{made} pages of runs made, {kept} were up to date"
+        if without := len(records) - len(run_pages.shorts):
+            yield (
+                f"{without} runs have no page; --runs HASH makes one, --pages N those of the N "
+                "sealed last"
+            )
         yield f"{len(tables)} tables, {len(contents.figures)} figures, {len(groups)} comparisons"
         yield f"written: {self.out / FIRST_PAGE}"
 
@@ -157,8 +165,14 @@ class SiteBuilder:
             self._copy(STATIC / name, f"static/{name}")
         return bool(previous != stamp)
 
-    def _gets_page(self, entry: RunEntry) -> bool:
-        return not self.only or entry.spec.identity_hash.startswith(tuple(self.only))
+    def _with_pages(self, entries: Sequence[RunEntry]) -> list[RunEntry]:
+        """The runs that get a page: those of `only`, else the `most_pages` sealed last."""
+        if self.only:
+            hashes = tuple(self.only)
+            return [e for e in entries if e.record and e.spec.identity_hash.startswith(hashes)]
+        dated = [(entry.record.sealed_at, entry) for entry in entries if entry.record]
+        last = sorted(dated, key=lambda pair: -pair[0])[: self.most_pages]
+        return [entry for _, entry in last]
 
     def _page(self, short: str) -> Path:
         return self.out / run_address(short)
@@ -174,9 +188,9 @@ class SiteBuilder:
     ) -> None:
         """Write the pages of a run; its main page last, since it marks the others as complete."""
         folder, spec = f"runs/{entry.spec.short}", entry.spec
-        prompts, decode = self.texts.prompts(spec, samples), self.texts.decode(spec)
-        answers = self.texts.answers(spec, samples)
         if samples:
+            prompts, decode = self.texts.prompts(spec, samples), self.texts.decode(spec)
+            answers = self.texts.answers(spec, samples)
             for number, text in enumerate(scripts(record, samples, prompts, decode, answers)):
                 self._write(f"{folder}/samples-{number}.js", text)
             self._write(f"{folder}/sample.html", sample_page(record))
@@ -186,8 +200,11 @@ class SiteBuilder:
         texts = {name: sample.text for name, sample in samples.items()}
         self._write(run_address(spec.short), run_page(record, texts))
 
-    def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
+    def _build_tables(
+        self, run_pages: RunPages, entries: Sequence[RunEntry]
+    ) -> Iterator[tuple[str, BuiltTable]]:
         """Write each table that has a stored run in all its forms; yields (address, table)."""
+        known = {entry.path: entry.record for entry in entries}
         planner = StoredPlanner(
             load_profile(self.profile), self.settings, self.store, self._names()
         )
@@ -196,7 +213,7 @@ class SiteBuilder:
             if not planner.has_run(name):
                 continue
             planned = planner.plan(table := load_table(name))
-            similar = similar or measured_runs(self.store, self.settings)
+            similar = similar or measured_runs(self.store, self.settings, known)
             built = build_table(table, planner.profile, planned, similar)
             stem = table_stem(built)
             for form, text in render(built).items():
@@ -255,6 +272,15 @@ class SiteBuilder:
 
     def _copy(self, file: Path, address: str) -> None:
         write_atomic(self.out / address, stored_bytes(file) or b"", durable=False)
+
+
+def listed(entry: RunEntry) -> RunEntry:
+    """The run with what lists and comparisons read of its record: thousands are in memory."""
+    record = entry.record
+    if record is None:
+        return entry
+    columns = {name: record.columns[name] for name in LISTED_COLUMNS}
+    return replace(entry, record=replace(record, columns=columns, sessions=[]))
 
 
 def in_order(path: Path) -> list[str | int]:

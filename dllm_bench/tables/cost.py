@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
+from pathlib import Path
 from statistics import median, quantiles
+from types import MappingProxyType
 from typing import Any
 
 from dllm_bench.core.decoder_summary import DecoderSummary
@@ -38,6 +40,8 @@ DRAFTED = 8  # positions in the verification of one draft, roughly
 WEIGHT_BYTES = 2  # bfloat16
 OTHER_TYPES = (TypeError, ValueError, AttributeError, ArithmeticError, KeyError)
 """What settings of a forged record raise."""
+SETTINGS = (TARGET, "name", "max_new_tokens", "shots", "repeats")  # that an estimate reads
+TIMED = ("forwards", "seconds")  # columns of a record
 MIN_CHECKED = 3  # a check with fewer runs says nothing
 CLOSER_GROUP = {"decoder": "benchmark", "hardware": "model"}
 """Group that similar runs must share -> group that they should share too, if any run does."""
@@ -102,11 +106,19 @@ def summary_of(decoder: Plain) -> DecoderSummary:
     file that it reads is missing, what its settings say without the pieces.
     """
     settings = {key: value for key, value in decoder.items() if key != "name"}
-    if TARGET in settings:
-        with suppress(DllmBenchError):
-            return instantiate(settings, "decoder").summary()
+    made = _made_summary(json.dumps(settings, sort_keys=True)) if TARGET in settings else None
+    if made:
+        return made
     block = decoder.get("schedule", {}).get("block")
     return DecoderSummary(block=block, drafts="draft" in decoder)
+
+
+@lru_cache(maxsize=1024)
+def _made_summary(settings: str) -> DecoderSummary | None:
+    """What a decoder's pieces declare, made once of equal settings; None if it cannot be made."""
+    with suppress(DllmBenchError):
+        return instantiate(json.loads(settings), "decoder").summary()
+    return None
 
 
 def _cost(
@@ -131,7 +143,7 @@ class MeasuredRun:
     """A sealed run: its configuration, and what it took."""
 
     config: Plain
-    """Its configuration groups, and `limit`."""
+    """`SETTINGS` of its configuration groups, and `limit`."""
     decoder: DecoderSummary
     """What its decoder declares."""
     samples: int
@@ -146,7 +158,12 @@ class MeasuredRun:
         """The sealed run of a record."""
         spec, columns = record.spec, record.columns
         groups = {name: getattr(spec, name) for name in ("model", "benchmark", "hardware")}
-        config = {**groups, "decoder": {**spec.decoder, "name": spec.label}, "limit": spec.limit}
+        groups["decoder"] = {"name": spec.label}
+        kept = {
+            name: {key: group[key] for key in SETTINGS if key in group}
+            for name, group in groups.items()
+        }
+        config = {**kept, "limit": spec.limit}
         forwards, seconds = float(sum(columns["forwards"])), float(sum(columns["seconds"]))
         # without its sources, since a record must not decide which files are opened
         identity = split({"decoder": spec.decoder})[Role.IDENTITY].get("decoder", {})
@@ -187,8 +204,7 @@ class MeasuredRuns:
     @classmethod
     def of(cls, records: Iterable[RunRecord]) -> MeasuredRuns:
         """The records with forwards and times, which served engines and batches do not have."""
-        columns = ("forwards", "seconds")
-        timed = (r for r in records if not any(None in r.columns[name] for name in columns))
+        timed = (r for r in records if not any(None in r.columns[name] for name in TIMED))
         return cls([MeasuredRun.of(record) for record in timed])
 
     def summary(self, decoder: Plain) -> DecoderSummary:
@@ -271,19 +287,25 @@ def seconds_scale(config: Plain, measured: MeasuredRuns) -> float:
     return median(ratios) if ratios else 1.0
 
 
-def measured_runs(store: Store, settings: SettingsCache | None = None) -> MeasuredRuns:
+def measured_runs(
+    store: Store,
+    settings: SettingsCache | None = None,
+    known: Mapping[Path, RunRecord | None] = MappingProxyType({}),
+) -> MeasuredRuns:
     """All sealed runs of a store, a column of the index of records. A record that is damaged, or
     that has settings of other types, is skipped here; a damaged one is reported where its run is
     needed.
+
+    known: records that were read before, by folder, with at least the columns "id" and `TIMED`.
     """
     names = [f.name for kind in (MeasuredRun, DecoderSummary) for f in fields(kind)]
-    index = RecordIndex(store, f"cost {','.join(names)}")
+    index = RecordIndex(store, f"cost {','.join((*names, *SETTINGS))}")
     runs = []
     for folder, state in index.folders():
         plain = index.get(folder, state)
         if state and plain is None:
             with suppress(DllmBenchError, *OTHER_TYPES):
-                record = read_record(folder)
+                record = known.get(folder) or read_record(folder)
                 found = MeasuredRuns.of([record] if record else []).runs
                 plain = [run.checked() for run in found]
                 index.put(folder, state, plain)

@@ -135,7 +135,11 @@ def fill(root: Path) -> dict[str, RunRecord]:
 
 
 def make(
-    root: Path, out: Path | None = None, only: Sequence[str] = (), all_tables: bool = False
+    root: Path,
+    out: Path | None = None,
+    only: Sequence[str] = (),
+    all_tables: bool = False,
+    most_pages: int | None = None,
 ) -> list[str]:
     """The site of these results; tokens by `WORDS`, the one table the small one."""
     with pytest.MonkeyPatch().context() as patched:
@@ -153,5 +157,6 @@ def make(
             track=lambda items, what: iter(items),
             only=only,
             all_tables=all_tables,
+            most_pages=most_pages,
         )
         return list(builder.build())

@@ -467,6 +467,30 @@ def test_runs_left_out_have_no_page_and_no_links(
             assert (page.parent / link.partition("#")[0]).exists(), f"{page}: {link}"
 
 
+def test_of_many_runs_the_last_sealed_have_pages_and_earlier_pages_stay(
+    tmp_path: Path,
+) -> None:
+    root, out = tmp_path / "results", tmp_path / "site"
+    records = builders.fill(root)
+    store = Store(root / "runs")
+    every = list(store.records())
+    last, first = records["lookahead"], records["drafts"]
+    sealed_at = {last.identity_hash: 3e9, first.identity_hash: 0.0}
+    for one in every:
+        date = sealed_at.get(one.identity_hash, 1e9)
+        (store.path(one.spec) / RECORD).write_text(replace(one, sealed_at=date).to_json())
+    builders.make(root, out, only=[first.spec.short])
+    told = builders.make(root, out, most_pages=1)
+    assert made(told) == 1 and f"{len(every) - 2} runs have no page; --runs HASH" in told[1]
+    pages_made = {path.name for path in (out / "runs").iterdir()}
+    assert pages_made == {last.spec.short, first.spec.short}
+    index = Parsed((out / "index.html").read_text(encoding="utf-8"))
+    assert all(one.spec.short in "|".join(index.texts) for one in every)
+    linked = {link for link in index.links if link.startswith("runs/")}
+    assert linked == {run_address(short) for short in pages_made}
+    assert len(builders.make(root, out)) == len(told) - 1
+
+
 def test_a_folder_with_other_files_is_left_alone(root: Path, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("mine")
     with pytest.raises(DllmBenchError, match="holds other files"):

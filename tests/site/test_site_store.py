@@ -22,6 +22,7 @@ from dllm_bench.store.cache import PACKED
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import build as tables
+from dllm_bench.tables import cost
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.cost import measured_runs
 from scripts.update_reference import pack
@@ -43,6 +44,19 @@ def test_costs_are_judged_by_all_sealed_runs_as_the_table_command_does(
     store = Store(tmp_path / "runs")
     every = [known.config for known in measured_runs(store).runs]
     assert judged_by == [every] and len(every) == len(list(store.records()))
+
+
+def test_costs_of_a_report_are_of_the_records_that_it_has_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(folder: Path) -> RunRecord:
+        raise AssertionError(f"read again: {folder}")
+
+    monkeypatch.setattr(cost, "read_record", never)
+    builders.fill(tmp_path)
+    builders.make(tmp_path)
+    store = Store(tmp_path / "runs")
+    assert len(measured_runs(store).runs) == len(list(store.records()))
 
 
 def test_a_damaged_record_costs_its_own_page_alone(tmp_path: Path) -> None:
