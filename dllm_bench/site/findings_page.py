@@ -44,7 +44,7 @@ def findings_page(found: Findings) -> str:
     css = {str(verdict): slug(str(verdict)) for verdict in VERDICTS}
     view = FindingsView(
         found=found,
-        heads=list(zip((head.capitalize() for head in HEADS), classes, strict=True)),
+        heads=list(zip((h.capitalize() if len(h) > 1 else h for h in HEADS), classes, strict=True)),
         verdicts=[
             (name, css[name], counts[name], VERDICTS[verdict])
             for verdict in VERDICTS

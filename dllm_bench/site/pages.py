@@ -8,6 +8,7 @@ wrote stays text. `script_json` is data that is safe inside a page and in a scri
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 TEMPLATES = Path(__file__).parent / "templates"
 FIRST_PAGE = "index.html"
+CODE = re.compile("`([^`]+)`")
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
@@ -94,7 +96,7 @@ def state_class(state: str) -> str:
 @cache
 def templates() -> Environment:
     """The templates; a name that a template misspells is an error, not an empty text."""
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
@@ -102,6 +104,13 @@ def templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["prose"] = prose
+    return environment
+
+
+def prose(text: str) -> Markup:
+    """Return escaped text whose words between backticks are set as code."""
+    return Markup(CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def script_json(value: Any) -> Markup:

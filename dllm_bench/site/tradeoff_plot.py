@@ -1,8 +1,9 @@
 """The trade-off plots of compared runs, score against speed: SVGs that `macros.html` draws.
 
 A point is a run. The front is the edge of everything that some run beats (`tradeoff.pareto_front`):
-steps, since nothing was measured between two runs. The runs on it are large, named, and have the
-95 % interval of their score. Places are computed here; the template only writes them.
+steps, since nothing was measured between two runs. The runs on it are large, have the
+95 % interval of their score, and are named where there is room. Places are computed here; the
+template only writes them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from dllm_bench.store.record import RunRecord
 WIDTH, HEIGHT = 640, 420
 LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 16, 40, HEIGHT - 48  # of the area with points
 COLOURS = 7  # decoders with a colour of their own; `site.css` has these and one for all others
-ORACLE = "oracle"
+ORACLE = "select.oracle"  # registered name of the piece that knows the text
 FEW = 15  # with no more runs than this, all have their interval
-LABEL = (7.5, 13.0)  # width of a character and height of a line, about
+LABEL = (8.5, 13.0)  # width of a bold character and height of a line, about
 DOT = 7.0  # around the middle of a point, where no label may stand
 OFFSETS = [  # of a label from its point, the best first: (x, y, text-anchor)
     (far * x, far * y, anchor)
@@ -138,12 +139,17 @@ def family(record: RunRecord) -> str:
     return record.spec.label.partition("+")[0]
 
 
+def knows_text(record: RunRecord) -> bool:
+    """Return whether the run's decoder selects tokens by a text that is known beforehand."""
+    return bool(record.spec.decoder.get("select", {}).get("_target_") == ORACLE)
+
+
 def front_of(known: Sequence[KnownRun]) -> list[int]:
-    """Indices of the runs that no other beats, from slow to fast. The oracle knows the text, which
-    no method can, so that it neither stands on a front nor beats a run.
+    """Return the indices of the runs that no other beats, from slow to fast. A run that knows the
+    text, which no method can, neither stands on a front nor beats another.
     """
     places = [(x, score.mean) for _, x, score in known]
-    possible = [i for i, (record, _, _) in enumerate(known) if family(record) != ORACLE]
+    possible = [i for i, (record, _, _) in enumerate(known) if not knows_text(record)]
     chosen = possible or list(range(len(known)))
     front = pareto_front([places[i] for i in chosen])
     return sorted((chosen[i] for i in front), key=places.__getitem__)

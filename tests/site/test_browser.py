@@ -289,6 +289,16 @@ def test_no_page_is_wider_than_a_phone(
     assert grounds == {"rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 31)"}
 
 
+def test_long_names_in_lists_of_links_wrap_on_a_phone(browser: Browser, address: str) -> None:
+    browser.size(360, 740)
+    browser.open(f"{address}/index.html")
+    browser.value(
+        "document.querySelector('.links').innerHTML = "
+        "`<li><a href='#'>${'piece+'.repeat(30)}</a></li>`"
+    )
+    assert browser.value("document.documentElement.scrollWidth") <= 360
+
+
 def test_the_first_column_of_a_list_stays_readable_on_a_phone(
     browser: Browser, pages: dict[str, str]
 ) -> None:

@@ -16,8 +16,15 @@ import pytest
 
 from dllm_bench.cli.main import main
 from dllm_bench.site import build as site_module
-from dllm_bench.site.pages import run_address
-from dllm_bench.site.tradeoff_plot import PlotPoint, overlaps, place_labels, ticks
+from dllm_bench.site.pages import prose, run_address
+from dllm_bench.site.tradeoff_plot import (
+    WIDTH,
+    PlotPoint,
+    front_of,
+    overlaps,
+    place_labels,
+    ticks,
+)
 from dllm_bench.store.cache import PACKED
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, SPEC, Store
@@ -185,6 +192,30 @@ def test_labels_of_a_crowded_front_cover_neither_points_nor_each_other() -> None
     dots = [(x - 5.0, y - 5.0, x + 5.0, y + 5.0) for x, y in places]
     assert not any(overlaps(one, dot) for one in boxes for dot in dots)
     assert not any(overlaps(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_a_label_near_the_right_edge_is_whole() -> None:
+    point = PlotPoint(f"{WIDTH - 90}", "200", "", "", "", "", "", True, True)
+    [label] = place_labels([(point, "lookaheads")])
+    assert label.anchor == "end"  # ten bold characters are about 85 wide
+
+
+def test_a_run_that_knows_the_text_is_off_the_front_whatever_its_name(tmp_path: Path) -> None:
+    slow, quick, _ = own_runs(tmp_path)
+    known = [(one, x, one.score) for one, x in ((slow, 1.0), (quick, 4.0)) if one.score]
+    assert front_of(known) == [1]
+    knowing = replace(quick.spec, decoder={"select": {"_target_": "select.oracle"}}, label="mine")
+    assert front_of([known[0], (replace(quick, spec=knowing), 4.0, known[1][2])]) == [0]
+    called_so = replace(quick.spec, label="oracle")
+    assert front_of([known[0], (replace(quick, spec=called_so), 4.0, known[1][2])]) == [1]
+
+
+def test_words_between_backticks_are_code_and_the_rest_stays_text(tmp_path: Path) -> None:
+    assert prose("`a<b` & <i>") == "<code>a&lt;b</code> &amp; &lt;i&gt;"
+    own_runs(tmp_path)
+    builders.make(tmp_path)
+    page = (tmp_path / "site" / "findings.html").read_text(encoding="utf-8")
+    assert "`" not in page and "<code>minigsm</code>" in page and "&lt;code" not in page
 
 
 def test_verdicts_stand_in_colour_before_prose_and_wide_tables_stay_in_the_window(

@@ -51,7 +51,8 @@ function narrow(form) {
     found += fits;
     row.hidden = !fits || found > most;
   }
-  form.querySelector("output").textContent = `${found} of ${rows.length}`;
+  form.querySelector("output").textContent = found > most ? `${most} of ${found}`
+    : `${found} of ${rows.length}`;
   const button = form.querySelector("button");
   button.hidden = found <= most;
   button.textContent = `Show all ${found}`;
