@@ -2,7 +2,8 @@
 
 usage: python -m scripts.screenshots SITE MASKED_RUN SPECULATIVE_RUN
 
-SITE is the folder of the report. The runs are hashes as in its list; their third sample is shown.
+SITE is the folder of the report. The runs are hashes as in its list; the first sample of the masked
+run and the third of the speculative one are shown.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "images"
 WIDTH = 1100  # pixels
-COLOURS = 192  # flat pages look the same with so few, and the files are small
+COLOURS = 256  # flat pages look the same with so few, and the files are small
 
 
 def main(site: str, masked: str, speculative: str) -> None:
@@ -29,9 +30,9 @@ def main(site: str, masked: str, speculative: str) -> None:
     browser = browser_class(binary, Path(tempfile.mkdtemp()))
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, address, height, forwards in (
-        ("board", "index.html", 640, 0),
+        ("board", "index.html", 1140, 0),
         ("run", f"runs/{masked}/index.html", 640, 0),
-        ("lookahead", f"runs/{masked}/sample.html#2", 620, 3),
+        ("lookahead", f"runs/{masked}/sample.html#0", 620, 3),
         ("drafts", f"runs/{speculative}/sample.html#2", 620, 7),
     ):
         browser.size(WIDTH, height)
