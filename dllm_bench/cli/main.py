@@ -44,6 +44,7 @@ COMMANDS = {  # in the order of `--help`
     "simulate": "many requests on one device, simulated from runs: tokens/s per user and device",
     "doctor": "what this machine can run, what is missing",
     "prefetch": "download models, with a list of hashes",
+    "import": "make a checkpoint folder of a model file of another format (GGUF)",
     "completion": "the line that makes your shell complete commands and choices",
     "train": "train a drafter or a filter; measure step times, fit temperatures",
     "runs": "check the files of all runs, remove runs, free the folder of a process that is gone",
@@ -54,12 +55,17 @@ TRAINING = {
     "temperatures": "temperatures of a confidence head, fitted on the samples of sealed runs",
     "drafter": "a drafter for a target model: DFlash, DSpark, EAGLE-3 (a second call continues)",
 }
+IMPORTS = {"gguf": "a GGUF file of a Llama, Qwen2 or Qwen3 model, checked against transformers"}
 STORED_RUNS = {
     "verify": "read every file of every run and name what is damaged",
     "rm": "remove runs for good: their samples, record and folder",
     "unlock": "free the folder of a run whose process is gone",
 }
-GROUPS = {"train": ("KIND", TRAINING), "runs": ("ACTION", STORED_RUNS)}
+GROUPS = {
+    "train": ("KIND", TRAINING),
+    "runs": ("ACTION", STORED_RUNS),
+    "import": ("FORMAT", IMPORTS),
+}
 UNPARSED = ("run", "lm-eval")  # Hydra and lm-eval read these arguments
 
 

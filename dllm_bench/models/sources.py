@@ -1,4 +1,4 @@
-"""Where checkpoints are: a folder, `assets/<name>` inside the package, or a hub id in the cache.
+"""Where checkpoints are: a folder, `assets/<name>`, `imported/<name>`, or a hub id in the cache.
 
 `checkpoint_folder` finds one on this machine and `content_hash` hashes what is in it; neither
 downloads anything, and a run never does. Importing this module is cheap. `prefetch` downloads
@@ -20,7 +20,7 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.folder import HUB_ID, read_json
 from dllm_bench.models.spec import ModelSpec
-from dllm_bench.paths import ASSETS, assets_dir, place_of
+from dllm_bench.paths import ASSETS, IMPORTED, assets_dir, place_of
 
 SHIPPED_MODELS = (
     "tiny-d2f-diffucoder",
@@ -72,6 +72,11 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
             f"The package ships no model {source!r}; choose one of {', '.join(shipped)}, or "
             f"train it in a clone of the repository: python -m scripts.embedded {folder.name}"
         )
+    if source.startswith(IMPORTED):
+        raise DllmBenchError(
+            f"{source} is not in this user's cache folder ({folder}); make it: `make real` for the "
+            f"models of the package, or dllm-bench import gguf FILE --to {source}"
+        )
     if is_hub_id(source):
         return _cached_snapshot(source, revision)
     raise DllmBenchError(
@@ -82,7 +87,7 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
 
 def is_hub_id(source: str) -> bool:
     """Whether a source is a repository of the hub."""
-    on_disk = source.startswith(ASSETS) or place_of(source).is_dir()
+    on_disk = source.startswith((ASSETS, IMPORTED)) or place_of(source).is_dir()
     return not on_disk and HUB_ID.fullmatch(source) is not None
 
 

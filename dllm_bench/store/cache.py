@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.paths import user_folder
 from dllm_bench.store.files import stored_bytes, write_atomic
 from dllm_bench.store.nolinks import is_file, is_folder
 
@@ -89,11 +90,6 @@ def writable(path: Path) -> Path:
         return path
     place = hashlib.sha256(str(results.resolve()).encode()).hexdigest()[:16]
     return user_folder() / place / path.name.lstrip(".")
-
-
-def user_folder() -> Path:
-    """Where this user's caches and key are."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dllm-bench"
 
 
 def signature(body: str) -> str:

@@ -1,0 +1,385 @@
+"""Turn a GGUF file into a checkpoint folder: config.json, safetensors, tokenizer, chat template.
+
+The layouts are those of Llama, Qwen2 and Qwen3. llama.cpp stores the rows of Llama's q and k with
+the two halves of each head interleaved; that is undone. What the file does not say is not guessed:
+an unknown pre-tokenizer, a scaled rotary embedding or an unknown tensor raise an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models.checkpoint import digest, first_names
+from dllm_bench.models.gguf_file import GgufFile, read_gguf
+from dllm_bench.models.spec import ModelSpec
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+NUMBERED = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
+SHARD_BYTES = 2 * 2**30
+CHECKED_TOKENS, STRIDE, TOLERANCE = 24, 7919, 1e-4
+QWEN_SPLIT, LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    + digits
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in (r"\p{N}", r"\p{N}{1,3}")
+)
+WORDS, DIGITS_AND_WORDS = "words", "single digits, then words"
+PRE_TOKENIZERS = {  # `tokenizer.ggml.pre` -> how text is cut before merges apply
+    "gpt-2": WORDS,
+    "smollm": DIGITS_AND_WORDS,
+    "qwen2": QWEN_SPLIT,
+    "deepseek-r1-qwen": QWEN_SPLIT,
+    "llama-bpe": LLAMA3_SPLIT,
+    "llama3": LLAMA3_SPLIT,
+    "llama-v3": LLAMA3_SPLIT,
+}
+NORMAL, CONTROL, OWN, UNUSED = 1, 3, 4, 5  # `tokenizer.ggml.token_type`
+ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+TOKENS = "tokenizer.ggml.tokens"
+Report = Callable[[str], None]
+
+
+def import_gguf(file: Path, folder: Path, report: Report = print) -> None:
+    """Write the checkpoint of a GGUF file into a new folder, and compare its logits.
+
+    DllmBenchError where the folder exists, the file is of another kind, or the logits differ from
+    those of transformers' own reader by more than `TOLERANCE` of the largest.
+    """
+    if folder.exists():
+        raise DllmBenchError(
+            f"{folder} exists and is to be written; name another folder with --to, or remove it."
+        )
+    gguf = read_gguf(file)
+    config = config_of(gguf)
+    names = published_names(gguf)
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        _write_json(part / "config.json", config)
+        write_tokenizer(gguf, part)
+        write_weights(gguf, names, part)
+        report(f"{len(names)} tensors of {file.name} written; comparing logits with transformers")
+        difference = logits_difference(file, part)
+        if not difference <= TOLERANCE:
+            raise DllmBenchError(
+                f"The logits of {file} differ from those of transformers' own reader by "
+                f"{difference:.2g} of the largest, and at most {TOLERANCE:g} is accepted; "
+                "report it with the file's name."
+            )
+        report(f"largest difference: {difference:.1g} of the largest logit")
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+# --- config and weights --------------------------------------------------------------------------
+
+
+def config_of(gguf: GgufFile) -> dict[str, Any]:
+    """config.json of the model, with transformers' names."""
+    kind = gguf.get("general.architecture")
+    if kind not in ARCHITECTURES:
+        raise DllmBenchError(
+            f"{gguf.path} is of architecture {str(kind)[:40]!r}, and {', '.join(ARCHITECTURES)} "
+            "are read; use a file of one of them."
+        )
+    _require_plain(gguf, kind)
+    heads, kv_heads, head_dim = _head_sizes(gguf, kind)
+    return {
+        "model_type": kind,
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "vocab_size": _embedding(gguf)[0],
+        "hidden_size": int(gguf.number(f"{kind}.embedding_length")),
+        "intermediate_size": int(gguf.number(f"{kind}.feed_forward_length")),
+        "num_hidden_layers": int(gguf.number(f"{kind}.block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": int(gguf.number(f"{kind}.context_length")),
+        "rms_norm_eps": _as_written(gguf.number(f"{kind}.attention.layer_norm_rms_epsilon")),
+        "rope_theta": _as_written(gguf.number(f"{kind}.rope.freq_base", 10_000.0)),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
+        **{
+            f"{role}_token_id": token for role, token in _special_ids(gguf).items() if role != "unk"
+        },
+        "imported_from": {"file": gguf.path.name, "sha256": digest(gguf.path)},
+    }
+
+
+def _head_sizes(gguf: GgufFile, kind: str) -> tuple[int, int, int]:
+    """Heads of q, heads of k and v, and the size of each."""
+    heads = int(gguf.number(f"{kind}.attention.head_count"))
+    kv_heads = int(gguf.number(f"{kind}.attention.head_count_kv", heads))
+    share = max(1, int(gguf.number(f"{kind}.embedding_length")) // heads)
+    return heads, kv_heads, int(gguf.number(f"{kind}.attention.key_length", share))
+
+
+def _special_ids(gguf: GgufFile) -> dict[str, int]:
+    """Role -> id, of the roles that the file names."""
+    count = len(gguf.texts(TOKENS))
+    found = {role: gguf.metadata.get(f"tokenizer.ggml.{ROLES[role]}_token_id") for role in ROLES}
+    return {role: i for role, i in found.items() if isinstance(i, int) and 0 <= i < count}
+
+
+def _require_plain(gguf: GgufFile, kind: str) -> None:
+    """Raise DllmBenchError for what the layouts do not have: experts, scaled or partial rotary."""
+    scaling = gguf.metadata.get(f"{kind}.rope.scaling.type", "none")
+    rotary = gguf.metadata.get(f"{kind}.rope.dimension_count")
+    key = _head_sizes(gguf, kind)[2]
+    wrong = {
+        "experts": bool(gguf.metadata.get(f"{kind}.expert_count")),
+        f"rotary embeddings scaled by {scaling!r}": scaling != "none",
+        "rotary embeddings of a part of each head": rotary not in (None, key),
+        "scaled rotary frequencies (rope_freqs.weight)": "rope_freqs.weight" in gguf.tensors,
+    }
+    if any(wrong.values()):
+        listed = ", ".join(what for what, found in wrong.items() if found)
+        raise DllmBenchError(
+            f"{gguf.path} has {listed}, which the import does not read; use the model's "
+            "safetensors checkpoint instead."
+        )
+
+
+def _as_written(number: float) -> float:
+    """A float32 of the file as the decimal number that it was made from: 1e-05."""
+    return float(str(np.float32(number)))
+
+
+def _embedding(gguf: GgufFile) -> tuple[int, ...]:
+    if "token_embd.weight" not in gguf.tensors:
+        raise DllmBenchError(f"{gguf.path} has no token_embd.weight; use a file of a whole model.")
+    return gguf.tensors["token_embd.weight"].shape
+
+
+def published_names(gguf: GgufFile) -> dict[str, str]:
+    """Name in the file -> name in the checkpoint; DllmBenchError for tensors of neither list."""
+    names = {name: _published(name) for name in gguf.tensors}
+    unknown = [name for name, published in names.items() if published is None]
+    if unknown:
+        raise DllmBenchError(
+            f"{gguf.path} has tensors that the import does not know ({first_names(unknown)}); use "
+            f"a plain {', '.join(ARCHITECTURES)} model."
+        )
+    return {name: published for name, published in names.items() if published}
+
+
+def _published(name: str) -> str | None:
+    stem, _, kind = name.rpartition(".")
+    if stem in TOP:
+        return f"{TOP[stem]}.{kind}"
+    match = NUMBERED.fullmatch(name)
+    if match is None or match[2] not in LAYER:
+        return None
+    return f"model.layers.{match[1]}.{LAYER[match[2]]}.{match[3]}"
+
+
+def write_weights(gguf: GgufFile, names: dict[str, str], folder: Path) -> None:
+    """Write safetensors files of some `SHARD_BYTES` each, with an index."""
+    from safetensors.torch import save_file
+
+    place, total = {}, 0
+    for number, shard in enumerate(_shards(gguf, names), start=1):
+        file = f"model-{number:05}.safetensors"
+        save_file(shard, folder / file, {"format": "pt"})
+        place |= dict.fromkeys(shard, file)
+        total += sum(tensor.nbytes for tensor in shard.values())
+    index = {"metadata": {"total_size": total}, "weight_map": place}
+    _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _shards(gguf: GgufFile, names: dict[str, str]) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    for name, published in names.items():
+        shard[published] = _weight(gguf, name)
+        if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
+            yield shard
+            shard = {}
+    if shard:
+        yield shard
+
+
+def _weight(gguf: GgufFile, name: str) -> Tensor:
+    """A tensor with the rows of q and k in transformers' order."""
+    values = torch.from_numpy(gguf.read(name))
+    kind = gguf.metadata["general.architecture"]
+    match = NUMBERED.fullmatch(name)
+    if kind != "llama" or match is None or match[2] not in ("attn_q", "attn_k"):
+        return values
+    heads = _head_sizes(gguf, kind)[match[2] == "attn_k"]
+    if values.shape[0] % (2 * heads):
+        raise DllmBenchError(
+            f"{gguf.path} has {name} of {values.shape[0]} rows, which {heads} heads cannot share; "
+            "convert the model to GGUF again."
+        )
+    return values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+# --- tokenizer -----------------------------------------------------------------------------------
+
+
+def write_tokenizer(gguf: GgufFile, folder: Path) -> None:
+    """Write tokenizer.json, its settings, and the chat template where the file has one."""
+    tokens, rows = gguf.texts(TOKENS), _embedding(gguf)[0]
+    if not 0 < len(tokens) <= rows:
+        raise DllmBenchError(
+            f"{gguf.path} has no list of at most {rows} tokens, as many as its embedding has rows; "
+            "convert the model to GGUF again."
+        )
+    if gguf.get("tokenizer.ggml.model") == "gpt2":
+        tokenizer = byte_level_tokenizer(gguf)
+    else:
+        tokenizer = _tokenizer_of_transformers(gguf)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {f"{role}_token": tokens[i] for role, i in _special_ids(gguf).items()}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    _write_json(folder / "tokenizer_config.json", settings | special)
+    template = gguf.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def byte_level_tokenizer(gguf: GgufFile) -> Any:
+    """The byte-level BPE tokenizer of the file, cut into words as `tokenizer.ggml.pre` says."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    pre = gguf.get("tokenizer.ggml.pre")
+    if pre not in PRE_TOKENIZERS:
+        raise DllmBenchError(
+            f"{gguf.path} cuts text by the pre-tokenizer {str(pre)[:40]!r}, and the import knows "
+            f"{', '.join(PRE_TOKENIZERS)}; add its rule to PRE_TOKENIZERS of gguf_import.py."
+        )
+    tokens = gguf.texts(TOKENS)
+    kinds = gguf.metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        kinds = [NORMAL] * len(tokens)
+    vocab = {t: i for i, t in enumerate(tokens) if kinds[i] != UNUSED}
+    merges = [tuple(merge.split(" ", 1)) for merge in gguf.texts("tokenizer.ggml.merges")]
+    known = all(len(pair) == 2 and {*pair, "".join(pair)} <= vocab.keys() for pair in merges)
+    if not known:
+        raise DllmBenchError(
+            f"{gguf.path} has merges of tokens that its list of tokens lacks; "
+            "convert the model to GGUF again."
+        )
+    whole = PRE_TOKENIZERS[pre] == LLAMA3_SPLIT  # a word that is a token needs no merges
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=whole))
+    tokenizer.pre_tokenizer = _pre_tokenizer(PRE_TOKENIZERS[pre])
+    tokenizer.decoder = decoders.ByteLevel()
+    if PRE_TOKENIZERS[pre] == QWEN_SPLIT:
+        tokenizer.normalizer = normalizers.NFC()
+    for kind, add in ((CONTROL, tokenizer.add_special_tokens), (OWN, tokenizer.add_tokens)):
+        mine = [token for token, own in zip(tokens, kinds, strict=True) if own == kind]
+        add([AddedToken(token, normalized=False, special=kind == CONTROL) for token in mine])
+    return tokenizer
+
+
+def _pre_tokenizer(rule: str) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if rule == WORDS:
+        return words
+    if rule == DIGITS_AND_WORDS:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, words])
+    split = pre_tokenizers.Split(Regex(rule), behavior="isolated")
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, plain])
+
+
+def _tokenizer_of_transformers(gguf: GgufFile) -> Any:
+    """The SentencePiece tokenizer as transformers reads it."""
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        read = PreTrainedTokenizerFast.from_pretrained(
+            str(gguf.path.parent), gguf_file=gguf.path.name
+        )
+    except Exception as error:  # a list of tokens that does not fit fails anywhere in the library
+        raise DllmBenchError(
+            f"The tokenizer of {gguf.path} cannot be read ({type(error).__name__}: {error}); "
+            "convert the model to GGUF again."
+        ) from error
+    return read.backend_tokenizer
+
+
+# --- the comparison with transformers ------------------------------------------------------------
+
+
+def logits_difference(file: Path, folder: Path) -> float:
+    """The largest difference of a logit between the written folder and transformers' reading, as a
+    share of the largest logit.
+
+    Both run in float32 on the CPU, on tokens spread over the vocabulary.
+    """
+    from dllm_bench.models.load import load_model
+
+    spec = ModelSpec(folder.name, str(folder), dtype="float32", device="cpu")
+    denoiser, fed = load_model(spec).denoiser, (0, CHECKED_TOKENS)
+    ids_BL = (torch.arange(CHECKED_TOKENS) * STRIDE % denoiser.vocab_size)[None]
+    following = (1, CHECKED_TOKENS + 1)
+    plan = ForwardPlan(ForwardKind.DENOISE, fed, following, fed, attention="block_causal", block=1)
+    own_BLV = denoiser.forward(ids_BL, plan, denoiser.new_cache(CHECKED_TOKENS + 1))
+    del denoiser
+    theirs_BLV = _logits_of_transformers(file, ids_BL)
+    return float((own_BLV - theirs_BLV).abs().max() / theirs_BLV.abs().max())
+
+
+def _logits_of_transformers(file: Path, ids_BL: Tensor) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with redirect_stderr(StringIO()), torch.inference_mode():  # it shows a progress bar
+            theirs = AutoModelForCausalLM.from_pretrained(
+                str(file.parent), gguf_file=file.name, dtype=torch.float32
+            )
+            logits_BLV: Tensor = theirs(ids_BL).logits
+    except Exception as error:  # values that do not fit fail anywhere in the library
+        raise DllmBenchError(
+            f"{file} cannot be compared with transformers' own reading, which fails "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); use a file of "
+            "another source."
+        ) from error
+    return logits_BLV
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,331 @@
+"""`dllm-bench import gguf`, on tiny files that the package gguf writes.
+
+The logits are compared with the module whose weights the file holds, the ids of text with the
+tokenizer whose merges it holds. Damaged and forged files end in one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dllm_bench.cli.main import main
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models import gguf_import
+from dllm_bench.models.gguf_file import MAX_HEADER_BYTES, read_gguf
+from dllm_bench.models.gguf_import import import_gguf
+from dllm_bench.models.load import LoadedModel, load_model
+from dllm_bench.models.spec import ModelSpec
+
+gguf = pytest.importorskip("gguf")
+
+TEXT = (
+    "The 12 grey ducks didn't swim; they'll fly 300 miles. Café, naïve – don’t!\n\n  x = [1, 22]\n"
+)
+SAMPLES = (
+    TEXT,
+    "In 1999, 7 men\tran.  They're   tired...\n",
+    "日本 2026 ¿qué?",
+    " a",
+    "12345",
+    "<|im_end|>x",
+)
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<empty_output>")
+PRES = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+LAYERS = 2
+
+
+def original_tokenizer(pre: str) -> Any:
+    """A tokenizer trained on `TEXT` with the published rule of a family, written out here again."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers import pre_tokenizers as rules
+    from tokenizers.trainers import BpeTrainer
+
+    tokenizer = Tokenizer(models.BPE())
+    words = rules.ByteLevel(add_prefix_space=False)
+    if pre == "smollm":
+        tokenizer.pre_tokenizer = rules.Sequence([rules.Digits(individual_digits=True), words])
+    else:
+        from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+        split = rules.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated")
+        plain = rules.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = rules.Sequence([split, plain])
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(text, normalized=False, special=True) for text in CONTROL]
+    alphabet = rules.ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=340, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    return tokenizer
+
+
+def module_of(kind: str, vocabulary: int) -> Any:
+    """A random module of a family with a head size that transformers' reader knows, too."""
+    import transformers
+
+    family = kind.capitalize()
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=vocabulary,
+        hidden_size=256 if kind == "qwen3" else 64,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2 if kind == "qwen3" else 4,
+        num_key_value_heads=1 if kind == "qwen3" else 2,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 50_000.0},
+        tie_word_embeddings=kind == "llama",
+    )
+    torch.manual_seed(3)
+    module = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for name, weight in module.named_parameters():
+        torch.nn.init.normal_(weight, float("norm" in name), 0.2)
+    return module
+
+
+def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp's order of the rows of q and k."""
+    half = weight.shape[0] // heads // 2
+    return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(file: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
+    """Write a file; `changes` are metadata in place of the true ones. Returns what it holds."""
+    tokenizer = original_tokenizer(PRES[kind])
+    module = module_of(kind, tokenizer.get_vocab_size())
+    config = module.config
+    writer = gguf.GGUFWriter(file, kind)
+    metadata = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        **({"attention.key_length": config.head_dim} if kind == "qwen3" else {}),
+    } | changes.pop("metadata", {})
+    for key, number in metadata.items():
+        writer.add_uint32(f"{kind}.{key}", number)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for key, text in changes.pop("texts", {}).items():
+        writer.add_string(key, text)
+    _write_tokenizer(writer, tokenizer, changes.pop("pre", PRES[kind]))
+    for name, weight in module.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if kind == "llama" and "q_proj" in name:
+            weight = interleaved(weight, config.num_attention_heads)
+        if kind == "llama" and "k_proj" in name:
+            weight = interleaved(weight, config.num_key_value_heads)
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], LAYERS)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), weight.numpy())
+    for name, weight in changes.pop("more", {}).items():
+        writer.add_tensor(name, weight.numpy())
+    assert not changes
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return module, tokenizer
+
+
+def _write_tokenizer(writer: Any, tokenizer: Any, pre: str) -> None:
+    plain = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(plain["vocab"], key=plain["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in CONTROL else 1 for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in plain["merges"]])
+    writer.add_bos_token_id(tokens.index("<|im_start|>"))
+    writer.add_eos_token_id(tokens.index("<|im_end|>"))
+    writer.add_pad_token_id(tokens.index("<|endoftext|>"))
+    writer.add_chat_template(TEMPLATE)
+
+
+def loaded(folder: Path) -> LoadedModel:
+    return load_model(ModelSpec("x", str(folder), chat=True, dtype="float32", device="cpu"))
+
+
+@pytest.mark.parametrize("kind", PRES)
+def test_an_imported_file_gives_the_logits_and_ids_of_what_it_was_made_from(
+    kind: str, tmp_path: Path
+) -> None:
+    module, tokenizer = write_gguf(tmp_path / "model.gguf", kind)
+    import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
+    model = loaded(tmp_path / "model")
+    ids_BL = torch.arange(3, 23)[None] * 11 % module.config.vocab_size
+    plan = ForwardPlan(
+        ForwardKind.DENOISE, (0, 20), (1, 21), (0, 20), attention="block_causal", block=1
+    )
+    own_LV = model.denoiser.forward(ids_BL, plan, model.denoiser.new_cache(21))[0]
+    with torch.inference_mode():
+        wanted_LV = module(ids_BL).logits[0]
+    assert (own_LV - wanted_LV).abs().max() <= 1e-4 * wanted_LV.abs().max()
+    for text in SAMPLES:
+        ids = tokenizer.encode(text).ids
+        assert model.encode(text) == ids
+        assert model.text.decode_visibly(ids) == tokenizer.decode(ids, skip_special_tokens=False)
+    turn = [{"role": "user", "content": "They"}]
+    assert model.encode(turn) == tokenizer.encode("<|im_start|>They<|im_end|>").ids
+    assert model.special.eos == tokenizer.token_to_id("<|im_end|>")
+    settings = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert settings["rms_norm_eps"] == 1e-5 and len(settings["imported_from"]["sha256"]) == 64
+
+
+def test_the_mask_of_a_tokenizer_without_one_is_the_token_that_the_yaml_names(
+    tmp_path: Path,
+) -> None:
+    _, tokenizer = write_gguf(tmp_path / "model.gguf", "llama")
+    import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
+    spec = ModelSpec("x", str(tmp_path / "model"), mask_token="<empty_output>")
+    assert load_model(spec).special.mask == tokenizer.token_to_id("<empty_output>")
+
+
+def test_wrongly_ordered_rows_of_q_and_k_are_found_by_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "model.gguf", "llama")
+    monkeypatch.setattr(
+        gguf_import, "_weight", lambda file, name: torch.from_numpy(file.read(name))
+    )
+    with pytest.raises(DllmBenchError, match="differ from those of transformers"):
+        import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "BF16", "F16"])
+def test_values_of_a_quantised_tensor_are_those_that_were_rounded(
+    kind: str, tmp_path: Path
+) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    weight_RC = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).numpy()
+    writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
+    stored = gguf.quantize(weight_RC, number)
+    writer.add_tensor("token_embd.weight", stored, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    read = read_gguf(tmp_path / "one.gguf").read("token_embd.weight")
+    assert read.shape == (4, 64) and abs(read - weight_RC).max() < 0.35
+
+
+FORGED: dict[str, tuple[dict[str, Any], str]] = {
+    "a layer too many": ({"metadata": {"block_count": 1_000_000}}, "num_hidden_layers=1000000"),
+    "a wide MLP": ({"metadata": {"feed_forward_length": 2**31}}, "mis-shaped"),
+    "no heads": ({"metadata": {"attention.head_count": 0}}, "above zero"),
+    "heads that do not divide": ({"metadata": {"attention.head_count": 3}}, "heads"),
+    "a foreign rule": ({"pre": "tekken"}, "pre-tokenizer 'tekken'"),
+    "experts": ({"metadata": {"expert_count": 8}}, "experts"),
+    "yarn": ({"texts": {"llama.rope.scaling.type": "yarn"}}, "scaled by 'yarn'"),
+    "scaled frequencies": ({"more": {"rope_freqs.weight": torch.ones(8)}}, "rope_freqs"),
+    "a tensor more": ({"more": {"v.blk.0.ln1.weight": torch.ones(8)}}, "does not know"),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_file_that_the_layouts_do_not_hold_ends_in_a_sentence(case: str, tmp_path: Path) -> None:
+    changes, found = FORGED[case]
+    write_gguf(tmp_path / "model.gguf", "llama", **changes)
+    with pytest.raises(DllmBenchError, match=found):
+        import_gguf(tmp_path / "model.gguf", tmp_path / "model", report=lambda line: None)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_file_cut_anywhere_ends_in_a_sentence(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", "llama")
+    whole = (tmp_path / "model.gguf").read_bytes()
+    for length in (0, 3, 4, 12, 40, 300, 3_000, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.gguf").write_bytes(whole[:length])
+        with pytest.raises(DllmBenchError, match=r"cannot be read as GGUF: it .*fetch"):
+            read_gguf(tmp_path / "cut.gguf")
+
+
+def header(*, tensors: int = 0, fields: int = 0, rest: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, fields) + rest
+
+
+def named(key: bytes, kind: int, rest: bytes) -> bytes:
+    return struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + rest
+
+
+def tensor(name: bytes, *shape: int, kind: int = 0, offset: int = 0) -> bytes:
+    dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return struct.pack("<Q", len(name)) + name + dimensions + struct.pack("<IQ", kind, offset)
+
+
+HUGE = 2**62
+BAD_HEADERS = {
+    "another format": (b"PK\x03\x04" + bytes(40), "letters GGUF"),
+    "big-endian": (header(version=3 << 24), "version"),
+    "many tensors": (header(tensors=HUGE), "tensors"),
+    "many fields": (header(fields=HUGE), "metadata fields"),
+    "a long key": (header(fields=1, rest=struct.pack("<Q", HUGE)), "bytes of one text"),
+    "a long text": (header(fields=1, rest=named(b"a", 8, struct.pack("<Q", HUGE))), "bytes of"),
+    "a long list": (header(fields=1, rest=named(b"a", 9, struct.pack("<IQ", 0, HUGE))), "elements"),
+    "lists of lists": (header(fields=1, rest=named(b"a", 9, struct.pack("<IQ", 9, 1))), "array"),
+    "no type": (header(fields=1, rest=named(b"a", 99, bytes(8))), "unknown type"),
+    "no UTF-8": (header(fields=1, rest=named(b"\xff", 0, b"\0")), "UTF-8"),
+    "an odd alignment": (
+        header(fields=1, rest=named(b"general.alignment", 4, struct.pack("<I", 3))),
+        "power of two",
+    ),
+    "a huge tensor": (header(tensors=1, rest=tensor(b"a", HUGE, HUGE)), "last byte"),
+    "a far tensor": (header(tensors=1, rest=tensor(b"a", 1, offset=HUGE)), "last byte"),
+    "a tensor of nothing": (header(tensors=1, rest=tensor(b"a", 0)), "shape"),
+    "many dimensions": (header(tensors=1, rest=tensor(b"a", *[1] * 9)), "dimensions"),
+    "an unknown format": (header(tensors=1, rest=tensor(b"a", 1, kind=999)), "unknown format"),
+    "a broken block": (header(tensors=1, rest=tensor(b"a", 3, kind=8)), "shape"),
+    "two of a name": (header(tensors=2, rest=tensor(b"a", 1) * 2 + bytes(99)), "twice"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_HEADERS)
+def test_a_forged_header_ends_in_a_sentence_before_anything_of_its_size_is_read(
+    case: str, tmp_path: Path
+) -> None:
+    content, found = BAD_HEADERS[case]
+    (tmp_path / "bad.gguf").write_bytes(content)
+    with pytest.raises(DllmBenchError, match=found):
+        read_gguf(tmp_path / "bad.gguf")
+
+
+def test_a_header_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "long.gguf"
+    text = named(b"a", 8, struct.pack("<Q", MAX_HEADER_BYTES))
+    file.write_bytes(header(fields=1, rest=text))
+    with file.open("r+b") as stream:
+        stream.truncate(2 * MAX_HEADER_BYTES)  # sparse
+    with pytest.raises(DllmBenchError, match="goes on for"):
+        read_gguf(file)
+
+
+def test_the_command_names_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "model.gguf", tmp_path / "model"
+    assert main(["import", "gguf", str(file), "--to", str(folder)]) == 2
+    assert "is no file; name a .gguf file." in capsys.readouterr().err
+    folder.mkdir()
+    write_gguf(file, "llama")
+    assert main(["import", "gguf", str(file), "--to", str(folder)]) == 2
+    assert "exists and is to be written; name another folder" in capsys.readouterr().err
+
+
+def test_a_model_that_was_not_imported_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["generate", "smollm2", "ar", "Hello"]) == 2
+    assert "make it: `make real`" in capsys.readouterr().err
