@@ -213,7 +213,8 @@ def write_weights(gguf: GgufFile, names: dict[str, str], folder: Path) -> None:
     """Write safetensors files of some `SHARD_BYTES` each, with an index."""
     from safetensors.torch import save_file
 
-    place, total = {}, 0
+    place: dict[str, str] = {}
+    total = 0
     for number, shard in enumerate(_shards(gguf, names), start=1):
         file = f"model-{number:05}.safetensors"
         save_file(shard, folder / file, {"format": "pt"})
@@ -289,8 +290,9 @@ def byte_level_tokenizer(gguf: GgufFile) -> Any:
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         kinds = [NORMAL] * len(tokens)
     vocab = {t: i for i, t in enumerate(tokens) if kinds[i] != UNUSED}
-    merges = [tuple(merge.split(" ", 1)) for merge in gguf.texts("tokenizer.ggml.merges")]
-    known = all(len(pair) == 2 and {*pair, "".join(pair)} <= vocab.keys() for pair in merges)
+    halves = (merge.partition(" ") for merge in gguf.texts("tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in halves]
+    known = all({*pair, "".join(pair)} <= vocab.keys() for pair in merges)
     if not known:
         raise DllmBenchError(
             f"{gguf.path} has merges of tokens that its list of tokens lacks; "
