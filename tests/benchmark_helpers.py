@@ -59,6 +59,7 @@ def looked_up(item: Item) -> str:
 MINI = (
     "minigsm", "minimath", "miniread", "miniread_count", "minirule", "minirule_choice",
     "minirule_range", "ministory", "miniparallel", "minigsm_free",
+    "sentences",
 )  # fmt: skip
 GOLD: Mapping[str, Answer] = {
     **dict.fromkeys(MINI, lambda item: " " + item["answer"]),

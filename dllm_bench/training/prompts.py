@@ -23,6 +23,7 @@ from dllm_bench.benchmarks.embedded import (
     miniread,
     minirule,
     ministory,
+    sentences,
 )
 from dllm_bench.benchmarks.embedded.generated import GeneratedTask, from_draw, mixture
 from dllm_bench.core.benchmark import Encode
@@ -49,6 +50,7 @@ TASKS: Mapping[str, GeneratedTask] = {
     "minigsm_free": minigsm_free.TASK,
     "minicode_free": minicode_free.TASK,
     "miniparallel": miniparallel.TASK,
+    "sentences": sentences.TASK,
 }
 """Task -> its problems, all of its forms included."""
 PROGRAMS: Mapping[str, Callable[[str, random.Random], Iterator[minicode.MinicodeProgram]]] = {

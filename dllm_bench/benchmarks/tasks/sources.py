@@ -25,6 +25,7 @@ from dllm_bench.benchmarks.embedded import (
     miniread,
     minirule,
     ministory,
+    sentences,
 )
 from dllm_bench.benchmarks.embedded.generated import GeneratedTask
 from dllm_bench.benchmarks.items import (
@@ -67,6 +68,7 @@ GENERATED: Mapping[str, GeneratedTask] = {
     for task in (
         minigsm.TASK, minimath.TASK, miniread.SPAN, miniread.COUNT, minirule.FREE, minirule.CHOICE,
         minirule.RANGE, ministory.TASK, miniparallel.TASK, minigsm_free.TASK,
+        sentences.TASK,
     )
 }  # fmt: skip
 """Item sets of this project."""
