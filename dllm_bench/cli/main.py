@@ -54,6 +54,7 @@ TRAINING = {
     "sps": "steps per second by tokens in the step, for the verification scheduler",
     "temperatures": "temperatures of a confidence head, fitted on the samples of sealed runs",
     "drafter": "a drafter for a target model: DFlash, DSpark, EAGLE-3 (a second call continues)",
+    "adapter": "a LoRA adapter that makes a model one of block diffusion (a second call continues)",
 }
 IMPORTS = {"gguf": "a GGUF file of a Llama, Qwen2 or Qwen3 model, checked against transformers"}
 STORED_RUNS = {

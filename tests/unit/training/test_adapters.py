@@ -1,0 +1,135 @@
+"""Training of adapters on tiny random models: masks, the forward, learning, resuming, use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dllm_bench.cli.main import main
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.models.load import LoadedModel, load_model
+from dllm_bench.models.spec import ModelSpec
+from dllm_bench.training import adapters
+from dllm_bench.training.adapters import AdapterJob
+from dllm_bench.training.drafter_data import TrainingText
+from tests.helpers import tiny_checkpoint
+
+BLOCK = 4
+JOB = AdapterJob(block=BLOCK, rank=4, prompts=40, rows=4, steps=6, lr=1e-2)
+TEXTS = [
+    TrainingText(tuple(torch.arange(start, start + length).tolist()), prompt)
+    for start, length, prompt in ((3, 17, 6), (20, 12, 4), (9, 22, 13), (30, 9, 3))
+]
+KINDS = ("qwen3", "sdar")  # logits shifted, and not
+
+
+def loaded(folder: Path, kind: str, **changes: str) -> LoadedModel:
+    source = folder if folder.exists() else tiny_checkpoint(kind, folder, 1)
+    form = {"attention_form": "block_causal", "block": BLOCK}
+    return load_model(
+        ModelSpec("tiny", str(source), dtype="float32", device="cpu", **{**form, **changes})
+    )
+
+
+def silent(line: str) -> None:
+    """Print nothing."""
+
+
+def many() -> list[TrainingText]:
+    return TEXTS * (adapters.HELD_OUT // len(TEXTS) + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_sees_what_a_block_diffusion_decoder_sees(kind: str, tmp_path: Path) -> None:
+    """The logits of a masked block are those of the decoder's forward behind clean blocks."""
+    model = loaded(tmp_path / "model", kind)
+    denoiser, special = model.denoiser, model.special
+    batch = adapters.masked_batch(TEXTS, BLOCK, special.mask, special.eos, seeded(2))
+    with torch.no_grad():
+        logits_RV, target_R = adapters.logits_of(denoiser.module, batch, BLOCK, denoiser.shifted)
+    text_R, index_R = batch.masked_BN.nonzero(as_tuple=True)
+    assert len(set(text_R.tolist())) == len(TEXTS)
+    for text, index, got_V, target in zip(text_R, index_R, logits_RV, target_R, strict=True):
+        place = int(batch.place_BN[text, index])
+        start = place // BLOCK * BLOCK
+        canvas_L = batch.clean_BL[text].clone()
+        first = int(index) // BLOCK * BLOCK
+        assert target == canvas_L[place]
+        canvas_L[start : start + BLOCK] = batch.noised_BN[text, first : first + BLOCK]
+        span = (0, start + BLOCK)
+        plan = ForwardPlan(
+            ForwardKind.DENOISE, span, (place, place + 1), span, "block_causal", BLOCK
+        )
+        wanted_V = denoiser.forward(canvas_L[None], plan, denoiser.new_cache(len(canvas_L)))[0, 0]
+        assert torch.allclose(got_V, wanted_V, atol=1e-4)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_masks_lie_in_answers_and_the_rest_of_their_last_block() -> None:
+    for seed in range(20):
+        batch = adapters.masked_batch(TEXTS, BLOCK, mask=90, end=91, rng=seeded(seed))
+        for row, text in enumerate(TEXTS):
+            places = batch.place_BN[row][batch.masked_BN[row]].tolist()
+            end = -(-len(text.ids) // BLOCK) * BLOCK
+            assert all(text.prompt <= place < end for place in places)
+            assert batch.clean_BL[row, : len(text.ids)].tolist() == list(text.ids)
+        assert (batch.noised_BN[batch.masked_BN] == 90).all()
+
+
+def test_a_third_of_the_blocks_is_masked_wholly_and_none_is_left_out_by_a_cut() -> None:
+    blocks_JS = adapters._drawn(seeded(0), 1, 40_000, BLOCK).unflatten(1, (-1, BLOCK))[0]
+    whole = blocks_JS.all(1).float().mean()
+    expected = 0.35 + 0.35 / BLOCK + 0.30 * 0.25
+    assert abs(whole - expected) < 0.05
+    assert blocks_JS.any(1).float().mean() > 0.95
+
+
+def test_an_adapter_learns_and_is_loaded_by_a_model(tmp_path: Path) -> None:
+    model = loaded(tmp_path / "model", "qwen3")
+    job = replace(JOB, steps=60)
+    training = adapters.train(job, model, many(), tmp_path / "out", report=silent)
+    first, last = training.curve[0], training.curve[-1]
+    assert last["held_out_loss"] < 3.0 and last["step"] == 60 and first["step"] == 50
+    adapted = loaded(tmp_path / "model", "qwen3", lora=str(tmp_path / "out"))
+    batch = training.batch(TEXTS, seeded(1))
+    with torch.no_grad():
+        own, _ = training.predict(batch)
+        merged, _ = adapters.logits_of(adapted.denoiser.module, batch, BLOCK, True)
+    assert (own - merged).abs().max() < 0.05 * own.abs().max()  # bfloat16
+    assert "blocks of 4" in (tmp_path / "out" / "CARD.md").read_text()
+
+
+def test_a_resumed_training_gives_the_same_weights(tmp_path: Path) -> None:
+    whole = adapters.train(
+        JOB, loaded(tmp_path / "model", "qwen3"), many(), tmp_path / "a", report=silent
+    )
+    half = adapters.AdapterTraining.start(JOB, loaded(tmp_path / "model", "qwen3"), many())
+    for _ in range(3):
+        adapters.optimizer_step(half)
+    half.save(tmp_path / "b")
+    again = adapters.train(
+        JOB, loaded(tmp_path / "model", "qwen3"), many(), tmp_path / "b", report=silent
+    )
+    for name, weight in whole.learned.items():
+        assert torch.equal(weight, again.learned[name])
+    other, model = replace(JOB, lr=1e-3), loaded(tmp_path / "model", "qwen3")
+    with pytest.raises(DllmBenchError, match="other settings"):
+        adapters.train(other, model, many(), tmp_path / "b", report=silent)
+
+
+def test_the_command_trains_an_embedded_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--benchmark", "minigsm", "--steps", "1", "--rows", "2", "--prompts", "40"]
+    out = tmp_path / "adapter"
+    assert main(["train", "adapter", "tiny-qwen3", *words, "--out", str(out)]) == 0
+    assert f"model.lora={out}" in capsys.readouterr().out
+    assert (out / "adapter_model.safetensors").is_file()
