@@ -28,6 +28,7 @@ gguf = pytest.importorskip("gguf")
 
 TEXT = (
     "The 12 grey ducks didn't swim; they'll fly 300 miles. Café, naïve – don’t!\n\n  x = [1, 22]\n"
+    "so    many    blanks    before    words\n"
 )
 SAMPLES = (
     TEXT,
@@ -35,6 +36,7 @@ SAMPLES = (
     "日本 2026 ¿qué?",
     " a",
     "12345",
+    "a   1   22",  # smollm cuts before a digit, so that the blanks stay one piece
     "<|im_end|>x",
 )
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<empty_output>")
