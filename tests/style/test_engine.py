@@ -1,0 +1,123 @@
+"""Ratchets of the engine (`core`, `decoding`, `parallel`): how much a reader has to know.
+
+`engine.yaml` holds today's numbers, which only ever go down. `python -m tests.style.test_engine`
+prints them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "dllm_bench"
+ENGINE = sorted(
+    p for part in ("core", "decoding", "parallel") for p in (PACKAGE / part).rglob("*.py")
+)
+CEILINGS = Path(__file__).with_name("engine.yaml")
+CONTRACTS = {
+    "core/decoder.py": ("Piece",),
+    "core/contracts.py": ("MaskedPiece Score Select Revise Explore Schedule Stop Cache".split()),
+}
+"""File -> classes whose public names a piece may have to know."""
+LOOP = "decoding/masked.py"
+NAMED = {
+    "files that name shadow rows": r"shadow",
+    "files that name a growing canvas": r"^grows?$|^_grow|grown|growth|sizing|^insert$",
+}
+VALUES = (
+    "choice probabilities prompt no_masks pinned progress divides sigma fall step_profile".split()
+)
+"""What functions named `check_...` compare with no other part: a value, or a request."""
+
+
+def code_lines(path: Path) -> int:
+    """Lines that hold code: no blank lines, comments or docstrings."""
+    source = path.read_text("utf-8")
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in (*skipped, tokenize.ENDMARKER, tokenize.ENCODING):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def public_names(path: Path, classes: Iterable[str]) -> Iterator[str]:
+    """Public fields and methods that the classes declare, each once."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name in classes:
+            for part in node.body:
+                name = getattr(part, "name", None)
+                if isinstance(part, ast.AnnAssign):
+                    name = getattr(part.target, "id", None)
+                elif isinstance(part, ast.Assign):
+                    name = getattr(part.targets[0], "id", None)
+                if name and (name == "__call__" or not name.startswith("_")):
+                    yield f"{node.name}.{name}"
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef]:
+    """All functions and methods of a file."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+
+
+def names_in_code(pattern: str, path: Path) -> bool:
+    """Whether an identifier of the file matches; prose does not count."""
+    source = io.StringIO(path.read_text("utf-8"))
+    tokens = tokenize.generate_tokens(source.readline)
+    found = [token.string for token in tokens if token.type == tokenize.NAME]
+    return any(re.search(pattern, name, re.IGNORECASE) for name in found)
+
+
+def counted() -> dict[str, int]:
+    """The engine in numbers."""
+    loop = {one.name: one for one in functions(PACKAGE / LOOP)}["decode"]
+    numbers = {
+        "code lines": sum(map(code_lines, ENGINE)),
+        "files": len(ENGINE),
+        "code lines of the masked loop's module": code_lines(PACKAGE / LOOP),
+        "lines of the masked loop": (loop.end_lineno or 0) - loop.lineno + 1,
+        "names in the piece contracts": sum(
+            len([*public_names(PACKAGE / file, classes)]) for file, classes in CONTRACTS.items()
+        ),
+        "functions that refuse combinations": sum(
+            one.name.startswith("check_") and one.name.removeprefix("check_") not in VALUES
+            for path in ENGINE
+            for one in functions(path)
+        ),
+    }
+    for name, pattern in NAMED.items():
+        paths = [*ENGINE, *(PACKAGE / "models").rglob("*.py")]
+        numbers[name] = sum(names_in_code(pattern, path) for path in paths)
+    return numbers
+
+
+def test_the_engine_only_gets_simpler() -> None:
+    ceilings = yaml.safe_load(CEILINGS.read_text())
+    assert counted().keys() == ceilings.keys()
+    found = {name: number for name, number in counted().items() if number != ceilings[name]}
+    assert not found, f"above: simplify; below: write the lower number into {CEILINGS.name}"
+
+
+def test_code_lines_are_lines_of_code(tmp_path: Path) -> None:
+    path = tmp_path / "one.py"
+    head = '"""Doc."""\n\nX = 1  # why\n\n\ndef f(\n    a,\n):\n'
+    path.write_text(head + '    """Doc."""\n    # no\n    return """two\nlines"""\n')
+    assert code_lines(path) == 1 + 3 + 2
+    assert not names_in_code("doc", path) and names_in_code("^f$", path)
+
+
+if __name__ == "__main__":
+    print(yaml.safe_dump(counted(), sort_keys=False), end="")
