@@ -3,7 +3,7 @@
 Blocks are counted from an origin: the end of the prompt (LLaDA, D2F) or the beginning of the canvas
 (block diffusion, dInfer), where the first block that is decoded may overlap the prompt. After every
 round the host learns how many positions are masked in the blocks of the window. The rest follows:
-blocks before the window are finished, blocks behind it are all masked. A reviser may hold a block
+blocks before the window are finished, blocks behind it are all masked. A piece may hold a block
 open that has no mask, or leave one that has.
 """
 
@@ -57,8 +57,7 @@ class BlockProgress:
     masks: Sequence[int] = ()  # masks left in that window's blocks
     opened: int = 0  # how many blocks were open in the last round, from block 0 on
     closed: bool = False  # whether the branch may open no further block
-    stays: int = 0  # what a reviser says of the last open block: `HELD`, `LEFT`, or 0
-    sizing: bool = False  # whether the next forward only finds the canvas's length
+    stays: int = 0  # `HELD`, `LEFT` or 0 of the last open block, or of the text before one opens
 
     def masks_left(self, n: int) -> int:
         """Masks of block `n`."""
@@ -87,7 +86,7 @@ class BlockProgress:
 
     def all_finished(self, opened: int) -> bool:
         """Whether the first `opened` blocks are finished."""
-        return not self.sizing and self.finished >= min(opened, self.grid.blocks)
+        return self.stays != HELD and self.finished >= min(opened, self.grid.blocks)
 
     def open_masks(self, opened: int) -> int:
         """Masks in the first `opened` blocks."""
@@ -113,8 +112,7 @@ class Window:
     masks: int | None = None  # eligible positions of all branches; None: unknown to the host
     rows_M: Tensor | None = None  # indices into flattened (K, W) of the rows scored; None: all
     end: Tensor | None = None  # where the open block ends, 0-d int64, if this round decided it
-    due_X: Tensor | None = None  # `Select.due`, for the plan of a cache
-    sizing: bool = False  # whether this forward only finds the canvas's length; it commits nothing
+    end_known: bool = False  # whether an earlier round decided where the open block ends
 
     def take(self, index: Tensor) -> Window:
         """The window of the branches `index` (int64), in that order."""

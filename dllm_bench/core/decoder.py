@@ -28,13 +28,14 @@ class Condition(StrEnum):
     EQUAL_BLOCKS = "blocks of equal length"
     SUB_BLOCKS = "sub-blocks"  # blocks that are decoded in parts, the first position first
     ABSOLUTE_BLOCKS = "absolute blocks"  # at multiples of the block length, whatever the prompt is
+    FIXED_CANVAS = "positions that keep their places"  # no piece calls `Round.insert`
     WHOLE_CANVAS = "the whole canvas in every forward"
     RAW_CONFIDENCE = "raw confidence"  # `Scores.raw_KW`, or a confidence without added evidence
     ENTROPY = "the entropy of every position"  # `Scores.neg_entropy_KW`
     HELD_BLOCKS = "one open block at a time, which a reviser can hold open"
     FED_WINDOW = "the window in every forward"  # every position of it has logits
     FULL_ATTENTION = "full attention"
-    KNOWN_ORDER = "an order that is known before the forward"  # `Select.due`
+    KNOWN_ORDER = "an order that is known before the forward"  # `select.drawn.DUE`
     ONE_BRANCH = "one branch"
     ANSWER_GAP = "the gap of the answer's logits"  # `Scores.answer_gap_K`
     WHOLE_GENERATION = "the whole generation as one block"
@@ -65,11 +66,16 @@ class Piece:
 
     needs: ClassVar[frozenset[Need]] = frozenset()  # what the other pieces have to give
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset()  # what this piece gives
-    reads_committed: ClassVar[bool] = False  # whether it reads the scores of committed positions
     by_position: ClassVar[bool] = False  # whether it knows or remembers something of certain canvas
     # positions from one forward to the next, or cuts the canvas; such a canvas cannot grow
 
     uses_seed: ClassVar[bool] = False  # whether it draws random numbers by the request's seed
+
+    @property
+    def all_needs(self) -> frozenset[Need]:
+        """`needs`, and a canvas that stays, if the piece goes by position."""
+        fixed = frozenset({Need("schedule", Condition.FIXED_CANVAS)} if self.by_position else ())
+        return self.needs | fixed
 
     def parts(self) -> Iterator[Piece]:
         """The pieces this one is made of, at any depth."""
@@ -139,7 +145,7 @@ class ComposedDecoder(ABC):
         for slot, whole in slots.items():
             for piece in (whole, *whole.parts()):
                 for wanted, condition in sorted(
-                    piece.needs, key=lambda need: (need[0], str(need[1]))
+                    piece.all_needs, key=lambda need: (need[0], str(need[1]))
                 ):
                     if condition not in slots[wanted].gives:
                         raise DllmBenchError(

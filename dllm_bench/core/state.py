@@ -96,7 +96,6 @@ class DecodeState:
     changes_KL: Tensor | None = None  # how often a committed position was revised, int32; None if
     # the decoder does not revise
     remasked_K: Tensor | None = None  # positions that the last revision masked again, int64
-    host_L: Tensor | None = None  # `Cache.on_host` of the base, as this round began
     reference_KL: Tensor | None = None  # `Request.reference` on the canvas, mask ids beyond its end
 
     @classmethod
@@ -169,7 +168,8 @@ class DecodeState:
         """Mask committed positions again, and write `ids` over committed ones.
 
         The tensors cover the W positions from `start` on. Prompt and masked positions stay as they
-        are, but for those in `show` (see `Revision`). Writing the mask id masks a position again.
+        are, but for masked ones in `show`: they hold `ids` from then on and still count as masked,
+        or are committed where `write` is true as well. Writing the mask id masks a position again.
         Taking back what the current forward has committed is no change and is not counted.
         """
         assert self.changes_KL is not None

@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.scores import Scores
 from dllm_bench.core.state import DecodeState
 
 

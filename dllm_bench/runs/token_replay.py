@@ -15,22 +15,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Score, Scores, Stop, StopFlags
+from dllm_bench.core.contracts import Reads, Score, Scores, Stop, StopFlags
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.explore.greedy import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.numerics import read_logits
+from dllm_bench.decoding.numerics import read_logits, top1
 from dllm_bench.runs.dependencies import REAL, Dependencies
 from dllm_bench.store.archive import REPLAYS as FILE
 from dllm_bench.store.files import write_atomic
@@ -111,26 +113,22 @@ class LoggedStop(Stop):
     inner: Stop
     log: TokenLog = field(compare=False)
 
-    reads_ahead = True
+    reads_rows: ClassVar[Reads] = "fed"
 
     def ended(self, branches: DecodeState) -> StopFlags:
         return self.inner.ended(branches)
 
-    def shorten(
-        self, state: DecodeState, seen: Scores, window: Window, accepted_KW: Tensor | None
-    ) -> Tensor | None:
-        columns, places = self.log.span(window.start, seen.ids_KW.shape[1])
-        final_A = seen.ids_KW.new_tensor(self.log.ids[columns])
-        forward = state.forwards - 1  # the commit of this one is done
+    def on_commit(self, round: Round) -> None:
+        """Log what is right; the inner rule acts after this."""
+        state, window, forward = round.state, round.window, round.state.forwards
+        ids_1A = torch.cat([round.scores.ids_KW, top1(round.ahead_KXV)[0]], 1)
+        columns, places = self.log.span(window.start, ids_1A.shape[1])
+        final_A = ids_1A.new_tensor(self.log.ids[columns])
         stop = columns.stop + self.log.prompt
         born_A = state.born_KL[-1, columns.start + self.log.prompt : stop]
         waited_A = ((born_A < 0) | (born_A == forward)).cpu().numpy()
-        found_A = (seen.ids_KW[-1, places] == final_A).cpu().numpy()
+        found_A = (ids_1A[-1, places] == final_A).cpu().numpy()
         self.log.found_SP[forward, columns][: len(waited_A)][waited_A] = found_A[waited_A]
-        if not self.inner.reads_ahead:
-            three = (seen.ids_KW, seen.probability_KW, seen.confidence_KW)
-            seen = Scores(*(part[:, : window.width] for part in three))
-        return self.inner.shorten(state, seen, window, accepted_KW)
 
 
 def with_log(decoder: MaskedDecoder, log: TokenLog) -> MaskedDecoder:
@@ -141,7 +139,7 @@ def with_log(decoder: MaskedDecoder, log: TokenLog) -> MaskedDecoder:
 
 def with_logged_score(score: Score, log: TokenLog) -> Score:
     """The score with its innermost one wrapped, whose logits hold the evidence of earlier steps."""
-    if score.row_by_row:  # reads the logits as they come, whatever it is made of
+    if score.reads_rows == "masked":  # reads the logits as they come, whatever it is made of
         return LoggedScore(score, log)
     inner = {f.name: getattr(score, f.name) for f in fields(score)}  # type: ignore[arg-type]
     for name, piece in inner.items():
@@ -176,7 +174,7 @@ def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies
             "changes committed tokens, so a position has no single forward that decided it; choose "
             "a decoder with decoder/revise=none, or read the changes in the sample's trace."
         )
-    if isinstance(decoder, MaskedDecoder) and decoder.schedule.grows:
+    if isinstance(decoder, MaskedDecoder) and Condition.FIXED_CANVAS not in decoder.schedule.gives:
         raise DllmBenchError(
             f"The tokens of {spec.folder} cannot be replayed: {type(decoder.schedule).__name__} "
             "inserts positions, so a token has no single position; choose a decoder with another "

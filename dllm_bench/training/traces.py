@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dllm_bench import DECODING_VERSION
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.contracts import Reads, Scores, Select
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
@@ -52,7 +52,7 @@ class RecordingOracle(Select):
 
     oracle: Select
     rows: list[Row] = field(default_factory=list, compare=False)
-    reads_committed: ClassVar[bool] = True
+    reads_rows: ClassVar[Reads] = "window"
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         assert state.reference_KL is not None  # by `prepare`

@@ -25,6 +25,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding import masked
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.revise.wino import Wino
 from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
@@ -108,7 +109,7 @@ def model_for(decoder: Any, dtype: str) -> TransformerDenoiser:
     """A model that the decoder fits."""
     if not isinstance(decoder, MaskedDecoder):
         return model("qwen3", dtype)
-    return model("llada" if decoder.revise.shadow else "dream", dtype)
+    return model("llada" if isinstance(decoder.revise, Wino) else "dream", dtype)
 
 
 def requests(count: int, new: int) -> list[Request]:

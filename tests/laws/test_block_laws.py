@@ -13,9 +13,11 @@ from itertools import product
 import pytest
 from torch import Tensor
 
-from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.contracts import Explore, Growth, Schedule, Scores, Select, Stop, StopFlags
+from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress
+from dllm_bench.core.contracts import Explore, Schedule, Select, Stop, StopFlags
+from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.request import Request
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dual import DualCache
@@ -62,11 +64,9 @@ class Shows(Stop):
         self.canvas.rounds += 1
         return self.inner.ended(branches)
 
-    def shorten(
-        self, state: DecodeState, scores: Scores, window: Window, accepted_KW: Tensor | None
-    ) -> Tensor | None:
-        cut = self.length is not None and state.forwards >= 2
-        return state.tokens_KL.new_tensor(self.length) if cut else None
+    def on_commit(self, round: Round) -> None:
+        if self.length is not None and round.state.forwards >= 1:
+            round.cut(round.state.tokens_KL.new_tensor(self.length))
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,9 @@ class Counts(Schedule):
     def must_progress(self, branch: BlockProgress, n: int) -> bool:
         return self.inner.must_progress(branch, n)
 
-    def end(self, scores: Scores, window: Window, state: DecodeState) -> Tensor | None:
-        return self.inner.end(scores, window, state)
-
     @property
-    def grows(self) -> bool:  # type: ignore[override]
-        return self.inner.grows
-
-    def sizing(self, state: DecodeState) -> Tensor | None:
-        return self.inner.sizing(state)
-
-    def grow(self, scores: Scores, window: Window, state: DecodeState) -> Growth | None:
-        return self.inner.grow(scores, window, state)
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        return self.inner.gives
 
     def opened(self, branch: BlockProgress) -> int:
         assert self.canvas.born_KL is not None
@@ -122,7 +113,7 @@ class Counts(Schedule):
         opened = self.inner.opened(branch)
         assert branch.opened <= opened or opened >= grid.blocks
         assert branch.open_masks(opened) == sum(left[:opened])
-        assert not branch.sizing or (opened == 0 and not branch.all_finished(opened))
+        assert branch.stays != HELD or (opened == 0 and not branch.all_finished(opened))
         return opened
 
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from dllm_bench.api.compose import compose
-from dllm_bench.core.blocks import Window
-from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.round import Round
 from dllm_bench.decoding.cache.block import BlockCache
 from dllm_bench.decoding.cache.dkv import DKVCache
 from dllm_bench.decoding.cache.dllm_cache import DLLMCache
@@ -106,9 +105,9 @@ def test_what_is_compared_is_the_forward_of_no_cache(name: str, monkeypatch) -> 
     decoder, wanted, made = CACHED[name], list[ForwardPlan](), list[ForwardPlan]()
     plan_of_cache = type(decoder.cache).plan
 
-    def plan(cache: Any, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
-        wanted.append(NoCache().plan(branches, window, kv))
-        return plan_of_cache(cache, branches, window, kv)
+    def plan(cache: Any, round: Round) -> ForwardPlan:
+        wanted.append(NoCache().plan(round))
+        return plan_of_cache(cache, round)
 
     def remembered(plan: ForwardPlan, held: int) -> ForwardPlan:
         made.append(uncached(plan, held))

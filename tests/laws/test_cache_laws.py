@@ -20,6 +20,7 @@ from dllm_bench.core.contracts import Cache, Scores, Select
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.block import BlockCache
@@ -597,12 +598,16 @@ def test_the_prompts_last_row_competes_in_a_released_d2_cache_and_is_overwritten
         scores = Scores(confidence_1W.long(), confidence_1W, confidence_1W, raw_KW=confidence_1W)
         window = Window(last + 1, length, length, last + 1, 8, last + 1, state.masked_KL[:, 4:])
         cache = D2Cache(current=2, rollout=0.35, released=True)
-        cache.note(scores, [], window, state, kv)
+        round = Round(state, kv)
+        round.window, round.scores = window, scores
+        round.logits_KXV = torch.zeros(1, length, 1)[:, : length - last - 1]
+        round.plan = replace(kv.kept, rows=(last + 1, length))
+        cache.on_commit(round)
         rated = confidence_1W * density(state.masked_KL, last + 1, cache.sigma)[:, 4:]
         taken = (rated[0].topk(2).indices + last + 1).tolist()
         fed = {row for row, bits in enumerate(state.memo[NEXT][0].tolist()) if bits % 2}
         assert fed == released_rows(mass, taken, last, cache.rollout)
-        replace(cache, released=False).note(scores, [], window, state, kv)
+        replace(cache, released=False).on_commit(round)
         other += fed != {row for row, bits in enumerate(state.memo[NEXT][0].tolist()) if bits % 2}
     assert other
 

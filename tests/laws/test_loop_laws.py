@@ -167,8 +167,9 @@ class CutAt(Stop):
 
     length: int
 
-    def shorten(self, state, scores, window, accepted_KW):
-        return torch.tensor(self.length if state.forwards >= 2 else state.length)
+    def on_commit(self, round) -> None:
+        state = round.state
+        round.cut(torch.tensor(self.length if state.forwards >= 1 else state.length))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.cache.prefix import PrefixCache
 from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.decoding.revise.wino import Wino
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.decoding.schedule.pipeline import Pipeline
 from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
@@ -67,7 +68,7 @@ def check(decoder: MaskedDecoder, denoiser: TransformerDenoiser, batch: int) -> 
 @pytest.mark.parametrize("name", covering(4, decoders()))
 def test_every_decoder_batched(name: str) -> None:
     decoder = decoders()[name]
-    layout = "llada" if decoder.revise.shadow else "dream"  # shifted logits have no shadow rows
+    layout = "llada" if isinstance(decoder.revise, Wino) else "dream"  # which adds rows
     check(decoder, model(layout), batch=3)
 
 

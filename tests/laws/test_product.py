@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from dllm_bench.core.contracts import Score, Select
-from dllm_bench.core.decoder import Piece
+from dllm_bench.core.contracts import Score, Select, Stop
+from dllm_bench.core.decoder import Condition, Piece
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, PROMPT
@@ -39,12 +39,14 @@ def check_laws(decoder: MaskedDecoder) -> None:
     generation = decoder.generate(MODEL, REQUEST)
     writes = generation.trace.writes(generation.born)
     standing = sum(one.committed - one.remasked for one in writes)
-    given = decoder.schedule.grows * generation.born.count(PROMPT)  # end tokens it has inserted
+    moves = Condition.FIXED_CANVAS not in decoder.schedule.gives
+    given = moves * generation.born.count(PROMPT)  # end tokens it has inserted
     decoded = sum(b != MASKED for b in generation.born) - given
     assert standing == decoded, "committed counts add up"
     idle = getattr(decoder.select, "idle", False)  # Dream's published forwards that commit nothing
+    rules = [rule for rule in (decoder.stop, *decoder.stop.parts()) if isinstance(rule, Stop)]
     # what was committed beyond a later cut, or is pushed out of a full canvas, is gone
-    gives_up = decoder.stop.reads_ahead or decoder.schedule.grows
+    gives_up = moves or any(rule.reads_rows == "fed" for rule in rules)
     looks_on = decoder.revise.revises  # a forward may find nothing to change
     kinds = [forward.kind for forward in generation.trace.forwards]
     counts = [sum(one) for one, kind in zip(writes, kinds, strict=True) if kind != ForwardKind.SIZE]

@@ -59,7 +59,7 @@ def block_of(decoder: MaskedDecoder, place: int) -> int:
     """The block of the new position `place`; a reviser of the whole canvas has one."""
     prompt = len(REQUEST.prompt_ids)
     grid = decoder.schedule.grid(prompt, prompt + REQUEST.max_new_tokens)
-    return 0 if decoder.revise.whole else (prompt + place - grid.origin) // grid.block
+    return 0 if decoder.revise.spans[0] else (prompt + place - grid.origin) // grid.block
 
 
 def changes(generation: Generation) -> int:
@@ -119,7 +119,7 @@ OUT_OF_REACH = {
 
 @pytest.mark.parametrize(("name", "revise"), OUT_OF_REACH.values(), ids=OUT_OF_REACH)
 def test_a_threshold_out_of_reach_is_no_revision(name: str, revise) -> None:
-    """Tokens, forwards and what each committed; WINO's forwards hold shadow rows all the same."""
+    """Tokens, forwards and what each committed; WINO's forwards hold added rows all the same."""
     decoder = replace(REVISING[name], stop=Filled())
     never, none = (decoded(replace(decoder, revise=piece)) for piece in (revise, NoRevision()))
     assert [(g.ids, g.born, len(g.trace)) for g in never] == [

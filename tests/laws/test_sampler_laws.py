@@ -56,7 +56,7 @@ class Watching(Score):
 
     inner: Score
     seen: list[Scores] = field(compare=False)
-    reads_ahead = True
+    reads_rows = "fed"
 
     def __call__(self, logits_KRV, state, window) -> Scores:
         self.seen.append(self.inner(logits_KRV, state, window))

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache, Reuse
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
+from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
@@ -58,7 +57,8 @@ class BlockCache(Cache):
             needs.add(Need("schedule", Condition.ABSOLUTE_BLOCKS))
         return frozenset(needs)
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+    def plan(self, round: Round) -> ForwardPlan:
+        window, kv = round.window, round.kv
         held = min(kv.length, window.start)
         return ForwardPlan(
             kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache, Reuse
 from dllm_bench.core.decoder import BlockLength, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.registry import register
 
@@ -32,7 +31,8 @@ class CausalCache(Cache):
     def __post_init__(self) -> None:
         check_choice(self, "reuse", self.reuse, Reuse)
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+    def plan(self, round: Round) -> ForwardPlan:
+        window, kv = round.window, round.kv
         fed = (kv.length, window.start)
         return ForwardPlan(
             kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,

@@ -19,7 +19,6 @@ in (3) and may take another row's place there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -27,15 +26,16 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache, Scores
+from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices
 from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.numerics import stable_top
+from dllm_bench.decoding.numerics import stable_top, top1
 from dllm_bench.decoding.score.density import check_sigma, density
 from dllm_bench.registry import register
 
@@ -71,7 +71,6 @@ class D2Cache(Cache):
     attention: Attention = field(default="full", init=False)
     leaves_masks_out: ClassVar[bool] = True
     over_spans: ClassVar[bool] = False
-    reads_ahead: ClassVar[bool] = True
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
@@ -90,13 +89,17 @@ class D2Cache(Cache):
                 f"{self.inflate}; feed 1 or more masks, and give no negative number."
             )
 
-    def on_host(self, branches: DecodeState) -> Tensor | None:
-        known = branches.memo.get(NEXT)
-        return None if known is None else known[0, : branches.length]
+    def on_start(self, round: Round) -> None:
+        known = round.state.memo.get(NEXT)
+        if known is not None:
+            round.ask(NEXT, known[0, : round.state.length])
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
-        plan, next_L = NoCache().plan(branches, window, kv), branches.host_L
-        if next_L is None:
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        plan = NoCache().plan(round)
+        if NEXT in round.host:
+            next_L = round.on_host(NEXT)
+        else:
             next_L = torch.zeros(branches.length, dtype=torch.long)
         next_L[kv.length :] = FED | SCORED  # positions that no forward has seen yet
         scored_L = next_L >= SCORED
@@ -114,19 +117,13 @@ class D2Cache(Cache):
             probe=MeanAttention(),
         )
 
-    def note(
-        self,
-        scores: Scores,
-        ahead: Sequence[Scores],
-        window: Window,
-        state: DecodeState,
-        kv: KVCache,
-    ) -> None:
+    def on_commit(self, round: Round) -> None:
+        window, state, kv = round.window, round.state, round.kv
         assert kv.kept is not None
         assert kv.kept.sets is not None
         nothing_1L = torch.zeros_like(state.born_KL, dtype=torch.bool)
         rows_1L = nothing_1L.index_fill(1, kv.kept.sets.feed_F, True)
-        confidence_1L = self._confidence(scores, ahead, window, state, kv.predicted(rows_1L))
+        confidence_1L = self._confidence(round, kv.predicted(rows_1L))
         taken_1L = self._taken(confidence_1L, window, state)
         fed_1L = kv.predicting(taken_1L) | (state.born_KL == state.forwards)
         last = slice(state.prompt_len - 1, state.prompt_len)
@@ -141,20 +138,15 @@ class D2Cache(Cache):
         scored_1L = kv.predicted(fed_1L) & state.masked_KL
         state.memo[NEXT] = fed_1L * FED + scored_1L * SCORED
 
-    def _confidence(
-        self,
-        scores: Scores,
-        ahead: Sequence[Scores],
-        window: Window,
-        state: DecodeState,
-        fresh_1L: Tensor,
-    ) -> Tensor:
+    def _confidence(self, round: Round, fresh_1L: Tensor) -> Tensor:
         """The confidence of each position's last row, (1, L); 0 if it had none."""
+        scores, window, state = round.scores, round.window, round.state
         known_1L = state.memo.get(CONFIDENCE)
         if known_1L is not None and self.released:
             return known_1L[:, : state.length]
         own_1W = scores.confidence_KW if scores.raw_KW is None else scores.raw_KW
-        new_1A = torch.cat([own_1W, *(part.confidence_KW.to(own_1W) for part in ahead)], 1)
+        _, ahead_1X = top1(round.ahead_KXV)
+        new_1A = torch.cat([own_1W, ahead_1X.to(own_1W)], 1)
         span = slice(window.start, window.start + new_1A.shape[1])
         if known_1L is None:
             known_1L = new_1A.new_zeros(fresh_1L.shape)

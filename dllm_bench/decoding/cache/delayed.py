@@ -15,8 +15,9 @@ from typing import ClassVar
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
+from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.registry import register
@@ -42,7 +43,8 @@ class DelayedCache(Cache):
                 "rounds of delay, and renew after 1 or more."
             )
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
         held, turn = kv.length, branches.forwards + 1
         ready, waits = self._ready(branches, window, held)
         renews = held and ready == held and (waits or (self.every and turn % self.every == 0))

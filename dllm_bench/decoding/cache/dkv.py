@@ -17,16 +17,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices
 from dllm_bench.decoding.cache.steps import step_of_block
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+BORN = "dkv.born"  # host: the forward that committed each position
 
 
 @register("cache.dkv")
@@ -52,14 +54,14 @@ class DKVCache(Cache):
                 "more forwards of a block, and again after 1 or more."
             )
 
-    def on_host(self, branches: DecodeState) -> Tensor:
-        return branches.born_KL[-1]
+    def on_start(self, round: Round) -> None:
+        round.ask(BORN, round.state.born_KL[-1])
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
         step, now, span = step_of_block(branches, window), branches.forwards, window.visible
         feeds_all = step < self.first or step % self.every == 0
-        assert branches.host_L is not None  # because of on_host
-        born_KL = branches.host_L[None]
+        born_KL = round.on_host(BORN)[None]
         if not feeds_all:
             feed_KL = self._pending(born_KL, kv, now - 1)
         elif self.keeps_prompt and now:

@@ -15,21 +15,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
+from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import to_device, true_indices
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.cache.steps import step_of_block
+from dllm_bench.decoding.select.drawn import DUE
 from dllm_bench.registry import register
 
 Array = np.ndarray[Any, Any]
+BORN = "dkv_greedy.born"  # host: the forward that committed each position
 
 
 @register("cache.dkv_greedy")
@@ -54,25 +55,28 @@ class DKVGreedyCache(Cache):
                 "again after 1 or more forwards, and 0 or more masks around a position."
             )
 
-    def on_host(self, branches: DecodeState) -> Tensor:
-        return branches.born_KL[-1]
+    def on_start(self, round: Round) -> None:
+        round.ask(BORN, round.state.born_KL[-1])
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
-        assert branches.host_L is not None  # because of on_host
-        assert window.due_X is not None  # because of KNOWN_ORDER
-        born_L, due = branches.host_L.numpy(), window.due_X.tolist()
-        due = [place for place in due if born_L[window.start + place] == MASKED]
-        plan, device = NoCache().plan(branches, window, kv), branches.born_KL.device
-        plan = replace(plan, store=plan.feed)
+    def plan(self, round: Round) -> ForwardPlan:
+        return replace(NoCache().plan(round), store=(0, round.window.visible))
+
+    def on_plan(self, round: Round) -> None:
+        """Feed what is due and its surroundings; the selector, which acts first, knows what is."""
+        branches, window, kv = round.state, round.window, round.kv
+        born_L, device = round.on_host(BORN).numpy(), branches.born_KL.device
+        due = [p for p in branches.memo[DUE][0].tolist() if born_L[window.start + p] == MASKED]
         if step_of_block(branches, window) % self.every == 0 or not due:
-            return replace(plan, kind=ForwardKind.REFRESH if kv.kept else ForwardKind.PREFILL)
+            kind = ForwardKind.REFRESH if kv.kept else ForwardKind.PREFILL
+            round.plan = replace(round.plan, kind=kind)
+            return
         due_L = np.zeros(len(born_L), dtype=bool)
         due_L[[window.start + place for place in due]] = True
         fed_L = torch.from_numpy(self._around(born_L, due, window.start, branches.forwards))
         fed_L = (fed_L | kv.predicting(torch.from_numpy(due_L)[None])[0])[: window.visible]
         feed_F, read_C = true_indices((fed_L, ~fed_L), device)
         sets = PositionSets(feed_F, read_C, feed_F)
-        return replace(plan, sets=sets, scored_M=to_device(due, device))
+        round.plan = replace(round.plan, sets=sets, scored_M=to_device(due, device))
 
     def _around(self, born_L: Array, due: Sequence[int], start: int, now: int) -> Array:
         """The last forward's tokens, the positions due, and masks around these, bool (L,)."""

@@ -17,12 +17,11 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
+from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.numerics import stable_top
@@ -83,8 +82,9 @@ class DLLMCache(Cache):
                 f"{self.share}; give 1 or more forwards, and a share between 0 and 1."
             )
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
-        plan, now = NoCache().plan(branches, window, kv), branches.forwards
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        plan, now = NoCache().plan(round), branches.forwards
         span = (0, window.visible)
         grown = kv.length < window.visible  # positions that no forward has computed
         renews = now % self.prompt_every == 0, now % self.every == 0 or grown

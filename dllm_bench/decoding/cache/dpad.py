@@ -21,8 +21,9 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
+from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import true_indices
 from dllm_bench.decoding.cache.none import NoCache
@@ -85,8 +86,9 @@ class DPadCache(Cache):
         """What the inner cache gives of the window."""
         return self.inner.gives & {Condition.FED_WINDOW, Condition.FULL_ATTENTION}
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
-        held, plan = kv.length, self.inner.plan(branches, window, kv)
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        held, plan = kv.length, self.inner.plan(round)
         if branches.memo.get(BLOCK) != window.start:
             branches.memo[BLOCK] = window.start
             branches.memo[STAYS] = self.draw(branches, window)

@@ -16,7 +16,6 @@ one computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -24,12 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Cache, Scores
+from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
+from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import MemoKey
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.core.transfer import true_indices
 from dllm_bench.decoding.cache.d2 import FED, SCORED, MeanAttention
@@ -38,6 +37,7 @@ from dllm_bench.registry import register
 
 TRACKED = MemoKey[Tensor]("elastic.tracked")  # token of each layer, int64 (1, N)
 GIVEN = MemoKey[Tensor]("elastic.given")  # attention that rows give it, 0 if not computed (1, N, X)
+FLAGS = "elastic.flags"  # host: `FED` and `SCORED` of each position
 Span = tuple[int, int]
 
 
@@ -110,17 +110,18 @@ class ElasticCache(Cache):
                 "masks, and give a cosine of 0 or more."
             )
 
-    def on_host(self, branches: DecodeState) -> Tensor:
+    def on_start(self, round: Round) -> None:
+        branches = round.state
         scored_1L = branches.masked_KL & (branches.masked_KL.cumsum(1) <= self.window)
         fed_1L, tracked_1N = scored_1L, branches.memo.get(TRACKED)
         if tracked_1N is not None:
             fed_1L = fed_1L | (branches.born_KL == branches.forwards - 1)
             fed_1L = fed_1L.scatter(1, tracked_1N, True)
-        return (fed_1L * FED + scored_1L * SCORED)[0]
+        round.ask(FLAGS, (fed_1L * FED + scored_1L * SCORED)[0])
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
-        plan, flags_L = NoCache().plan(branches, window, kv), branches.host_L
-        assert flags_L is not None  # because of on_host
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        plan, flags_L = NoCache().plan(round), round.on_host(FLAGS)
         scored_L = flags_L >= SCORED
         fed_L = (flags_L % SCORED == FED) | kv.predicting(scored_L[None])[0]
         masks = (fed_L[: window.visible], scored_L[window.start : window.stop])
@@ -137,16 +138,8 @@ class ElasticCache(Cache):
             scored_M=scored_M,
         )
 
-    def note(
-        self,
-        scores: Scores,
-        ahead: Sequence[Scores],
-        window: Window,
-        state: DecodeState,
-        kv: KVCache,
-    ) -> None:
-        assert kv.kept is not None
-        test = kv.kept.recompute
+    def on_commit(self, round: Round) -> None:
+        test = round.plan.recompute
         assert isinstance(test, DriftTest)
-        state.memo[TRACKED] = torch.stack(test.tracked)[None]
-        state.memo[GIVEN] = torch.stack(test.given)[None]
+        round.state.memo[TRACKED] = torch.stack(test.tracked)[None]
+        round.state.memo[GIVEN] = torch.stack(test.given)[None]

@@ -15,17 +15,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torch import Tensor
-
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
-from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.registry import register
 
 Span = tuple[int, int]
+BORN = "hierarchical.born"  # host: the forward that committed each position
 
 
 @register("cache.hierarchical")
@@ -38,11 +37,13 @@ class HierarchicalCache(Cache):
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset()
     needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.SUB_BLOCKS)})
 
-    def on_host(self, branches: DecodeState) -> Tensor | None:
-        return branches.born_KL[-1] if self.inside else None
+    def on_start(self, round: Round) -> None:
+        if self.inside:
+            round.ask(BORN, round.state.born_KL[-1])
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
-        feed, store = self._spans(branches, window, kv)
+    def plan(self, round: Round) -> ForwardPlan:
+        window, kv = round.window, round.kv
+        feed, store = self._spans(round)
         stored = ForwardKind.REFRESH if feed[0] < kv.length else ForwardKind.DENOISE
         return ForwardPlan(
             kind=stored if kv.kept else ForwardKind.PREFILL,
@@ -54,8 +55,9 @@ class HierarchicalCache(Cache):
             origin=window.origin,
         )
 
-    def _spans(self, branches: DecodeState, window: Window, kv: KVCache) -> tuple[Span, Span]:
+    def _spans(self, round: Round) -> tuple[Span, Span]:
         """What is fed, and what is stored of it."""
+        window, kv = round.window, round.kv
         start = window.start - window.start % window.block
         if window.start == start:
             finished = (min(kv.length, start - window.block), start)
@@ -64,15 +66,13 @@ class HierarchicalCache(Cache):
         if not self.inside:
             return (held, end), (held, start)
         first = start if window.start == start + 1 else window.start
-        if self._fills(branches, window, kv.kept, first):
+        if self._fills(round, first):
             return (held, end), (held, end)
         return (first, window.stop), (first, window.stop)
 
-    def _fills(
-        self, branches: DecodeState, window: Window, last: ForwardPlan | None, first: int
-    ) -> bool:
+    def _fills(self, round: Round, first: int) -> bool:
         """Whether the forward feeds the whole block; `first`: where the sub-block begins."""
-        if last is None or last.rows[0] != window.start:
+        last = round.kv.kept
+        if last is None or last.rows[0] != round.window.start:
             return True
-        assert branches.host_L is not None  # because of on_host
-        return branches.host_L[first].item() == MASKED
+        return round.host[BORN][first] == MASKED

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.registry import register
 
@@ -29,7 +28,8 @@ class NoCache(Cache):
         full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
         return frozenset({Condition.WHOLE_CANVAS, Condition.FED_WINDOW, *full})
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+    def plan(self, round: Round) -> ForwardPlan:
+        window = round.window
         return ForwardPlan(
             kind=ForwardKind.DENOISE,
             feed=(0, window.visible),

@@ -17,8 +17,9 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache
+from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.registry import register
@@ -54,7 +55,8 @@ class PrefixCache(Cache):
         """`every`, if it counts rounds of the request."""
         return self.every if self.clock == "request" else None
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
         renews = self._renews(branches, window, kv.kept)
         return ForwardPlan(
             kind=(ForwardKind.REFRESH if kv.length else ForwardKind.PREFILL)

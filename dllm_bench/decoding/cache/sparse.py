@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.decoder import BlockLength, Condition, Need
-from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
+from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.round import Round
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.cache.steps import step_of_block
@@ -83,8 +82,9 @@ class SparseCache(Cache):
                 "0 and 1, and an odd number of positions."
             )
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
-        step, plan = step_of_block(branches, window), NoCache().plan(branches, window, kv)
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        step, plan = step_of_block(branches, window), NoCache().plan(round)
         span, device = (0, window.visible), branches.born_KL.device
         everything_X = torch.arange(*span, device=device)
         nothing_X = everything_X[:0]

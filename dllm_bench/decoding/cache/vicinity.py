@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.cache.dual import DualCache
 from dllm_bench.decoding.cache.none import NoCache
@@ -37,10 +38,11 @@ class VicinityCache(DualCache):
                 f"{self.warmup}; none of them may be negative."
             )
 
-    def plan(self, branches: DecodeState, window: Window, kv: KVCache) -> ForwardPlan:
+    def plan(self, round: Round) -> ForwardPlan:
+        branches = round.state
         if branches.forwards < self.warmup:
-            return NoCache(self.attention).plan(branches, window, kv)
-        return super().plan(branches, window, kv)
+            return NoCache(self.attention).plan(round)
+        return super().plan(round)
 
     def _renews(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> bool:
         if super()._renews(branches, window, last):

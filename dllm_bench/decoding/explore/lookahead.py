@@ -26,6 +26,7 @@ from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import at_least_float32, stable_top
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
@@ -109,8 +110,9 @@ class Lookahead(Explore):
         branches.memo[VALID] = masked_1W.sum().clamp(max=k).expand(k + 1)
         return branches
 
-    def valid(self, branches: DecodeState) -> Tensor | None:
-        return branches.memo[VALID][0] if branches.branches > 1 else None
+    def on_start(self, round: Round) -> None:
+        if round.state.branches > 1:
+            round.keep_first(round.state.memo[VALID][0])
 
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
         confidence_K = self._of_branch(self._confidence(scores), window.eligible_KW)

@@ -27,6 +27,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Explore, Scores
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.select.steps import confidence_order, first_of
 from dllm_bench.registry import register
@@ -72,8 +73,9 @@ class SelfDraft(Explore):
         branches.memo[DRAFT] = draft_12D.expand(drafts + 1, -1, -1)
         return branches
 
-    def valid(self, branches: DecodeState) -> Tensor | None:
-        return (branches.memo[DRAFT][0, 1] >= 0).sum() if branches.branches > 1 else None
+    def on_start(self, round: Round) -> None:
+        if round.state.branches > 1:
+            round.keep_first((round.state.memo[DRAFT][0, 1] >= 0).sum())
 
     def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
         """How many of the draft tokens, from the first on, agree with a branch's target, (K,)."""

@@ -8,22 +8,23 @@ request, those at the lower positions are made.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LEFT, Window
 from dllm_bench.core.choices import check_choice
-from dllm_bench.core.contracts import Revise, Revision, Scores
+from dllm_bench.core.contracts import Revise, Scores
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import HOLD, Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
 from dllm_bench.decoding.select.steps import count_in_block
 
-STAYS = MemoKey[Tensor]("revise.stays")  # (K,), see `Revise.stays`
+STANDING = MemoKey[Tensor]("revise.standing")  # what is read of the token at each position (K, W)
 POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K, 2): open block, its rounds without masks
 
 REVISES_BLOCK = frozenset(
@@ -32,6 +33,14 @@ REVISES_BLOCK = frozenset(
 REVISES_CANVAS = frozenset(
     {Need("schedule", Condition.HELD_BLOCKS), Need("cache", Condition.WHOLE_CANVAS)}
 )
+
+
+class Revision(NamedTuple):
+    """What a reviser would change of the committed positions of the window."""
+
+    remask_KW: Tensor  # bool: masked again
+    write_KW: Tensor  # bool: overwritten
+    ids_KW: Tensor  # int64: with this token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +64,12 @@ class Budgeted(Revise):
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
         """What the method would change; changes where `revisable` is false are not made."""
 
-    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        wanted = self.propose(scores, window, state)
+    def on_commit(self, round: Round) -> None:
+        scores, window, state = round.scores, round.window, round.state
+        round.revise(*self._allowed(self.propose(scores, window, state), window, state))
+
+    def _allowed(self, wanted: Revision, window: Window, state: DecodeState) -> Revision:
+        """What the budgets allow of the wanted changes; this forward's commits are free."""
         if self.per_position is self.per_block is self.per_request is None:
             return wanted
         changed_KW = wanted.remask_KW | wanted.write_KW
@@ -89,9 +102,6 @@ class Budgeted(Revise):
             return before_KW
         return before_KW & (window.of(state.changes_KL) < self.per_position)
 
-    def stays(self, branches: DecodeState) -> Tensor | None:
-        return branches.memo.get(STAYS)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReadsStanding(Budgeted):
@@ -103,11 +113,14 @@ class ReadsStanding(Budgeted):
         super().__post_init__()
         check_choice(self, "precision", self.precision, Precision)
 
-    def read(
-        self, scores: Scores, logits_KWV: Tensor, branches: DecodeState, window: Window
-    ) -> Scores:
-        seen = read_logits(logits_KWV, self.precision, ids_KW=window.of(branches.tokens_KL))
-        return replace(scores, standing_KW=seen.probability_KW)
+    def on_scores(self, round: Round) -> None:
+        logits_KWV, ids_KW = self.judging_KWV(round), round.window.of(round.state.tokens_KL)
+        seen = read_logits(logits_KWV, self.precision, ids_KW=ids_KW)
+        round.state.memo[STANDING] = seen.probability_KW
+
+    def judging_KWV(self, round: Round) -> Tensor:
+        """The logits that judge the token of each window position: its own row's."""
+        return round.rows_KRV[:, : round.window.width]
 
 
 def committed_before(window: Window, state: DecodeState) -> Tensor:
@@ -128,12 +141,12 @@ def post_rounds(window: Window, state: DecodeState) -> Tensor:
 
 def hold_while(flags_K: Tensor, state: DecodeState) -> None:
     """Hold the open block after this round where the flags (bool) are true."""
-    state.memo[STAYS] = flags_K * HELD
+    state.memo[HOLD] = flags_K * HELD
 
 
 def stay(held_K: Tensor, left_K: Tensor, state: DecodeState) -> None:
     """Hold or leave the open block after this round where a flag (bool) is true."""
-    state.memo[STAYS] = torch.where(left_K, LEFT, held_K * HELD)
+    state.memo[HOLD] = torch.where(left_K, LEFT, held_K * HELD)
 
 
 def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tensor:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Revision, Scores
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.decoding.revise.budgets import REVISES_CANVAS, Budgeted, largest, masking
+from dllm_bench.decoding.revise.budgets import REVISES_CANVAS, Budgeted, Revision, largest, masking
 from dllm_bench.registry import register
 
 LAST = MemoKey[Tensor]("drop.last")  # (K, L) confidence of each row in the last forward
@@ -34,7 +34,7 @@ class ConfidenceDrop(Budgeted):
     """Masks the positions again whose confidence fell most."""
 
     number: int = 2  # n, the least that the selector commits
-    whole: ClassVar[bool] = True
+    spans: ClassVar[tuple[bool, bool]] = (True, False)
     needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("explore", Condition.ONE_BRANCH)}
 
     def __post_init__(self) -> None:

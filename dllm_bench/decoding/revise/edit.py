@@ -18,10 +18,10 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_probabilities
-from dllm_bench.core.contracts import Revision, Scores
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.decoding.revise.budgets import Budgeted, hold_while, post_rounds, stay
+from dllm_bench.decoding.revise.budgets import Budgeted, Revision, hold_while, post_rounds, stay
 from dllm_bench.decoding.select.steps import count_in_block
 from dllm_bench.registry import register
 

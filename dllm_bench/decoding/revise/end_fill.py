@@ -14,10 +14,9 @@ from typing import ClassVar
 
 import torch
 
-from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Revise, Revision, Scores
+from dllm_bench.core.contracts import Reads, Revise
 from dllm_bench.core.decoder import Condition, Need
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.round import Round
 from dllm_bench.registry import register
 
 
@@ -26,12 +25,13 @@ from dllm_bench.registry import register
 class EndFill(Revise):
     """Writes end tokens behind the first one."""
 
-    reads_committed: ClassVar[bool] = False
+    reads_rows: ClassVar[Reads] = "masked"
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need("schedule", Condition.BLOCKS_IN_ORDER), Need("stop", Condition.END_OF_TEXT)}
     )
 
-    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+    def on_commit(self, round: Round) -> None:
+        state = round.state
         tokens_KL, masked_KL = state.tokens_KL, state.masked_KL
         ends_KL = tokens_KL == state.special.eos
         new_KL = ends_KL.clone()
@@ -45,4 +45,4 @@ class EndFill(Revise):
         write_KL = (behind_KL & ~masked_KL & ~ends_KL) | shown_KL | (filled_KL & over_K1)
         end_KL = torch.full_like(tokens_KL, state.special.eos)
         parts = (torch.zeros_like(write_KL), write_KL, end_KL, filled_KL | shown_KL)
-        return Revision(*(part[:, window.start :] for part in parts))
+        round.revise(*(part[:, round.window.start :] for part in parts))

@@ -9,20 +9,22 @@ not read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Revision, Scores
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.revise.budgets import (
     REVISES_BLOCK,
+    STANDING,
     Budgeted,
+    Revision,
     hold_while,
     largest,
     masking,
@@ -44,21 +46,19 @@ class KeepBest(Budgeted):
         if self.steps is not None and self.steps < 1:
             raise DllmBenchError(f"KeepBest steps is {self.steps}; give at least 1 step per block.")
 
-    def read(
-        self, scores: Scores, logits_KWV: Tensor, branches: DecodeState, window: Window
-    ) -> Scores:
-        masked_KW = window.of(branches.masked_KL)
-        ids_KW = torch.where(masked_KW, scores.ids_KW, window.of(branches.tokens_KL))
-        standing_KW1 = logits_KWV.gather(-1, ids_KW[..., None])
-        return replace(scores, standing_KW=standing_KW1[..., 0].float())
+    def on_scores(self, round: Round) -> None:
+        window, state = round.window, round.state
+        masked_KW = window.of(state.masked_KL)
+        ids_KW = torch.where(masked_KW, round.scores.ids_KW, window.of(state.tokens_KL))
+        standing_KW1 = round.rows_KRV[:, : window.width].gather(-1, ids_KW[..., None])
+        state.memo[STANDING] = standing_KW1[..., 0].float()
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        assert scores.standing_KW is not None
         step_K, masks_K = step_in_block(state, window)
         steps = self.steps or window.width
         more_K = (step_K + 1 - (-masks_K % steps)).clamp(min=0) * (masks_K % steps > 0)
         keep_K = (step_K + 1) * (masks_K // steps) + more_K
         committed_KW = window.of(state.born_KL) >= 0
-        remask_KW = committed_KW & ~largest(scores.standing_KW, committed_KW, keep_K)
+        remask_KW = committed_KW & ~largest(state.memo[STANDING], committed_KW, keep_K)
         hold_while(step_K + 1 < steps, state)
         return masking(remask_KW, scores)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Revise, Scores
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.contracts import Reads, Revise
 from dllm_bench.registry import register
 
 
@@ -17,9 +15,5 @@ class NoRevision(Revise):
     """Changes nothing and reads nothing."""
 
     revises: ClassVar[bool] = False
-    reads_committed: ClassVar[bool] = False
+    reads_rows: ClassVar[Reads] = "masked"
     by_position: ClassVar[bool] = False
-    forwards_per_position: ClassVar[int] = 2
-
-    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> None:
-        return None

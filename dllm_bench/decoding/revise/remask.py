@@ -20,11 +20,13 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice, check_probabilities
-from dllm_bench.core.contracts import Revision, Scores
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.revise.budgets import (
+    STANDING,
     ReadsStanding,
+    Revision,
     committed_before,
     hold_while,
     largest,
@@ -96,8 +98,7 @@ class Remask(ReadsStanding):
 
     def _judged(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         """(the larger, the worse; whether the token is to be masked again), (K, W) each."""
-        standing_KW = scores.standing_KW
-        assert standing_KW is not None
+        standing_KW = state.memo[STANDING]
         if self.judge == "candidate":
             other_KW = scores.ids_KW != window.of(state.tokens_KL)
             return scores.probability_KW, other_KW & (scores.probability_KW > self.tau)
@@ -111,14 +112,13 @@ class Remask(ReadsStanding):
 
         As released, a block's first forward, with nothing to judge, is not remembered (0).
         """
-        assert scores.standing_KW is not None
-        last_KL = state.memo.get(LAST)
+        standing_KW, last_KL = state.memo[STANDING], state.memo.get(LAST)
         if last_KL is None:
-            last_KL = torch.zeros_like(state.tokens_KL, dtype=scores.standing_KW.dtype)
+            last_KL = torch.zeros_like(state.tokens_KL, dtype=standing_KW.dtype)
         born_KW, now_KL = window.of(state.born_KL), last_KL.clone()
         judges_K1 = committed_before(window, state).any(1, keepdim=True)
         fresh_KW = born_KW == state.forwards
-        now_KW = torch.where(fresh_KW, scores.probability_KW.to(now_KL.dtype), scores.standing_KW)
+        now_KW = torch.where(fresh_KW, scores.probability_KW.to(now_KL.dtype), standing_KW)
         now_KL[:, window.start : window.stop] = now_KW * judges_K1
         state.memo[LAST] = now_KL
         return last_KL

@@ -16,11 +16,18 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Revision, Scores
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.decoding.revise.budgets import REVISES_BLOCK, Budgeted, largest, masking, stay
+from dllm_bench.decoding.revise.budgets import (
+    REVISES_BLOCK,
+    Budgeted,
+    Revision,
+    largest,
+    masking,
+    stay,
+)
 from dllm_bench.decoding.select.steps import step_in_block
 from dllm_bench.registry import register
 

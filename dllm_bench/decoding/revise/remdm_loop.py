@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Revision, Scores
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import Precision
 from dllm_bench.decoding.revise.budgets import (
     REVISES_BLOCK,
+    STANDING,
     ReadsStanding,
+    Revision,
     hold_while,
     largest,
     masking,
@@ -47,7 +49,6 @@ class ReMDMLoop(ReadsStanding):
             )
 
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        assert scores.standing_KW is not None
         step_K, masks_K = step_in_block(state, window)
         before_K = (masks_K.double() * self.start).long() // self.number
         round_K = step_K - before_K
@@ -55,7 +56,7 @@ class ReMDMLoop(ReadsStanding):
         remasks_K = looping_K & (round_K % 2 == 0)
         fresh_KW = window.of(state.born_KL) == state.forwards
         committed_KW = self.revisable(window, state)
-        least_KW = largest(-scores.standing_KW, committed_KW, remasks_K * self.number)
+        least_KW = largest(-state.memo[STANDING], committed_KW, remasks_K * self.number)
         hold_while(round_K + 1 < 2 * self.loops, state)
         remask_KW = least_KW | (fresh_KW & remasks_K[:, None])
         return masking(remask_KW, scores)

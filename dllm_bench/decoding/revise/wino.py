@@ -9,7 +9,7 @@ position. That makes any two forwards gain, so decoding ends. Selector `capped` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -17,11 +17,19 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_probabilities
-from dllm_bench.core.contracts import Revision, Scores
+from dllm_bench.core.contracts import Scores
 from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
-from dllm_bench.decoding.revise.budgets import REVISES_CANVAS, ReadsStanding, largest, masking
+from dllm_bench.decoding.revise.budgets import (
+    REVISES_CANVAS,
+    STANDING,
+    ReadsStanding,
+    Revision,
+    largest,
+    masking,
+)
 from dllm_bench.decoding.select.steps import open_block
 from dllm_bench.registry import register
 
@@ -36,19 +44,26 @@ class Wino(ReadsStanding):
     tau: float = 0.9  # masked again below this probability; 0: never
     first: int = 30  # fewer than this in a block's first forward
     precision: Precision = "float64"  # of the shadow row's probability
-    shadow: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("cache", Condition.FULL_ATTENTION)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_probabilities(self, "tau")
 
+    def on_plan(self, round: Round) -> None:
+        """Feed the window once more, as masks."""
+        round.plan = replace(round.plan, shadow=(round.window.start, round.window.stop))
+
+    def judging_KWV(self, round: Round) -> Tensor:
+        """The logits of the rows that see everything but their own position."""
+        return round.added_KEV
+
     def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
-        assert scores.standing_KW is not None
+        support_KW = state.memo[STANDING]
         accepted_K = (window.of(state.born_KL) == state.forwards).sum(1)
-        wrong_KW = self.revisable(window, state) & (scores.standing_KW < self.tau)
+        wrong_KW = self.revisable(window, state) & (support_KW < self.tau)
         most_K = (self._last(accepted_K, window, state) - 1) * (accepted_K > 1)
-        remask_KW = largest(-scores.standing_KW, wrong_KW, most_K)
+        remask_KW = largest(-support_KW, wrong_KW, most_K)
         return masking(remask_KW, scores)
 
     def _last(self, accepted_K: Tensor, window: Window, state: DecodeState) -> Tensor:

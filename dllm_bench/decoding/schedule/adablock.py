@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from dllm_bench.core.blocks import BlockGrid, Window
-from dllm_bench.core.contracts import Scores
+from dllm_bench.core.blocks import BlockGrid
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import DecodeState
+from dllm_bench.core.round import Round
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.registry import register
 
@@ -37,7 +35,7 @@ class AdaBlock(Blocks):
     short: bool = field(default=True, init=False)
     sees_rest: bool = field(default=True, init=False)
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
-        {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER}
+        {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.FIXED_CANVAS}
     )
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
@@ -59,13 +57,17 @@ class AdaBlock(Blocks):
         searched = self._searched(length - prompt_len)
         return BlockGrid(prompt_len, max(self.block, searched), prompt_len, length)
 
-    def end(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+    def on_scores(self, round: Round) -> None:
+        """End a block by the scores of its first forward."""
+        scores, window, state = round.scores, round.window, round.state
+        if window.end_known:
+            return
         searched = self._searched(state.length - state.prompt_len)
         ids_X, probability_X = scores.ids_KW[0, :searched], scores.probability_KW[0, :searched]
         ends_X = torch.stack([ids_X == token for token in self.delimiters]).any(0)
         best, index = probability_X.masked_fill(~ends_X, -1).max(0)
         usual = min(window.start + self.block, window.stop)
-        return torch.where(best >= self.tau, window.start + index + 1, usual)
+        round.end_block(torch.where(best >= self.tau, window.start + index + 1, usual))
 
     def _searched(self, new: int) -> int:
         """Positions that are searched when the generation has `new`."""

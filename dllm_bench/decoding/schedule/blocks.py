@@ -13,12 +13,13 @@ block is one short block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Schedule
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 LONGEST = 4096  # positions of a block that may be longer than the generation; more is a mistake
@@ -53,7 +54,7 @@ class Blocks(Schedule):
         """What other pieces can rely on."""
         gives: set[Condition | BlockLength]
         gives = {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.HELD_BLOCKS}
-        gives |= {Condition.EQUAL_BLOCKS}
+        gives |= {Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
         gives |= {BlockLength(self.block) if self.block else Condition.WHOLE_GENERATION}
         return frozenset(gives | ({Condition.ABSOLUTE_BLOCKS} if self.absolute else set()))
 
@@ -63,6 +64,10 @@ class Blocks(Schedule):
             check_divides(self.block, new, "schedule.short=true, which lets the last one be short")
         short = -(prompt_len + new) % self.block if self.whole and self.block else 0
         return prompt_len + new + short
+
+    def on_plan(self, round: Round) -> None:
+        if not self.sees_rest:
+            round.plan = replace(round.plan, alone=round.state.wanted)
 
     def grid(self, prompt_len: int, length: int) -> BlockGrid:
         origin = 0 if self.absolute else prompt_len

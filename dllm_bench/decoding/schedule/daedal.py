@@ -13,21 +13,23 @@ token, wherever they stand, divided by `eos_window` even if there are fewer (rel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dllm_bench.core.blocks import BlockProgress, Window
-from dllm_bench.core.contracts import Growth, Scores
+from dllm_bench.core.blocks import HELD, BlockProgress
+from dllm_bench.core.contracts import Reads, Scores
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.state import CUT, DecodeState, MemoKey
+from dllm_bench.core.round import HOLD, Round
+from dllm_bench.core.state import CUT, DecodeState
+from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.registry import register
 
-SIZING = MemoKey[Tensor]("daedal.sizing")  # whether the canvas is still too short, bool (1,)
+SIZING = "daedal.sizing"  # host: whether this forward only finds the canvas's length
 
 
 @register("schedule.daedal")
@@ -47,7 +49,8 @@ class Daedal(Blocks):
     whole: bool = field(default=False, init=False)
     short: bool = field(default=True, init=False)
     sees_rest: bool = field(default=True, init=False)
-    grows: ClassVar[bool] = True
+    spans: ClassVar[tuple[bool, bool]] = (True, True)  # all scores say where the text ends
+    reads_rows: ClassVar[Reads] = "window"
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need("score", Condition.RAW_CONFIDENCE),
@@ -68,47 +71,64 @@ class Daedal(Blocks):
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
         """What other pieces can rely on; no steps can be counted in a block that changes."""
-        return super().gives - {Condition.HELD_BLOCKS, Condition.EQUAL_BLOCKS}
+        return super().gives - {
+            Condition.HELD_BLOCKS,
+            Condition.EQUAL_BLOCKS,
+            Condition.FIXED_CANVAS,
+        }
 
     def length(self, prompt_len: int, new: int) -> int:
         return prompt_len + min(self.initial, new)
 
     def opened(self, branch: BlockProgress) -> int:
         """None while the length is sought."""
-        return 0 if branch.sizing else super().opened(branch)
+        return 0 if branch.stays == HELD else super().opened(branch)
 
-    def sizing(self, state: DecodeState) -> Tensor:
-        """From the first forward on, until one finds the canvas long enough."""
-        known = state.memo.get(SIZING)
-        return torch.ones_like(state.masked_KL[0, 0]) if known is None else known
+    def on_start(self, round: Round) -> None:
+        if not round.begun:
+            self._seek(torch.ones_like(round.state.masked_KL[0, 0]), round)
 
-    def grow(self, scores: Scores, window: Window, state: DecodeState) -> Growth | None:
-        ends = self._end_confidence(scores, state)
-        if window.sizing:
-            return self._append(ends < self.eos_enough, state)
-        return self._expand(ends < self.eos_expand, scores, window, state)
+    def on_plan(self, round: Round) -> None:
+        if self._seeks(round):
+            round.plan = replace(round.plan, kind=ForwardKind.SIZE)
 
-    def _append(self, short: Tensor, state: DecodeState) -> Growth:
+    def on_commit(self, round: Round) -> None:
+        ends = self._end_confidence(round.scores, round.state)
+        if self._seeks(round):
+            self._append(ends < self.eos_enough, round)
+        else:
+            self._expand(ends < self.eos_expand, round)
+
+    def _seeks(self, round: Round) -> bool:
+        """Whether this forward only finds the canvas's length; the first one does."""
+        return any(round.host.get(SIZING, ()))
+
+    def _seek(self, flag: Tensor, round: Round) -> None:
+        """Let the next forward only find the length if `flag` (0-d bool): no block is open then."""
+        round.state.memo[HOLD] = flag.reshape(1) * HELD
+        round.ask(SIZING, flag)
+
+    def _append(self, short: Tensor, round: Round) -> None:
         """Masks to a canvas that is too short, end tokens to one that is not."""
+        state = round.state
         if state.length == state.wanted:
             short = torch.zeros_like(short)
-        state.memo[SIZING] = short.reshape(1)
+        self._seek(short, round)
         count = torch.where(short, self.factor, self.eos_window // 2)
         at = (state.born_KL[-1] != CUT).sum()
-        return Growth(at, count, ~short, max(self.factor, self.eos_window // 2))
+        round.insert(at, count, ~short, max(self.factor, self.eos_window // 2))
 
-    def _expand(
-        self, wanted: Tensor, scores: Scores, window: Window, state: DecodeState
-    ) -> Growth | None:
+    def _expand(self, wanted: Tensor, round: Round) -> None:
         """All but one of the masks that replace the least probable one, in front of it."""
+        scores, window, state = round.scores, round.window, round.state
         if state.length == state.wanted:
-            return None
+            return
         probability_KW = scores.probability_KW if scores.raw_KW is None else scores.raw_KW
         open_KW = window.eligible_KW & window.of(state.masked_KL)
         least, index = probability_KW.masked_fill(~open_KW, torch.inf)[0].min(0)
         grows = wanted & (least < self.low)
         count = torch.where(grows, self.factor - 1, 0)
-        return Growth(window.start + index, count, torch.zeros_like(grows), self.factor - 1)
+        round.insert(window.start + index, count, torch.zeros_like(grows), self.factor - 1)
 
     def _end_confidence(self, scores: Scores, state: DecodeState) -> Tensor:
         """How sure the model is that the text ends within the canvas, 0-d."""

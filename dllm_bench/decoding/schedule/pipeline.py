@@ -45,7 +45,7 @@ class Pipeline(Schedule):
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
         """One open block at a time if a block opens only when the last one is finished."""
         single = {Condition.ONE_OPEN_BLOCK} if self.tau_add == 1 else set()
-        always = {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS}
+        always = {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
         return frozenset({*always, BlockLength(self.block), *single})
 
     def length(self, prompt_len: int, new: int) -> int:

@@ -50,7 +50,7 @@ class SubBlocks(Schedule):
     small: int  # positions of its parts; the first part has one less
     whole: bool = True  # round the canvas up to whole blocks
     gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
-        {Condition.ONE_OPEN_BLOCK, Condition.SUB_BLOCKS}
+        {Condition.ONE_OPEN_BLOCK, Condition.SUB_BLOCKS, Condition.FIXED_CANVAS}
     )
     needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
 

@@ -92,11 +92,6 @@ class Calibrated(Score):
                 "(linear: at most 1) and a cap above 0."
             )
 
-    @property
-    def reads_committed(self) -> bool:  # type: ignore[override]
-        """Whether the values of a whole block are compared."""
-        return self.position == "linear"
-
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         candidates = read_logits(logits_KWV)
         ids_KW, probability_KW = candidates.ids_KW, candidates.probability_KW

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.contracts import Reads, Score, Scores
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -46,9 +46,9 @@ class Density(Score):
         return self.inner.gives
 
     @property
-    def row_by_row(self) -> bool:  # type: ignore[override]
+    def reads_rows(self) -> Reads:  # type: ignore[override]
         """As the inner score: the density is that of the row's own position."""
-        return self.inner.row_by_row
+        return self.inner.reads_rows
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         scores = self.inner(logits_KWV, state, window)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
-from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.contracts import Reads, Score, Scores
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import draw, generator, rounded
@@ -34,7 +34,7 @@ class Gumbel(Score):
     inner: Ranked = field(default_factory=Confidence)
     temperature: float = 0.0  # T
     precision: Noise = "float32"  # of the noise; the inner score has its own
-    row_by_row: ClassVar[bool] = True
+    reads_rows: ClassVar[Reads] = "masked"
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]

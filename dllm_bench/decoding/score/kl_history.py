@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
-from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.contracts import Reads, Score, Scores
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -39,7 +39,7 @@ class KLHistory(Score):
     inner: Score = field(default_factory=Confidence)
     length: int = 2  # H, forwards that are remembered
     precision: Precision = "float32"  # of the distributions that are compared
-    reads_ahead: ClassVar[bool] = True
+    reads_rows: ClassVar[Reads] = "fed"
     by_position: ClassVar[bool] = True
 
     @property

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.contracts import Reads, Score, Scores
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import forbid
 from dllm_bench.decoding.score.confidence import Confidence
@@ -28,7 +28,7 @@ class MaskLast(Score):
     """The scores of `inner`, in which no candidate is the mask token."""
 
     inner: Confidence = field(default_factory=Confidence)
-    row_by_row: ClassVar[bool] = True
+    reads_rows: ClassVar[Reads] = "masked"
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         first = self.inner(logits_KWV, state, window)

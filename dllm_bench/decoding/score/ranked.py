@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
-from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.contracts import Reads, Score, Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.numerics import Candidates, Precision, read_logits
@@ -27,7 +27,7 @@ class Ranked(Score):
 
     precision: Precision = "float32"
     reads_entropy: ClassVar[bool] = False  # whether `rank` reads `Candidates.neg_entropy_KW`
-    row_by_row: ClassVar[bool] = True
+    reads_rows: ClassVar[Reads] = "masked"
 
     def __post_init__(self) -> None:
         check_choice(self, "precision", self.precision, Precision)

@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.contracts import Reads, Score, Scores
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -38,7 +38,7 @@ class Sampled(Score):
     top_k: int | None = None  # None cuts nothing
     released_ties: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Whether equal tokens at the `top_p` cut follow the order of torch.sort."""
-    row_by_row: ClassVar[bool] = True
+    reads_rows: ClassVar[Reads] = "masked"
 
     @property
     def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.contracts import Reads, Score, Scores
 from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
@@ -28,7 +28,7 @@ class WithEntropy(Score):
 
     inner: Ranked = field(default_factory=Confidence)
     gives: ClassVar[frozenset[Condition | BlockLength]] = Score.gives | {Condition.ENTROPY}
-    row_by_row: ClassVar[bool] = True
+    reads_rows: ClassVar[Reads] = "masked"
 
     def __post_init__(self) -> None:
         if isinstance(self.inner, Confidence) and self.inner.last:

@@ -42,6 +42,3 @@ class Capped(Select):
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         return self.inner.on_stall(scores, window, state)
-
-    def accepted(self, state: DecodeState) -> Tensor | None:
-        return self.inner.accepted(state)

@@ -18,6 +18,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.transfer import to_device
 from dllm_bench.decoding.cache.steps import step_of_block
@@ -26,6 +27,9 @@ from dllm_bench.decoding.select.steps import COUNTS_STEPS
 from dllm_bench.registry import register
 
 BLOCK = MemoKey[int]("drawn.block")  # position at which the block begins that was drawn for
+DUE = MemoKey[Tensor]("drawn.due")
+"""Places of the window that this forward commits, first to last, int64 (1, X), on the host; what is
+committed already may be there too."""
 ORDER = MemoKey[Tensor]("drawn.order")  # places of the window, int64 (1, X), on the host
 
 
@@ -54,7 +58,12 @@ class Drawn(Select):
         due_1W[0, self.due(state, window)] = True
         return to_device(due_1W, window.eligible_KW.device)
 
+    def on_plan(self, round: Round) -> None:
+        """Let the cache know what this forward commits."""
+        round.state.memo[DUE] = self.due(round.state, round.window)[None]
+
     def due(self, state: DecodeState, window: Window) -> Tensor:
+        """Places of the window that this forward commits, whatever its scores are."""
         step = step_of_block(state, window) + 1
         if state.memo.get(BLOCK) != window.start:
             state.memo[BLOCK] = window.start

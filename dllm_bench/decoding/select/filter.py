@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice, check_probabilities
-from dllm_bench.core.contracts import FilterHead, Scores, Select
+from dllm_bench.core.contracts import FilterHead, Reads, Scores, Select
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.registry import register
@@ -49,13 +49,13 @@ class Filter(Select):
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
         """Blocks of the length the head was trained for, and what it reads of them."""
         block = Need("schedule", BlockLength(self.head.block))
-        reads = {Need("cache", Condition.FED_WINDOW)} if self.reads_committed else set()
+        reads = {Need("cache", Condition.FED_WINDOW)} if self.reads_rows == "window" else set()
         return frozenset({block, *reads})
 
     @property
-    def reads_committed(self) -> bool:  # type: ignore[override]
-        """Unless it reads 1 there."""
-        return self.decoded == "model"
+    def reads_rows(self) -> Reads:  # type: ignore[override]
+        """Committed positions too, unless it reads 1 there."""
+        return "window" if self.decoded == "model" else "masked"
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         input_KW = scores.probability_KW.float()
@@ -75,6 +75,3 @@ class Filter(Select):
             ranking_KW = scores.confidence_KW.masked_fill(~best_KW, -torch.inf)
             scores = Scores(scores.ids_KW, scores.probability_KW, ranking_KW)
         return super().on_stall(scores, window, state)
-
-    def accepted(self, state: DecodeState) -> Tensor | None:
-        return state.memo.get(ACCEPTED)

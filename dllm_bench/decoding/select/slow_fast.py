@@ -23,6 +23,7 @@ from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.select.steps import COUNTS_STEPS, most_confident, open_block
 from dllm_bench.registry import register
@@ -72,8 +73,11 @@ class SlowFast(Select):
         self._advance((cycle_KW & ~written_KW).any(1), window, state)
         return where_KW
 
-    def visible(self, branches: DecodeState) -> Tensor | None:
-        return branches.memo.get(VISIBLE)
+    def on_plan(self, round: Round) -> None:
+        """Hide what lies behind the cycle."""
+        visible_K = round.state.memo.get(VISIBLE)
+        if visible_K is not None:
+            round.plan = round.plan.limited_to(visible_K)
 
     def _enter_block(self, block_K: Tensor, state: DecodeState) -> None:
         """Begin the first cycle of a block that was not open before."""

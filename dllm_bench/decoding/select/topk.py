@@ -22,9 +22,10 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
-from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.contracts import Reads, Scores, Select
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.select.steps import (
     COUNTS_STEPS,
@@ -55,21 +56,26 @@ class TopK(Select):
             raise DllmBenchError(f"TopK steps is {self.steps}; give at least 1 step per block.")
 
     @property
-    def reaches_beyond(self) -> bool:  # type: ignore[override]
+    def _reaches_beyond(self) -> bool:
         """If it is the released code; one position per step never exceeds the masks."""
         return self.released and self.steps is not None
 
     @property
-    def reads_committed(self) -> bool:  # type: ignore[override]
-        """If it commits candidates behind the open block, whose rows are needed too."""
-        return self.reaches_beyond
+    def spans(self) -> tuple[bool, bool]:  # type: ignore[override]
+        """To the last block, if it commits behind the open one."""
+        return False, self._reaches_beyond
+
+    @property
+    def reads_rows(self) -> Reads:  # type: ignore[override]
+        """The whole window, if it commits candidates behind the open block."""
+        return "window" if self._reaches_beyond else "masked"
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
         """Step counts, and rows of the whole canvas where it commits beyond the block."""
         canvas = {Need("cache", Condition.WHOLE_CANVAS), Need("explore", Condition.ONE_BRANCH)}
         always = COUNTS_STEPS | ties_needs(self.ties)
-        return always | canvas if self.reaches_beyond else always
+        return always | canvas if self._reaches_beyond else always
 
     @property
     def one_per_forward(self) -> bool:  # type: ignore[override]
@@ -87,5 +93,8 @@ class TopK(Select):
         state.memo[BEYOND] = where_KW & ~window.eligible_KW
         return where_KW & window.eligible_KW
 
-    def beyond(self, state: DecodeState) -> Tensor | None:
-        return state.memo.get(BEYOND)
+    def on_commit(self, round: Round) -> None:
+        """Commit what lies behind the open block."""
+        beyond_KW = round.state.memo.get(BEYOND)
+        if beyond_KW is not None:
+            round.state.commit(beyond_KW, round.scores.ids_KW, round.window.start)

@@ -29,20 +29,12 @@ class Union(Select):
         return self.first.never_stalls or self.second.never_stalls
 
     @property
-    def reaches_beyond(self) -> bool:  # type: ignore[override]
-        """If one of the two does."""
-        return self.first.reaches_beyond or self.second.reaches_beyond
+    def spans(self) -> tuple[bool, bool]:  # type: ignore[override]
+        """To the last block, if one of the two commits behind the open one."""
+        return False, self.first.spans[1] or self.second.spans[1]
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         return self.first(scores, window, state) | self.second(scores, window, state)
 
     def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
         return self.first.on_stall(scores, window, state)
-
-    def beyond(self, state: DecodeState) -> Tensor | None:
-        beyond_KW = self.first.beyond(state)
-        return self.second.beyond(state) if beyond_KW is None else beyond_KW
-
-    def accepted(self, state: DecodeState) -> Tensor | None:
-        accepted_KW = self.first.accepted(state)
-        return self.second.accepted(state) if accepted_KW is None else accepted_KW

@@ -9,8 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores, Stop, StopFlags
+from dllm_bench.core.contracts import Stop, StopFlags
 from dllm_bench.core.state import DecodeState
 from dllm_bench.registry import register
 
@@ -21,11 +20,6 @@ class AnyOf(Stop):
     """Closed, finished or cut by any of `rules`; the shortest of several lengths is taken."""
 
     rules: tuple[Stop, ...]
-
-    @property
-    def reads_ahead(self) -> bool:  # type: ignore[override]
-        """If one of the rules does."""
-        return any(rule.reads_ahead for rule in self.rules)
 
     @property
     def stops_on_end_token(self) -> bool:  # type: ignore[override]
@@ -40,13 +34,6 @@ class AnyOf(Stop):
         return StopFlags(
             any_of(each.closed_K for each in flags), any_of(each.finished_K for each in flags)
         )
-
-    def shorten(
-        self, state: DecodeState, scores: Scores, window: Window, accepted_KW: Tensor | None
-    ) -> Tensor | None:
-        cuts = [rule.shorten(state, scores, window, accepted_KW) for rule in self.rules]
-        lengths = [length for length in cuts if length is not None]
-        return torch.stack(lengths).min() if lengths else None
 
 
 def any_of(decisions: Iterable[Tensor | None]) -> Tensor | None:

@@ -16,9 +16,15 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Scores, Stop
-from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.core.contracts import Reads, Stop
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import MASKED, DecodeState, MemoKey
+from dllm_bench.decoding.numerics import top1
+from dllm_bench.decoding.select.filter import ACCEPTED
 from dllm_bench.registry import register
+
+AHEAD_IDS = MemoKey[Tensor]("eotp.ahead_ids")  # candidates behind the window, int64 (K, X)
+AHEAD_PROBABILITY = MemoKey[Tensor]("eotp.ahead_probability")  # of them, (K, X)
 
 
 @register("stop.eotp")
@@ -30,15 +36,31 @@ class EndOfTextPrediction(Stop):
     by_position: ClassVar[bool] = True
 
     @property
-    def reads_ahead(self) -> bool:  # type: ignore[override]
-        """If positions behind the open block count."""
-        return self.ahead
+    def reads_rows(self) -> Reads:  # type: ignore[override]
+        """What is fed behind the open block, if that counts."""
+        return "fed" if self.ahead else "masked"
 
-    def shorten(
-        self, state: DecodeState, scores: Scores, window: Window, accepted_KW: Tensor | None
-    ) -> Tensor | None:
-        ends_A = self._predicted(state, scores, window)
-        probability_A = scores.probability_KW[0].masked_fill(~ends_A, -1.0)
+    def on_scores(self, round: Round) -> None:
+        """Remember the candidates behind the window."""
+        if self.ahead:
+            memo = round.state.memo
+            memo[AHEAD_IDS], memo[AHEAD_PROBABILITY] = top1(round.ahead_KXV)
+
+    def on_commit(self, round: Round) -> None:
+        ids_KA, probability_KA = round.scores.ids_KW, round.scores.probability_KW
+        if self.ahead:
+            memo = round.state.memo
+            ids_KA = torch.cat([ids_KA, memo[AHEAD_IDS]], 1)
+            probability_KA = torch.cat([probability_KA, memo[AHEAD_PROBABILITY]], 1)
+        round.cut(self._length(ids_KA[0], probability_KA[0], round.window, round.state))
+
+    def _length(
+        self, ids_A: Tensor, probability_A: Tensor, window: Window, state: DecodeState
+    ) -> Tensor:
+        """The new length of the canvas, 0-d int64."""
+        accepted_KW = state.memo.get(ACCEPTED)
+        ends_A = self._predicted(ids_A, window, state)
+        probability_A = probability_A.masked_fill(~ends_A, -1.0)
         accepted_A = torch.zeros_like(ends_A)
         if accepted_KW is not None:
             accepted_A[: window.width] = accepted_KW[0] & ends_A[: window.width]
@@ -46,9 +68,8 @@ class EndOfTextPrediction(Stop):
         last = window.start + torch.where(accepted_A.any(), first, best)
         return torch.where(ends_A.any(), last + 1, state.length)
 
-    def _predicted(self, state: DecodeState, scores: Scores, window: Window) -> Tensor:
-        """Positions masked before the last commit whose candidate is the end token, bool (A,)."""
-        stop = window.start + scores.ids_KW.shape[1]
-        born_A = state.born_KL[0, window.start : stop]
-        masked_A = (born_A == MASKED) | (born_A == state.forwards - 1)
-        return masked_A & (scores.ids_KW[0] == state.special.eos)
+    def _predicted(self, ids_A: Tensor, window: Window, state: DecodeState) -> Tensor:
+        """Positions masked before the commit whose candidate is the end token, bool (A,)."""
+        born_A = state.born_KL[0, window.start : window.start + len(ids_A)]
+        masked_A = (born_A == MASKED) | (born_A == state.forwards)
+        return masked_A & (ids_A == state.special.eos)

@@ -1,0 +1,138 @@
+"""`RoundLog`: the facts of one request's rounds, from which its trace is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.denoiser import ForwardPlan, KVCache, RowWork
+from dllm_bench.core.request import Generation, Request, cut_reasons
+from dllm_bench.core.round import INSERTED, Round
+from dllm_bench.core.state import CUT, MASKED, DecodeState
+from dllm_bench.core.trace import AGAIN_MASKED, Change, Forward, ForwardKind, Trace
+
+WINNER = "winner"  # host: branch that continued from the last round
+FORCED = "forced"  # host: positions that the stall rule committed
+
+
+@dataclass
+class RoundLog:
+    """The facts of one request's rounds, for its trace.
+
+    Winner and forced positions of a round reach the host with the next round's copy.
+    """
+
+    kv: KVCache
+    verifies: bool  # `Explore.verifies`
+    renewal_rounds: int | None  # `Cache.renewal_rounds`
+    ticks: list[tuple[float, int]] = field(default_factory=list)  # time, masks of the open blocks
+    forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)
+    used: list[tuple[int, RowWork | None, bool]] = field(default_factory=list)
+    """Positions that the cache kept after each forward, the work of layers that chose rows, and
+    whether the forward was a recorded graph."""
+    drafts: list[int] = field(default_factory=list)  # draft tokens that the forward verified
+    winners: list[int] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
+    insertions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Forward -> (canvas position, count) of what was inserted after it."""
+    canvas_lengths: list[int] = field(default_factory=list)  # new positions, of a canvas that grows
+    open_end: int = 0  # canvas position at which the open blocks end
+
+    @property
+    def winner(self) -> int:
+        """The branch that continued from the last round."""
+        return self.winners[-1] if self.winners else 0
+
+    def learn(self, round: Round, moves: bool) -> None:
+        """Record what the last round left for this wait; `moves`: whether positions may move."""
+        host, length = round.host, round.state.length
+        if self.forwards:
+            self.winners += host.get(WINNER, [0])
+            self.forced += host.get(FORCED, [0])
+        at, count = host.get(INSERTED, (0, 0))
+        if count:
+            self.insertions[len(self.forwards) - 1] = (at, count)
+        if moves:
+            self.canvas_lengths.append(length - round.state.prompt_len)
+
+    def tick(self, masks: int, open_end: int) -> None:
+        """Take the time. Called right after a copy to the host, when the device has caught up."""
+        self.ticks.append((time.perf_counter(), masks))
+        self.open_end = open_end
+
+    def begin(self, plan: ForwardPlan, branches: DecodeState, copies: int) -> None:
+        """Record a forward before it is made: its plan, branches, and positions it reads."""
+        cached = plan.cached(min(self.kv.length, branches.length))
+        self.forwards.append((plan.kind, branches.branches * copies, plan.fed, cached))
+        self.drafts.append(branches.branches - 1 if self.verifies else 0)
+
+    def end(self, plan: ForwardPlan, branches: DecodeState) -> None:
+        """Record what the forward left in the cache, and the work of layers that chose rows."""
+        kept = plan.kept(min(self.kv.length, branches.length))
+        self.used.append((kept, self.kv.work, self.kv.replayed))
+
+    def trace(self, span: slice, revised: Sequence[tuple[Tensor, Tensor]]) -> Trace:
+        """One row per forward; a round lasts from its copy to the host to the next one.
+
+        revised: `Round.revised`, of a decoder that revises after every forward.
+        """
+        rows = zip(
+            self.forwards, pairwise(self.ticks), self.winners, self.forced, self.drafts, strict=True
+        )
+        forwards = [
+            Forward(
+                *(*forward, 1000 * (after - before), winner, forced, masks),
+                proposed=drafts,
+                accepted=(winner + 1) % (drafts + 1),  # draft j is branch j - 1, the base the last
+            )
+            for forward, ((before, masks), (after, _)), winner, forced, drafts in rows
+        ]
+        each = self.kv.bytes_per_position
+        for index, (kept, work, replayed) in enumerate(self.used):
+            done = work or RowWork(None, each * forwards[index].cached)
+            forwards[index] = replace(
+                forwards[index], **done._asdict(), kept_bytes=each * kept, replayed=replayed
+            )
+        for index, changes in enumerate(changes_of(revised, span)):
+            forwards[index] = replace(forwards[index], changes=changes)
+        for index, canvas in enumerate(self.canvas_lengths[: len(forwards)]):
+            at, count = self.insertions.get(index, (0, 0))
+            inserted = (at - span.start, count) if count else ()
+            forwards[index] = replace(forwards[index], canvas=canvas, inserted=inserted)
+        return Trace(forwards)
+
+    def generation(self, request: Request, round: Round) -> Generation:
+        """All tokens of opened blocks, those after the first end token included."""
+        state = round.state
+        span = slice(state.prompt_len, self.open_end)
+        ids = tuple(state.tokens_KL[-1, span].tolist())
+        born = tuple(state.born_KL[-1, span].tolist())
+        cut = cut_reasons(ids, request.max_new_tokens, state.special)
+        trace = self.trace(span, round.revised)
+        return Generation(request.id, ids, born, cut, trace, renewal_rounds=self.renewal_rounds)
+
+
+def changes_of(
+    revised: Sequence[tuple[Tensor, Tensor]], span: slice
+) -> Iterator[tuple[Change, ...]]:
+    """What each round changed on the canvas positions `span`, by the canvas after each."""
+    if not revised:
+        return
+    tokens, born = zip(*revised, strict=True)
+    tokens_XG, born_XG = (
+        torch.stack([canvas_L[span] for canvas_L in part]).cpu() for part in (tokens, born)
+    )
+    yield ()
+    differs_XG = (born_XG[:-1] >= 0) & (born_XG[:-1] != born_XG[1:]) & (born_XG[1:] != CUT)
+    for index, differs_G in enumerate(differs_XG):
+        at_X = differs_G.nonzero()[:, 0]
+        after_X = tokens_XG[index + 1, at_X].masked_fill(
+            born_XG[index + 1, at_X] == MASKED, AGAIN_MASKED
+        )
+        columns = at_X, tokens_XG[index, at_X], born_XG[index, at_X], after_X
+        yield tuple(Change(*row) for row in torch.stack(columns, 1).tolist())
