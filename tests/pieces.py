@@ -121,8 +121,10 @@ class Table:
             rule.attended(nothing_1X1[:, : len(rule.also_R)], nothing_1X1, 1.0, None)
         kv.hold(plan, tokens_KL[:, first:last, None])
         seen_KV = self.token[tokens_KL[:, :last]].mean(1)
-        rows = [torch.arange(*plan.rows), torch.arange(*plan.shadow)]
-        return self.place[torch.cat(rows)] + seen_KV[:, None]
+        rows_X = torch.arange(*plan.rows)
+        if plan.added is not None:
+            rows_X = torch.cat([rows_X, plan.added.position_E])
+        return self.place[rows_X] + seen_KV[:, None]
 
     def forward_batch(self, tokens: Any, plans: Any, caches: Any) -> list[Tensor]:
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]

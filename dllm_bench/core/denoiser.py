@@ -91,6 +91,22 @@ class RowWork(NamedTuple):
     """What the layers took from the cache."""
 
 
+@dataclass(frozen=True, eq=False)
+class AddedRows:
+    """Rows that every branch feeds beside those of the canvas; no row of the canvas sees them.
+
+    An object is the key of the masks made for it: a piece gives equal rows as the same object.
+    """
+
+    tokens_E: Tensor
+    """What they hold, int64."""
+    position_E: Tensor
+    """Their canvas positions, int64; several rows may have the same."""
+    sees_EX: Tensor
+    """Which of the F positions of `ForwardPlan.feed` and of each other they see, bool (E, F + E):
+    as far as a row of the canvas at their position does. Of the cache they see what it sees."""
+
+
 @dataclass(frozen=True)
 class ForwardPlan:
     """What one forward feeds, sees and keeps. Spans [first, stop) are canvas positions.
@@ -111,9 +127,8 @@ class ForwardPlan:
     forward: int = 0  # index of this forward in its request
     clock: int = 0  # round of a cache that counts rounds itself (`PrefixCache`)
     feature_layers: tuple[int, ...] = ()  # layers whose outputs a drafter reads; -1: embedding
-    shadow: tuple[int, int] = (0, 0)  # span that is fed once more, all masks, behind `feed`: row j
-    # sees what is fed but its own position, and the other shadow rows; no other row sees them.
-    # Their logits follow those of `rows`
+    added: AddedRows | None = None  # fed behind `feed`, for a model whose logits are not shifted;
+    # their logits follow those of `rows`
     alone: int | None = None  # fed positions from here on are seen by themselves only; None: none
     only_M: Tensor | None = None  # indices into flattened (K, R) of the rows to compute, for a
     # model that `picks_rows`: its logits are (1, M, V) then; None: all rows, (K, R, V)
@@ -128,10 +143,11 @@ class ForwardPlan:
 
     @property
     def fed(self) -> int:
-        """Positions that every branch feeds, shadow rows included."""
+        """Positions that every branch feeds, added rows included."""
         if self.sets is not None:
             return self.sets.feed_F.shape[0]
-        return self.feed[1] - self.feed[0] + self.shadow[1] - self.shadow[0]
+        added = 0 if self.added is None else self.added.tokens_E.shape[0]
+        return self.feed[1] - self.feed[0] + added
 
     def limited_to(self, end_K: Tensor) -> ForwardPlan:
         """The plan whose branch k sees no fed position at or beyond `end_K[k]` either."""
@@ -147,7 +163,7 @@ class ForwardPlan:
         """Canvas position of every row that a branch feeds, int64 (fed,)."""
         if self.sets is not None:
             return self.sets.feed_F
-        return fed_positions(self.feed, self.shadow, device)
+        return fed_positions(self.feed, self.added, device)
 
     def cached(self, held: int) -> int:
         """Positions read from a cache that holds [0, held): those that are not fed."""
@@ -162,12 +178,10 @@ class ForwardPlan:
         return held
 
 
-def fed_positions(feed: tuple[int, int], shadow: tuple[int, int], device: torch.device) -> Tensor:
-    """The positions of both spans, one after the other, int64."""
+def fed_positions(feed: tuple[int, int], added: AddedRows | None, device: torch.device) -> Tensor:
+    """The positions of the span and of the rows added to it, one after the other, int64."""
     feed_X = torch.arange(*feed, device=device)
-    if shadow[0] == shadow[1]:
-        return feed_X
-    return torch.cat([feed_X, torch.arange(*shadow, device=device)])
+    return feed_X if added is None else torch.cat([feed_X, added.position_E])
 
 
 class KVCache(Protocol):

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from dllm_bench.core.denoiser import ForwardPlan, fed_positions
+from dllm_bench.core.denoiser import AddedRows, ForwardPlan, fed_positions
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layer_ops import join
@@ -60,8 +60,8 @@ class MaskShape:
     """Block length of block-causal attention; 0: full attention."""
     window: int = 0
     """Positions that a sliding window sees back; 0: no window."""
-    shadow: Span = (0, 0)
-    """Positions fed once more behind the others; see `ForwardPlan.shadow`."""
+    added: AddedRows | None = None
+    """Rows fed behind the others, see `ForwardPlan.added`; None: none."""
     alone: int | None = None
     """Position from which each is seen by itself only; None: no such positions."""
 
@@ -72,18 +72,18 @@ class MaskShape:
         """The mask shape of a plan."""
         if plan.attention == "full":
             return cls(
-                branches, plan.feed, cached, window=window, shadow=plan.shadow, alone=plan.alone
+                branches, plan.feed, cached, window=window, added=plan.added, alone=plan.alone
             )
         if plan.block < 1:
             raise ValueError(f"Block-causal attention needs a block length, found {plan.block}.")
         return cls(
-            branches, plan.feed, cached, plan.origin, plan.block, window, plan.shadow, plan.alone
+            branches, plan.feed, cached, plan.origin, plan.block, window, plan.added, plan.alone
         )
 
     @property
     def sees_all(self) -> bool:
         """Whether there is one branch and each of its queries sees every key."""
-        if self.branches > 1 or self.shadow[0] < self.shadow[1]:
+        if self.branches > 1 or self.added is not None:
             return False
         last = max(stop for _, stop in (self.feed, *self.cached)) - 1
         if 0 < self.window <= last or (self.alone is not None and self.alone <= last):
@@ -149,13 +149,13 @@ def mask_of_sets(plan: ForwardPlan, window: int, dtype: torch.dtype) -> Tensor |
 @lru_cache(maxsize=CACHED_MASKS)
 def _structure(shape: MaskShape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The mask of branches, blocks and sliding window: (1, 1, K * F, C + K * F)."""
-    fed_F = fed_positions(shape.feed, shape.shadow, device)
+    fed_F = fed_positions(shape.feed, shape.added, device)
     cached_C = _cached(shape, device)
     fresh_FF, old_FC = _sees(shape, fed_F, fed_F), _sees(shape, fed_F, cached_C)
-    canvas = shape.feed[1] - shape.feed[0]
-    if canvas < len(fed_F):
-        fresh_FF[:canvas, canvas:] = False  # no row of the canvas sees a shadow row
-        fresh_FF[canvas:, :canvas] &= fed_F[canvas:, None] != fed_F[:canvas]
+    if shape.added is not None:
+        canvas = shape.feed[1] - shape.feed[0]
+        fresh_FF[:canvas, canvas:] = False
+        fresh_FF[canvas:] &= shape.added.sees_EX
     same_branch_KK = torch.eye(shape.branches, dtype=torch.bool, device=device)
     fresh_KFKF = same_branch_KK[:, None, :, None] & fresh_FF[None, :, None, :]
     rows = len(fed_F) * shape.branches
@@ -191,7 +191,7 @@ def _sees(shape: MaskShape, query_Q: Tensor, key_C: Tensor) -> Tensor:
 
 def _hidden(shape: MaskShape, visible_K: Tensor) -> Tensor:
     """bool (1, 1, 1, C + K * F): fresh keys at or beyond their branch's visible end."""
-    fed_F = fed_positions(shape.feed, shape.shadow, visible_K.device)
+    fed_F = fed_positions(shape.feed, shape.added, visible_K.device)
     hidden_KF = fed_F >= visible_K[:, None]
     cached = sum(stop - start for start, stop in shape.cached)
     return torch.nn.functional.pad(hidden_KF.flatten(), (cached, 0))[None, None, None]

@@ -141,14 +141,14 @@ class FixedForward:
         """Write what the forward of a plan reads; what is there already is left."""
         branches, fed = tokens_KF.shape
         self.ids_KF[:branches, :fed] = tokens_KF
-        if self._changed("positions", (plan.feed, plan.shadow)):
+        if self._changed("positions", (plan.feed, plan.added)):
             self.position_1F[0, :fed] = plan.positions(self.ids_KF.device)
         if self._changed("cached", (spans, plan.alone)):
             self._write_cached(spans, plan.alone)
         seen = MaskShape.of(plan, 1, ())
         if seen.sees_all:  # looks the same wherever it is
             seen = MaskShape(1, (0, fed), ())
-        elif is_causal(plan) and plan.alone is None and plan.shadow == (0, 0):
+        elif is_causal(plan) and plan.alone is None and plan.added is None:
             seen = replace(seen, feed=(0, fed))
         if self._changed("own", seen if plan.visible_K is None else object()):
             self._write_own(seen, fed, plan.visible_K)

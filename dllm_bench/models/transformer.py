@@ -8,7 +8,7 @@ mask and rotary embedding; `lm_head` is computed only for rows whose logits are 
 0. Several requests may share a forward (`forward_batch`). Training is not supported.
 
 Shapes: K branches, L canvas positions, F fed positions, R rows whose logits are computed, M of
-them picked, S shadow rows, H hidden size, V vocabulary, N fed rows of a whole batch, P sequences,
+them picked, E added rows, H hidden size, V vocabulary, N fed rows of a whole batch, P sequences,
 C = H x (number of feature layers).
 """
 
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
@@ -174,8 +173,9 @@ class TransformerDenoiser(Denoiser):
         if plan.sets is not None:
             return tokens_KL.index_select(1, plan.sets.feed_F)
         fed_KF = tokens_KL[:, slice(*plan.feed)]
-        shadow = plan.shadow[1] - plan.shadow[0]
-        return pad(fed_KF, (0, shadow), value=self.special.mask) if shadow else fed_KF
+        if plan.added is None:
+            return fed_KF
+        return torch.cat([fed_KF, plan.added.tokens_E.expand(len(fed_KF), -1)], dim=1)
 
     def _wanted_rows(self, hidden_KFH: Tensor, plan: ForwardPlan, kv: PositionCache) -> Tensor:
         """The hidden states whose logits are wanted: (K, R, H), or (1, M, H) of picked rows."""
@@ -225,11 +225,11 @@ class TransformerDenoiser(Denoiser):
                 "The decoder asks for the token after those it feeds, and this model predicts each "
                 "position at its own row; use a model with shifted logits, or another decoder."
             )
-        if plan.shadow[0] < plan.shadow[1] and self.shifted:
+        if plan.added is not None and self.shifted:
             raise DllmBenchError(
-                "The decoder verifies tokens with rows that do not see them, and this model "
-                "predicts a position at the row before it; use a model whose logits are not "
-                "shifted, or another decoder.revise."
+                "The decoder feeds rows beside the canvas that predict their own positions, and "
+                "this model predicts a position at the row before it; use a model whose logits are "
+                "not shifted, or another decoder."
             )
         if plan.recompute is not None and not self.chooses_rows:
             raise DllmBenchError(
@@ -394,9 +394,9 @@ class TransformerDenoiser(Denoiser):
             return self._rows_of_sets(hidden_KFH, plan, kv, plan.sets.feed_F)
         offset = plan.feed[0] + int(self.shifted)
         first, last = plan.rows[0] - offset, plan.rows[1] - offset
-        if plan.shadow[0] < plan.shadow[1]:
-            shadow_KSH = hidden_KFH[:, plan.feed[1] - plan.feed[0] :]
-            return torch.cat([hidden_KFH[:, first:last], shadow_KSH], dim=1)
+        if plan.added is not None:
+            added_KEH = hidden_KFH[:, plan.feed[1] - plan.feed[0] :]
+            return torch.cat([hidden_KFH[:, first:last], added_KEH], dim=1)
         if first >= 0:
             return hidden_KFH[:, first:last]
         before_K1H = hidden_KFH[:, :1]

@@ -130,7 +130,7 @@ class FunctionDenoiser(Denoiser):
     def _check(self, plan: ForwardPlan) -> None:
         if plan.feed[0] > 0 or plan.stores or plan.sets is not None or plan.recompute is not None:
             raise _needs_cache("keeps keys and values")
-        if plan.shadow[0] < plan.shadow[1] or plan.alone is not None:
+        if plan.added is not None or plan.alone is not None:
             raise DllmBenchError(
                 "The decoder hides positions from each other within a forward, and a function has "
                 "one attention; choose another decoder, or wrap the model's object."

@@ -85,7 +85,7 @@ def uncached(plan: ForwardPlan, held: int) -> ForwardPlan:
         plan,
         feed=(0, max(plan.feed[1], held)),
         store=(0, 0),
-        shadow=(0, 0),
+        added=None,
         feature_layers=(),
         sets=None,
         probe=None,

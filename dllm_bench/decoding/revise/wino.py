@@ -1,6 +1,6 @@
 """WINO (arXiv 2507.18578, Feng-Hong/WINO-DLLM): verify committed tokens with leave-one-out rows.
 
-Every forward also feeds the open block a second time, all masks. The shadow row of a position sees
+Every forward also feeds the open block a second time, all masks. The second row of a position sees
 the whole canvas but this position, so it predicts the position from all other tokens. Tokens of the
 block that were committed before and to which it gives less than `tau` are masked again; fewer than
 the forward before committed, the least probable first, and none if this forward commits a single
@@ -10,6 +10,7 @@ position. That makes any two forwards gain, so decoding ends. Selector `capped` 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Scores
 from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.denoiser import AddedRows
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
@@ -33,6 +35,7 @@ from dllm_bench.decoding.revise.budgets import (
 from dllm_bench.decoding.select.steps import open_block
 from dllm_bench.registry import register
 
+Span = tuple[int, int]
 ACCEPTED = MemoKey[Tensor]("wino.accepted")  # (K, 2): open block, what its last forward committed
 
 
@@ -43,7 +46,7 @@ class Wino(ReadsStanding):
 
     tau: float = 0.9  # masked again below this probability; 0: never
     first: int = 30  # fewer than this in a block's first forward
-    precision: Precision = "float64"  # of the shadow row's probability
+    precision: Precision = "float64"  # of the second row's probability
     needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("cache", Condition.FULL_ATTENTION)}
 
     def __post_init__(self) -> None:
@@ -52,7 +55,9 @@ class Wino(ReadsStanding):
 
     def on_plan(self, round: Round) -> None:
         """Feed the window once more, as masks."""
-        round.plan = replace(round.plan, shadow=(round.window.start, round.window.stop))
+        span, state = (round.window.start, round.window.stop), round.state
+        rows = leave_one_out(span, round.plan.feed, state.special.mask, state.tokens_KL.device)
+        round.plan = replace(round.plan, added=rows)
 
     def judging_KWV(self, round: Round) -> Tensor:
         """The logits of the rows that see everything but their own position."""
@@ -73,3 +78,13 @@ class Wino(ReadsStanding):
         if known_K2 is None:
             return torch.full_like(accepted_K, self.first)
         return torch.where(known_K2[:, 0] == block_K, known_K2[:, 1], self.first)
+
+
+@lru_cache(maxsize=16)
+def leave_one_out(span: Span, feed: Span, mask: int, device: torch.device) -> AddedRows:
+    """Masks at the positions of a span, each of which sees all that is fed but its own position."""
+    position_E = torch.arange(*span, device=device)
+    other_EF = position_E[:, None] != torch.arange(*feed, device=device)
+    each_EE = torch.ones_like(other_EF[:, :1]).expand(-1, len(position_E))
+    tokens_E = torch.full_like(position_E, mask)
+    return AddedRows(tokens_E, position_E, torch.cat([other_EF, each_EE], dim=1))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
+from dllm_bench.core.denoiser import AddedRows, Attention, ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.models.attention import MaskShape, attention_mask, mask_of_sets
@@ -325,3 +325,26 @@ def test_masks_equal_the_rule_position_by_position(seed: int) -> None:
         assert expected.all()
     else:
         assert torch.equal((mask == 0).expand(1, 1, *expected.shape)[0, 0], expected)
+
+
+@pytest.mark.parametrize("cached", [0, 6])
+def test_added_rows_that_repeat_the_canvas_predict_what_it_predicts(cached: int) -> None:
+    """Each sees itself in place of the position that it repeats; seeing both is something else."""
+    model, length, at_E = tiny_denoiser("llada", 3), 14, torch.tensor([8, 9, 12])
+    tokens_1L = torch.arange(2, 2 + length)[None]
+    kv, feed = model.new_cache(length), (cached, length)
+    if cached:
+        before = ForwardPlan(ForwardKind.PREFILL, (0, length), (0, length), (0, cached))
+        model.forward(tokens_1L, before, kv)
+        kv.keep(before, torch.tensor(0))
+    other_EF = at_E[:, None] != torch.arange(*feed)
+    itself_EX = torch.cat([other_EF, torch.eye(3, dtype=torch.bool)], 1)
+    plan = ForwardPlan(ForwardKind.DENOISE, feed, feed, (0, 0))
+    plan = replace(plan, added=AddedRows(tokens_1L[0, at_E], at_E, itself_EX))
+    logits_KXV = model.forward(tokens_1L, plan, kv)
+    assert plan.fed == length - cached + 3 == logits_KXV.shape[1]
+    torch.testing.assert_close(logits_KXV[0, -3:], logits_KXV[0, at_E - cached])
+    both = AddedRows(tokens_1L[0, at_E], at_E, torch.ones_like(itself_EX))
+    twice_KXV = model.forward(tokens_1L, replace(plan, added=both), kv)
+    assert not torch.allclose(twice_KXV[0, -3:], logits_KXV[0, -3:], atol=1e-4)
+    torch.testing.assert_close(twice_KXV[:, :-3], logits_KXV[:, :-3])

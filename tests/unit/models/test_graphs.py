@@ -21,6 +21,7 @@ from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.revise.wino import leave_one_out
 from dllm_bench.models import attention, graphs
 from dllm_bench.models.graphs import FixedShapeDenoiser, padded
 from dllm_bench.models.layers import own_layers
@@ -56,7 +57,7 @@ def fixed(model: TransformerDenoiser) -> FixedShapeDenoiser:
 
 
 def plans(model: TransformerDenoiser) -> list[ForwardPlan]:
-    """Prefill, cached steps that keep or do not, one in the middle, one with a shadow."""
+    """Prefill, cached steps that keep or do not, one in the middle, one with added rows."""
     form: tuple[object, int, int] = ("full", 0, 0)
     if model.attention_form == "causal":
         form = ("block_causal", 1, 0)
@@ -75,7 +76,13 @@ def plans(model: TransformerDenoiser) -> list[ForwardPlan]:
     if full:
         made.append(replace(made[-1], alone=33))
     if full and not model.shifted:
-        made.append(replace(made[-1], alone=None, shadow=(31, 37)))
+        made.append(
+            replace(
+                made[-1],
+                alone=None,
+                added=leave_one_out((31, 37), made[-1].feed, 0, torch.device("cpu")),
+            )
+        )
     return made
 
 
@@ -87,12 +94,12 @@ def outputs(model: TransformerDenoiser, branches: int) -> list[Tensor]:
     for turn, plan in enumerate(plans(model)):
         several = branches > 1 and kv.length > 0
         ends_K = torch.tensor([plan.feed[1] - k for k in range(branches)])
-        hides = several and turn != 2 and plan.shadow == (0, 0)
+        hides = several and turn != 2 and plan.added is None
         plan = replace(plan, visible_K=ends_K if hides else None)
         logits_KRV = model.forward(tokens_KL if several else tokens_KL[:1], plan, kv)
         kv.keep(plan, torch.tensor(branches - 1) if several else FIRST)
         seen = plan.rows[1] - plan.rows[0] - (branches - 1 if hides else 0)
-        found.append(logits_KRV if plan.shadow[1] else logits_KRV[:, :seen])
+        found.append(logits_KRV if plan.added else logits_KRV[:, :seen])
     return found
 
 

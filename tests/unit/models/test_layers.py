@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.revise.wino import leave_one_out
 from dllm_bench.models import attention
 from dllm_bench.models.attention import attend_windows
 from dllm_bench.models.layers import (
@@ -52,6 +53,7 @@ def span(feed: tuple[int, int], store: tuple[int, int] = (0, 0)) -> ForwardPlan:
 
 
 WHOLE, WINDOW = span((0, LENGTH), (0, PREFIX)), span((PREFIX, LENGTH))
+ADDED = leave_one_out((PREFIX + 1, PREFIX + 4), WINDOW.feed, 0, torch.device("cpu"))
 FORWARDS: dict[str, tuple[ForwardPlan, int]] = {  # what follows WHOLE, and its number of branches
     "without a cache": (span((0, LENGTH)), 1),
     "branches without a cache": (span((0, LENGTH)), 3),
@@ -61,7 +63,7 @@ FORWARDS: dict[str, tuple[ForwardPlan, int]] = {  # what follows WHOLE, and its 
     "within a prefix": (span((4, 9)), 1),
     "branches within a prefix": (span((4, 9)), 2),
     "visible ends": (replace(WINDOW, visible_K=torch.tensor([LENGTH, PREFIX + 5])), 2),
-    "a shadow": (replace(WINDOW, rows=WINDOW.feed, shadow=(PREFIX + 1, PREFIX + 4)), 1),
+    "added rows": (replace(WINDOW, rows=WINDOW.feed, added=ADDED), 1),
     "block-causal": (replace(WINDOW, attention="block_causal", block=BLOCK, origin=3), 2),
     "sets": (
         replace(
@@ -107,7 +109,7 @@ def of_layers(
 
 def check(model: TransformerDenoiser, plan: ForwardPlan, branches: int, joined: bool) -> None:
     model.attention_form = "full"
-    if plan.shadow[1] and model.shifted:
+    if plan.added and model.shifted:
         model.shifted = False
     expected = of_layers(model, module_layers(model.module), plan, branches)
     layers = own_layers(model.module, joined)
@@ -163,7 +165,7 @@ WINDOWS = {  # forwards whose attention needs no mask, and some that do
     "behind a prefix": False,
     "branches within a prefix": False,
     "visible ends": False,
-    "a shadow": False,
+    "added rows": False,
     "block-causal": False,
 }
 
