@@ -31,7 +31,7 @@ from dllm_bench.metrics.metric import (
 from dllm_bench.metrics.sample_stats import SampleStats
 
 
-class Round(NamedTuple):
+class DraftRound(NamedTuple):
     """One verification, in tokens."""
 
     proposed: int  # draft tokens verified
@@ -39,12 +39,12 @@ class Round(NamedTuple):
     committed: int  # accepted tokens and the target's own
 
 
-def rounds(generation: Generation) -> list[Round]:
+def rounds(generation: Generation) -> list[DraftRound]:
     """The rounds of a generation; see `rounds_of`."""
     return rounds_of(generation.trace, generation.born)
 
 
-def rounds_of(trace: Trace, born: Sequence[int]) -> list[Round]:
+def rounds_of(trace: Trace, born: Sequence[int]) -> list[DraftRound]:
     """The rounds of a stored sample, from its trace and the forward that committed each token.
 
     Where an accepted end token cut a draft, only the tokens up to it count as proposed.
@@ -55,7 +55,7 @@ def rounds_of(trace: Trace, born: Sequence[int]) -> list[Round]:
         if forward.kind == ForwardKind.VERIFY or forward.proposed:
             ended = new[index] == forward.accepted
             proposed = forward.accepted if ended else forward.proposed
-            rounds.append(Round(proposed, forward.accepted, new[index]))
+            rounds.append(DraftRound(proposed, forward.accepted, new[index]))
     return rounds
 
 
@@ -108,7 +108,7 @@ class Acceptance:
     accepted: tuple[int, ...]  # of these, rounds that accepted this token too
 
 
-def acceptance_of(rounds: Sequence[Round]) -> Acceptance:
+def acceptance_of(rounds: Sequence[DraftRound]) -> Acceptance:
     """The counts over one sample's rounds."""
     longest = max((r.proposed for r in rounds), default=0)
     return Acceptance(
@@ -125,7 +125,9 @@ Counts = Sequence[Acceptance]
 
 def acceptance_by_sample(samples: Sequence[SampleStats]) -> list[Acceptance]:
     """The counts of every sample."""
-    return [acceptance_of([Round(*values) for values in sample.rounds or ()]) for sample in samples]
+    return [
+        acceptance_of([DraftRound(*values) for values in sample.rounds or ()]) for sample in samples
+    ]
 
 
 def ratio(top: float, bottom: float) -> float | None:

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.metrics import acceptance
-from dllm_bench.metrics.acceptance import Round
+from dllm_bench.metrics.acceptance import DraftRound
 from dllm_bench.metrics.accuracy import wilson
 from dllm_bench.metrics.definitions import measure
 from tests.sample_stats import drafted, interval, sample
 
-FIRST = [Round(3, 3, 4), Round(3, 0, 1), Round(1, 1, 2)]
-SECOND = [Round(3, 1, 2), Round(0, 0, 1)]
+FIRST = [DraftRound(3, 3, 4), DraftRound(3, 0, 1), DraftRound(1, 1, 2)]
+SECOND = [DraftRound(3, 1, 2), DraftRound(0, 0, 1)]
 
 
 def test_by_hand() -> None:
@@ -68,7 +68,9 @@ def test_rounds_come_from_trace_and_tokens() -> None:
     ]
     born = (0, 2, 2, 2, 4, 4, 4, 4)
     found = acceptance.rounds_of(Trace(rows), born)
-    assert found == [Round(7, 2, 3), Round(4, 4, 4)], "an accepted end token cuts the proposal"
+    assert found == [DraftRound(7, 2, 3), DraftRound(4, 4, 4)], (
+        "an accepted end token cuts the proposal"
+    )
 
 
 def test_nothing_is_undefined() -> None:
