@@ -121,12 +121,11 @@ class Round:
         self.state.cut(length)
         self.ask(LENGTH, (self.state.born_KL[-1] != CUT).sum())
 
-    def insert(self, at: Tensor, count: Tensor, ends: Tensor, most: int) -> None:
+    def insert(self, at: Tensor, count: Tensor, ends: Tensor | None, most: int) -> None:
         """Insert `count` positions, at most `most`, in front of `at`, up to the request's new
         tokens; see `DecodeState.insert`.
         """
         most = min(most, self.state.wanted - self.state.length)
         if most > 0:
-            self.state.insert(at, count, ends, most)
+            self.ask(LENGTH, self.state.insert(at, count, ends, most))
             self.ask(INSERTED, torch.stack([at, count]))
-            self.ask(LENGTH, (self.state.born_KL[-1] != CUT).sum())

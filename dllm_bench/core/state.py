@@ -205,24 +205,29 @@ class DecodeState:
         if self.changes_KL is not None:
             self.changes_KL = self.changes_KL[:, :length]
 
-    def insert(self, at: Tensor, count: Tensor, ends: Tensor, room: int) -> None:
+    def insert(self, at: Tensor, count: Tensor, ends: Tensor | None, room: int) -> Tensor:
         """Insert `count` positions in front of `at` (0-d int64), without a copy to the host.
 
         They are masks, or end tokens if `ends` (0-d bool). What was there moves to the right. The
         tensors get `room` positions longer: what does not fit is gone, and what is left over counts
-        as cut (`cut`). Memo values do not move: pieces that are `by_position` are refused.
+        as cut (`cut`). Memo values do not move: pieces that are `by_position` are refused. Returns
+        the length without what is cut (0-d int64).
         """
         position_L = torch.arange(self.length + room, device=self.born_KL.device)
         behind_L = position_L >= at + count
         new_L = (position_L >= at) & ~behind_L
         before_L = (position_L - behind_L * count).clamp(max=self.length - 1)
-        token = torch.where(ends, self.special.eos, self.special.mask)
-        born = torch.where(ends, PROMPT, MASKED).to(self.born_KL.dtype)
-        length = (self.born_KL[-1] != CUT).sum() + count
-        self.tokens_KL = torch.where(new_L, token, self.tokens_KL.index_select(1, before_L))
-        self.born_KL = torch.where(new_L, born, self.born_KL.index_select(1, before_L))
+        token, born = torch.tensor(self.special.mask), torch.tensor(MASKED)
+        if ends is not None:
+            token = torch.where(ends, self.special.eos, self.special.mask)
+            born = torch.where(ends, PROMPT, MASKED)
+        length = ((self.born_KL[-1] != CUT).sum() + count).clamp(max=len(position_L))
+        tokens_KL, born_KL = (t.index_select(1, before_L) for t in (self.tokens_KL, self.born_KL))
+        self.tokens_KL = torch.where(new_L, token, tokens_KL)
+        self.born_KL = torch.where(new_L, born.to(born_KL.dtype), born_KL)
+        self.born_KL.masked_fill_(position_L >= length, CUT)
         self.ends_given = True
-        self.cut(length)
+        return length
 
     def take(self, index: Tensor) -> DecodeState:
         """The branches `index` (int64), in that order, memo included."""

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, BlockProgress
-from dllm_bench.core.contracts import Reads, Scores
+from dllm_bench.core.contracts import Reads
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import HOLD, Round
-from dllm_bench.core.state import CUT, DecodeState
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding.schedule.blocks import Blocks
 from dllm_bench.registry import register
@@ -93,11 +92,10 @@ class Daedal(Blocks):
             round.plan = replace(round.plan, kind=ForwardKind.SIZE)
 
     def on_commit(self, round: Round) -> None:
-        ends = self._end_confidence(round.scores, round.state)
         if self._seeks(round):
-            self._append(ends < self.eos_enough, round)
-        else:
-            self._expand(ends < self.eos_expand, round)
+            self._append(self._end_confidence(round) < self.eos_enough, round)
+        elif round.state.length < round.state.wanted:
+            self._expand(self._end_confidence(round) < self.eos_expand, round)
 
     def _seeks(self, round: Round) -> bool:
         """Whether this forward only finds the canvas's length; the first one does."""
@@ -115,23 +113,23 @@ class Daedal(Blocks):
             short = torch.zeros_like(short)
         self._seek(short, round)
         count = torch.where(short, self.factor, self.eos_window // 2)
-        at = (state.born_KL[-1] != CUT).sum()
+        at = torch.full_like(count, state.length)
         round.insert(at, count, ~short, max(self.factor, self.eos_window // 2))
 
     def _expand(self, wanted: Tensor, round: Round) -> None:
         """All but one of the masks that replace the least probable one, in front of it."""
         scores, window, state = round.scores, round.window, round.state
-        if state.length == state.wanted:
-            return
         probability_KW = scores.probability_KW if scores.raw_KW is None else scores.raw_KW
         open_KW = window.eligible_KW & window.of(state.masked_KL)
         least, index = probability_KW.masked_fill(~open_KW, torch.inf)[0].min(0)
         grows = wanted & (least < self.low)
         count = torch.where(grows, self.factor - 1, 0)
-        round.insert(window.start + index, count, torch.zeros_like(grows), self.factor - 1)
+        round.insert(window.start + index, count, None, self.factor - 1)
 
-    def _end_confidence(self, scores: Scores, state: DecodeState) -> Tensor:
+    def _end_confidence(self, round: Round) -> Tensor:
         """How sure the model is that the text ends within the canvas, 0-d."""
-        ends_W = (scores.ids_KW[0] == state.special.eos) & (scores.probability_KW[0] > 0)
-        last_W = ends_W & (ends_W.flip(0).cumsum(0).flip(0) <= self.eos_window)
+        scores = round.scores
+        ends_W = (scores.ids_KW[0] == round.state.special.eos) & (scores.probability_KW[0] > 0)
+        count_W = ends_W.cumsum(0)
+        last_W = ends_W & (count_W[-1] - count_W < self.eos_window)
         return (scores.probability_KW[0] * last_W).sum() / self.eos_window
