@@ -35,6 +35,8 @@ KEY = "sk-secret-0123456789"
 class FakeWandb(types.ModuleType):
     """Takes what would be sent to Weights & Biases."""
 
+    offline, step, url = False, 0, "https://wandb.example/run"
+
     def __init__(self, shown: list[Any]) -> None:
         super().__init__("wandb")
         self.shown = shown

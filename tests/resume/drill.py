@@ -156,9 +156,10 @@ def die_at_touch(n: int, root: Path) -> None:
         return wrapped
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        below = str(args[0]).startswith(str(root)) or not os.path.isabs(str(args[0]))
-        if event in NAMED and below:  # a results folder's files are named within an open folder
-            touch()
+        if event in NAMED:
+            path = str(args[0])
+            if path.startswith(str(root)) or not os.path.isabs(path):  # within an open folder
+                touch()
 
     written = os.write
     patches: dict[str, Any] = {name: touching(getattr(os, name)) for name in TOUCHES}
