@@ -54,6 +54,8 @@ REFUSALS = {
     "`sinfo -o '%P %l'` allows",
 }
 """What a refusal of sbatch contains -> what it means, and what to set."""
+NEVER = ("PartitionConfig", "BadConstraints", "PartitionTimeLimit", "PartitionNodeLimit")
+"""Reasons for which SLURM keeps a job that no node can ever start."""
 NAMED_IN_REFUSALS = "cpus_per_task gpus_per_node partition account timeout_min".split()
 SHARED = frozenset(
     "timeout_min cpus_per_task gpus_per_node tasks_per_node mem_gb nodes name".split()
@@ -260,6 +262,27 @@ def job_states() -> dict[str, str] | None:
     return {job: state.lower() for job, state in pairs}
 
 
+def end_impossible(jobs: SlurmJobs) -> None:
+    """Cancel the jobs that wait for what no node has; raises DllmBenchError if there are any."""
+    own = {ticket.job for ticket in jobs.tickets.values()} & set(jobs.states or ())
+    if not any((jobs.states or {})[job] == "pending" for job in own):
+        return
+    command = ["squeue", "--me", "--noheader", "--array", "--states=pending", "--format=%i %C %r"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    found = [(job, cores, why) for job, cores, why in lines if job in own and why in NEVER]
+    if not found:
+        return
+    subprocess.run(["scancel", *[job for job, _, _ in found]], timeout=ANSWER_S)
+    _, cores, why = found[0]
+    raise DllmBenchError(
+        f"SLURM took {len(found)} jobs that it can never start ({why}), and they were cancelled: "
+        f"no node has the {cores} cores, the memory, devices or time that they ask for. Set "
+        "hardware.threads, cpus_per_task, mem_gb, gpus_per_node, constraint, timeout_min or "
+        "partition to what `sinfo -o '%P %c %m %G %l'` lists."
+    )
+
+
 @dataclass(frozen=True)
 class SlurmJobs:
     """What was sent from here, and the states of the jobs that are not over."""
@@ -312,6 +335,7 @@ def wait_for_jobs(
 ) -> list[str]:
     """Wait until all jobs are over; returns a sentence per run that was left unsealed.
 
+    Raises DllmBenchError if SLURM does not answer or can never start a job (`end_impossible`).
     wanted: hashes of runs that count even if their jobs were over before.
     """
     jobs = SlurmJobs.of(store)
@@ -330,6 +354,7 @@ def wait_for_jobs(
                 progress.update(jobs.tickets[key].what, how_far(store, jobs, key))
             time.sleep(poll_s if waiting else 0)
             jobs = SlurmJobs.of(store)
+            end_impossible(jobs)
             if waiting and jobs.states is None:
                 raise DllmBenchError(
                     "SLURM does not answer (squeue); its jobs continue, `dllm-bench status` shows "

@@ -91,7 +91,7 @@ def recomputed(planned: PlannedCell) -> float:
         assert record
         if metric.is_score:
             return again(metric, record.columns)
-        key = (record.identity_hash, record.sealed_at, metric.definition)
+        key = (record.identity_hash, len(record.columns["id"]), record.sealed_at, metric.definition)
         if key not in MEASURED:
             MEASURED[key] = again(metric, record.columns)
         return MEASURED[key]
