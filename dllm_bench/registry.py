@@ -3,7 +3,7 @@
 A class (or a function that makes objects) declares its name where it is defined, for example
 `@register("select.threshold")`. Run hashes and records hold that name, never a module path, so a
 class can be moved or renamed without changing the identity of any run. Yaml files write
-`_target_: dllm_bench.decoding.select.threshold.Threshold` (Hydra's convention, which editors can
+`_target_: dllm_bench.methods.common.Threshold` (Hydra's convention, which editors can
 follow) or the registered name; both mean the same object.
 
 Only registered objects are ever called, and only after all of the data was checked: each class must
@@ -40,12 +40,17 @@ DEFAULT_LEFT_OUT = {"default_left_out": True}
 while it has its default, so that the hashes of those runs stay."""
 
 SLOTS = "score select explore schedule revise stop cache draft verify length".split()
+PIECES = (
+    "dllm_bench.methods",
+    "dllm_bench.decoding.defaults",
+    "dllm_bench.decoding.verification",
+)
 HOMES: dict[str, tuple[str, ...]] = {
-    **{slot: (f"dllm_bench.decoding.{slot}",) for slot in SLOTS},
+    **dict.fromkeys(SLOTS, PIECES),
     "decoder": ("dllm_bench.decoding.masked", "dllm_bench.decoding.speculative"),
     "drafter": ("dllm_bench.models.drafters",),
     "filter": ("dllm_bench.models.filters",),
-    "counts": ("dllm_bench.decoding.score.calibrated",),
+    "counts": ("dllm_bench.methods.pc_sampler",),
     "model": ("dllm_bench.serving.served_model",),
     "benchmark": (
         "dllm_bench.benchmarks.lm_eval",

@@ -4,9 +4,10 @@
     .venv/bin/python -m scripts.decoding_code --note "moved only"  # write: tokens stay equal, why
     .venv/bin/python -m scripts.decoding_code                      # write, after DECODING_VERSION
 
-Covered are core, decoding and models. A digest is of a file's syntax tree without docstrings, so
-comments and layout do not count. `decoding_code.txt` holds the version, the notes since it was
-raised, and a line per file; after a merge conflict in it, take either side and run this again.
+Covered are core, decoding, methods and models. A digest is of a file's syntax tree without
+docstrings, so comments and layout do not count. `decoding_code.txt` holds the version, the notes
+since it was raised, and a line per file; after a merge conflict in it, take either side and run
+this again.
 `scripts.check_reference` shows whether tokens stay equal.
 """
 
@@ -23,7 +24,7 @@ from dllm_bench import DECODING_VERSION
 from dllm_bench.paths import PACKAGE
 
 FILE = Path(__file__).with_suffix(".txt")
-FOLDERS = ("core", "decoding", "models")
+FOLDERS = ("core", "decoding", "methods", "models")
 NOTE, VERSION = "note: ", "DECODING_VERSION "
 DIGITS = 16
 COMMAND = 'python -m scripts.decoding_code --note "WHY TOKENS STAY EQUAL"'

@@ -11,13 +11,10 @@ import torch
 
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.trace import Forward
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.stop.budget import Budget
+from dllm_bench.methods.caches import BlockCache
+from dllm_bench.methods.common import Blocks, Budget, NegEntropy, Threshold
+from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.transformer import TransformerDenoiser
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dllm_bench.api.comparison import sealed_record
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.decoding.length.measurements import (
+from dllm_bench.methods.drafting import (
     StepProfile,
     Temperatures,
     check_step_profile,

@@ -1,1 +1,1 @@
-"""The two decoding loops, masked and speculative, and their pieces: one file per published idea."""
+"""The two decoding loops, masked and speculative, and what they compute with."""

@@ -41,13 +41,11 @@ from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import to_device
 from dllm_bench.core.workers import ONE_WORKER, WorkerGroup
 from dllm_bench.decoding.batching import Answer, DecodeSteps, Step, host_values, run_batched
-from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.guidance import check_guidance, guided_forward
 from dllm_bench.decoding.numerics import forbid
-from dllm_bench.decoding.revise.none import NoRevision
 from dllm_bench.decoding.round_log import FORCED, WINNER, RoundLog
 from dllm_bench.decoding.smoothing import check_smoothing, remember_expected, with_expected
-from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.decoding.windows import WindowTracker, masks_per_block
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 

@@ -38,8 +38,7 @@ from dllm_bench.core.speculative import (
 from dllm_bench.core.state import check_prompt
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
 from dllm_bench.core.transfer import to_device, to_host
-from dllm_bench.decoding.length.fixed import FixedLength
-from dllm_bench.decoding.verify.rejection import Rejection
+from dllm_bench.decoding.verification import FixedLength, Rejection
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from dllm_bench.decoding.length.measurements import device_of_step_profile
 from dllm_bench.figures import style
 from dllm_bench.figures.panels import (
     PANEL_KINDS,
@@ -31,6 +30,7 @@ from dllm_bench.figures.panels import (
 from dllm_bench.figures.points import BuiltFigure, FigurePoint
 from dllm_bench.figures.run_series import COUNTED, SIMULATED
 from dllm_bench.figures.spec import StatedNumber
+from dllm_bench.methods.drafting import device_of_step_profile
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

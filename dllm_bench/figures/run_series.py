@@ -22,7 +22,7 @@ from typing import Any
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.decoding.length.measurements import (
+from dllm_bench.methods.drafting import (
     StepProfile,
     Temperatures,
     check_step_profile,

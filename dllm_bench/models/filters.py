@@ -3,7 +3,7 @@
 A filter is a stack of linear layers over the confidences of a block, stored in one safetensors file
 as `0.weight, 0.bias, 2.weight, …` with an activation between them; the file's header says which
 model it was trained for, and how. A filter is identified by its content (sha256), not by its path.
-It is trained in `training/filters.py` and used in `decoding/select/filter.py`.
+It is trained in `training/filters.py` and used in `methods/learn2pd.py`.
 """
 
 from __future__ import annotations

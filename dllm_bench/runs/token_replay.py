@@ -30,7 +30,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.explore.greedy import Greedy
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import read_logits, top1
 from dllm_bench.runs.dependencies import REAL, Dependencies

@@ -25,9 +25,8 @@ from statistics import fmean, median
 import numpy as np
 
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.length.hardware_aware import Probabilities, TwoStepsAhead, early_stop
-from dllm_bench.decoding.length.measurements import StepProfile
-from dllm_bench.decoding.length.threshold import likely_prefix
+from dllm_bench.methods.drafting import StepProfile, likely_prefix
+from dllm_bench.methods.dspark import Probabilities, TwoStepsAhead, early_stop
 
 PlainLengthRule = Callable[[Probabilities], Sequence[int]]
 """Acceptance probabilities of the drafts of a step -> tokens verified of each."""
@@ -305,7 +304,7 @@ def under_arrivals(
     ]
 
 
-# --- length rules on plain probabilities: the same decisions as the pieces in decoding/length -----
+# --- length rules on plain probabilities: the same decisions as the pieces in methods -------
 
 
 def fixed_rule(tokens: int | None = None) -> NewLengthRule:

@@ -15,7 +15,7 @@ from math import ceil
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.decoding.length.measurements import StepProfile, Temperatures
+from dllm_bench.methods.drafting import StepProfile, Temperatures
 from dllm_bench.metrics.acceptance import common_prefix
 from dllm_bench.metrics.calibration import ObservedDraft
 from dllm_bench.serving.load_simulation import DraftedText, DraftOutcome

@@ -278,7 +278,7 @@ def check_filters(value: Any, model: str, weights: str) -> None:
 
 def check_profiles(plain: Mapping[str, Any], model: str) -> None:
     """Refuse step times, at any depth of a decoder, that were measured with another model."""
-    from dllm_bench.decoding.length.measurements import check_step_profile, read_step_profile
+    from dllm_bench.methods.drafting import check_step_profile, read_step_profile
 
     for part in sourced(plain):
         if TARGET in part and find(str(part[TARGET])) is read_step_profile:

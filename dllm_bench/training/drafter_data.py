@@ -22,8 +22,8 @@ from torch import Tensor
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, first_end
-from dllm_bench.decoding.draft.controls import NoDraft
 from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.drafting import NoDraft
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import EMBEDDING_TAP, FULL_ATTENTION, TransformerDenoiser
 from dllm_bench.store.files import Appender, whole_lines, write_atomic

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.length.measurements import StepProfile
 from dllm_bench.decoding.speculative import check_target
+from dllm_bench.methods.drafting import StepProfile
 from dllm_bench.models import load as loading
 from dllm_bench.store import inputs, provenance
 from dllm_bench.store.hardware import wait_for

@@ -28,14 +28,11 @@ from dllm_bench.core.contracts import Reads, Scores, Select
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.oracle import Oracle
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import Blocks, Confidence, Eos, TopK
+from dllm_bench.methods.learn2pd import Oracle
 from dllm_bench.store.files import atomic_path
 from dllm_bench.store.nolinks import is_file
 from dllm_bench.store.spec import digest, slug

@@ -18,15 +18,11 @@ from dllm_bench.api.random_model import random_model, random_request
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.stop.budget import Budget
+from dllm_bench.methods.caches import BlockCache, NoCache
+from dllm_bench.methods.common import Blocks, Budget, Confidence, Threshold
+from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.paths import options
 from scripts.perf import models
 from scripts.perf.reference import Reference

@@ -13,12 +13,10 @@ from torch import Tensor
 import dllm_bench as db
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.revise.wino import Wino
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import Blocks, Confidence, Threshold
+from dllm_bench.methods.wino import Wino
 from dllm_bench.paths import assets_dir
 from tests.api.models import loaded, transformers_object
 

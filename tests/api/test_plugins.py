@@ -14,8 +14,8 @@ from dllm_bench import paths, registry
 from dllm_bench.api import compose as composing
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.stop.filled import Filled
 from dllm_bench.paths import CONFIG_DIR, options
 from dllm_bench.store.store import Store
 from tests import pieces

@@ -17,8 +17,8 @@ import pytest
 import torch.distributed as dist
 
 from dllm_bench.core.errors import (DllmBenchError)
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.methods.common import Pipeline
+from dllm_bench.methods.common import Threshold
 from dllm_bench.launch import run_one
 from dllm_bench.runs.dependencies import Dependencies
 from dllm_bench.store.spec import RunSpec

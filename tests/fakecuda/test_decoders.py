@@ -25,8 +25,8 @@ from dllm_bench.api.compose import compose
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.decoding import masked
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.revise.wino import Wino
-from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.methods.common import Threshold
+from dllm_bench.methods.wino import Wino
 from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.parallel import branch

@@ -29,8 +29,7 @@ from dllm_bench.api.generation import composed_decoder, slot_override
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.stop.any_of import AnyOf
-from dllm_bench.decoding.stop.budget import Budget
+from dllm_bench.methods.common import AnyOf, Budget
 from tests.helpers import Watched, golden_dir, load_denoiser
 
 GOLDEN = golden_dir()

@@ -18,10 +18,10 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.cache.dllm_cache import MostChanged
-from dllm_bench.decoding.cache.dpad import DPadCache
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.select.drawn import Drawn
+from dllm_bench.methods.dkv import Drawn
+from dllm_bench.methods.dllm_cache import MostChanged
+from dllm_bench.methods.dpad import DPadCache
 from tests.golden.cases import (
     Case,
     Settings,

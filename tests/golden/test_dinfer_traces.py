@@ -23,12 +23,11 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, SpecialTokens
 from dllm_bench.core.state import DecodeState, Memo
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.score.credit import CREDIT as CREDIT_VALUES
-from dllm_bench.decoding.score.credit import IDS, Credit
-from dllm_bench.decoding.stop.any_of import AnyOf
-from dllm_bench.decoding.stop.budget import Budget
-from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.methods.common import AnyOf, Budget
+from dllm_bench.methods.credit import CREDIT as CREDIT_VALUES
+from dllm_bench.methods.credit import IDS, Credit
 from dllm_bench.metrics.sample_stats import count_sample, idle_forwards
 from tests.golden.cases import (
     ROUNDING,

@@ -17,10 +17,10 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState, Memo
-from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.credit import CREDIT, IDS
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import Blocks
+from dllm_bench.methods.credit import CREDIT, IDS
 from tests.golden.cases import GOLDEN, composed
 from tests.golden.test_dinfer_traces import rule
 

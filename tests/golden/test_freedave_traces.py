@@ -15,9 +15,9 @@ from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
 from dllm_bench.core.request import Generation
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.self_draft import SelfDraft
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.freedave import SelfDraft
 from tests.golden.cases import (
     Case,
     Settings,

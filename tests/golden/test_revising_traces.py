@@ -21,7 +21,7 @@ from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.request import Generation
 from dllm_bench.core.state import DecodeState
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.score.confidence import Confidence
+from dllm_bench.methods.common import Confidence
 from tests.golden.cases import (
     Case,
     Proof,

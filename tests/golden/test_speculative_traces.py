@@ -23,12 +23,12 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.draft.controls import NoDraft
-from dllm_bench.decoding.draft.dflash import DFlash
-from dllm_bench.decoding.draft.dspark import DSpark
-from dllm_bench.decoding.draft.eagle3 import Eagle3
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verify.rejection import Rejection
+from dllm_bench.decoding.verification import Rejection
+from dllm_bench.methods.dflash import DFlash
+from dllm_bench.methods.drafting import NoDraft
+from dllm_bench.methods.dspark import DSpark
+from dllm_bench.methods.eagle3 import Eagle3
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.transformer import TransformerDenoiser

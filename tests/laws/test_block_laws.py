@@ -19,22 +19,14 @@ from dllm_bench.core.decoder import BlockLength, Condition
 from dllm_bench.core.request import Request
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.defaults import Filled, Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.adablock import AdaBlock
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.daedal import Daedal
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.schedule.sub_blocks import SubBlockGrid, SubBlocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.methods.adablock import AdaBlock
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import Blocks, Confidence, Eos, Pipeline, Threshold
+from dllm_bench.methods.daedal import Daedal
+from dllm_bench.methods.fast_dllm import SubBlockGrid, SubBlocks
+from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import VOCAB
 from tests.pieces import Table
 from tests.tiers import covering

@@ -14,19 +14,14 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.round import Round
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.dkv import DKVCache
-from dllm_bench.decoding.cache.dllm_cache import DLLMCache
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.cache.vicinity import VicinityCache
-from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.threshold import Threshold
 from dllm_bench.launch.run_one import run
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import Blocks, Confidence, Threshold
+from dllm_bench.methods.dinfer import VicinityCache
+from dllm_bench.methods.dkv import DKVCache
+from dllm_bench.methods.dllm_cache import DLLMCache
+from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.metrics.sample_stats import NO_TIME
 from dllm_bench.paths import assets_dir
 from dllm_bench.runs import cache_error

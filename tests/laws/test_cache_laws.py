@@ -23,32 +23,27 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.d2 import NEXT, D2Cache
-from dllm_bench.decoding.cache.dkv import DKVCache
-from dllm_bench.decoding.cache.dkv_greedy import DKVGreedyCache
-from dllm_bench.decoding.cache.dllm_cache import DLLMCache, MostChanged
-from dllm_bench.decoding.cache.dpad import DPadCache
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.hierarchical import HierarchicalCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.cache.sparse import SparseCache
-from dllm_bench.decoding.cache.vicinity import VicinityCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.credit import Credit
-from dllm_bench.decoding.score.density import Density, density
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.best import Best
-from dllm_bench.decoding.select.drawn import Drawn
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import (
+    Best,
+    Blocks,
+    Confidence,
+    NegEntropy,
+    Pipeline,
+    Threshold,
+    TopK,
+)
+from dllm_bench.methods.credit import Credit
+from dllm_bench.methods.d2cache import NEXT, D2Cache, Density, density
+from dllm_bench.methods.dinfer import VicinityCache
+from dllm_bench.methods.dkv import DKVCache, DKVGreedyCache, Drawn
+from dllm_bench.methods.dllm_cache import DLLMCache, MostChanged
+from dllm_bench.methods.dpad import DPadCache
+from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks
+from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.sparse import SparseCache
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.kv import PositionCache

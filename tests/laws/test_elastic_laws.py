@@ -20,13 +20,11 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.cache.elastic import ElasticCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import Blocks, Confidence, Threshold
+from dllm_bench.methods.elastic import ElasticCache
+from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import Watched, tiny_denoiser
 
 NEW, LAYERS = 24, 4

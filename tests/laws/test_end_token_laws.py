@@ -20,17 +20,11 @@ from dllm_bench.core.contracts import Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.state import MASKED, DecodeState
-from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.credit import Credit
-from dllm_bench.decoding.score.gumbel import Gumbel
-from dllm_bench.decoding.score.sampled import Sampled
-from dllm_bench.decoding.select.epsilon import Epsilon
-from dllm_bench.decoding.select.origin import Origin
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import Blocks, Confidence, Threshold, TopK
+from dllm_bench.methods.credit import Credit
+from dllm_bench.methods.dream import Epsilon, Gumbel, Origin, Sampled
 from tests.helpers import ROLES
 from tests.pieces import Table
 

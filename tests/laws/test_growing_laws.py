@@ -17,24 +17,15 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import PROMPT, DecodeState
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.revise.end_fill import EndFill
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.daedal import Daedal
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.credit import Credit
-from dllm_bench.decoding.score.mask_last import MaskLast
-from dllm_bench.decoding.select.oracle import Oracle
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.select.union import Union
-from dllm_bench.decoding.stop.any_of import AnyOf
-from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
-from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.methods.caches import DualCache, NoCache
+from dllm_bench.methods.common import AnyOf, Blocks, Confidence, Eos, Threshold, TopK, Union
+from dllm_bench.methods.credit import Credit
+from dllm_bench.methods.d3llm import EndFill
+from dllm_bench.methods.daedal import Daedal, MaskLast
+from dllm_bench.methods.learn2pd import EndOfTextPrediction, Oracle
+from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import Watched, tiny_denoiser
 from tests.pieces import Table
 

@@ -15,24 +15,22 @@ from torch import Tensor
 from dllm_bench.core.contracts import Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.filter import Filter
-from dllm_bench.decoding.select.oracle import Oracle
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.select.union import Union
-from dllm_bench.decoding.stop.any_of import AnyOf
-from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
+from dllm_bench.methods.caches import DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import (
+    AnyOf,
+    Blocks,
+    Confidence,
+    Eos,
+    NegEntropy,
+    Pipeline,
+    Threshold,
+    TopK,
+    Union,
+)
+from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter, Oracle
+from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import ROLES, Watched, tiny_denoiser
 from tests.pieces import RandomHead
 from tests.tiers import covering

@@ -17,16 +17,12 @@ from dllm_bench.core.contracts import Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import CREATION, Lookahead
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.score.credit import Credit
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.methods.caches import BlockCache, NoCache
+from dllm_bench.methods.common import Blocks, NegEntropy, Pipeline, Threshold
+from dllm_bench.methods.credit import Credit
+from dllm_bench.methods.lopa import CREATION, Lookahead
 from tests.helpers import ROLES, tiny_denoiser
 
 REQUEST = Request("laws", tuple(range(3, 14)), 32)

@@ -18,29 +18,26 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.causal import CausalCache
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.credit import Credit
-from dllm_bench.decoding.score.margin import Margin
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.epsilon import Epsilon
-from dllm_bench.decoding.select.factor import Factor
-from dllm_bench.decoding.select.hierarchy import Hierarchy
-from dllm_bench.decoding.select.ration import Ration
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.select.union import Union
-from dllm_bench.decoding.stop.budget import Budget
-from dllm_bench.decoding.stop.eos import Eos
+from dllm_bench.methods.caches import BlockCache, CausalCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import (
+    Blocks,
+    Budget,
+    Confidence,
+    Eos,
+    Margin,
+    NegEntropy,
+    Pipeline,
+    Threshold,
+    TopK,
+    Union,
+)
+from dllm_bench.methods.credit import Credit
+from dllm_bench.methods.dinfer import Hierarchy
+from dllm_bench.methods.dream import Epsilon
+from dllm_bench.methods.fast_dllm import Factor, Ration
+from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import ROLES, tiny_denoiser
 from tests.pieces import decoders
 from tests.tiers import covering

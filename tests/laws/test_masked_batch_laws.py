@@ -20,19 +20,12 @@ from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward
 from dllm_bench.decoding import batching, masked
 from dllm_bench.decoding.batching import RunForward, forward
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.hierarchical import HierarchicalCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.revise.wino import Wino
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.schedule.sub_blocks import SubBlocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import Blocks, Confidence, Pipeline, Threshold
+from dllm_bench.methods.fast_dllm import HierarchicalCache, SubBlocks
+from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.wino import Wino
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import tiny_denoiser
 from tests.pieces import decoders

@@ -18,13 +18,15 @@ from torch import Tensor
 
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify, VerifyLength
-from dllm_bench.decoding.draft.controls import AdversarialDraft, NoDraft, RandomDraft
-from dllm_bench.decoding.draft.ngram import NGramDraft
-from dllm_bench.decoding.length.fixed import FixedLength
-from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verify.greedy_match import GreedyMatch
-from dllm_bench.decoding.verify.rejection import Rejection
+from dllm_bench.decoding.verification import FixedLength, GreedyMatch, Rejection
+from dllm_bench.methods.drafting import (
+    AdversarialDraft,
+    NGramDraft,
+    NoDraft,
+    RandomDraft,
+    SurvivalThreshold,
+)
 from tests.speculative import Chain, FromDistribution
 from tests.tiers import covering
 

@@ -23,9 +23,9 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, PROMPT
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.cache.none import NoCache
+from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.methods.caches import NoCache
 from tests.pieces import SLOTS, SMALL, Table, decoders, pieces
 from tests.tiers import covering, covering_pairs
 

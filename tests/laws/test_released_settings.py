@@ -18,29 +18,26 @@ from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED, DecodeState
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import keep_top_p
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.multi_block import MultiBlock
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.score.sampled import Sampled
-from dllm_bench.decoding.select.entropy import EntropyThreshold
-from dllm_bench.decoding.select.epsilon import Epsilon
-from dllm_bench.decoding.select.factor import Factor
-from dllm_bench.decoding.select.filter import Filter
-from dllm_bench.decoding.select.first_of_block import FirstOfBlock
-from dllm_bench.decoding.select.hierarchy import Hierarchy
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.select.union import Union
-from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
-from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.methods.caches import DualCache, NoCache
+from dllm_bench.methods.common import (
+    Blocks,
+    Confidence,
+    Eos,
+    NegEntropy,
+    Pipeline,
+    Threshold,
+    TopK,
+    Union,
+)
+from dllm_bench.methods.d3llm import EntropyThreshold, MultiBlock
+from dllm_bench.methods.dinfer import Hierarchy
+from dllm_bench.methods.dream import Epsilon, Sampled
+from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock
+from dllm_bench.methods.learn2pd import EndOfTextPrediction, Filter
+from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.registry import describe, instantiate
 from tests.helpers import ROLES, Watched
 from tests.pieces import RandomHead, Table

@@ -10,14 +10,9 @@ import pytest
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.causal import CausalCache
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.methods.caches import BlockCache, CausalCache
+from dllm_bench.methods.common import Blocks, Confidence, Pipeline, Threshold, TopK
 from tests.helpers import tiny_denoiser
 
 SHOTS = tuple(range(3, 21))

@@ -16,23 +16,16 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED
 from dllm_bench.core.trace import AGAIN_MASKED
-from dllm_bench.decoding.cache.delayed import DelayedCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.revise.budgets import Budgeted
-from dllm_bench.decoding.revise.edit import Edit
-from dllm_bench.decoding.revise.end_fill import EndFill
-from dllm_bench.decoding.revise.none import NoRevision
-from dllm_bench.decoding.revise.remask import Remask
-from dllm_bench.decoding.revise.wino import Wino
-from dllm_bench.decoding.schedule.multi_block import MultiBlock
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.entropy import EntropyThreshold
-from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.methods.caches import NoCache, PrefixCache
+from dllm_bench.methods.common import Eos, NegEntropy
+from dllm_bench.methods.d3llm import DelayedCache, EndFill, EntropyThreshold, MultiBlock
+from dllm_bench.methods.llada21 import Edit
+from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.revising import Budgeted
+from dllm_bench.methods.t2m import Remask
+from dllm_bench.methods.wino import Wino
 from tests.pieces import Table, decoders
 from tests.tiers import covering
 

@@ -19,8 +19,8 @@ from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.request import Request
 from dllm_bench.core.trace import ForwardKind
 from dllm_bench.decoding import masked
-from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
+from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import tiny_denoiser
 from tests.pieces import Table, decoders
 

@@ -18,29 +18,26 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import PROMPT
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.cache.delayed import DelayedCache
-from dllm_bench.decoding.cache.none import NoCache
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.multi_block import MultiBlock
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.score.answer_gap import AnswerGap
-from dllm_bench.decoding.score.calibrated import Calibrated, TokenCounts
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.kl_history import KLHistory
-from dllm_bench.decoding.score.margin import Margin
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.score.sampled import Sampled
-from dllm_bench.decoding.score.with_entropy import WithEntropy
-from dllm_bench.decoding.select.dilated import Dilated, pattern
-from dllm_bench.decoding.select.early_exit import EarlyExit
-from dllm_bench.decoding.select.entropy import EntropyThreshold
-from dllm_bench.decoding.select.entropy_bound import EntropyBound
-from dllm_bench.decoding.select.local_leap import LocalLeap
-from dllm_bench.decoding.select.slow_fast import SlowFast
-from dllm_bench.decoding.select.stable import Stable
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import (
+    Blocks,
+    Confidence,
+    Margin,
+    NegEntropy,
+    Pipeline,
+    Threshold,
+    TopK,
+)
+from dllm_bench.methods.d3llm import DelayedCache, EntropyThreshold, MultiBlock
+from dllm_bench.methods.dream import Sampled
+from dllm_bench.methods.dus import Dilated, pattern
+from dllm_bench.methods.eb_sampler import EntropyBound, WithEntropy
+from dllm_bench.methods.klass import KLHistory, Stable
+from dllm_bench.methods.local_leap import LocalLeap
+from dllm_bench.methods.pc_sampler import Calibrated, TokenCounts
+from dllm_bench.methods.prophet import AnswerGap, EarlyExit
+from dllm_bench.methods.slow_fast import SlowFast
 from tests.helpers import Watched, tiny_denoiser
 from tests.laws.test_select_laws import on_scores
 

@@ -17,20 +17,14 @@ from dllm_bench.core.contracts import Score, Scores
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.numerics import generator
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.credit import Credit
-from dllm_bench.decoding.score.gumbel import Gumbel
-from dllm_bench.decoding.score.margin import Margin
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.score.sampled import Sampled
-from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import Blocks, Confidence, Margin, NegEntropy, Pipeline, Threshold
+from dllm_bench.methods.credit import Credit
+from dllm_bench.methods.dream import Gumbel, Sampled
+from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import ROLES
 from tests.pieces import Table
 

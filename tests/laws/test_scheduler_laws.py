@@ -22,8 +22,9 @@ from scipy.stats import chi2
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal
-from dllm_bench.decoding.draft.ngram import NGramDraft
-from dllm_bench.decoding.length.hardware_aware import (
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.drafting import NGramDraft, StepProfile, Temperatures
+from dllm_bench.methods.dspark import (
     AsynchronousLength,
     HardwareAwareLength,
     Probabilities,
@@ -34,8 +35,6 @@ from dllm_bench.decoding.length.hardware_aware import (
     ranked,
     throughputs,
 )
-from dllm_bench.decoding.length.measurements import StepProfile, Temperatures
-from dllm_bench.decoding.speculative import SpeculativeDecoder
 from tests.helpers import golden_dir
 
 Choose = Callable[[Probabilities, StepProfile], list[int]]

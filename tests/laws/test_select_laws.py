@@ -17,21 +17,14 @@ from dllm_bench.core.contracts import Scores, Select
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.lookahead import Lookahead
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.schedule.pipeline import Pipeline
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.epsilon import Epsilon
-from dllm_bench.decoding.select.first_of_block import FirstOfBlock
-from dllm_bench.decoding.select.hierarchy import Hierarchy
-from dllm_bench.decoding.select.origin import Origin
-from dllm_bench.decoding.select.ration import Ration
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.select.union import Union
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.common import Blocks, Confidence, Pipeline, Threshold, TopK, Union
+from dllm_bench.methods.dinfer import Hierarchy
+from dllm_bench.methods.dream import Epsilon, Origin
+from dllm_bench.methods.fast_dllm import FirstOfBlock, Ration
+from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import ROLES, tiny_denoiser
 from tests.pieces import Table
 

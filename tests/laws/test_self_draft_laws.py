@@ -25,22 +25,13 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.cache.vicinity import VicinityCache
-from dllm_bench.decoding.explore.greedy import Greedy
-from dllm_bench.decoding.explore.self_draft import DRAFT, SelfDraft
+from dllm_bench.decoding.defaults import Greedy
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.margin import Margin
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.first_of_block import FirstOfBlock
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.stop.eos import Eos
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import Blocks, Confidence, Eos, Margin, NegEntropy, Threshold, TopK
+from dllm_bench.methods.dinfer import VicinityCache
+from dllm_bench.methods.fast_dllm import FirstOfBlock
+from dllm_bench.methods.freedave import DRAFT, SelfDraft
 from dllm_bench.metrics.acceptance import rounds
 from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.load import LoadedModel

@@ -12,18 +12,13 @@ from torch import Tensor
 from dllm_bench.core.contracts import Cache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.decoding.cache.causal import CausalCache
-from dllm_bench.decoding.cache.dpad import DPadCache
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
-from dllm_bench.decoding.cache.sparse import SparseCache
-from dllm_bench.decoding.cache.vicinity import VicinityCache
-from dllm_bench.decoding.explore.lookahead import Lookahead
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.schedule.blocks import Blocks
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.methods.caches import CausalCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import Blocks, Confidence, Threshold
+from dllm_bench.methods.dinfer import VicinityCache
+from dllm_bench.methods.dpad import DPadCache
+from dllm_bench.methods.lopa import Lookahead
+from dllm_bench.methods.sparse import SparseCache
 from dllm_bench.models.acceleration import CompiledDenoiser
 from dllm_bench.models.wrapped import FunctionDenoiser
 from dllm_bench.registry import describe, instantiate

@@ -19,14 +19,10 @@ from scipy.stats import chi2
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import LengthRule, Proposal, VerifyLength
 from dllm_bench.core.trace import Forward, ForwardKind
-from dllm_bench.decoding.draft.model import ModelDraft
-from dllm_bench.decoding.length.fixed import FixedLength
-from dllm_bench.decoding.length.hardware_aware import AsynchronousLength, HardwareAwareLength
-from dllm_bench.decoding.length.measurements import StepProfile
-from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verify.greedy_match import GreedyMatch
-from dllm_bench.decoding.verify.rejection import Rejection
+from dllm_bench.decoding.verification import FixedLength, GreedyMatch, Rejection
+from dllm_bench.methods.drafting import ModelDraft, StepProfile, SurvivalThreshold
+from dllm_bench.methods.dspark import AsynchronousLength, HardwareAwareLength
 from dllm_bench.models.drafters import SmallModelDrafter
 from dllm_bench.models.transformer import TransformerDenoiser
 from tests.helpers import load_denoiser, tiny_checkpoint

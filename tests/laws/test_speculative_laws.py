@@ -22,17 +22,19 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, Verify
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.decoding.draft.controls import AdversarialDraft, NoDraft, RandomDraft
-from dllm_bench.decoding.draft.dflash import DFlash
-from dllm_bench.decoding.draft.dspark import DSpark
-from dllm_bench.decoding.draft.eagle3 import Eagle3
-from dllm_bench.decoding.draft.model import ModelDraft
-from dllm_bench.decoding.draft.ngram import NGramDraft
-from dllm_bench.decoding.length.fixed import FixedLength
-from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
-from dllm_bench.decoding.verify.greedy_match import GreedyMatch
-from dllm_bench.decoding.verify.rejection import Rejection
+from dllm_bench.decoding.verification import FixedLength, GreedyMatch, Rejection
+from dllm_bench.methods.dflash import DFlash
+from dllm_bench.methods.drafting import (
+    AdversarialDraft,
+    ModelDraft,
+    NGramDraft,
+    NoDraft,
+    RandomDraft,
+    SurvivalThreshold,
+)
+from dllm_bench.methods.dspark import DSpark
+from dllm_bench.methods.eagle3 import Eagle3
 from dllm_bench.metrics import acceptance
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter, TrainedChainDrafter
 from dllm_bench.models.transformer import TransformerDenoiser

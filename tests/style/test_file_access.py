@@ -43,7 +43,14 @@ OTHERS = {  # what opens files itself -> which, none of them below a results fol
     "site/build.py": "the package",
     "training/prompts.py": "texts that the user named",
 }
-FOLDERS = ("models", "benchmarks", "decoding", "serving", "core")  # of weights, data, sandbox
+FOLDERS = (
+    "models",
+    "benchmarks",
+    "decoding",
+    "methods",
+    "serving",
+    "core",
+)  # of weights, data, sandbox
 
 
 def file_calls(source: str) -> Iterator[str]:

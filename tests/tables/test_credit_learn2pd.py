@@ -14,21 +14,13 @@ import pytest
 
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.cache.block import BlockCache
-from dllm_bench.decoding.cache.dual import DualCache
-from dllm_bench.decoding.cache.none import NoCache
-from dllm_bench.decoding.cache.prefix import PrefixCache
+from dllm_bench.decoding.defaults import Filled
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.score.confidence import Confidence
-from dllm_bench.decoding.score.credit import Credit
-from dllm_bench.decoding.score.neg_entropy import NegEntropy
-from dllm_bench.decoding.select.epsilon import Epsilon
-from dllm_bench.decoding.select.threshold import Threshold
-from dllm_bench.decoding.select.topk import TopK
-from dllm_bench.decoding.select.union import Union
-from dllm_bench.decoding.stop.eos import Eos
-from dllm_bench.decoding.stop.eotp import EndOfTextPrediction
-from dllm_bench.decoding.stop.filled import Filled
+from dllm_bench.methods.caches import BlockCache, DualCache, NoCache, PrefixCache
+from dllm_bench.methods.common import Confidence, Eos, NegEntropy, Threshold, TopK, Union
+from dllm_bench.methods.credit import Credit
+from dllm_bench.methods.dream import Epsilon
+from dllm_bench.methods.learn2pd import EndOfTextPrediction
 from dllm_bench.registry import instantiate
 from dllm_bench.store.store import Store
 from dllm_bench.tables.build import build

@@ -16,9 +16,8 @@ import torch
 
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.core.speculative import Context, Proposal, Sampler
-from dllm_bench.decoding.draft.controls import NoDraft
-from dllm_bench.decoding.length.threshold import SurvivalThreshold
 from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.drafting import NoDraft, SurvivalThreshold
 from dllm_bench.metrics.definitions import DEFINITIONS, FAMILIES, definition, measure
 from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.runs.runner import run

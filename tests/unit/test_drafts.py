@@ -21,19 +21,18 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.speculative import Context, Draft, Proposal, Sampler, VerifyLength
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
-from dllm_bench.decoding.draft.dspark import DSpark
-from dllm_bench.decoding.draft.model import ModelDraft
-from dllm_bench.decoding.draft.ngram import NGramDraft
-from dllm_bench.decoding.length.fixed import FixedLength
-from dllm_bench.decoding.length.hardware_aware import AsynchronousLength, HardwareAwareLength
-from dllm_bench.decoding.length.measurements import (
+from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.decoding.verification import FixedLength
+from dllm_bench.methods.drafting import (
+    ModelDraft,
+    NGramDraft,
     StepProfile,
+    SurvivalThreshold,
     Temperatures,
     read_step_profile,
     read_temperatures,
 )
-from dllm_bench.decoding.length.threshold import SurvivalThreshold
-from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.dspark import AsynchronousLength, DSpark, HardwareAwareLength
 from dllm_bench.metrics import acceptance, calibration
 from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.models.drafters import SmallModelDrafter, TrainedBlockDrafter

@@ -17,14 +17,14 @@ import torch
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import Proposal, VerifyLength
-from dllm_bench.decoding.length.fixed import FixedLength
-from dllm_bench.decoding.length.hardware_aware import AsynchronousLength, HardwareAwareLength
-from dllm_bench.decoding.length.measurements import (
+from dllm_bench.decoding.verification import FixedLength
+from dllm_bench.methods.drafting import (
     StepProfile,
+    SurvivalThreshold,
     Temperatures,
     acceptance_probabilities,
 )
-from dllm_bench.decoding.length.threshold import SurvivalThreshold
+from dllm_bench.methods.dspark import AsynchronousLength, HardwareAwareLength
 from dllm_bench.serving.load_simulation import (
     DraftedText,
     DraftOutcome,

@@ -15,7 +15,7 @@ import yaml
 from dllm_bench import registry
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.decoding.select.threshold import Threshold
+from dllm_bench.methods.common import Threshold
 from dllm_bench.paths import conf_dir
 from dllm_bench.registry import (
     TARGET,
@@ -44,7 +44,7 @@ def targets(plain: Any) -> list[str]:
 def test_a_class_moved_to_another_module_keeps_every_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["model=tiny-llada", "decoder=fast_dllm", "benchmark=minigsm", "limit=2"])
     before = RunSpec.from_config(config).identity_hash
-    elsewhere = types.ModuleType("dllm_bench.decoding.select.moved")
+    elsewhere = types.ModuleType("dllm_bench.methods.moved")
     elsewhere.Threshold = Threshold  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, elsewhere.__name__, elsewhere)
     monkeypatch.setattr(Threshold, "__module__", elsewhere.__name__)
@@ -168,16 +168,16 @@ def test_former_names_are_read_back() -> None:
 @pytest.mark.parametrize(
     ("target", "values"),
     [
-        ("select.threshold.Threshold", {"tau": "high"}),
-        ("select.threshold.Threshold", {"tau": None}),
-        ("schedule.blocks.Blocks", {"block": 1.5}),
-        ("schedule.blocks.Blocks", {"block": 8, "short": 1}),
+        ("common.Threshold", {"tau": "high"}),
+        ("common.Threshold", {"tau": None}),
+        ("common.Blocks", {"block": 1.5}),
+        ("common.Blocks", {"block": 8, "short": 1}),
     ],
 )
 def test_a_wrong_type_is_told_from_the_source_as_from_the_class(
     target: str, values: dict[str, Any]
 ) -> None:
-    plain = {TARGET: f"dllm_bench.decoding.{target}", **values}
+    plain = {TARGET: f"dllm_bench.methods.{target}", **values}
     with pytest.raises(DllmBenchError) as of_class:
         instantiate(plain, None)
     with pytest.raises(DllmBenchError) as of_source:
@@ -188,8 +188,8 @@ def test_a_wrong_type_is_told_from_the_source_as_from_the_class(
 @pytest.mark.parametrize(
     "plain",
     [
-        {TARGET: "dllm_bench.decoding.schedule.blocks.Blocks", "block": None},
-        {TARGET: "dllm_bench.decoding.select.threshold.Threshold", "tau": 1},
+        {TARGET: "dllm_bench.methods.common.Blocks", "block": None},
+        {TARGET: "dllm_bench.methods.common.Threshold", "tau": 1},
         {TARGET: "dllm_bench.paths.Any", "tau": "high"},
         {TARGET: "another.package.Threshold", "tau": "high"},
     ],

@@ -15,7 +15,7 @@ import torch
 from dllm_bench.api.compose import compose
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.decoding.select.filter import Filter
+from dllm_bench.methods.learn2pd import Filter
 from dllm_bench.models.filters import FilterMetadata, LearnedFilter, filter_file, save_filter
 from dllm_bench.registry import TARGET, describe, instantiate
 from dllm_bench.store import hardware, inputs
@@ -33,10 +33,10 @@ from dllm_bench.store.spec import (
 
 DECODER: dict[str, Any] = {
     TARGET: "dllm_bench.decoding.masked.MaskedDecoder",
-    "score": {TARGET: "dllm_bench.decoding.score.confidence.Confidence"},
-    "select": {TARGET: "dllm_bench.decoding.select.threshold.Threshold", "tau": 0.9},
-    "schedule": {TARGET: "dllm_bench.decoding.schedule.blocks.Blocks", "block": 16},
-    "cache": {TARGET: "dllm_bench.decoding.cache.none.NoCache"},
+    "score": {TARGET: "dllm_bench.methods.common.Confidence"},
+    "select": {TARGET: "dllm_bench.methods.common.Threshold", "tau": 0.9},
+    "schedule": {TARGET: "dllm_bench.methods.common.Blocks", "block": 16},
+    "cache": {TARGET: "dllm_bench.methods.caches.NoCache"},
 }
 CONFIG: dict[str, Any] = {
     "model": {
@@ -107,7 +107,7 @@ def test_identity_keys_change_the_hash_and_runtime_keys_do_not(key: str) -> None
 
 
 def test_the_class_of_a_piece_and_the_inputs_change_the_hash() -> None:
-    other = {TARGET: "dllm_bench.decoding.score.neg_entropy.NegEntropy"}
+    other = {TARGET: "dllm_bench.methods.common.NegEntropy"}
     assert spec(decoder__score=other).identity_hash != spec().identity_hash
     moved = {**resolve(CONFIG), "inputs": {"dataset": "d" * 64, "weights": "x" * 64}}
     assert RunSpec.from_config(CONFIG, lambda _: moved).identity_hash != spec().identity_hash
@@ -121,9 +121,9 @@ def test_a_newer_decoding_version_is_another_run(monkeypatch: pytest.MonkeyPatch
 
 LEARN2PD: dict[str, Any] = {
     **DECODER,
-    "schedule": {TARGET: "dllm_bench.decoding.schedule.blocks.Blocks", "block": 32},
+    "schedule": {TARGET: "dllm_bench.methods.common.Blocks", "block": 32},
     "select": {
-        TARGET: "dllm_bench.decoding.select.filter.Filter",
+        TARGET: "dllm_bench.methods.learn2pd.Filter",
         "head": {
             TARGET: "dllm_bench.models.filters.LearnedFilter",
             "source": "assets/filters/tiny-llada-block32",
@@ -153,7 +153,7 @@ def test_a_filter_is_its_content_wherever_it_lies(tmp_path: Path) -> None:
 
 def test_a_filter_of_another_model_is_refused(tmp_path: Path) -> None:
     """At any depth of the decoder: here in the decoder of the oracle's reference."""
-    oracle = {TARGET: "dllm_bench.decoding.select.oracle.Oracle", "reference": LEARN2PD}
+    oracle = {TARGET: "dllm_bench.methods.learn2pd.Oracle", "reference": LEARN2PD}
     for decoder in (LEARN2PD, {**LEARN2PD, "select": oracle}):
         made = instantiate(decoder, "decoder")
         weights = inputs.weights_hash({"name": "tiny-llada", "path": "assets/tiny-llada"})
@@ -243,7 +243,7 @@ def test_a_baseline_is_part_of_the_identity_where_there_is_one() -> None:
     beside = spec(baseline=BASELINE)
     assert beside.identity_hash != spec().identity_hash == spec(baseline=None).identity_hash
     assert spec(baseline={**BASELINE, "name": "another"}) == beside, "its label is no content"
-    other = {**BASELINE, "cache": {TARGET: "dllm_bench.decoding.cache.prefix.PrefixCache"}}
+    other = {**BASELINE, "cache": {TARGET: "dllm_bench.methods.caches.PrefixCache"}}
     assert spec(baseline=other).identity_hash != beside.identity_hash
     assert beside.folder.endswith(beside.short)
     assert RunSpec.from_plain(json.loads(json.dumps(beside.to_plain()))) == beside

@@ -21,7 +21,7 @@ from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.revise.wino import leave_one_out
+from dllm_bench.methods.wino import leave_one_out
 from dllm_bench.models import attention, graphs
 from dllm_bench.models.graphs import FixedShapeDenoiser, padded
 from dllm_bench.models.layers import own_layers

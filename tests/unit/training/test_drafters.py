@@ -17,11 +17,11 @@ from dllm_bench.cli.train_drafter import drafter_job
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.speculative import Context
-from dllm_bench.decoding.draft.controls import NoDraft
-from dllm_bench.decoding.draft.dflash import DFlash
-from dllm_bench.decoding.draft.dspark import DSpark
-from dllm_bench.decoding.draft.eagle3 import Eagle3
 from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.dflash import DFlash
+from dllm_bench.methods.drafting import NoDraft
+from dllm_bench.methods.dspark import DSpark
+from dllm_bench.methods.eagle3 import Eagle3
 from dllm_bench.metrics import acceptance
 from dllm_bench.metrics.definitions import measure
 from dllm_bench.models.drafters import TrainedBlockDrafter, TrainedChainDrafter

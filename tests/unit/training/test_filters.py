@@ -13,8 +13,7 @@ from dllm_bench.cli.main import main
 from dllm_bench.core.decoder import BlockLength, Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
-from dllm_bench.decoding.select.filter import Filter
-from dllm_bench.decoding.select.oracle import Oracle
+from dllm_bench.methods.learn2pd import Filter, Oracle
 from dllm_bench.models.filters import LearnedFilter
 from dllm_bench.paths import assets_dir
 from dllm_bench.training import filters as training

@@ -1,1 +1,0 @@
-"""Pieces that plan what a forward feeds, reads from a cache and keeps."""

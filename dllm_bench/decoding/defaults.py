@@ -1,0 +1,53 @@
+"""What a masked decoder does unless its method says otherwise: no exploration, no revision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Explore, Reads, Revise, Scores, Stop
+from dllm_bench.core.decoder import BlockLength, Condition
+from dllm_bench.core.state import DecodeState
+from dllm_bench.registry import register
+
+
+@register("explore.greedy")
+@dataclass(frozen=True)
+class Greedy(Explore):
+    """One branch, K = 1.
+
+    No exploration: one branch, one forward, its own scores (every decoder but LoPA).
+    """
+
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.ONE_BRANCH})
+
+    def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
+        return state
+
+    def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
+        return scores.confidence_KW.new_zeros(branches.branches)
+
+
+@register("revise.none")
+@dataclass(frozen=True)
+class NoRevision(Revise):
+    """Changes nothing and reads nothing.
+
+    No revision: what is committed stays (every decoder but those that edit or re-mask).
+    """
+
+    revises: ClassVar[bool] = False
+    reads_rows: ClassVar[Reads] = "masked"
+    by_position: ClassVar[bool] = False
+
+
+@register("stop.filled")
+@dataclass(frozen=True)
+class Filled(Stop):
+    """Never closes a branch, never finishes early.
+
+    Decode until nothing is masked (LLaDA and Dream samplers; every generation has full length).
+    """

@@ -1,1 +1,0 @@
-"""Pieces that evaluate several candidate states in one forward."""

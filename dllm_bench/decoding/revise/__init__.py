@@ -1,1 +1,0 @@
-"""Pieces that mask committed positions again or overwrite them."""

@@ -1,1 +1,0 @@
-"""Pieces that open the blocks of the canvas."""

@@ -1,1 +1,0 @@
-"""Pieces that turn logits into candidate tokens and confidences."""

@@ -1,1 +1,0 @@
-"""Pieces that choose which positions are committed."""

@@ -1,1 +1,0 @@
-"""Pieces that say when no more blocks open and when a request is finished."""

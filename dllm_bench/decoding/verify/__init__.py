@@ -1,1 +1,0 @@
-"""Verification: which draft tokens are accepted; both rules keep the output distribution."""

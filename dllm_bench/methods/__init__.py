@@ -1,0 +1,1 @@
+"""Published methods, one file a work, and what several works share (`common`, `caches`, ...)."""

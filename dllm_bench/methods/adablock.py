@@ -1,0 +1,74 @@
+"""AdaBlock (arXiv 2509.26432): a block ends at the delimiter that its first forward predicts.
+
+The candidates of the next `share` of the generation are searched for `delimiters`. If the most
+probable one reaches `tau`, the block ends with it, and has `block` positions otherwise. The forward
+that is searched commits as well, in front of that end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from dllm_bench.core.blocks import BlockGrid
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.methods.common import Blocks
+from dllm_bench.registry import register
+
+
+@register("schedule.adablock")
+@dataclass(frozen=True)
+class AdaBlock(Blocks):
+    """One open block at a time, as long as its first scores say."""
+
+    block: int  # positions of a block without a delimiter
+    delimiters: tuple[int, ...] = (198,)  # token ids; 198 is the line feed of LLaDA and Dream
+    tau: float = 0.3  # probability from which a delimiter ends a block
+    share: float = 0.25  # part of the generation that is searched
+    sees_future: bool = field(default=True, init=False)
+    absolute: bool = field(default=False, init=False)
+    whole: bool = field(default=False, init=False)
+    short: bool = field(default=True, init=False)
+    sees_rest: bool = field(default=True, init=False)
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
+        {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.FIXED_CANVAS}
+    )
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            Need("score", Condition.RAW_CONFIDENCE),
+            Need("explore", Condition.ONE_BRANCH),
+            Need("cache", Condition.FULL_ATTENTION),
+        }
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.delimiters or not 0 <= self.tau <= 1 or not 0 < self.share <= 1:
+            raise DllmBenchError(
+                f"AdaBlock has delimiters {self.delimiters}, tau {self.tau} and share {self.share};"
+                " give one token id or more, a probability, and a share above 0 and up to 1."
+            )
+
+    def grid(self, prompt_len: int, length: int) -> BlockGrid:
+        searched = self._searched(length - prompt_len)
+        return BlockGrid(prompt_len, max(self.block, searched), prompt_len, length)
+
+    def on_scores(self, round: Round) -> None:
+        """End a block by the scores of its first forward."""
+        scores, window, state = round.scores, round.window, round.state
+        if window.end_known:
+            return
+        searched = self._searched(state.length - state.prompt_len)
+        ids_X, probability_X = scores.ids_KW[0, :searched], scores.probability_KW[0, :searched]
+        ends_X = torch.stack([ids_X == token for token in self.delimiters]).any(0)
+        best, index = probability_X.masked_fill(~ends_X, -1).max(0)
+        usual = min(window.start + self.block, window.stop)
+        round.end_block(torch.where(best >= self.tau, window.start + index + 1, usual))
+
+    def _searched(self, new: int) -> int:
+        """Positions that are searched when the generation has `new`."""
+        return max(int(self.share * new), 1)

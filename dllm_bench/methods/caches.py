@@ -1,0 +1,259 @@
+"""Caches that several works share: none, causal, prefix, dual, block.
+
+Counts the forwards of the open block on the host, for caches that follow a clock of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
+from dllm_bench.core.contracts import Cache, Reuse
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+BLOCK = MemoKey[int]("cache.block")  # position at which the first open block begins
+ENTERED = MemoKey[int]("cache.entered")  # its first forward
+
+
+def step_of_block(state: DecodeState, window: Window) -> int:
+    """How many forwards the first open block had before this one."""
+    if state.memo.get(BLOCK) != window.start:
+        state.memo[BLOCK], state.memo[ENTERED] = window.start, state.forwards
+    return state.forwards - state.memo[ENTERED]
+
+
+@register("cache.none")
+@dataclass(frozen=True)
+class NoCache(Cache):
+    """Caches nothing.
+
+    No cache: every forward feeds all positions the schedule lets the model see.
+    """
+
+    attention: Attention = "full"  # bidirectional; or "block_causal" over the schedule's blocks
+    by_position: ClassVar[bool] = False
+    caches: ClassVar[bool] = False
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What other pieces can rely on."""
+        full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
+        return frozenset({Condition.WHOLE_CANVAS, Condition.FED_WINDOW, *full})
+
+    def plan(self, round: Round) -> ForwardPlan:
+        window = round.window
+        return ForwardPlan(
+            kind=ForwardKind.DENOISE,
+            feed=(0, window.visible),
+            rows=(window.start, window.stop),
+            store=(0, 0),
+            attention=self.attention,
+            block=window.block,
+            origin=window.origin,
+            visible_K=window.visible_K,
+        )
+
+
+@register("cache.causal")
+@dataclass(frozen=True)
+class CausalCache(Cache):
+    """Causal attention. Any reuse is exact: a token's K/V never depend on later tokens.
+
+    Autoregressive decoding: every position sees those before it, and each token is fed once.
+
+    A position is predicted by the one before it, so a forward feeds the tokens that are not cached
+    yet (first the prompt, then the last token) and no mask. For models with shifted logits that
+    were trained autoregressively; with blocks of one position a masked decoder is then a plain AR
+    decoder.
+    """
+
+    attention: Attention = field(default="block_causal", init=False)
+    reuse: Reuse = "none"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", BlockLength(1))})
+
+    def __post_init__(self) -> None:
+        check_choice(self, "reuse", self.reuse, Reuse)
+
+    def plan(self, round: Round) -> ForwardPlan:
+        window, kv = round.window, round.kv
+        fed = (kv.length, window.start)
+        return ForwardPlan(
+            kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,
+            feed=fed,
+            rows=(window.start, window.stop),
+            store=fed,
+            attention=self.attention,
+            block=1,
+        )
+
+
+Clock = Literal["block", "request"]
+
+
+@register("cache.prefix")
+@dataclass(frozen=True)
+class PrefixCache(Cache):
+    """Caches what lies before the open block.
+
+    Approximate prefix cache (Fast-dLLM §3.1): keep the K/V of all positions before the open block.
+
+    The first forward of every block feeds the whole canvas, which renews these K/V and decodes as
+    well. The following forwards feed the open block and everything behind it. `every` renews more
+    often, by one of two clocks: "block" counts the forwards since the last renewal; "request"
+    counts rounds from the start of the request, whatever block they belong to, where a renewal and
+    the forward after it are one round (dInfer's `cache_update_freq`; its unrolled rounds over a
+    full block, which are not made here, do not count).
+    """
+
+    every: int | None = None  # ticks of `clock` between renewals; None: only at a block's start
+    attention: Attention = "full"
+    clock: Clock = "block"  # what a tick is: a forward of the block, or a round of the request
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.BLOCKS_IN_ORDER)})
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise DllmBenchError(
+                f"{type(self).__name__} every is {self.every}; renew after 1 or more forwards."
+            )
+        check_choice(self, "clock", self.clock, Clock)
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """Full attention only if set so."""
+        full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
+        return frozenset({Condition.FED_WINDOW, *full})
+
+    @property
+    def renewal_rounds(self) -> int | None:
+        """`every`, if it counts rounds of the request."""
+        return self.every if self.clock == "request" else None
+
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        renews = self._renews(branches, window, kv.kept)
+        return ForwardPlan(
+            kind=(ForwardKind.REFRESH if kv.length else ForwardKind.PREFILL)
+            if renews
+            else ForwardKind.DENOISE,
+            feed=(0, window.visible) if renews else self._fed(window),
+            rows=(window.start, window.stop),
+            store=(0, self._kept(window)) if renews else (0, 0),
+            attention=self.attention,
+            block=window.block,
+            origin=window.origin,
+            visible_K=window.visible_K,
+            forward=branches.forwards,
+            clock=self._round(branches, window, kv.kept),
+        )
+
+    def _renews(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> bool:
+        """Whether to renew: at a block's start and by the clock. `last` is the last renewal."""
+        if last is None or last.rows[0] != window.start:
+            return True
+        if self.every is None:
+            return False
+        if self.clock == "request":
+            now = self._round(branches, window, last)
+            return now > last.clock and now % self.every == 0
+        return branches.forwards - last.forward >= self.every
+
+    def _round(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> int:
+        """Index of this forward's round in the request; a new block begins a new round."""
+        if last is None:
+            return 0
+        since = branches.forwards - last.forward - 1
+        return last.clock + max(since, int(last.rows[0] != window.start))
+
+    def _fed(self, window: Window) -> tuple[int, int]:
+        """What a forward between renewals feeds: the open block and the rest of the canvas."""
+        return window.start, window.visible
+
+    def _kept(self, window: Window) -> int:
+        """End of the positions whose K/V are kept."""
+        return window.start
+
+
+@register("cache.dual")
+@dataclass(frozen=True)
+class DualCache(PrefixCache):
+    """Caches prefix and suffix; see `PrefixCache` for `every` and `clock`.
+
+    Approximate dual cache (Fast-dLLM §3.1): keep the K/V of everything around the open block.
+
+    Like the prefix cache, but the masks behind the block are cached as well, so that a forward
+    between renewals feeds the open block only.
+    """
+
+    def _fed(self, window: Window) -> tuple[int, int]:
+        return window.start, window.stop
+
+    def _kept(self, window: Window) -> int:
+        return window.visible
+
+
+@register("cache.block")
+@dataclass(frozen=True)
+class BlockCache(Cache):
+    """Caches finished blocks.
+
+    Keep the K/V of finished blocks; feed what is finished but not cached yet, and the open blocks.
+
+    Exact under block-causal attention (D2F): a finished block never sees later ones, so its K/V are
+    final when it is fed once more with its final tokens, in the same forward as the next denoising
+    step. Approximate under full attention (LoPA-Dist-NV): the cached K/V were computed while the
+    block saw the open blocks of that forward, and they are not renewed. `reuse` takes the K/V of a
+    prompt's beginning from an earlier request. That is exact for absolute blocks (block diffusion).
+    It is approximate where blocks begin behind the prompt (D2F), because the prompt is one block
+    then and each of its positions saw all of it.
+    """
+
+    attention: Attention = "block_causal"  # "block_causal" is exact, "full" is approximate
+    reuse: Reuse = "none"
+    renews: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
+    """Whether a finished block is fed once more with its final tokens. As released for T2M
+    re-masking and FreeCache it is not: K/V are those of the block's last forward, before its last
+    commit."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, "reuse", self.reuse, Reuse)
+        if self.reuse == "exact" and self.attention == "full":
+            raise DllmBenchError(
+                "BlockCache has attention 'full' and reuse 'exact', but a prompt that saw other "
+                "tokens has other keys and values; choose reuse approximate or none."
+            )
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """Full attention only if set so."""
+        full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
+        return frozenset({Condition.FED_WINDOW, *full})
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Exact reuse ends with a whole block of both prompts."""
+        needs = {Need("schedule", Condition.BLOCKS_IN_ORDER)}
+        if self.reuse == "exact":
+            needs.add(Need("schedule", Condition.ABSOLUTE_BLOCKS))
+        return frozenset(needs)
+
+    def plan(self, round: Round) -> ForwardPlan:
+        window, kv = round.window, round.kv
+        held = min(kv.length, window.start)
+        return ForwardPlan(
+            kind=ForwardKind.DENOISE if kv.kept and kv.kept.stores else ForwardKind.PREFILL,
+            feed=(held, window.visible),
+            rows=(window.start, window.stop),
+            store=(held, window.retired if self.renews else window.stop),
+            attention=self.attention,
+            block=window.block,
+            origin=window.origin,
+            visible_K=window.visible_K,
+        )

@@ -1,0 +1,744 @@
+"""Pieces that several works share: blocks, scores, selectors and rules of stopping.
+
+Step counts of selectors that decode a block in a fixed number of steps.
+
+`step_in_block` counts the forwards of the open block in the memo, so the count follows its branch.
+It needs one open block at a time; all selectors of a decoder share the count. `most_confident`
+chooses a number of positions that may differ by branch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
+from dllm_bench.core.choices import check_choice, check_probabilities
+from dllm_bench.core.contracts import Reads, Schedule, Score, Scores, Select, Stop, StopFlags
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import EndTokens
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.decoding.numerics import (
+    Candidates,
+    Precision,
+    forbid,
+    margin,
+    read_logits,
+    stable_top,
+)
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+
+@dataclass(frozen=True)
+class Ranked(Score):
+    """A score of the logits alone: candidate, its probability, and a value to rank by.
+
+    What the scores that read nothing but the logits have in common.
+
+    Thresholds compare the probability of the candidate; ranking compares what `rank` returns. All
+    is computed in `precision` (float32); published samplers use the logits' own dtype (Dream, LoPA:
+    `model`) or float64 (Fast-dLLM for LLaDA). Sampling pieces choose the candidates themselves.
+    """
+
+    precision: Precision = "float32"
+    reads_entropy: ClassVar[bool] = False  # whether `rank` reads `Candidates.neg_entropy_KW`
+    reads_rows: ClassVar[Reads] = "masked"
+
+    def __post_init__(self) -> None:
+        check_choice(self, "precision", self.precision, Precision)
+
+    @abstractmethod
+    def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
+        """Confidences (K, W), from the logits or from what one pass over them has yielded."""
+
+    def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
+        """What the logits say in the score's precision; see `read_logits`."""
+        return read_logits(logits_KWV, self.precision, entropy, ids_KW)
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        return self._scores(logits_KWV)
+
+    def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
+        """The scores of the candidates `ids`, which were chosen elsewhere."""
+        return self._scores(logits_KWV, ids_KW)
+
+    def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
+        candidates = self.read(logits_KWV, self.reads_entropy, ids_KW)
+        confidence_KW = self.rank(logits_KWV, candidates)
+        return Scores(candidates.ids_KW, candidates.probability_KW, confidence_KW)
+
+
+def check_sampler(sampler: Score, inner: Score, temperature: float) -> None:
+    """Refuse negative temperatures, and inner scores that read more than the logits."""
+    name = type(sampler).__name__
+    if temperature < 0:
+        raise DllmBenchError(
+            f"{name} has temperature {temperature}; give 0 (the most probable token) or more."
+        )
+    if not isinstance(inner, Ranked):
+        raise DllmBenchError(
+            f"{name} draws tokens for a score of the logits alone, and its inner score is "
+            f"{type(inner).__name__}; wrap it the other way round, with {name} inside."
+        )
+
+
+@register("score.confidence")
+@dataclass(frozen=True)
+class Confidence(Ranked):
+    """max_v p_v for every window position.
+
+    Confidence = probability of the candidate (LLaDA low-confidence remasking, Fast-dLLM).
+
+    Threshold and ranking read the same value. `last` names end tokens that stay candidates but are
+    committed last: probabilities are those of a distribution without these tokens, in which an end
+    token has probability 0 (LLaDA's `confidence_eos_eot_inf`: both; its code drops eot alone above
+    temperature 0).
+    """
+
+    last: EndTokens | None = None  # end tokens that are committed last
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.last is not None:
+            check_choice(self, "last", self.last, EndTokens)
+
+    def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
+        return candidates.probability_KW
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        scores = super().__call__(logits_KWV, state, window)
+        return self.of(logits_KWV, scores.ids_KW, state) if self.last else scores
+
+    def of(self, logits_KWV: Tensor, ids_KW: Tensor, state: DecodeState) -> Scores:
+        if self.last:
+            logits_KWV = logits_KWV.clone()
+            forbid(logits_KWV, state.special.named(self.last))
+        return super().of(logits_KWV, ids_KW, state)
+
+
+@register("score.neg_entropy")
+@dataclass(frozen=True)
+class NegEntropy(Ranked):
+    """-H(p) for every window position, in nats.
+
+    Negative entropy as confidence: sum_v p_v ln p_v (Dream's `entropy`, LoPA's Dream scripts).
+
+    Only the ranking changes; thresholds still compare the probability of the candidate, as in the
+    released D2F and LoPA code.
+    """
+
+    gives: ClassVar[frozenset[Condition | BlockLength]] = Score.gives | {Condition.ENTROPY}
+    reads_entropy: ClassVar[bool] = True
+    eps: float = 0.0  # of the published form p ln(p + eps), where it is 1e-10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps < 0:
+            raise DllmBenchError(f"NegEntropy has eps {self.eps}; give 0 or a tiny number.")
+
+    def read(self, logits_KWV: Tensor, entropy: bool, ids_KW: Tensor | None = None) -> Candidates:
+        return read_logits(logits_KWV, self.precision, entropy, ids_KW, self.eps)
+
+    def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
+        assert candidates.neg_entropy_KW is not None  # because of `reads_entropy`
+        return candidates.neg_entropy_KW
+
+    def _scores(self, logits_KWV: Tensor, ids_KW: Tensor | None = None) -> Scores:
+        scores = super()._scores(logits_KWV, ids_KW)
+        return replace(scores, neg_entropy_KW=scores.confidence_KW)
+
+
+@register("score.margin")
+@dataclass(frozen=True)
+class Margin(Ranked):
+    """p_1 - p_2 for every window position.
+
+    Margin as confidence: p_1 - p_2 of the two most probable tokens (Dream's `topk_margin`).
+
+    Only the ranking changes; thresholds still compare the probability of the candidate.
+    """
+
+    def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
+        return margin(logits_KWV, self.precision)
+
+
+Ties = Literal["lower", "canvas", "block"]
+"""Which of equal positions count: the lower ones, or those that `torch.topk` takes of the canvas
+(LLaDA, Dream) or of the open block (PC-Sampler)."""
+COUNTS_STEPS = frozenset(
+    {Need("schedule", Condition.ONE_OPEN_BLOCK), Need("schedule", Condition.EQUAL_BLOCKS)}
+)
+ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block, its masks when entered, forward then
+
+
+def ties_needs(ties: Ties) -> frozenset[Need]:
+    """Return what `ties` needs: one branch, where the host asks for the number of positions."""
+    return frozenset({Need("explore", Condition.ONE_BRANCH)} if ties != "lower" else ())
+
+
+def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
+    """Forwards made in the open block before this one, and its masks at first, each (K,)."""
+    block_K = open_block(window)
+    fresh_K3 = torch.stack(
+        [block_K, window.eligible_KW.sum(1), torch.full_like(block_K, state.forwards)], 1
+    )
+    known_K3 = state.memo.get(ENTRY)
+    known_K3 = fresh_K3 if known_K3 is None else known_K3
+    is_known_K = known_K3[:, 0] == block_K
+    state.memo[ENTRY] = torch.where(is_known_K[:, None], known_K3, fresh_K3)
+    _, total_K, entered_K = state.memo[ENTRY].unbind(1)
+    return state.forwards - entered_K, total_K
+
+
+def count_in_block(
+    key: MemoKey[Tensor], counts_K: Tensor, window: Window, state: DecodeState
+) -> Tensor:
+    """Forwards of the open block for which `counts_K` (bool) was true, this one included, (K,).
+
+    `key` holds the open block and its count, (K, 2).
+    """
+    block_K, count_K, known_K2 = open_block(window), counts_K.long(), state.memo.get(key)
+    if known_K2 is not None:
+        count_K = count_K + known_K2[:, 1] * (known_K2[:, 0] == block_K)
+    state.memo[key] = torch.stack([block_K, count_K], 1)
+    return count_K
+
+
+def open_block(window: Window) -> Tensor:
+    """Index of the block with the first eligible position, (K,).
+
+    With lookahead the window may begin with a block that a branch has finished.
+    """
+    eligible_KW, before = window.eligible_KW, window.start - window.origin
+    if window.width <= window.block:
+        number = before // window.block
+        return eligible_KW.new_full(eligible_KW.shape[:1], number, dtype=torch.long)
+    return (eligible_KW.int().argmax(1) + before) // window.block
+
+
+def most_confident(scores: Scores, window: Window, count_K: Tensor | None = None) -> Tensor:
+    """The `count` most confident eligible positions (None: one), bool (K, W).
+
+    Of equal ones the lower position counts.
+    """
+    eligible_KW = window.eligible_KW
+    if count_K is None and window.width == 1:
+        return eligible_KW
+    if count_K is None:
+        best_K1 = confidence_order(scores, window, 1)
+        return torch.zeros_like(eligible_KW).scatter_(1, best_K1, True) & eligible_KW
+    return first_of(confidence_order(scores, window), count_K, window)
+
+
+def most_confident_by(
+    ties: Ties, scores: Scores, window: Window, count_K: Tensor | None, length: int
+) -> Tensor:
+    """Return the `count` most confident eligible positions (None: one), ties by `ties`, (K, W).
+
+    length: positions of the canvas. With `torch.topk` there is one branch, and the host waits for
+    the count.
+    """
+    if ties == "lower":
+        return most_confident(scores, window, count_K)
+    count = 1 if count_K is None else int(count_K)
+    taken_1W = taken_by_topk(scores, window, count, length if ties == "canvas" else None)
+    return taken_1W & window.eligible_KW
+
+
+def taken_by_topk(scores: Scores, window: Window, count: int, length: int | None) -> Tensor:
+    """Return what `torch.topk` takes of the window or of a canvas of `length` positions, (1, W).
+
+    Positions that are not eligible are at -inf. Which of equal ones it takes depends on all values
+    and on `count`.
+    """
+    values_1X = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
+    around = (0, 0) if length is None else (window.start, length - window.stop)
+    values_1X = torch.nn.functional.pad(values_1X, around, value=-torch.inf)
+    best_1C = values_1X.topk(min(count, values_1X.shape[1])).indices
+    taken_1X = torch.zeros_like(values_1X, dtype=torch.bool).scatter_(1, best_1C, True)
+    return taken_1X[:, around[0] :][:, : window.width]
+
+
+def confidence_order(scores: Scores, window: Window, n: int | None = None) -> Tensor:
+    """Positions from the most to the least confident, the first `n` or all of them, (K, n).
+
+    Of equal ones the lower position comes first; those that are not eligible come last.
+    """
+    confidence_KW = scores.confidence_KW.masked_fill(~window.eligible_KW, -torch.inf)
+    return stable_top(confidence_KW, n or window.width)
+
+
+def first_of(order_KW: Tensor, count_K: Tensor, window: Window) -> Tensor:
+    """The eligible ones among the first `count` positions of an order, bool (K, W)."""
+    chosen_KW = torch.arange(order_KW.shape[1], device=count_K.device) < count_K[:, None]
+    return torch.zeros_like(chosen_KW).scatter_(1, order_KW, chosen_KW) & window.eligible_KW
+
+
+@register("select.threshold")
+@dataclass(frozen=True)
+class Threshold(Select):
+    """Commits positions by the probability of their candidate.
+
+    Commit every position whose candidate is probable enough (Fast-dLLM §3; D2F with `strict`).
+
+    {p >= tau}, or {p > tau} when strict. A block that must progress and has none commits its most
+    confident position (the inherited stall rule). That equals Fast-dLLM's "the best one always, the
+    others by threshold", because whenever a position passes, the most probable one passes. dInfer
+    instead lowers the threshold to just below the most probable position, so that everything within
+    1e-5 of it is committed too: `band`. With `fall` the threshold begins at 1 and falls to tau
+    (`iter_threshold` of dInfer's iteration smoothing, where it falls by 0.02).
+    """
+
+    tau: float  # probability; 1 and `strict`: one token per forward
+    strict: bool = False  # > instead of >=
+    band: float | None = None  # lowers tau to this much below the largest probability
+    fall: float | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # see `falling`
+
+    def __post_init__(self) -> None:
+        check_probabilities(self, "tau")
+        check_fall(self, self.fall)
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        probability_KW, tau = scores.probability_KW, falling(self.tau, self.fall, state)
+        if self.band is None:
+            return probability_KW > tau if self.strict else probability_KW >= tau
+        open_KW = window.eligible_KW & (scores.ids_KW != state.special.mask)
+        best_K1 = probability_KW.masked_fill(~open_KW, 0).amax(1, keepdim=True)
+        return open_KW & (probability_KW >= (best_K1 - self.band).clamp(max=tau))
+
+
+def falling(tau: float, fall: float | None, state: DecodeState) -> float:
+    """The threshold of a request's forward i: max(1 - fall * i, tau); None: always tau."""
+    return tau if fall is None else max(1 - fall * state.forwards, tau)
+
+
+def check_fall(select: Select, fall: float | None) -> None:
+    """Refuse a threshold that rises."""
+    if fall is not None and fall < 0:
+        raise DllmBenchError(
+            f"{type(select).__name__} has fall {fall}; give 0 or more, or null for a constant tau."
+        )
+
+
+BEYOND = MemoKey[Tensor]("topk.beyond")  # positions behind the open block, bool (K, W)
+
+
+@register("select.topk")
+@dataclass(frozen=True)
+class TopK(Select):
+    """Commits an equal number of positions in each step.
+
+    Commit the most confident positions in a fixed number of steps per block (LLaDA Algorithm 5).
+
+    A block entered with m masks and S steps commits floor(m / S) positions per step, one more in
+    the first m mod S steps. Without `steps`, S is the block length: one token per forward.
+
+    `released` is the code of Learn2PD's authors, where a filter commits positions too: `torch.topk`
+    over the canvas takes as many positions as the step has, also when the block has fewer masks
+    left. The others have confidence -inf: committed positions, which stay, and masks behind the
+    block, which are committed to their candidates. Which ones is the order of `torch.topk`; the
+    host waits for their number.
+
+    Of equal confidences the lower positions count, or, with `ties`, those that `torch.topk` takes,
+    as published.
+    """
+
+    steps: int | None = None  # S, forwards per block; None: as many as the block has positions
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see the head of this file
+    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `steps.Ties`
+    never_stalls: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choice(self, "ties", self.ties, Ties)
+        if self.steps is not None and self.steps < 1:
+            raise DllmBenchError(f"TopK steps is {self.steps}; give at least 1 step per block.")
+
+    @property
+    def _reaches_beyond(self) -> bool:
+        """If it is the released code; one position per step never exceeds the masks."""
+        return self.released and self.steps is not None
+
+    @property
+    def spans(self) -> tuple[bool, bool]:  # type: ignore[override]
+        """To the last block, if it commits behind the open one."""
+        return False, self._reaches_beyond
+
+    @property
+    def reads_rows(self) -> Reads:  # type: ignore[override]
+        """The whole window, if it commits candidates behind the open block."""
+        return "window" if self._reaches_beyond else "masked"
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Step counts, and rows of the whole canvas where it commits beyond the block."""
+        canvas = {Need("cache", Condition.WHOLE_CANVAS), Need("explore", Condition.ONE_BRANCH)}
+        always = COUNTS_STEPS | ties_needs(self.ties)
+        return always | canvas if self._reaches_beyond else always
+
+    @property
+    def one_per_forward(self) -> bool:  # type: ignore[override]
+        """If there are as many steps as positions."""
+        return self.steps is None
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        if self.steps is None:
+            return most_confident_by(self.ties, scores, window, None, state.length)
+        step_K, total_K = step_in_block(state, window)
+        count_K = total_K // self.steps + (step_K < total_K % self.steps)
+        if not self.released:
+            return most_confident_by(self.ties, scores, window, count_K, state.length)
+        where_KW = taken_by_topk(scores, window, int(count_K), state.length)
+        state.memo[BEYOND] = where_KW & ~window.eligible_KW
+        return where_KW & window.eligible_KW
+
+    def on_commit(self, round: Round) -> None:
+        """Commit what lies behind the open block."""
+        beyond_KW = round.state.memo.get(BEYOND)
+        if beyond_KW is not None:
+            round.state.commit(beyond_KW, round.scores.ids_KW, round.window.start)
+
+
+@register("select.best")
+@dataclass(frozen=True)
+class Best(Select):
+    """Commits the `number` most confident positions; all if fewer are masked.
+
+    Commit a fixed number of positions in every forward, the most confident ones.
+    """
+
+    number: int
+    refills: bool = False  # as many as the revision before masked again, if it masked any (ReMDM)
+    never_stalls: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise DllmBenchError(f"Best number is {self.number}; give 1 or more positions.")
+
+    @property
+    def one_per_forward(self) -> bool:  # type: ignore[override]
+        """If the number is 1."""
+        return self.number == 1 and not self.refills
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        if self.one_per_forward:
+            return most_confident(scores, window)
+        count_K = torch.full_like(window.eligible_KW[:, 0], self.number, dtype=torch.long)
+        if self.refills and state.remasked_K is not None:
+            count_K = torch.where(state.remasked_K > 0, state.remasked_K, count_K)
+        return most_confident(scores, window, count_K)
+
+
+@register("select.union")
+@dataclass(frozen=True)
+class Union(Select):
+    """Commits what `first` or `second` chooses.
+
+    Two selectors at once: what either chooses is committed (Learn2PD: filter or top-k).
+
+    The stall rule is that of the first one.
+    """
+
+    first: Select
+    second: Select
+
+    @property
+    def never_stalls(self) -> bool:  # type: ignore[override]
+        """If one of the two never stalls."""
+        return self.first.never_stalls or self.second.never_stalls
+
+    @property
+    def spans(self) -> tuple[bool, bool]:  # type: ignore[override]
+        """To the last block, if one of the two commits behind the open one."""
+        return False, self.first.spans[1] or self.second.spans[1]
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        return self.first(scores, window, state) | self.second(scores, window, state)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        return self.first.on_stall(scores, window, state)
+
+
+LONGEST = 4096  # positions of a block that may be longer than the generation; more is a mistake
+
+
+@register("schedule.blocks")
+@dataclass(frozen=True)
+class Blocks(Schedule):
+    """One open block at a time.
+
+    Semi-autoregressive blocks: one block is decoded until it has no mask, then the next one opens.
+
+    (LLaDA §2.4, Fast-dLLM.) With `block: null` the whole generation is one block (Dream's full
+    schedule). The model sees the masks of future blocks unless `sees_future` is off, as for models
+    that were trained block by block. Blocks begin behind the prompt; `absolute` ones lie at
+    multiples of `block`, so that the first may overlap the prompt and the last may be short
+    (dInfer's `start_block_align`; block diffusion: SDAR, LLaDA2). `whole` rounds the canvas up to
+    whole absolute blocks, as the block-diffusion samplers do; the text is then cut to the length
+    asked for. With `short` blocks behind the prompt need not divide the generation: the last one is
+    short (dInfer without `start_block_align`; LLaDA and Fast-dLLM refuse such lengths). A
+    generation shorter than a block is one short block.
+    """
+
+    block: int | None  # positions of a block; None: the whole generation is one block
+    sees_future: bool = True  # whether the model sees the masks behind the open block
+    absolute: bool = False  # blocks at multiples of `block` instead of from the prompt's end
+    whole: bool = False  # round the canvas up to whole blocks
+    short: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
+    """Whether the last block behind the prompt may be short."""
+    sees_rest: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
+    """Whether the model sees what the canvas was rounded up by; diffusers hides it, decodes it and
+    leaves it out of the text."""
+
+    def __post_init__(self) -> None:
+        if self.block is not None and self.block < 1:
+            raise DllmBenchError(f"Blocks has a block of {self.block}; give 1 or more positions.")
+        if (self.absolute and self.block is None) or (self.whole and not self.absolute):
+            raise DllmBenchError(
+                f"Blocks has block {self.block}, absolute {self.absolute}, whole {self.whole}; "
+                "absolute blocks need a length, and only absolute blocks can be whole."
+            )
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What other pieces can rely on."""
+        gives: set[Condition | BlockLength]
+        gives = {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.HELD_BLOCKS}
+        gives |= {Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
+        gives |= {BlockLength(self.block) if self.block else Condition.WHOLE_GENERATION}
+        return frozenset(gives | ({Condition.ABSOLUTE_BLOCKS} if self.absolute else set()))
+
+    def length(self, prompt_len: int, new: int) -> int:
+        one_short = self.block and new < self.block <= LONGEST
+        if self.block and not (self.absolute or self.short or one_short):
+            check_divides(self.block, new, "schedule.short=true, which lets the last one be short")
+        short = -(prompt_len + new) % self.block if self.whole and self.block else 0
+        return prompt_len + new + short
+
+    def on_plan(self, round: Round) -> None:
+        if not self.sees_rest:
+            round.plan = replace(round.plan, alone=round.state.wanted)
+
+    def grid(self, prompt_len: int, length: int) -> BlockGrid:
+        origin = 0 if self.absolute else prompt_len
+        return BlockGrid(origin, self.block or max(length - prompt_len, 1), prompt_len, length)
+
+    def opened(self, branch: BlockProgress) -> int:
+        """A closed branch finishes a block that it has begun and opens no other.
+
+        A block that was masked again stays open.
+        """
+        n = branch.finished
+        opens = n < branch.grid.blocks and (branch.begun(n) or not branch.closed)
+        return max(n + opens, branch.opened)
+
+
+def check_divides(block: int, new: int, other: str) -> None:
+    """Blocks that begin behind the prompt have to fill the generation exactly.
+
+    other: a setting that makes this length possible; empty if none does.
+    """
+    if new % block:
+        also = f"decoder.{other}, " if other else ""
+        raise DllmBenchError(
+            f"A block of {block} does not divide the generation length {new}; set "
+            f"decoder.schedule.block to a divisor of {new}, {also}or max_new_tokens (not for masks "
+            f"within a prompt) to a multiple of {block}."
+        )
+
+
+@register("schedule.pipeline")
+@dataclass(frozen=True)
+class Pipeline(Schedule):
+    """Several open blocks; the thresholds are shares of a block's positions.
+
+    Pipelined blocks (D2F, arXiv 2508.09192, §4.3): several blocks are open at once.
+
+    In each round a branch opens one more block when a share `tau_add` of the last open block is
+    committed. A block must progress ("fully activated") once a share `tau_act` of the block before
+    it is committed; until then it commits only what passes the confidence threshold. The prompt
+    counts as committed, and only open blocks are fed to the model. A closed branch (with a
+    committed end token) opens no further block but finishes the open ones. Blocks have to divide
+    the generation; the released code makes as many whole blocks as fit instead (`floor`: 240 tokens
+    of 256 in blocks of 48).
+    """
+
+    block: int  # positions of a block
+    tau_add: float  # committed share of the last open block at which the next one opens
+    tau_act: float  # committed share of the block before at which a block must progress
+    floor: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
+    """Generate as many whole blocks as fit into the length asked for."""
+    sees_future = False
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.tau_add <= 1 and 0 <= self.tau_act <= 1):
+            raise DllmBenchError(
+                f"Pipeline has tau_add {self.tau_add} and tau_act {self.tau_act}; "
+                "both are shares of a block, from 0 to 1."
+            )
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """One open block at a time if a block opens only when the last one is finished."""
+        single = {Condition.ONE_OPEN_BLOCK} if self.tau_add == 1 else set()
+        always = {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
+        return frozenset({*always, BlockLength(self.block), *single})
+
+    def length(self, prompt_len: int, new: int) -> int:
+        if self.floor and new >= self.block:
+            new -= new % self.block
+        fits = "schedule.floor=true, which makes as many as fit" if new > self.block else ""
+        check_divides(self.block, new, fits)
+        return super().length(prompt_len, new)
+
+    def grid(self, prompt_len: int, length: int) -> BlockGrid:
+        return BlockGrid(prompt_len, self.block, prompt_len, length)
+
+    def opened(self, branch: BlockProgress) -> int:
+        last = branch.opened - 1
+        full = branch.opened >= branch.grid.blocks
+        due = last < 0 or self._reaches(branch, last, self.tau_add)
+        return branch.opened + (due and not full and not branch.closed)
+
+    def must_progress(self, branch: BlockProgress, n: int) -> bool:
+        return n == 0 or self._reaches(branch, n - 1, self.tau_act)
+
+    def _reaches(self, branch: BlockProgress, n: int, share: float) -> bool:
+        """Whether a share of block `n` is committed."""
+        return self.block - branch.masks_left(n) >= math.ceil(share * self.block - 1e-9)
+
+
+Scope = Literal["block", "token", "write"]
+
+
+@register("stop.eos")
+@dataclass(frozen=True)
+class Eos(Stop):
+    """Closes a branch that has committed an end token, or finishes it.
+
+    Stop at a committed end token.
+
+    Scope "block": once an end token is committed, no further block opens; open blocks are decoded
+    to their end (D2F, LoPA). Scope "token": also finish as soon as an end token and everything
+    before it is committed (CreditDecoding's early stop). Scope "write": finish in a forward that
+    writes an end token if everything before the first one is committed, and go on to the next block
+    otherwise (diffusers' block refinement of LLaDA2.1). The rule of Learn2PD's paper for
+    end-of-text prediction is "block" without the end of a turn.
+
+    Two released loops look for end tokens in the prompt as well (`prompt`): with one there, ReMDM's
+    decodes the first block alone, and diffusers' block refinement never stops early.
+    """
+
+    scope: Scope = "block"  # see the head of this file
+    turn_end: bool = True  # whether the end of a chat turn counts as well
+    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see the head of this file
+    stops_on_end_token: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choice(self, "scope", self.scope, Scope)
+        if self.prompt and self.scope == "token":
+            raise DllmBenchError(
+                'Eos has prompt true and scope "token", under which an end token of the prompt '
+                'would end a request at once; set scope to "block" or "write".'
+            )
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """That decoding ends at the end of text, and at no other end token."""
+        at_token = self.scope == "token" and not self.turn_end
+        return frozenset({Condition.END_OF_TEXT} if at_token else ())
+
+    def _ends(self, branches: DecodeState, start: int, stop: int | None = None) -> Tensor:
+        """True where a position from `start` to `stop` holds an end token, bool (K, X).
+
+        Those that a schedule puts behind the text do not count.
+        """
+        tokens_KX = branches.tokens_KL[:, start:stop]
+        ends_KX = tokens_KX == branches.special.eos
+        for end in branches.special.ends[1:] if self.turn_end else ():
+            ends_KX = ends_KX | (tokens_KX == end)
+        if branches.ends_given and start:
+            ends_KX = ends_KX & (branches.born_KL[:, start:stop] >= 0)
+        return ends_KX
+
+    def ended(self, branches: DecodeState) -> StopFlags:
+        start = branches.prompt_len
+        ends_KG = self._ends(branches, start)
+        closed_K = ends_KG.any(dim=1)
+        given_K = self._ends(branches, 0, start).any(dim=1) if self.prompt else None
+        if self.scope == "block":
+            if given_K is not None:
+                begun_K = (branches.born_KL[:, start:] >= 0).any(dim=1)
+                closed_K = closed_K | (given_K & begun_K)
+            return StopFlags(closed_K)
+        masked_KG = branches.masked_KL[:, start:]
+        first_K1 = (ends_KG | masked_KG).view(torch.uint8).argmax(1, keepdim=True)
+        finished_K = ends_KG.gather(1, first_K1)[:, 0]
+        if self.scope == "token":
+            return StopFlags(closed_K, finished_K)
+        if given_K is not None:
+            finished_K = finished_K & ~given_K
+        born_KG = branches.born_KL[:, start:]
+        written_K = (ends_KG & (born_KG == branches.forwards - 1)).any(1)
+        return StopFlags(finished_K=finished_K & written_K)
+
+
+@register("stop.budget")
+@dataclass(frozen=True)
+class Budget(Stop):
+    """Finishes a request after a number of forwards.
+
+    Stop after a number of forwards, whatever is still masked (quality at a fixed cost).
+
+    Positions that are left over stay masked and are not emitted.
+    """
+
+    forwards: int  # per request
+
+    def __post_init__(self) -> None:
+        if self.forwards < 1:
+            raise DllmBenchError(f"Budget forwards is {self.forwards}; give 1 or more.")
+
+    def ended(self, branches: DecodeState) -> StopFlags:
+        spent = branches.forwards >= self.forwards
+        device = branches.tokens_KL.device
+        return StopFlags(finished_K=torch.full((branches.branches,), spent, device=device))
+
+
+@register("stop.any_of")
+@dataclass(frozen=True)
+class AnyOf(Stop):
+    """Closed, finished or cut by any of `rules`; the shortest of several lengths is taken.
+
+    Several stop rules at once: a branch is closed or finished as soon as one rule says so.
+    """
+
+    rules: tuple[Stop, ...]
+
+    @property
+    def stops_on_end_token(self) -> bool:  # type: ignore[override]
+        """If one of the rules does."""
+        return any(rule.stops_on_end_token for rule in self.rules)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+
+    def ended(self, branches: DecodeState) -> StopFlags:
+        flags = [rule.ended(branches) for rule in self.rules]
+        return StopFlags(
+            any_of(each.closed_K for each in flags), any_of(each.finished_K for each in flags)
+        )
+
+
+def any_of(decisions: Iterable[Tensor | None]) -> Tensor | None:
+    """True where one of the rules says so; None if no rule decides."""
+    known = [flags for flags in decisions if flags is not None]
+    return reduce(torch.logical_or, known) if known else None

@@ -1,0 +1,171 @@
+"""DAEDAL (arXiv 2508.00819): a canvas that grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import HELD, BlockProgress, Window
+from dllm_bench.core.contracts import Reads, Score, Scores
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import HOLD, Round
+from dllm_bench.core.state import DecodeState
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.numerics import forbid
+from dllm_bench.methods.common import Blocks, Confidence
+from dllm_bench.registry import register
+
+
+@register("score.mask_last")
+@dataclass(frozen=True)
+class MaskLast(Score):
+    """The scores of `inner`, in which no candidate is the mask token.
+
+    Decode a position whose candidate is the mask token last (DAEDAL, released fill rule).
+
+    For decoders that leave the mask token in the distribution. Where it is the candidate, the next
+    token stands in for it with a probability of 0, so that no threshold commits it, and ranks
+    behind all other candidates, by its confidence without the mask token. `Scores.raw_KW` keeps
+    what the inner score says of the mask token.
+    """
+
+    inner: Confidence = field(default_factory=Confidence)
+    reads_rows: ClassVar[Reads] = "masked"
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        first = self.inner(logits_KWV, state, window)
+        others_KWV = logits_KWV.clone()
+        forbid(others_KWV, [state.special.mask])
+        other = self.inner(others_KWV, state, window)
+        masks_KW = first.ids_KW == state.special.mask
+        return replace(
+            first,
+            ids_KW=torch.where(masks_KW, other.ids_KW, first.ids_KW),
+            probability_KW=first.probability_KW.masked_fill(masks_KW, 0),
+            confidence_KW=torch.where(masks_KW, other.confidence_KW - 1, first.confidence_KW),
+            raw_KW=first.confidence_KW,
+        )
+
+
+SIZING = "daedal.sizing"  # host: whether this forward only finds the canvas's length
+
+
+@register("schedule.daedal")
+@dataclass(frozen=True)
+class Daedal(Blocks):
+    """One open block at a time, on a canvas that grows.
+
+    DAEDAL (arXiv 2508.00819): a canvas that begins short and grows where the model wants more room.
+
+    At first forwards over prompt and masks find the length: `factor` masks are appended until the
+    model is confident enough (`eos_enough`) that the text ends within the canvas; then half of
+    `eos_window` end tokens are put behind it. While blocks are decoded, a forward whose confidence
+    in the end is below `eos_expand` replaces the least probable mask of the open block by `factor`
+    masks, if its candidate is less probable than `low`. The canvas has at most the request's new
+    tokens; what an expansion pushes beyond them is gone.
+
+    The confidence is the sum of the probabilities of the last `eos_window` candidates that are the
+    end token, wherever they stand, divided by `eos_window` even if there are fewer (released code).
+    """
+
+    block: int  # positions of a block; the last one may be short
+    initial: int = 64  # new positions of the first canvas
+    factor: int = 8  # masks that are appended, and that replace one
+    eos_enough: float = 0.5  # confidence in the end from which the first length is enough
+    eos_expand: float = 0.9  # confidence in the end below which a mask may be replaced
+    low: float = 0.1  # probability below which a candidate may be replaced
+    eos_window: int = 32  # candidates that the confidence in the end counts
+    sees_future: bool = field(default=True, init=False)
+    absolute: bool = field(default=False, init=False)
+    whole: bool = field(default=False, init=False)
+    short: bool = field(default=True, init=False)
+    sees_rest: bool = field(default=True, init=False)
+    spans: ClassVar[tuple[bool, bool]] = (True, True)  # all scores say where the text ends
+    reads_rows: ClassVar[Reads] = "window"
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            Need("score", Condition.RAW_CONFIDENCE),
+            Need("explore", Condition.ONE_BRANCH),
+            Need("cache", Condition.WHOLE_CANVAS),
+            Need("cache", Condition.FULL_ATTENTION),
+        }
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.initial, self.factor, self.eos_window) < 1:
+            raise DllmBenchError(
+                f"Daedal has initial {self.initial}, factor {self.factor} and eos_window "
+                f"{self.eos_window}; give 1 or more positions."
+            )
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What other pieces can rely on; no steps can be counted in a block that changes."""
+        return super().gives - {
+            Condition.HELD_BLOCKS,
+            Condition.EQUAL_BLOCKS,
+            Condition.FIXED_CANVAS,
+        }
+
+    def length(self, prompt_len: int, new: int) -> int:
+        return prompt_len + min(self.initial, new)
+
+    def opened(self, branch: BlockProgress) -> int:
+        """None while the length is sought."""
+        return 0 if branch.stays == HELD else super().opened(branch)
+
+    def on_start(self, round: Round) -> None:
+        if not round.begun:
+            self._seek(torch.ones_like(round.state.masked_KL[0, 0]), round)
+
+    def on_plan(self, round: Round) -> None:
+        if self._seeks(round):
+            round.plan = replace(round.plan, kind=ForwardKind.SIZE)
+
+    def on_commit(self, round: Round) -> None:
+        if self._seeks(round):
+            self._append(self._end_confidence(round) < self.eos_enough, round)
+        elif round.state.length < round.state.wanted:
+            self._expand(self._end_confidence(round) < self.eos_expand, round)
+
+    def _seeks(self, round: Round) -> bool:
+        """Whether this forward only finds the canvas's length; the first one does."""
+        return any(round.host.get(SIZING, ()))
+
+    def _seek(self, flag: Tensor, round: Round) -> None:
+        """Let the next forward only find the length if `flag` (0-d bool): no block is open then."""
+        round.state.memo[HOLD] = flag.reshape(1) * HELD
+        round.ask(SIZING, flag)
+
+    def _append(self, short: Tensor, round: Round) -> None:
+        """Masks to a canvas that is too short, end tokens to one that is not."""
+        state = round.state
+        if state.length == state.wanted:
+            short = torch.zeros_like(short)
+        self._seek(short, round)
+        count = torch.where(short, self.factor, self.eos_window // 2)
+        at = torch.full_like(count, state.length)
+        round.insert(at, count, ~short, max(self.factor, self.eos_window // 2))
+
+    def _expand(self, wanted: Tensor, round: Round) -> None:
+        """All but one of the masks that replace the least probable one, in front of it."""
+        scores, window, state = round.scores, round.window, round.state
+        probability_KW = scores.probability_KW if scores.raw_KW is None else scores.raw_KW
+        open_KW = window.eligible_KW & window.of(state.masked_KL)
+        least, index = probability_KW.masked_fill(~open_KW, torch.inf)[0].min(0)
+        grows = wanted & (least < self.low)
+        count = torch.where(grows, self.factor - 1, 0)
+        round.insert(window.start + index, count, None, self.factor - 1)
+
+    def _end_confidence(self, round: Round) -> Tensor:
+        """How sure the model is that the text ends within the canvas, 0-d."""
+        scores = round.scores
+        ends_W = (scores.ids_KW[0] == round.state.special.eos) & (scores.probability_KW[0] > 0)
+        count_W = ends_W.cumsum(0)
+        last_W = ends_W & (count_W[-1] - count_W < self.eos_window)
+        return (scores.probability_KW[0] * last_W).sum() / self.eos_window

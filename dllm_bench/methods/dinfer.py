@@ -1,0 +1,96 @@
+"""dInfer (arXiv 2510.08666): hierarchical decoding and the vicinity cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_probabilities
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import DecodeState
+from dllm_bench.methods.caches import DualCache, NoCache
+from dllm_bench.methods.common import check_fall, falling
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+
+@register("select.hierarchy")
+@dataclass(frozen=True)
+class Hierarchy(Select):
+    """Commits positions above `tau`, and above `low` the most probable position of each run.
+
+    Divide and conquer over runs of adjacent masks (dInfer's hierarchical decoding).
+
+    In every run of adjacent masks of a block, the most probable position is committed if its
+    probability is above `low`, so that each forward splits the runs. So is every position above
+    `tau`. Both comparisons are strict. A block that must progress and has neither commits its most
+    confident position. With `fall`, tau begins at 1 and falls (`iter_threshold` of dInfer's
+    HierarchyDecoder).
+    """
+
+    tau: float  # 1: off
+    low: float = 0.4  # 0: always
+    fall: float | None = field(default=None, metadata=DEFAULT_LEFT_OUT)  # of tau, see `falling`
+
+    def __post_init__(self) -> None:
+        check_probabilities(self, "tau", "low")
+        check_fall(self, self.fall)
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        probability_KNP = window.blocks(scores.probability_KW)
+        masked_KNP = window.blocks(window.eligible_KW)
+        run_KNP = (~masked_KNP).cumsum(2)  # equal for all positions of a run
+        open_KNP = probability_KNP.masked_fill(~masked_KNP, -1.0)
+        best_KNX = torch.full_like(torch.nn.functional.pad(open_KNP, (0, 1)), -1.0)
+        best_KNX = best_KNX.scatter_reduce(2, run_KNP, open_KNP, "amax")
+        best_KNP = (open_KNP == best_KNX.gather(2, run_KNP)) & (open_KNP > self.low)
+        tau = falling(self.tau, self.fall, state)
+        return window.flat((best_KNP | (open_KNP > tau)) & masked_KNP)
+
+
+@register("cache.vicinity")
+@dataclass(frozen=True)
+class VicinityCache(DualCache):
+    """Caches what is not near the open block; see `PrefixCache` for `every` and `clock`.
+
+    Vicinity cache (dInfer): like the dual cache, but positions near the open block are fed too.
+
+    A forward between renewals feeds `before` positions before the block, the block and `after`
+    positions behind it, so that their K/V are computed with the block's newest tokens; these K/V
+    are not kept. The first `warmup` forwards of a request feed the whole canvas and keep nothing.
+    """
+
+    before: int = 16  # positions fed before the block
+    after: int = 16  # positions fed behind the block
+    warmup: int = 4  # forwards before anything is cached
+    renews_twice: bool = False  # as released: if the warm-up outlasts the first block, renew again
+    # two forwards after the first renewal, in the same block
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.before, self.after, self.warmup) < 0:
+            raise DllmBenchError(
+                f"VicinityCache has before {self.before}, after {self.after}, warmup "
+                f"{self.warmup}; none of them may be negative."
+            )
+
+    def plan(self, round: Round) -> ForwardPlan:
+        branches = round.state
+        if branches.forwards < self.warmup:
+            return NoCache(self.attention).plan(round)
+        return super().plan(round)
+
+    def _renews(self, branches: DecodeState, window: Window, last: ForwardPlan | None) -> bool:
+        if super()._renews(branches, window, last):
+            return True
+        if last is None or not self.renews_twice or last.rows[0] <= branches.prompt_len:
+            return False
+        return last.forward == self.warmup == branches.forwards - 2
+
+    def _fed(self, window: Window) -> tuple[int, int]:
+        return max(0, window.start - self.before), min(window.visible, window.stop + self.after)

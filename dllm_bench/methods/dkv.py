@@ -1,0 +1,242 @@
+"""dKV-Cache (arXiv 2505.15781): the K/V of decoded tokens, kept one forward late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Cache, Scores, Select
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import MASKED, DecodeState, MemoKey
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import to_device, true_indices
+from dllm_bench.decoding.numerics import generator
+from dllm_bench.methods.caches import NoCache, step_of_block
+from dllm_bench.methods.common import COUNTS_STEPS
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+BLOCK = MemoKey[int]("drawn.block")  # position at which the block begins that was drawn for
+DUE = MemoKey[Tensor]("drawn.due")
+"""Places of the window that this forward commits, first to last, int64 (1, X), on the host; what is
+committed already may be there too."""
+ORDER = MemoKey[Tensor]("drawn.order")  # places of the window, int64 (1, X), on the host
+
+
+@register("select.drawn")
+@dataclass(frozen=True)
+class Drawn(Select):
+    """Commits an equal number of positions in each step, in random order.
+
+    Commit in an order drawn before a block's first forward (LLaDA's `random` remasking).
+
+    A block entered with m masks and S steps commits floor(m / S) positions per step, one more in
+    the first m mod S steps, as `TopK` does. Which ones come next is known before a forward, so a
+    cache can feed these alone (dKV-Cache "greedy"). Drawing all of a block at once is drawing anew
+    in every step: what is left is in random order either way. Drawn on the host, so that nothing
+    waits.
+    """
+
+    steps: int | None = None  # S, forwards per block; None: as many as the block has masks
+    by_position: ClassVar[bool] = True
+    uses_seed: ClassVar[bool] = True
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.KNOWN_ORDER})
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("explore", Condition.ONE_BRANCH)}
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise DllmBenchError(f"Drawn steps is {self.steps}; give at least 1 step per block.")
+
+    @property
+    def one_per_forward(self) -> bool:  # type: ignore[override]
+        """If there are as many steps as positions."""
+        return self.steps is None
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        due_1W = torch.zeros(1, window.width, dtype=torch.bool)
+        due_1W[0, self.due(state, window)] = True
+        return to_device(due_1W, window.eligible_KW.device)
+
+    def on_plan(self, round: Round) -> None:
+        """Let the cache know what this forward commits."""
+        round.state.memo[DUE] = self.due(round.state, round.window)[None]
+
+    def due(self, state: DecodeState, window: Window) -> Tensor:
+        """Places of the window that this forward commits, whatever its scores are."""
+        step = step_of_block(state, window) + 1
+        if state.memo.get(BLOCK) != window.start:
+            state.memo[BLOCK] = window.start
+            state.memo[ORDER] = self.order(state, window)[None]
+        order_X = state.memo[ORDER][0]
+        share, rest = divmod(len(order_X), self.steps or len(order_X))
+        return order_X[: step * share + min(step, rest)]
+
+    def order(self, state: DecodeState, window: Window) -> Tensor:
+        """Where in the window masks are committed, first to last, int64 (X,), on the host."""
+        first = max(window.start, state.prompt_len) - window.start
+        numbers = generator(state, "order", "cpu")
+        return first + torch.randperm(window.width - first, generator=numbers)
+
+
+BORN = "dkv.born"  # host: the forward that committed each position
+
+
+@register("cache.dkv")
+@dataclass(frozen=True)
+class DKVCache(Cache):
+    """Caches decoded tokens; which positions it feeds is worked out on the host.
+
+    dKV-Cache (arXiv 2505.15781): a decoded token's K/V are kept, one forward after it was decoded.
+
+    A forward feeds the rows that predict masks and those of the tokens that the forward before has
+    committed, so that each token is fed once as itself; all other K/V are read from the cache.
+    Every `every`-th forward of a block feeds everything, and so do the block's first ones. With
+    `keeps_prompt` the prompt's K/V are those of the request's first forward ("pd" in the released
+    code; with `every` 1 it is its "prefill"). Where logits are shifted, a row is kept with the
+    token that it predicts: the released variant "un" keeps it even if its own token is still masked
+    (`early`), "un_right" does not. The variant "right" is left out: it keeps rows whose logits are
+    still needed.
+    """
+
+    every: int = 8  # forwards of a block between those that feed everything
+    first: int = 2  # forwards at the start of a block that feed everything
+    keeps_prompt: bool = False  # whether the prompt is fed by the request's first forward only
+    early: bool = False  # whether a row is kept as soon as it predicts no mask, itself still masked
+    released_end: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether a row that
+    # predicts nothing, the last one where logits are shifted, is kept with its left neighbour only
+    attention: Attention = field(default="full", init=False)
+    over_spans: ClassVar[bool] = False
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
+
+    def __post_init__(self) -> None:
+        if min(self.every, self.first) < 1:
+            raise DllmBenchError(
+                f"DKVCache has every {self.every} and first {self.first}; feed everything in 1 or "
+                "more forwards of a block, and again after 1 or more."
+            )
+
+    def on_start(self, round: Round) -> None:
+        round.ask(BORN, round.state.born_KL[-1])
+
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        step, now, span = step_of_block(branches, window), branches.forwards, window.visible
+        feeds_all = step < self.first or step % self.every == 0
+        born_KL = round.on_host(BORN)[None]
+        if not feeds_all:
+            feed_KL = self._pending(born_KL, kv, now - 1)
+        elif self.keeps_prompt and now:
+            feed_KL = self._generated(born_KL, branches.prompt_len, kv)
+        else:
+            feed_KL = torch.ones_like(born_KL, dtype=torch.bool)
+        feed_L, pending_L = feed_KL[0, :span], self._pending(born_KL, kv, now)[0, :span]
+        masks_L = feed_L, ~feed_L, feed_L > pending_L
+        sets = PositionSets(*true_indices(masks_L, branches.born_KL.device))
+        everything = ForwardKind.REFRESH if now else ForwardKind.PREFILL
+        return ForwardPlan(
+            kind=everything if feeds_all else ForwardKind.DENOISE,
+            feed=(0, span),
+            rows=(window.start, window.stop),
+            store=(0, span),
+            visible_K=window.visible_K,
+            sets=sets,
+        )
+
+    def _pending(self, born_KL: Tensor, kv: KVCache, forward: int) -> Tensor:
+        """Rows whose K/V the forward `forward` did not keep, bool (K, L).
+
+        The request's first one keeps no row before its token is decoded.
+        """
+        undecided_KL = (born_KL == MASKED) | (born_KL >= forward)
+        rows_KL = kv.predicting(undecided_KL)
+        if self.early and forward > 0:
+            return rows_KL
+        pending_KL = rows_KL | undecided_KL
+        if self.released_end:
+            predicts_KL = kv.predicting(torch.ones_like(rows_KL))
+            pending_KL = pending_KL | (pending_KL.roll(1, 1) & ~predicts_KL)
+        return pending_KL
+
+    def _generated(self, born_KL: Tensor, prompt_len: int, kv: KVCache) -> Tensor:
+        """Rows behind the prompt, and those of it that predict a new token, bool (K, L)."""
+        new_KL = torch.zeros_like(born_KL, dtype=torch.bool)
+        new_KL[:, prompt_len:] = True
+        return new_KL | kv.predicting(new_KL)
+
+
+Array = np.ndarray[Any, Any]
+
+
+@register("cache.dkv_greedy")
+@dataclass(frozen=True)
+class DKVGreedyCache(Cache):
+    """Feeds the next positions and their surroundings; worked out on the host.
+
+    dKV-Cache "greedy" (arXiv 2505.15781): only what was just decoded and what comes next is fed.
+
+    For a selector whose order is known beforehand. A forward feeds the tokens that the forward
+    before has committed, the positions that this one commits, and of the masks around each of these
+    the `window` nearest, a left one before the right one at the same distance. Their K/V replace
+    those of the store, which holds every position; all others are read, masks as they were when
+    last fed. Every `every`-th forward of a block, the first one included, feeds everything.
+    """
+
+    every: int = 2  # forwards of a block between those that feed everything
+    window: int = 4  # masks fed around each position that is committed next
+    attention: Attention = field(default="full", init=False)
+    over_spans: ClassVar[bool] = False
+    leaves_masks_out: ClassVar[bool] = True
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need("explore", Condition.ONE_BRANCH), Need("select", Condition.KNOWN_ORDER)}
+    )
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.window < 0:
+            raise DllmBenchError(
+                f"DKVGreedyCache has every {self.every} and window {self.window}; feed everything "
+                "again after 1 or more forwards, and 0 or more masks around a position."
+            )
+
+    def on_start(self, round: Round) -> None:
+        round.ask(BORN, round.state.born_KL[-1])
+
+    def plan(self, round: Round) -> ForwardPlan:
+        return replace(NoCache().plan(round), store=(0, round.window.visible))
+
+    def on_plan(self, round: Round) -> None:
+        """Feed what is due and its surroundings; the selector, which acts first, knows what is."""
+        branches, window, kv = round.state, round.window, round.kv
+        born_L, device = round.on_host(BORN).numpy(), branches.born_KL.device
+        due = [p for p in branches.memo[DUE][0].tolist() if born_L[window.start + p] == MASKED]
+        if step_of_block(branches, window) % self.every == 0 or not due:
+            kind = ForwardKind.REFRESH if kv.kept else ForwardKind.PREFILL
+            round.plan = replace(round.plan, kind=kind)
+            return
+        due_L = np.zeros(len(born_L), dtype=bool)
+        due_L[[window.start + place for place in due]] = True
+        fed_L = torch.from_numpy(self._around(born_L, due, window.start, branches.forwards))
+        fed_L = (fed_L | kv.predicting(torch.from_numpy(due_L)[None])[0])[: window.visible]
+        feed_F, read_C = true_indices((fed_L, ~fed_L), device)
+        sets = PositionSets(feed_F, read_C, feed_F)
+        round.plan = replace(round.plan, sets=sets, scored_M=to_device(due, device))
+
+    def _around(self, born_L: Array, due: Sequence[int], start: int, now: int) -> Array:
+        """The last forward's tokens, the positions due, and masks around these, bool (L,)."""
+        fed_L, position_L = born_L == now - 1, np.arange(len(born_L))
+        fed_L[[start + place for place in due]] = True
+        for place in due:
+            far_L = 2 * np.abs(position_L - start - place) + (position_L > start + place)
+            far_L[fed_L | (born_L != MASKED)] = 2 * len(far_L)
+            nearest = far_L.argsort()[: self.window]
+            fed_L[nearest[far_L[nearest] < 2 * len(far_L)]] = True
+        return fed_L

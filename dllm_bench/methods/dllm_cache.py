@@ -1,0 +1,93 @@
+"""dLLM-Cache (arXiv 2506.06295): each layer computes the response rows whose V changed most.
+
+All hidden states pass through every layer, and logits exist everywhere; a layer takes K, V and the
+outputs of attention and MLP from the cache for rows it does not compute. The prompt's rows are
+computed every `prompt_every` forwards, the response's every `every`; both count all forwards of the
+request. In the other forwards a layer computes V of the whole response, keeps it, and computes
+those rows whose V has the smallest cosine with the V of the forward before: the share `share` of
+the response, rounded down, decoded tokens and later blocks included. With a share of 0, V stays as
+it is. The first layer computes everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from dllm_bench.core.contracts import Cache
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.decoding.numerics import stable_top
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.registry import register
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class MostChanged:
+    """Chooses the rows a layer computes; implements `core.denoiser.RowChoice`."""
+
+    prompt: int  # positions of the prompt
+    length: int  # of prompt and response, X
+    renews_prompt: bool
+    renews_response: bool
+    share: float
+    also_R: None = None
+
+    def spans(self, layer: int) -> tuple[Span, Span]:
+        """What is renewed; of the response, if that is not renewed, some rows are chosen."""
+        nothing = (self.length, self.length)
+        if layer == 0 or (self.renews_prompt and self.renews_response):
+            return (0, self.length), nothing
+        if self.renews_response:
+            return (self.prompt, self.length), nothing
+        always = (0, self.prompt if self.renews_prompt else 0)
+        return always, (self.prompt, self.length) if self.share else nothing
+
+    def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
+        """The rows of the response with the smallest cosine; of equal ones the first."""
+        cosine_S = cosine_similarity(new_SC.float(), old_SC.float(), dim=-1)
+        return stable_top(-cosine_S[None], int(len(cosine_S) * self.share))[0]
+
+    def attended(self, *attention: object) -> None:
+        """Attention decides nothing."""
+
+
+@register("cache.dllm_cache")
+@dataclass(frozen=True)
+class DLLMCache(Cache):
+    """Caches K, V and the outputs of attention and MLP, in every layer and at every position."""
+
+    prompt_every: int = 100  # forwards of the request between those that compute the whole prompt
+    every: int = 7  # the same of the response
+    share: float = 0.25  # of the response's rows that a layer computes in the other forwards
+    attention: Attention = field(default="full", init=False)
+    over_spans: ClassVar[bool] = False
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
+        {Condition.FED_WINDOW, Condition.FULL_ATTENTION}
+    )
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
+
+    def __post_init__(self) -> None:
+        if min(self.prompt_every, self.every) < 1 or not 0 <= self.share <= 1:
+            raise DllmBenchError(
+                f"DLLMCache has prompt_every {self.prompt_every}, every {self.every} and share "
+                f"{self.share}; give 1 or more forwards, and a share between 0 and 1."
+            )
+
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        plan, now = NoCache().plan(round), branches.forwards
+        span = (0, window.visible)
+        grown = kv.length < window.visible  # positions that no forward has computed
+        renews = now % self.prompt_every == 0, now % self.every == 0 or grown
+        rule = MostChanged(branches.prompt_len, window.visible, *renews, self.share)
+        kind = ForwardKind.REFRESH if any(renews) else ForwardKind.DENOISE
+        return replace(plan, kind=kind if now else ForwardKind.PREFILL, store=span, recompute=rule)

@@ -1,0 +1,117 @@
+"""DPad (arXiv 2508.14148): most masks behind the open block are dropped, the farther the more.
+
+What stays is drawn before a block's first forward. A dropped position is neither fed nor read until
+a later block draws again, and the others keep their places in the rotary embedding. "gaussian":
+the position at distance d stays with probability `scale` N(z_d), where N is the density of the
+standard normal distribution and z runs evenly from 0 to `sigma` over `window` positions; none stays
+beyond. "uniform": `number` of the next `window` positions stay. What of the rest is fed and read
+is the choice of `inner`, a cache over spans.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
+from dllm_bench.core.contracts import Cache
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.core.transfer import true_indices
+from dllm_bench.decoding.numerics import generator
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.registry import register
+
+Law = Literal["gaussian", "uniform"]
+BLOCK = MemoKey[int]("dpad.block")  # position at which the block begins that was drawn for
+STAYS = MemoKey[Tensor]("dpad.stays")  # bool (1, L), on the host
+
+
+@register("cache.dpad")
+@dataclass(frozen=True)
+class DPadCache(Cache):
+    """Drops masks behind the open block. What stays is drawn on the host, so that nothing waits."""
+
+    inner: Cache = field(default_factory=NoCache)
+    law: Law = "gaussian"
+    window: int = 128  # positions behind the block of which some stay
+    sigma: float = 4.0  # z at the end of the window, for "gaussian"
+    scale: float = 2.0  # factor of the density, for "gaussian"
+    number: int = 0  # positions that stay, for "uniform"
+    attention: Attention = field(default="full", init=False)
+    over_spans: ClassVar[bool] = False
+    uses_seed: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            Need("explore", Condition.ONE_BRANCH),
+            Need("schedule", Condition.ONE_OPEN_BLOCK),
+        }
+    )
+
+    def __post_init__(self) -> None:
+        check_choice(self, "law", self.law, Law)
+        if self.window < 1 or self.number < 0 or min(self.sigma, self.scale) <= 0:
+            raise DllmBenchError(
+                f"DPadCache has window {self.window}, number {self.number}, sigma {self.sigma} and "
+                f"scale {self.scale}; give a window of 1 or more positions, a number of 0 or more, "
+                "and sigma and scale above 0."
+            )
+        if self.inner.attention != "full" or self.inner.reuse != "none":
+            raise DllmBenchError(
+                f"DPadCache has an inner {type(self.inner).__name__} with attention "
+                f"{self.inner.attention} and reuse {self.inner.reuse}, but blocks without some of "
+                "their positions need full attention and K/V of their own; set full and none."
+            )
+        if not self.inner.over_spans:
+            raise DllmBenchError(
+                f"DPadCache has an inner {type(self.inner).__name__}, which chooses single "
+                "positions itself; choose an inner cache over spans, such as prefix or dual."
+            )
+
+    @property
+    def caches(self) -> bool:  # type: ignore[override]
+        """Whether forwards read K/V of earlier ones."""
+        return self.inner.caches
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What the inner cache gives of the window."""
+        return self.inner.gives & {Condition.FED_WINDOW, Condition.FULL_ATTENTION}
+
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        held, plan = kv.length, self.inner.plan(round)
+        if branches.memo.get(BLOCK) != window.start:
+            branches.memo[BLOCK] = window.start
+            branches.memo[STAYS] = self.draw(branches, window)
+        position_L = torch.arange(window.visible)
+        stays_L = branches.memo[STAYS][0, : window.visible]
+        fed_L = stays_L & (position_L >= plan.feed[0]) & (position_L < plan.feed[1])
+        kept_L = fed_L & (position_L >= plan.store[0]) & (position_L < plan.store[1])
+        read_L = stays_L & ~fed_L & (position_L < held)
+        indices = true_indices((fed_L, read_L, kept_L), branches.born_KL.device)
+        return replace(plan, sets=PositionSets(*indices))
+
+    def draw(self, state: DecodeState, window: Window) -> Tensor:
+        """What is on the canvas while the window's block is open, bool (1, L), on the host."""
+        stays_1L = torch.ones(1, state.length, dtype=torch.bool)
+        rest, numbers = stays_1L[0, window.stop :], generator(state, "dpad", "cpu")
+        if self.law == "gaussian":
+            z_X = torch.linspace(0, self.sigma, self.window)[: len(rest)]
+            density_X = self.scale * (-z_X.square() / 2).exp() / math.sqrt(2 * math.pi)
+            uniform_X = torch.rand(len(rest), generator=numbers)
+            rest[:] = False
+            rest[: len(z_X)] = uniform_X[: len(z_X)] < density_X
+        elif self.number < len(rest):
+            near = min(len(rest), self.window)
+            rest[:] = False
+            rest[torch.randperm(near, generator=numbers)[: self.number]] = True
+        return stays_1L

@@ -1,0 +1,408 @@
+"""What speculative decoders share: drafts without training, measurements, a threshold of length.
+
+Control drafts that need no trained drafter: none, random tokens, the least probable tokens.
+
+They show what verification is worth alone: the text (or, when sampling, its distribution) must stay
+the target's own although next to nothing is accepted.
+
+Measurements that length rules read from json files: step times and calibration temperatures.
+
+Step times are DSpark's SPS(B) (section 3.2.2): profiled once per machine and model by
+`dllm-bench train sps`. Temperatures calibrate a confidence head (Sequential Temperature Scaling,
+section 3.2.1): `dllm-bench train temperatures` fits them. A file is one that these commands wrote,
+or one shipped below `assets/`. Only its content is part of a run's identity, never its path. Plain
+Python: the load simulation uses the same values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.speculative import (
+    Context,
+    Draft,
+    ModelDrafter,
+    Proposal,
+    Sampler,
+    Target,
+    VerifyLength,
+)
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import to_host
+from dllm_bench.paths import place_of
+from dllm_bench.registry import register
+
+
+@register("draft.model")
+@dataclass(frozen=True)
+class ModelDraft(Draft):
+    """Tokens drafted one by one by the model in `drafter`.
+
+    A smaller autoregressive model drafts, token by token (Leviathan et al. 2023).
+
+    The control that every trained drafter has to beat: it drafts with the quality of a whole model,
+    at a cost that grows with every token. Of the target it reads the committed tokens alone.
+    """
+
+    drafter: ModelDrafter
+    tokens: int
+    """Draft tokens per round."""
+
+    @property
+    def longest(self) -> int:
+        return self.tokens
+
+    def new_cache(self, target: Target, length: int) -> KVCache:
+        return self.drafter.on(target).new_cache(length)
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        model, kv = self.drafter.on(context.target), context.kv
+        assert kv is not None
+        text_L, cached = context.tokens_L, kv.length
+        distributions = []
+        for _ in range(self.tokens):
+            token_1, probabilities_1V = sampler.sample(next_logits(model, text_L, kv))
+            text_L = torch.cat([text_L, token_1])
+            distributions.append(probabilities_1V)
+        kv.crop(context.anchor)
+        drafted = len(text_L) - len(context.tokens_L)
+        return Proposal(
+            text_L[-drafted:],
+            None
+            if sampler.greedy
+            else torch.cat([one for one in distributions if one is not None]),
+            calls=drafted,
+            fed=len(text_L) - 1 - cached,
+            cached=cached,
+        )
+
+
+def next_logits(model: Denoiser, text_L: Tensor, kv: KVCache) -> Tensor:
+    """Logits (1, V) of the token after the text; afterwards the cache holds the whole text."""
+    fed = (kv.length, len(text_L))
+    rows = (len(text_L), len(text_L) + 1)
+    plan = ForwardPlan(ForwardKind.DRAFT, fed, rows, store=fed, attention="block_causal", block=1)
+    logits_1V = model.forward(text_L[None], plan, kv)[0]
+    kv.keep(plan, torch.zeros((), dtype=torch.long, device=text_L.device))
+    return logits_1V
+
+
+@register("draft.ngram")
+@dataclass(frozen=True)
+class NGramDraft(Draft):
+    """The tokens after an earlier occurrence of the end of the text; none if there is none.
+
+    Prompt lookup (Saxena 2023): propose what followed an earlier occurrence of the last tokens.
+
+    The longest n-gram at the end of the text that occurs earlier in it is used, at its latest
+    earlier occurrence. Neither network nor cache: the control that shows what repetition alone is
+    worth.
+    """
+
+    tokens: int
+    """Most draft tokens per round."""
+    longest_match: int
+    """Longest n-gram that is looked up."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.longest_match < 1:
+            raise DllmBenchError(
+                f"NGramDraft has tokens={self.tokens} and longest_match={self.longest_match}; "
+                "choose 1 or more for both."
+            )
+
+    @property
+    def longest(self) -> int:
+        return self.tokens
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        tokens_L = context.tokens_L
+        host_L = tokens_L if context.host_L is None else context.host_L
+        for match in range(min(self.longest_match, len(tokens_L) - 1), 0, -1):
+            after = last_occurrence(host_L, match)
+            if after is not None:
+                return Proposal(tokens_L[after : after + self.tokens])
+        return Proposal(tokens_L[:0])
+
+
+def last_occurrence(tokens_L: Tensor, match: int) -> int | None:
+    """Index after the latest earlier occurrence of the last `match` tokens; None without one."""
+    earlier = tokens_L[:-1].unfold(0, match, 1)
+    starts = (earlier == tokens_L[-match:]).all(-1).nonzero()
+    return int(starts[-1]) + match if len(starts) else None
+
+
+@register("draft.none")
+@dataclass(frozen=True)
+class NoDraft(Draft):
+    """Proposes nothing: plain autoregressive decoding, with the same loop, cache and sampling.
+
+    The baseline of every speed-up.
+    """
+
+    @property
+    def longest(self) -> int:
+        return 0
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        return Proposal(context.tokens_L[:0])
+
+
+@register("draft.random")
+@dataclass(frozen=True)
+class RandomDraft(Draft):
+    """Tokens drawn uniformly from the vocabulary, at any temperature, by the request's seed."""
+
+    tokens: int
+    """Draft tokens per round."""
+    uses_seed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise DllmBenchError(f"RandomDraft has tokens={self.tokens}; choose 1 or more.")
+
+    @property
+    def longest(self) -> int:
+        return self.tokens
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        vocabulary, device = context.target.vocab_size, context.tokens_L.device
+        tokens_D = (sampler.uniforms(self.tokens) * vocabulary).long()
+        probabilities_DV = torch.full((self.tokens, vocabulary), 1 / vocabulary, device=device)
+        return Proposal(tokens_D, probabilities_DV)
+
+
+@register("draft.adversarial")
+@dataclass(frozen=True)
+class AdversarialDraft(Draft):
+    """Tokens that the target itself finds least probable: a draft that is wrong on purpose.
+
+    It costs a forward of the target per token, and none of them is accepted.
+    """
+
+    tokens: int
+    """Draft tokens per round."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise DllmBenchError(f"AdversarialDraft has tokens={self.tokens}; choose 1 or more.")
+
+    @property
+    def longest(self) -> int:
+        return self.tokens
+
+    def new_cache(self, target: Target, length: int) -> KVCache:
+        return target.new_cache(length)
+
+    def propose(self, context: Context, sampler: Sampler) -> Proposal:
+        kv, text_L = context.kv, context.tokens_L
+        assert kv is not None
+        cached = kv.length
+        for _ in range(self.tokens):
+            text_L = torch.cat([text_L, next_logits(context.target, text_L, kv).argmin(-1)])
+        kv.crop(context.anchor)
+        fed = len(text_L) - 1 - cached
+        return Proposal(text_L[-self.tokens :], calls=self.tokens, fed=fed, cached=cached)
+
+
+Parsed = TypeVar("Parsed")
+
+
+def read_measurement(
+    source: str, parse: Callable[[Any], Parsed], what: str, command: str
+) -> Parsed:
+    """What `parse` makes of the json file at `source`; DllmBenchError if there is no such thing."""
+    try:
+        return parse(json.loads(place_of(source).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DllmBenchError(
+            f"{source!r} holds no {what} ({type(error).__name__}); make one with "
+            f"`dllm-bench {command}` and name the file it writes."
+        ) from error
+
+
+@register("length.step_profile")
+@dataclass(frozen=True)
+class StepProfile:
+    """Measured speed of a machine and model: steps per second by the tokens fed in a step.
+
+    Linear interpolation of seconds between measured sizes. Nothing is known beyond the largest
+    size, so no larger step is scheduled.
+    """
+
+    tokens: tuple[int, ...]
+    """Measured step sizes, rising from 1."""
+    steps_per_s: tuple[float, ...]
+    """Speed at each of these sizes, above 0."""
+
+    def __post_init__(self) -> None:
+        rising = self.tokens[:1] == (1,) and all(a < b for a, b in pairwise(self.tokens))
+        fits = len(self.tokens) == len(self.steps_per_s) and min(self.steps_per_s, default=0) > 0
+        if not (rising and fits):
+            raise DllmBenchError(
+                f"A step profile has sizes {list(self.tokens)} with steps per second "
+                f"{list(self.steps_per_s)}; give rising sizes from 1, each with a speed above 0."
+            )
+
+    @property
+    def largest(self) -> int:
+        """Tokens of the largest measured step."""
+        return self.tokens[-1]
+
+    def step_s(self, tokens: int) -> float:
+        """Seconds of a step that feeds `tokens` tokens; DllmBenchError if that was not measured."""
+        if not 1 <= tokens <= self.largest:
+            raise DllmBenchError(
+                f"A step of {tokens} tokens is needed, and the step profile covers 1 to "
+                f"{self.largest}; measure larger steps with "
+                "`dllm-bench train sps MODEL --batches …`."
+            )
+        right = bisect_left(self.tokens, tokens)
+        if self.tokens[right] == tokens:
+            return 1 / self.steps_per_s[right]
+        (t0, t1), (r0, r1) = self.tokens[right - 1 : right + 1], self.steps_per_s[right - 1 :][:2]
+        part = (tokens - t0) / (t1 - t0)
+        return (1 - part) / r0 + part / r1
+
+    def rate(self, tokens: int) -> float:
+        """Steps per second."""
+        return 1 / self.step_s(tokens)
+
+
+@register("length.read_step_profile")
+def read_step_profile(source: str) -> StepProfile:
+    """The profile in a file that `dllm-bench train sps` wrote; assets/… are shipped ones."""
+    return read_measurement(
+        source,
+        lambda plain: StepProfile(
+            tuple(map(int, plain["tokens"])), tuple(map(float, plain["steps_per_s"]))
+        ),
+        "step profile",
+        "train sps MODEL",
+    )
+
+
+def check_step_profile(source: str, model: str) -> None:
+    """Refuse a profile that was measured with another model than `model`."""
+    measured: str | None = read_measurement(
+        source,
+        lambda plain: plain.get("model", {}).get("name"),
+        "step profile",
+        "train sps MODEL",
+    )
+    if measured not in (None, model):
+        raise DllmBenchError(
+            f"Step profile {source!r} was measured with {measured}, but the model is {model}; "
+            f"measure one with `dllm-bench train sps {model}` and name its file."
+        )
+
+
+def device_of_step_profile(source: str) -> str:
+    """Name of the device that a step profile was measured on."""
+    return str(
+        read_measurement(
+            source, lambda plain: plain["machine"]["device"], "step profile", "train sps MODEL"
+        )
+    )
+
+
+@register("length.temperatures")
+@dataclass(frozen=True)
+class Temperatures:
+    """Calibration of a confidence head: each position's logit is divided by its temperature.
+
+    Without any the head is taken as it is. Logits stored with a run stay unscaled.
+    """
+
+    values: tuple[float, ...] = ()
+    """One temperature per position, above 0; positions beyond the last have 1."""
+
+    def __post_init__(self) -> None:
+        if not all(0 < value < math.inf for value in self.values):
+            raise DllmBenchError(
+                f"The temperatures of a confidence head are {list(self.values)}; give numbers "
+                "above 0."
+            )
+
+    def probabilities(self, logits: Sequence[float]) -> list[float]:
+        """Probability of each token to be accepted if all before it are."""
+        scales = [*self.values, *[1.0] * len(logits)]
+        return [sigmoid(logit / scale) for logit, scale in zip(logits, scales, strict=False)]
+
+
+def sigmoid(logit: float) -> float:
+    """1 / (1 + exp(-logit)), for any logit without overflow."""
+    return (1 + math.tanh(logit / 2)) / 2
+
+
+def acceptance_probabilities(
+    proposals: Sequence[Proposal], temperatures: Temperatures
+) -> list[list[float]]:
+    """`Temperatures.probabilities` of proposals with survival estimates, copied at once."""
+    logits = [one.survival_D.double() for one in proposals if one.survival_D is not None]
+    assert len(logits) == len(proposals)  # the draft gives survival estimates
+    return [temperatures.probabilities(logits_D) for logits_D in to_host(logits)]
+
+
+@register("length.read_temperatures")
+def read_temperatures(source: str | None) -> Temperatures:
+    """The temperatures in a file that `dllm-bench train temperatures` wrote; none for None."""
+    if source is None:
+        return Temperatures()
+    return read_measurement(
+        source,
+        lambda plain: Temperatures(tuple(map(float, plain["temperatures"]))),
+        "temperatures",
+        "train temperatures RUN",
+    )
+
+
+@register("length.threshold")
+@dataclass(frozen=True)
+class SurvivalThreshold(VerifyLength):
+    """Cut each draft before the first token whose acceptance probability is below tau.
+
+    DSpark's static threshold: verify up to the first token that is unlikely to be accepted.
+
+    DeepSpec compares the confidence at each position with one threshold. The confidences are not
+    multiplied up to the probability that the whole prefix survives, and the load of the machine
+    does not matter. A confidence depends only on tokens drafted before its own, so the output
+    distribution is kept.
+    """
+
+    tau: float
+    """Threshold in [0, 1]; 0 verifies everything."""
+    temperatures: Temperatures = field(default_factory=Temperatures)
+    """Calibration of the confidence head."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("draft", Condition.SURVIVAL_ESTIMATES)})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tau <= 1:
+            raise DllmBenchError(
+                f"SurvivalThreshold has tau={self.tau}, which is no probability; choose a number "
+                "from 0 to 1."
+            )
+
+    def __call__(self, proposals: Sequence[Proposal]) -> list[int]:
+        return [
+            likely_prefix(probabilities, self.tau)
+            for probabilities in acceptance_probabilities(proposals, self.temperatures)
+        ]
+
+
+def likely_prefix(probabilities: Sequence[float], tau: float) -> int:
+    """Number of tokens before the first one whose probability is below tau."""
+    return len(list(takewhile(lambda probability: probability >= tau, probabilities)))

@@ -1,0 +1,292 @@
+"""Samplers of Dream (arXiv 2508.15487) and DiffuCoder (2506.20639)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
+from dllm_bench.core.contracts import Reads, Score, Scores, Select
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.decoding.numerics import (
+    add_gumbel,
+    draw,
+    generator,
+    keep_top_k,
+    keep_top_p,
+    rounded,
+)
+from dllm_bench.methods.common import (
+    COUNTS_STEPS,
+    Confidence,
+    Ranked,
+    Ties,
+    check_sampler,
+    most_confident_by,
+    step_in_block,
+    ties_needs,
+)
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+
+@register("score.sampled")
+@dataclass(frozen=True)
+class Sampled(Score):
+    """Candidates drawn from tempered and cut logits, ranked by `inner`.
+
+    Temperature, top-p and top-k as Dream publishes them (D2F, LoPA and DiffuCoder alike).
+
+    Logits are divided by T and cut to the smallest set of tokens that sums to more than `top_p` and
+    to the `top_k` largest, ties at the latter kept. Of equal tokens at the `top_p` cut the lower
+    ids stay; with `released_ties` those that torch.sort returns first, as published. The token is
+    drawn from the softmax of what is left. Its probability and the inner confidence (margin,
+    entropy) are those of that distribution. Temperature 0 takes the most probable token, so with
+    nothing cut it is the inner score. Each forward has its own random numbers, from the request's
+    seed.
+    """
+
+    inner: Ranked = field(default_factory=Confidence)
+    temperature: float = 0.0  # T
+    top_p: float = 1.0  # 1 cuts nothing
+    top_k: int | None = None  # None cuts nothing
+    released_ties: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
+    """Whether equal tokens at the `top_p` cut follow the order of torch.sort."""
+    reads_rows: ClassVar[Reads] = "masked"
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What the inner score gives."""
+        return self.inner.gives
+
+    def __post_init__(self) -> None:
+        check_sampler(self, self.inner, self.temperature)
+        if not 0 < self.top_p <= 1 or (self.top_k is not None and self.top_k < 1):
+            raise DllmBenchError(
+                f"Sampled has top_p {self.top_p} and top_k {self.top_k}; give a share above 0 and "
+                "at most 1, and a number of tokens of 1 or more (null: all)."
+            )
+
+    @property
+    def costly(self) -> bool:  # type: ignore[override]
+        """Sorting and noise cost more than gathering rows."""
+        return self.temperature > 0 or self.top_p < 1
+
+    @property
+    def uses_seed(self) -> bool:  # type: ignore[override]
+        """Above temperature 0."""
+        return self.temperature > 0
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        logits_KWV = self._cut(logits_KWV)
+        if self.temperature == 0:
+            return self.inner(logits_KWV, state, window)
+        ids_KW = draw(logits_KWV, 1.0, generator(state), window)
+        return self.inner.of(logits_KWV, ids_KW, state)
+
+    def _cut(self, logits_KWV: Tensor) -> Tensor:
+        """Logits divided by the temperature, -inf at tokens that cannot be drawn."""
+        if self.temperature > 0:
+            logits_KWV = rounded(logits_KWV, self.inner.precision) / self.temperature
+        if self.top_p < 1:
+            logits_KWV = keep_top_p(logits_KWV, self.top_p, self.released_ties)
+        if self.top_k is not None:
+            logits_KWV = keep_top_k(logits_KWV, self.top_k)
+        return logits_KWV
+
+
+Noise = Literal["float32", "float64"]
+
+
+@register("score.gumbel")
+@dataclass(frozen=True)
+class Gumbel(Score):
+    """Candidates drawn at a temperature, ranked by `inner`.
+
+    Temperature as LLaDA publishes it: the token is argmax_v exp(l_v) / (-ln U_v)^T.
+
+    Computed in logarithms, l + T * Gumbel noise, which cannot overflow. The token is a draw from
+    softmax(l / T); its probability and confidence are those of the distribution without
+    temperature. The published sampler draws U in float64; float32 changes only what is rarer than
+    1e-7. Temperature 0 is the inner score. Each forward has its own random numbers, from the
+    request's seed.
+    """
+
+    inner: Ranked = field(default_factory=Confidence)
+    temperature: float = 0.0  # T
+    precision: Noise = "float32"  # of the noise; the inner score has its own
+    reads_rows: ClassVar[Reads] = "masked"
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What the inner score gives."""
+        return self.inner.gives
+
+    def __post_init__(self) -> None:
+        check_sampler(self, self.inner, self.temperature)
+        check_choice(self, "precision", self.precision, Noise)
+
+    @property
+    def uses_seed(self) -> bool:  # type: ignore[override]
+        """Above temperature 0."""
+        return self.temperature > 0
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        if self.temperature == 0:
+            return self.inner(logits_KWV, state, window)
+        noisy_KWV = rounded(logits_KWV, self.precision)
+        ids_KW = draw(noisy_KWV, self.temperature, generator(state), window)
+        return self.inner.of(logits_KWV, ids_KW, state)
+
+
+@register("select.epsilon")
+@dataclass(frozen=True)
+class Epsilon(Select):
+    """Commits the share of the masks that Dream's time schedule gives to a step.
+
+    Dream's time schedule: t runs evenly from 1 to eps in S steps (`diffusion_generate`).
+
+    Step i commits the n = int(m (1 - t[i+1] / t[i])) most confident of the m masks left, the last
+    step all of them. m counts the open block, which for Dream is the whole generation (schedule
+    `full`). Early steps are empty when S is close to m; the published sampler spends these
+    forwards, and so does `idle`. Without it every forward commits at least the most confident
+    position. With `alg_temp` the n positions are drawn without replacement from softmax(confidence
+    / alg_temp).
+
+    Equal confidences are common after a top-p cut, where one token is left at many positions. Of
+    them the lower positions count, or, with `ties`, those that `torch.topk` takes, as published.
+    """
+
+    steps: int | None = None  # S, forwards per block; None: as many as it has positions
+    eps: float = 1e-3  # the last time
+    idle: bool = False  # whether steps may commit nothing, as published
+    alg_temp: float | None = None  # temperature of the positions; None: the most confident ones
+    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `steps.Ties`
+
+    def __post_init__(self) -> None:
+        check_choice(self, "ties", self.ties, Ties)
+        if (self.steps is not None and self.steps < 1) or not 0 < self.eps < 1:
+            raise DllmBenchError(
+                f"{type(self).__name__} has steps {self.steps} and eps {self.eps}; "
+                "give at least 1 step and an eps between 0 and 1."
+            )
+        if self.alg_temp is not None and self.alg_temp <= 0:
+            raise DllmBenchError(
+                f"{type(self).__name__} has alg_temp {self.alg_temp}; give a temperature above 0, "
+                "or null for the most confident positions."
+            )
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Step counts, and what `ties` needs."""
+        return COUNTS_STEPS | ties_needs(self.ties)
+
+    @property
+    def one_per_forward(self) -> bool:  # type: ignore[override]
+        """If there are as many steps as positions."""
+        return self.steps is None
+
+    @property
+    def for_drawn_tokens(self) -> bool:  # type: ignore[override]
+        """Dream evaluates its sampler above temperature 0."""
+        return True
+
+    @property
+    def uses_seed(self) -> bool:  # type: ignore[override]
+        """If positions are drawn."""
+        return self.alg_temp is not None
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        step_K, _ = step_in_block(state, window)
+        masks_K = window.eligible_KW.sum(1)
+        if self.alg_temp is not None:
+            numbers = generator(state, "positions")
+            drawn_KW = add_gumbel(scores.confidence_KW, self.alg_temp, numbers, window)
+            scores = replace(scores, confidence_KW=drawn_KW)
+        count_K = (masks_K * self._share(step_K, window)).long()
+        return most_confident_by(self.ties, scores, window, count_K, state.length)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        where_KW, ids_KW = super().on_stall(scores, window, state)
+        return where_KW & (not self.idle), ids_KW
+
+    def _share(self, step_K: Tensor, window: Window) -> Tensor:
+        """Share of the masks left that each branch commits in its step, (K,)."""
+        share_X = shares(self._steps(window), self.eps, step_K.device)
+        return share_X[step_K.clamp(max=len(share_X) - 1)]
+
+    def _steps(self, window: Window) -> int:
+        size = min(window.block, window.width)
+        if self.steps is not None and self.steps > 2 * size:
+            raise DllmBenchError(
+                f"{type(self).__name__} has {self.steps} steps for {size} positions, most of which "
+                f"would commit nothing; set steps to {size} or less (null: one per position)."
+            )
+        return self.steps or size
+
+
+@cache
+def shares(steps: int, eps: float, device: torch.device) -> Tensor:
+    """1 - t[i+1] / t[i] of Dream's time schedule, 1 in the last step, (steps,)."""
+    time = torch.linspace(1, eps, steps + 1, device=device)
+    share_X = 1 - time[1:] / time[:-1]
+    share_X[-1] = 1
+    return share_X
+
+
+NUMBERS = MemoKey[Tensor]("origin.numbers")  # the request's uniform numbers, (K, X)
+USED = MemoKey[Tensor]("origin.used")  # how many of them are used, (K,)
+
+
+@register("select.origin")
+@dataclass(frozen=True)
+class Origin(Epsilon):
+    """Commits masks at random; steps, eps and idle as in `Epsilon`.
+
+    Dream's `origin`: every mask is committed with the same chance, whatever its confidence.
+
+    The chance is the share of Dream's time schedule, 1 - t[i+1] / t[i], and 1 in the last step;
+    tokens are the candidates. Each mask gets one uniform number per step, in the order of the
+    positions, from a generator that is seeded for each request: the stream of
+    `torch.manual_seed(seed)` on the CPU. All numbers are drawn when the first block is entered.
+    That gives the same stream without a copy to the host of how many masks are left.
+    """
+
+    seed: int = 0  # of the stream
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alg_temp is not None or self.ties != "lower":
+            raise DllmBenchError(
+                f"Origin has alg_temp {self.alg_temp} and ties {self.ties}, but its chance is the "
+                "same at every mask; use null and lower."
+            )
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        step_K, _ = step_in_block(state, window)
+        share_K = self._share(step_K, window)
+        return window.eligible_KW & (self._draw(window, state) < share_K[:, None])
+
+    def _draw(self, window: Window, state: DecodeState) -> Tensor:
+        """The next number of the stream at every mask, (K, W)."""
+        numbers_KX, used_K = self._stream(window, state)
+        rank_KW = window.eligible_KW.cumsum(1) - 1
+        state.memo[USED] = used_K + window.eligible_KW.sum(1)
+        at_KW = (used_K[:, None] + rank_KW).clamp(min=0, max=numbers_KX.shape[1] - 1)
+        return numbers_KX.gather(1, at_KW)
+
+    def _stream(self, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """The request's numbers, enough for all steps, and how many of them are used."""
+        if NUMBERS not in state.memo:
+            count = self._steps(window) * (state.length - state.prompt_len)
+            numbers = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
+            device, branches = state.tokens_KL.device, state.branches
+            state.memo[NUMBERS] = numbers.to(device).expand(branches, -1)
+            state.memo[USED] = torch.zeros(branches, dtype=torch.long, device=device)
+        return state.memo[NUMBERS], state.memo[USED]

@@ -1,0 +1,86 @@
+"""EB-Sampler (arXiv 2505.24857): a bound on the joint error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice
+from dllm_bench.core.contracts import Reads, Score, Scores, Select
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState
+from dllm_bench.methods.common import Confidence, Ranked, confidence_order, first_of
+from dllm_bench.registry import register
+
+
+@register("score.with_entropy")
+@dataclass(frozen=True)
+class WithEntropy(Score):
+    """The scores of `inner`, with the entropy of every position.
+
+    Another score and the entropy beside it, both from one pass over the logits.
+
+    For selectors that order by one value and bound another, as d2Cache's form of the EB-Sampler:
+    order by confidence, bound on entropy.
+    """
+
+    inner: Ranked = field(default_factory=Confidence)
+    gives: ClassVar[frozenset[Condition | BlockLength]] = Score.gives | {Condition.ENTROPY}
+    reads_rows: ClassVar[Reads] = "masked"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, Confidence) and self.inner.last:
+            raise DllmBenchError(
+                f"WithEntropy reads the logits once, and its inner score has last "
+                f"{self.inner.last!r}, whose probabilities are those of other logits; use null."
+            )
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        candidates = self.inner.read(logits_KWV, entropy=True)
+        return Scores(
+            candidates.ids_KW,
+            candidates.probability_KW,
+            self.inner.rank(logits_KWV, candidates),
+            neg_entropy_KW=candidates.neg_entropy_KW,
+        )
+
+
+LeftOut = Literal["largest", "last"]
+
+
+@register("select.entropy_bound")
+@dataclass(frozen=True)
+class EntropyBound(Select):
+    """Commits the most confident positions, as many as the bound on their entropies allows.
+
+    EB-Sampler (arXiv 2505.24857): the longest prefix of positions whose joint error is bounded.
+
+    Positions are ordered by confidence. The first n are committed, for the largest n with H(1) +
+    ... + H(n) - max(H(1) ... H(n)) <= gamma, in nats: a bound on what their joint distribution
+    differs by from the product of theirs. In order of entropy (the form that public copies share)
+    the maximum is the last one. d2Cache orders by confidence or margin and always leaves out the
+    last one, because its running maximum runs along the batch; the two differ whenever an earlier
+    position has more entropy. At least `least` positions are committed, the most confident ones.
+    """
+
+    gamma: float  # nats; below 0: one token per forward
+    least: int = 1  # positions that are committed whatever their entropy
+    left_out: LeftOut = "largest"  # which entropy of a prefix the sum leaves out
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("score", Condition.ENTROPY)})
+
+    def __post_init__(self) -> None:
+        check_choice(self, "left_out", self.left_out, LeftOut)
+        if self.least < 1:
+            raise DllmBenchError(f"EntropyBound least is {self.least}; give 1 or more positions.")
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        assert scores.neg_entropy_KW is not None  # by `needs`
+        order_KW = confidence_order(scores, window)
+        entropy_KW = -scores.neg_entropy_KW.gather(1, order_KW)
+        left_out_KW = entropy_KW if self.left_out == "last" else entropy_KW.cummax(1).values
+        allowed_K = (entropy_KW.cumsum(1) - left_out_KW <= self.gamma).sum(1)
+        return first_of(order_KW, allowed_K.clamp(min=self.least), window)

@@ -1,0 +1,145 @@
+"""Elastic-Cache (arXiv 2510.14973): layers are computed anew from where attention has drifted.
+
+A forward computes the first `window` masks, what the last forward committed and the tracked tokens;
+all other rows keep their K, V and hidden states. In each layer one decoded token is tracked: the
+one to which the computed rows attend most. The next forward compares, layer by layer, the attention
+that rows computed in both forwards give to it. Where the cosine of both falls below `gamma`, all
+layers above compute every row (Algorithm 1). Only masks of the window are committed. The first
+forward computes everything.
+
+Made from descriptions of the paper; neither its text nor its code was at hand. Ours is what these
+leave open: attention is averaged over heads, of the rows that the forward was to compute, and a
+layer in which no row can be compared counts as drifted. Masks behind the window are cached one by
+one, not in blocks of 32. The host waits for the test of each layer, since it decides what the next
+one computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from dllm_bench.core.contracts import Cache
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import MemoKey
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.core.transfer import true_indices
+from dllm_bench.methods.caches import NoCache
+from dllm_bench.methods.d2cache import FED, SCORED, MeanAttention
+from dllm_bench.registry import register
+
+TRACKED = MemoKey[Tensor]("elastic.tracked")  # token of each layer, int64 (1, N)
+GIVEN = MemoKey[Tensor]("elastic.given")  # attention that rows give it, 0 if not computed (1, N, X)
+FLAGS = "elastic.flags"  # host: `FED` and `SCORED` of each position
+Span = tuple[int, int]
+
+
+@dataclass
+class DriftTest:
+    """Computes some rows, and all of them above a drift; implements `core.denoiser.RowChoice`."""
+
+    also_R: Tensor
+    """Rows that are computed in any case."""
+    decoded_X: Tensor
+    """Positions that hold tokens, bool; tracked ones are among them."""
+    gamma: float
+    before: tuple[Tensor, Tensor] | None
+    """Tracked tokens (N,) and what rows gave them (N, X); None: everything is computed."""
+    tracked: list[Tensor] = field(default_factory=list)
+    """The token that each layer so far tracks from now on, 0-d int64."""
+    given: list[Tensor] = field(default_factory=list)
+    """What the rows of each layer so far gave that token, float32 (X,)."""
+
+    def __post_init__(self) -> None:
+        self._is_whole = self.before is None
+        self._drifted: Tensor | None = None  # whether the last layer has, 0-d bool
+
+    def spans(self, layer: int) -> tuple[Span, Span]:
+        """Everything behind a layer that drifted."""
+        if self._drifted is not None:
+            self._is_whole, self._drifted = bool(self._drifted), None
+        length = len(self.decoded_X)
+        return (0, length if self._is_whole else 0), (length, length)
+
+    def choose(self, old_SC: Tensor, new_SC: Tensor) -> Tensor:
+        """Nothing is chosen by V."""
+        raise AssertionError("no span to choose from")
+
+    def attended(
+        self, query_ARE: Tensor, key_GXE: Tensor, scaling: float, mask_11RX: Tensor | None
+    ) -> None:
+        """Test the layer, and track a token for the next forward."""
+        weights_RX = MeanAttention()(query_ARE, key_GXE, scaling, mask_11RX)
+        if self.before is not None and not self._is_whole:
+            tracked_N, given_NX = self.before
+            layer = len(self.tracked)
+            new_R = weights_RX.index_select(1, tracked_N[layer : layer + 1])[:, 0]
+            old_R = given_NX[layer].index_select(0, self.also_R)
+            self._drifted = cosine_similarity(new_R * (old_R > 0), old_R, dim=0) < self.gamma
+        most = weights_RX.sum(0).masked_fill(~self.decoded_X, -1).argmax()
+        most_R = weights_RX.index_select(1, most.reshape(1))[:, 0]
+        nothing_X = torch.zeros_like(weights_RX[0])
+        self.tracked.append(most)
+        self.given.append(nothing_X.index_copy(0, self.also_R, most_R))
+
+
+@register("cache.elastic")
+@dataclass(frozen=True)
+class ElasticCache(Cache):
+    """Computes a window of masks, and everything in the layers above one that drifted."""
+
+    window: int = 16  # masks
+    gamma: float = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
+    attention: Attention = field(default="full", init=False)
+    over_spans: ClassVar[bool] = False
+    leaves_masks_out: ClassVar[bool] = True
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.gamma < 0:
+            raise DllmBenchError(
+                f"ElasticCache has window {self.window} and gamma {self.gamma}; compute 1 or more "
+                "masks, and give a cosine of 0 or more."
+            )
+
+    def on_start(self, round: Round) -> None:
+        branches = round.state
+        scored_1L = branches.masked_KL & (branches.masked_KL.cumsum(1) <= self.window)
+        fed_1L, tracked_1N = scored_1L, branches.memo.get(TRACKED)
+        if tracked_1N is not None:
+            fed_1L = fed_1L | (branches.born_KL == branches.forwards - 1)
+            fed_1L = fed_1L.scatter(1, tracked_1N, True)
+        round.ask(FLAGS, (fed_1L * FED + scored_1L * SCORED)[0])
+
+    def plan(self, round: Round) -> ForwardPlan:
+        branches, window, kv = round.state, round.window, round.kv
+        plan, flags_L = NoCache().plan(round), round.on_host(FLAGS)
+        scored_L = flags_L >= SCORED
+        fed_L = (flags_L % SCORED == FED) | kv.predicting(scored_L[None])[0]
+        masks = (fed_L[: window.visible], scored_L[window.start : window.stop])
+        feed_R, scored_M = true_indices(masks, branches.born_KL.device)
+        before, memo = None, branches.memo
+        if TRACKED in memo and kv.length >= window.visible:
+            before = memo[TRACKED][0], memo[GIVEN][0]
+        decoded_X = ~branches.masked_KL[0, : window.visible]
+        return replace(
+            plan,
+            kind=ForwardKind.DENOISE if kv.kept else ForwardKind.PREFILL,
+            store=plan.feed,
+            recompute=DriftTest(feed_R, decoded_X, self.gamma, before),
+            scored_M=scored_M,
+        )
+
+    def on_commit(self, round: Round) -> None:
+        test = round.plan.recompute
+        assert isinstance(test, DriftTest)
+        round.state.memo[TRACKED] = torch.stack(test.tracked)[None]
+        round.state.memo[GIVEN] = torch.stack(test.given)[None]

@@ -1,0 +1,247 @@
+"""Fast-dLLM (arXiv 2505.22618) and its second version (2509.26328): factor, sub-blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
+from dllm_bench.core.contracts import Cache, Schedule, Scores, Select
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.denoiser import Attention, ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import MASKED, DecodeState
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.methods.common import COUNTS_STEPS, most_confident, step_in_block
+from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+
+@register("select.factor")
+@dataclass(frozen=True)
+class Factor(Select):
+    """Commits the most probable positions of each block, as many as `factor` allows.
+
+    Commit as many positions as their joint confidence allows (Fast-dLLM §3.2, factor decoding).
+
+    Per block, with confidences sorted c(1) >= c(2) >= ...: the first n positions are committed, for
+    the largest n with (n + 1) (1 - c(n)) < f. So f acts like a threshold that rises with the number
+    of positions committed at once. A block that must progress and has no such n commits its most
+    confident position. As `released` (NVlabs/Fast-dLLM, `get_transfer_index_dynamic`) the
+    comparison is <=, one position is always committed, and where all masks of a block but one pass,
+    that one is committed too: of the last two masks always both.
+    """
+
+    factor: float  # f; larger commits more
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see the head of this file
+
+    def __post_init__(self) -> None:
+        if self.factor <= 0:
+            raise DllmBenchError(f"Factor is {self.factor}; give a number above 0 (for example 1).")
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        open_KW = window.eligible_KW
+        probability_KNP = window.blocks(
+            scores.probability_KW.masked_fill(~open_KW, -torch.inf), -torch.inf
+        )
+        sorted_KNP, order_KNP = probability_KNP.sort(dim=2, descending=True, stable=True)
+        rank_P = torch.arange(1, window.block + 1, device=probability_KNP.device)
+        spread_KNP = (rank_P + 1) * (1 - sorted_KNP)
+        allowed_KNP = spread_KNP <= self.factor if self.released else spread_KNP < self.factor
+        count_KN1 = (allowed_KNP * rank_P).amax(2, keepdim=True)
+        if self.released:
+            masks_KN1 = window.blocks(open_KW).sum(2, keepdim=True)
+            count_KN1 = count_KN1.clamp(min=1)
+            count_KN1 += count_KN1 == masks_KN1 - 1
+        where_KNP = torch.zeros_like(allowed_KNP).scatter_(2, order_KNP, rank_P <= count_KN1)
+        return window.flat(where_KNP) & open_KW
+
+
+@register("select.ration")
+@dataclass(frozen=True)
+class Ration(Select):
+    """`inner` chooses among the most confident positions, as many as the budget allows.
+
+    Another selector within a budget: S steps per block share its masks evenly.
+
+    After step i at most (i + 1) / S of the masks are committed that the block had at first. What a
+    step leaves unused is carried over, and after S steps only the inner selector limits. Around a
+    threshold, with the whole generation as one block, this is Fast-dLLM's threshold for Dream
+    without a cache.
+    """
+
+    inner: Select
+    steps: int  # S
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise DllmBenchError(f"Ration steps is {self.steps}; give at least 1 step per block.")
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        step_K, total_K = step_in_block(state, window)
+        due_K = total_K * (step_K + 1).clamp(max=self.steps) // self.steps
+        left_K = due_K - (total_K - window.eligible_KW.sum(1))
+        return most_confident(scores, window, left_K) & self.inner(scores, window, state)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        return self.inner.on_stall(scores, window, state)
+
+
+@register("select.first_of_block")
+@dataclass(frozen=True)
+class FirstOfBlock(Select):
+    """The first mask of a block in its first forward; `inner` decides everything else.
+
+    Another selector, but the first forward of a block commits the block's first mask only.
+
+    As in Fast-dLLM's caches for Dream: the hidden state that predicts a block's first position lies
+    before the block, so only the forward over the whole canvas can decode this position, and it
+    decodes nothing else. The inner selector counts that forward as its own step 0.
+    """
+
+    inner: Select
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        step_K, _ = step_in_block(state, window)
+        first_KW = window.eligible_KW & (window.eligible_KW.cumsum(1) == 1)
+        return torch.where((step_K == 0)[:, None], first_KW, self.inner(scores, window, state))
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        return self.inner.on_stall(scores, window, state)
+
+
+@dataclass(frozen=True)
+class SubBlockGrid(BlockGrid):
+    """Where the parts of the blocks lie. Block `n` of the base class is part `n` here."""
+
+    small: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Parts of a block, its first position included."""
+        return self.block // self.small + 1
+
+    @property
+    def blocks(self) -> int:
+        whole, rest = divmod(self.length, self.block)
+        begun = 1 + (rest > 1) + (rest - 1) // self.small if rest else 0
+        return whole * self.parts + begun
+
+    def start(self, n: int) -> int:
+        block, part = divmod(n, self.parts)
+        offset = part if part < 2 else (part - 1) * self.small
+        return min(block * self.block + offset, self.length)
+
+
+@register("schedule.sub_blocks")
+@dataclass(frozen=True)
+class SubBlocks(Schedule):
+    """One part of one block is open at a time.
+
+    Sub-blocks (Fast-dLLM v2, arXiv 2509.26328): a block is decoded in parts, one after the other.
+
+    Blocks lie at multiples of `block`. The first position of a block is a part of its own, which
+    any forward fills: a model with shifted logits predicts it from the finished block before. The
+    others are decoded in parts that end at multiples of `small`. A closed branch finishes the block
+    it has begun, all parts of it. The model sees the masks of later parts.
+    """
+
+    block: int  # positions of a block
+    small: int  # positions of its parts; the first part has one less
+    whole: bool = True  # round the canvas up to whole blocks
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
+        {Condition.ONE_OPEN_BLOCK, Condition.SUB_BLOCKS, Condition.FIXED_CANVAS}
+    )
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
+
+    def __post_init__(self) -> None:
+        if self.small < 1 or self.block < 1 or self.block % self.small:
+            raise DllmBenchError(
+                f"SubBlocks has a block of {self.block} and small {self.small}; give 1 or more "
+                "positions, of which small divides the block."
+            )
+
+    def length(self, prompt_len: int, new: int) -> int:
+        wanted = prompt_len + new
+        return wanted + (-wanted % self.block if self.whole else 0)
+
+    def grid(self, prompt_len: int, length: int) -> SubBlockGrid:
+        return SubBlockGrid(0, self.block, prompt_len, length, small=self.small)
+
+    def opened(self, branch: BlockProgress) -> int:
+        n, grid = branch.finished, branch.grid
+        inside = grid.start(n) % self.block > 0
+        opens = n < grid.blocks and (inside or branch.begun(n) or not branch.closed)
+        return max(n + opens, branch.opened)
+
+
+Span = tuple[int, int]
+BORN = "hierarchical.born"  # host: the forward that committed each position
+
+
+@register("cache.hierarchical")
+@dataclass(frozen=True)
+class HierarchicalCache(Cache):
+    """Caches finished blocks and, with `inside`, the open block's other sub-blocks.
+
+    Hierarchical cache of Fast-dLLM v2 (arXiv 2509.26328): finished blocks, and the open one.
+
+    A finished block is fed once more, and its last row gives the first token of the next block: its
+    K/V are final then, under block-causal attention. While a block is decoded, forwards feed all of
+    it. With `inside` they feed the open sub-block alone and overwrite its K/V; those of the block's
+    other positions were stored by the last forward that fed all of it: the first one of the
+    sub-block, and every one as long as the sub-block's first position is masked. Later sub-blocks
+    are read with their K/V of that forward (as released).
+
+    As long as nothing is cached, the prompt's whole blocks are fed with the first forward.
+    """
+
+    inside: bool = False  # whether forwards may feed the open sub-block alone
+    attention: Attention = field(default="block_causal", init=False)
+    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset()
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.SUB_BLOCKS)})
+
+    def on_start(self, round: Round) -> None:
+        if self.inside:
+            round.ask(BORN, round.state.born_KL[-1])
+
+    def plan(self, round: Round) -> ForwardPlan:
+        window, kv = round.window, round.kv
+        feed, store = self._spans(round)
+        stored = ForwardKind.REFRESH if feed[0] < kv.length else ForwardKind.DENOISE
+        return ForwardPlan(
+            kind=stored if kv.kept else ForwardKind.PREFILL,
+            feed=feed,
+            rows=(window.start, window.stop),
+            store=store,
+            attention=self.attention,
+            block=window.block,
+            origin=window.origin,
+        )
+
+    def _spans(self, round: Round) -> tuple[Span, Span]:
+        """What is fed, and what is stored of it."""
+        window, kv = round.window, round.kv
+        start = window.start - window.start % window.block
+        if window.start == start:
+            finished = (min(kv.length, start - window.block), start)
+            return finished, finished
+        held, end = min(kv.length, start), min(start + window.block, window.visible)
+        if not self.inside:
+            return (held, end), (held, start)
+        first = start if window.start == start + 1 else window.start
+        if self._fills(round, first):
+            return (held, end), (held, end)
+        return (first, window.stop), (first, window.stop)
+
+    def _fills(self, round: Round, first: int) -> bool:
+        """Whether the forward feeds the whole block; `first`: where the sub-block begins."""
+        last = round.kv.kept
+        if last is None or last.rows[0] != round.window.start:
+            return True
+        return round.host[BORN][first] == MASKED

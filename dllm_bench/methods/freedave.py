@@ -1,0 +1,91 @@
+"""Drafts of the model's own next steps (FreeDave, arXiv 2510.00294; cychomatica/FreeDave@8b48121).
+
+A forward proposes a token for every mask and the selector commits some of them, which is the next
+state, the base. Draft j also holds the j next most confident of the other tokens, so that it is a
+guess of the state j steps later. All share a forward. What the selector would commit to a branch is
+that branch's target. From the base on, the deepest draft whose tokens all agree with the target of
+the branch reached follows it, as often as there is one; the last one continues, with what the
+selector commits to it. A round costs one forward, as a step without drafts does.
+Lossless (the tokens of the same decoder with `Greedy`, in no more forwards) where the selector
+commits one token per forward and scores and cache follow from the tokens of the open block alone:
+no memory of earlier forwards, no renewal within the block, no random numbers, no revision. The
+drafts are then the greedy verification tree of SSD (arXiv 2510.04147), of draft_steps nodes. With a
+threshold (FreeDave++) it is not: a draft may hold a part of what a step commits, and the rest is
+decided again.
+Left out is the released eager mode (`eager_acceptance_mode`), which drafts into the next block and
+is not lossless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Explore, Scores
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.methods.common import confidence_order, first_of
+from dllm_bench.registry import register
+
+DRAFT = MemoKey[Tensor]("self_draft.draft")
+"""Canvas positions of the draft tokens, and the tokens, -1 where no mask was left, (K, 2, D)."""
+
+
+@register("explore.self_draft")
+@dataclass(frozen=True)
+class SelfDraft(Explore):
+    """Makes drafts next to the base and continues with the deepest one that is confirmed."""
+
+    draft_steps: int  # branches of a forward, the base included; 1: no drafts
+    explores: ClassVar[bool] = True
+    verifies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.draft_steps < 1:
+            raise DllmBenchError(
+                f"SelfDraft draft_steps is {self.draft_steps}; give 1 or more, the base included."
+            )
+
+    @property
+    def most_branches(self) -> int:
+        return self.draft_steps
+
+    def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
+        if last is None or self.draft_steps == 1:
+            return state
+        scores, window = last
+        window = replace(window, eligible_KW=window.eligible_KW & window.of(state.masked_KL))
+        drafts = min(self.draft_steps - 1, window.width)
+        order_1W = confidence_order(scores, window)
+        branches = state.fork(drafts + 1)
+        depth_K = torch.arange(1, drafts + 2, device=order_1W.device) % (drafts + 1)
+        where_KW = first_of(order_1W.expand(drafts + 1, -1), depth_K, window)
+        branches.commit(where_KW, scores.ids_KW, window.start)
+        place_1D = order_1W[:, :drafts]
+        ids_1D = scores.ids_KW.gather(1, place_1D)
+        ids_1D = ids_1D.masked_fill(~window.eligible_KW.gather(1, place_1D), -1)
+        draft_12D = torch.stack([place_1D + window.start, ids_1D], 1)
+        branches.memo[DRAFT] = draft_12D.expand(drafts + 1, -1, -1)
+        return branches
+
+    def on_start(self, round: Round) -> None:
+        if round.state.branches > 1:
+            round.keep_first((round.state.memo[DRAFT][0, 1] >= 0).sum())
+
+    def rate(self, scores: Scores, window: Window, branches: DecodeState) -> Tensor:
+        """How many of the draft tokens, from the first on, agree with a branch's target, (K,)."""
+        place_KD, ids_KD = branches.memo[DRAFT].unbind(1)
+        agrees_KD = branches.tokens_KL.gather(1, place_KD) == ids_KD
+        return agrees_KD.long().cumprod(1).sum(1)
+
+    def pick(self, rating_K: Tensor) -> Tensor:
+        """The branch that the base leads to; draft j is branch j - 1, the base is the last one."""
+        next_K = (rating_K - 1) % len(rating_K)
+        for _ in range((len(rating_K) - 2).bit_length()):  # each time, as many steps again
+            next_K = next_K.index_select(0, next_K)
+        return next_K[-1]

@@ -1,0 +1,146 @@
+"""KLASS (arXiv 2511.05664): commit what is sure and has stopped moving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice, check_probabilities
+from dllm_bench.core.contracts import Reads, Score, Scores, Select
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.decoding.numerics import Precision, probabilities
+from dllm_bench.methods.common import COUNTS_STEPS, Confidence, most_confident, step_in_block
+from dllm_bench.methods.credit import moved
+from dllm_bench.registry import register
+
+EPS = 1e-12  # inside the logarithms (KLASS, released code)
+START = MemoKey[int]("kl_history.start")  # canvas position of the first remembered one
+BEFORE = MemoKey[Tensor]("kl_history.before")  # probabilities of the last forward, (K, R, V)
+HISTORY = MemoKey[Tensor]("kl_history.divergence")  # of the last H forwards, (K, R, H)
+
+
+@register("score.kl_history")
+@dataclass(frozen=True)
+class KLHistory(Score):
+    """The scores of `inner`, with the last divergences of every position.
+
+    Another score, and how far each distribution has moved in the last forwards (KLASS, 2511.05664).
+
+    KL(p, q) = sum p (ln(p + eps) - ln(q + eps)), with q the distribution of the forward before and
+    0 where there was none, which makes the first divergence large. Positions behind the open block
+    are followed too, so that they bring their history into their own block. The memo holds one
+    distribution per position: V numbers each.
+    """
+
+    inner: Score = field(default_factory=Confidence)
+    length: int = 2  # H, forwards that are remembered
+    precision: Precision = "float32"  # of the distributions that are compared
+    reads_rows: ClassVar[Reads] = "fed"
+    by_position: ClassVar[bool] = True
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What the inner score gives, and the divergences."""
+        return self.inner.gives | {Condition.DIVERGENCES}
+
+    def __post_init__(self) -> None:
+        check_choice(self, "precision", self.precision, Precision)
+        if self.length < 1:
+            raise DllmBenchError(f"KLHistory length is {self.length}; give 1 or more forwards.")
+
+    def __call__(self, logits_KRV: Tensor, state: DecodeState, window: Window) -> Scores:
+        now_KRV = probabilities(logits_KRV, self.precision)
+        before_KRV = recalled(state, BEFORE, now_KRV, window, 0.0)
+        moved_KR = (now_KRV * ((now_KRV + EPS).log() - (before_KRV + EPS).log())).sum(-1)
+        history_KRH = moved_KR[..., None].expand(-1, -1, self.length)
+        history_KRH = recalled(state, HISTORY, history_KRH, window, torch.inf)
+        history_KRH = torch.cat([history_KRH[..., 1:], moved_KR[..., None]], -1)
+        state.memo[START], state.memo[BEFORE] = window.start, now_KRV
+        state.memo[HISTORY] = history_KRH
+        scores = self.inner(logits_KRV[:, : window.width], state, window)
+        return replace(scores, divergence_KWH=history_KRH[:, : window.width])
+
+
+def recalled(
+    state: DecodeState, key: MemoKey[Tensor], like_KRX: Tensor, window: Window, fill: float
+) -> Tensor:
+    """What was remembered of the rows from the window's start on, in the shape of `like`.
+
+    Rows that nothing is known of hold `fill`.
+    """
+    values_KRX, start = state.memo.get(key), state.memo.get(START)
+    if values_KRX is not None and start is not None:
+        values_KRX = moved(values_KRX, window.start - start, like_KRX.shape[1], fill)
+    return torch.full_like(like_KRX, fill) if values_KRX is None else values_KRX
+
+
+Commits = Literal["all", "most_probable", "most_stable"]
+
+
+@register("select.stable")
+@dataclass(frozen=True)
+class Stable(Select):
+    """Commits positions that are probable and stable.
+
+    KLASS (arXiv 2511.05664): commit what is sure and has stopped moving.
+
+    Ready are the positions whose candidate is probable enough and whose distribution moved by less
+    than `eps` in each of the remembered forwards. If a block that must progress has none,
+    `fallback` chooses in it. The released code for LLaDA is strict and commits nothing as ready
+    before a block has seen as many forwards as are remembered (`warm_up`), though their divergences
+    are older; that for Dream is neither.
+    """
+
+    fallback: Select  # chooses where no position is ready
+    tau: float  # probability; 1 and `strict`: `fallback` alone
+    eps: float  # nats; the divergences of a ready position are below it
+    strict: bool = False  # > tau instead of >=
+    commits: Commits = "all"  # of the ready positions; KLASS's unmask_strategy
+    warm_up: bool = False  # whether a block's first H - 1 forwards are left to `fallback`
+
+    def __post_init__(self) -> None:
+        check_choice(self, "commits", self.commits, Commits)
+        check_probabilities(self, "tau")
+        if self.eps < 0:
+            raise DllmBenchError(f"Stable has eps {self.eps}; give a divergence of 0 or more nats.")
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Divergences, and for the warm-up a count of the block's forwards."""
+        divergences = {Need("score", Condition.DIVERGENCES)}
+        return COUNTS_STEPS | divergences if self.warm_up else frozenset(divergences)
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        ready_KW = window.eligible_KW & self._ready(scores)
+        if self.warm_up:
+            assert scores.divergence_KWH is not None  # by `needs`
+            step_K, _ = step_in_block(state, window)
+            ready_KW = ready_KW & (step_K >= scores.divergence_KWH.shape[2] - 1)[:, None]
+        return ready_KW if self.commits == "all" else self._first(ready_KW, scores, window)
+
+    def _ready(self, scores: Scores) -> Tensor:
+        """Positions that are probable and stable, committed ones included, (K, W)."""
+        assert scores.divergence_KWH is not None
+        chance_KW = scores.probability_KW
+        sure_KW = chance_KW > self.tau if self.strict else chance_KW >= self.tau
+        return sure_KW & (scores.divergence_KWH < self.eps).all(-1)
+
+    def _first(self, ready_KW: Tensor, scores: Scores, window: Window) -> Tensor:
+        """The most probable or the most stable ready position."""
+        assert scores.divergence_KWH is not None
+        stable_KW = -scores.divergence_KWH[..., -1]
+        order_KW = scores.probability_KW if self.commits == "most_probable" else stable_KW
+        return most_confident(
+            replace(scores, confidence_KW=order_KW), replace(window, eligible_KW=ready_KW)
+        )
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        where_KW = self.fallback(scores, window, state) & window.eligible_KW
+        best_KW, ids_KW = self.fallback.on_stall(scores, window, state)
+        return where_KW | window.forced(where_KW, best_KW), ids_KW

@@ -1,0 +1,207 @@
+"""Learn2PD with EoTP (arXiv 2509.25188): a trained filter, its oracle, end-of-text prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice, check_probabilities
+from dllm_bench.core.contracts import FilterHead, Reads, Scores, Select, Stop
+from dllm_bench.core.decoder import BlockLength, ComposedDecoder, Condition, Decoder, Need
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import MASKED, DecodeState, MemoKey
+from dllm_bench.decoding.numerics import top1
+from dllm_bench.registry import register
+
+ACCEPTED = MemoKey[Tensor]("filter.accepted")  # positions accepted in the last forward, (K, W)
+LOGITS = MemoKey[Tensor]("filter.logits")  # output of the head in the last forward, (K, W)
+
+CommittedInput = Literal["model", "one"]
+StallOrder = Literal["filter", "confidence"]
+
+
+@register("select.filter")
+@dataclass(frozen=True)
+class Filter(Select):
+    """Commits the masked positions that the head accepts with a probability above `tau`.
+
+    Learn2PD's learned filter (arXiv 2509.25188, §3.2, Algorithm 2): a small network decides.
+
+    It reads the confidences of a whole block, committed positions included, and gives every
+    position the probability that its candidate is final; masked positions above `tau` are
+    committed. The authors' code also commits the most confident positions of the step (`union` of
+    filter and topk) and so never stalls. Alone, a block that must progress and would commit nothing
+    commits the position with the largest output of the filter.
+    """
+
+    head: FilterHead
+    tau: float = 0.96
+    decoded: CommittedInput = "model"  # what the head reads at committed positions: the model's own
+    # confidence there (the authors' code) or 1
+    stall: StallOrder = "filter"  # what ranks the positions if the filter accepts none
+
+    def __post_init__(self) -> None:
+        check_probabilities(self, "tau")
+        check_choice(self, "decoded", self.decoded, CommittedInput)
+        check_choice(self, "stall", self.stall, StallOrder)
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """Blocks of the length the head was trained for, and what it reads of them."""
+        block = Need("schedule", BlockLength(self.head.block))
+        reads = {Need("cache", Condition.FED_WINDOW)} if self.reads_rows == "window" else set()
+        return frozenset({block, *reads})
+
+    @property
+    def reads_rows(self) -> Reads:  # type: ignore[override]
+        """Committed positions too, unless it reads 1 there."""
+        return "window" if self.decoded == "model" else "masked"
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        input_KW = scores.probability_KW.float()
+        if self.decoded == "one":
+            input_KW = input_KW.masked_fill(~window.of(state.masked_KL), 1.0)
+        logits_KW = window.flat(self.head(window.blocks(input_KW, fill=1.0)))
+        accepted_KW = (logits_KW.sigmoid() > self.tau) & window.eligible_KW
+        state.memo[LOGITS], state.memo[ACCEPTED] = logits_KW, accepted_KW
+        return accepted_KW
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """Of equal logits the more confident position counts."""
+        if self.stall == "filter":
+            open_KW = state.memo[LOGITS].masked_fill(~window.eligible_KW, -torch.inf)
+            logits_KNP = window.blocks(open_KW, -torch.inf)
+            best_KW = window.flat(logits_KNP == logits_KNP.amax(-1, keepdim=True))
+            ranking_KW = scores.confidence_KW.masked_fill(~best_KW, -torch.inf)
+            scores = Scores(scores.ids_KW, scores.probability_KW, ranking_KW)
+        return super().on_stall(scores, window, state)
+
+
+Stall = Literal["token", "block"]
+
+
+@register("select.oracle")
+@dataclass(frozen=True)
+class Oracle(Select):
+    """Commits the positions whose candidate is right.
+
+    Behind the end of a reference that is too short, it commits the most confident candidate, one
+    per forward.
+
+    Learn2PD's oracle, "extremely greedy parallel" (arXiv 2509.25188, §3.1.3, Algorithm 1).
+
+    Commits every masked position whose candidate equals the token of a reference that is known
+    beforehand: the best that a filter could do. The reference is the request's own, or what the
+    decoder `reference` generates before the clock starts (in the paper the model's answer, one
+    token per forward). Algorithm 1 does not end if no candidate is right; here the reference is
+    written then.
+    """
+
+    reference: Decoder | None = None  # generates the reference of requests that have none
+    stall: Stall = "token"  # what is written of the reference if no candidate is right: the most
+    # confident position, or the whole "block" (the authors' code, which first spends a forward that
+    # changes nothing)
+    by_position: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choice(self, "stall", self.stall, Stall)
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """The block length of the reference, so that both decode the same blocks."""
+        if not isinstance(self.reference, ComposedDecoder):
+            return frozenset()
+        block = self.reference.summary().block
+        return frozenset({Need("schedule", BlockLength(block))} if block else ())
+
+    def prepare(self, model: Denoiser, request: Request) -> Request:
+        if request.reference is not None:
+            return request
+        if self.reference is None:
+            raise DllmBenchError(
+                f"Request {request.id!r} has no reference and the oracle has no decoder to make "
+                "one; set decoder.select.reference."
+            )
+        return replace(request, reference=self.reference.generate(model, request).ids)
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        assert state.reference_KL is not None  # by `prepare`
+        return scores.ids_KW == window.of(state.reference_KL)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        where_KW, ids_KW = super().on_stall(scores, window, state)
+        assert state.reference_KL is not None
+        reference_KW = window.of(state.reference_KL)
+        known_KW = reference_KW != state.special.mask
+        if self.stall == "block":
+            where_KW = where_KW | (known_KW & window.eligible_KW)
+        return where_KW, ids_KW.where(~known_KW, reference_KW)
+
+
+AHEAD_IDS = MemoKey[Tensor]("eotp.ahead_ids")  # candidates behind the window, int64 (K, X)
+AHEAD_PROBABILITY = MemoKey[Tensor]("eotp.ahead_probability")  # of them, (K, X)
+
+
+@register("stop.eotp")
+@dataclass(frozen=True)
+class EndOfTextPrediction(Stop):
+    """Cuts the canvas behind a predicted end token; without a filter the most probable one.
+
+    End-of-text prediction as Learn2PD's authors coded it: cut the canvas where the text will end.
+
+    After every forward, the rule looks at the masked positions that were fed and whose candidate is
+    the end token. The first one that a learned filter accepted ends the canvas, else the most
+    probable one. This happens before the token is committed, so later forwards see a shorter
+    canvas. The authors' loops with a cache look at the open block only (`ahead` off). The paper's
+    own rule (Algorithm 3, Fig. 6: halt after a decoded block with an end token) is `Eos("block",
+    turn_end=False)`.
+    """
+
+    ahead: bool = True  # whether positions behind the open block count too
+    by_position: ClassVar[bool] = True
+
+    @property
+    def reads_rows(self) -> Reads:  # type: ignore[override]
+        """What is fed behind the open block, if that counts."""
+        return "fed" if self.ahead else "masked"
+
+    def on_scores(self, round: Round) -> None:
+        """Remember the candidates behind the window."""
+        if self.ahead:
+            memo = round.state.memo
+            memo[AHEAD_IDS], memo[AHEAD_PROBABILITY] = top1(round.ahead_KXV)
+
+    def on_commit(self, round: Round) -> None:
+        ids_KA, probability_KA = round.scores.ids_KW, round.scores.probability_KW
+        if self.ahead:
+            memo = round.state.memo
+            ids_KA = torch.cat([ids_KA, memo[AHEAD_IDS]], 1)
+            probability_KA = torch.cat([probability_KA, memo[AHEAD_PROBABILITY]], 1)
+        round.cut(self._length(ids_KA[0], probability_KA[0], round.window, round.state))
+
+    def _length(
+        self, ids_A: Tensor, probability_A: Tensor, window: Window, state: DecodeState
+    ) -> Tensor:
+        """The new length of the canvas, 0-d int64."""
+        accepted_KW = state.memo.get(ACCEPTED)
+        ends_A = self._predicted(ids_A, window, state)
+        probability_A = probability_A.masked_fill(~ends_A, -1.0)
+        accepted_A = torch.zeros_like(ends_A)
+        if accepted_KW is not None:
+            accepted_A[: window.width] = accepted_KW[0] & ends_A[: window.width]
+        first, best = accepted_A.long().argmax(), probability_A.argmax()
+        last = window.start + torch.where(accepted_A.any(), first, best)
+        return torch.where(ends_A.any(), last + 1, state.length)
+
+    def _predicted(self, ids_A: Tensor, window: Window, state: DecodeState) -> Tensor:
+        """Positions masked before the commit whose candidate is the end token, bool (A,)."""
+        born_A = state.born_KL[0, window.start : window.start + len(ids_A)]
+        masked_A = (born_A == MASKED) | (born_A == state.forwards)
+        return masked_A & (ids_A == state.special.eos)

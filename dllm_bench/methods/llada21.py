@@ -1,0 +1,142 @@
+"""LLaDA2.1 (arXiv 2602.08676): committed tokens are edited."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_probabilities
+from dllm_bench.core.contracts import Score, Scores, Select
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.methods.common import COUNTS_STEPS, count_in_block, most_confident
+from dllm_bench.methods.revising import Budgeted, Revision, hold_while, post_rounds, stay
+from dllm_bench.registry import register
+
+
+@register("score.repeat_penalty")
+@dataclass(frozen=True)
+class RepeatPenalty(Score):
+    """Scores the logits after the penalty.
+
+    A penalty for repeating the token to the left (SGLang's JointThreshold, `penalty_lambda`).
+
+    At every row of a block but its first, `penalty` is subtracted from the logit of the token that
+    stands one position before, prompt tokens and the mask token included. The first row has none:
+    the released step sees one block at a time. Another score reads the result.
+    """
+
+    inner: Score
+    penalty: float = 0.0  # subtracted from a logit
+
+    def __post_init__(self) -> None:
+        if self.penalty < 0:
+            raise DllmBenchError(
+                f"RepeatPenalty has penalty {self.penalty}; give 0 (none) or a positive number."
+            )
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What the inner score gives."""
+        return self.inner.gives
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        before_KW1 = window.of(state.tokens_KL.roll(1, 1))[..., None]
+        penalty_KW1 = torch.full_like(before_KW1, -self.penalty, dtype=logits_KWV.dtype)
+        penalty_KW1[:, :: window.block] = 0  # a window begins with a block
+        return self.inner(logits_KWV.scatter_add(2, before_KW1, penalty_KW1), state, window)
+
+
+SHARE_BEGUN = MemoKey[Tensor](
+    "share.begun"
+)  # (K, 2): open block, its forwards that began with masks
+
+
+@register("select.share")
+@dataclass(frozen=True)
+class Share(Select):
+    """Commits block length / steps positions in each step.
+
+    Commit an even share of the block in every forward (diffusers' BlockRefinementScheduler).
+
+    The n-th forward that begins with masks commits the P // S most confident positions of a block
+    of P, one more if n is among the first P mod S, whatever the block had committed at first. Once
+    more than P forwards were asked for and made, nothing is due (`idle`).
+    """
+
+    steps: int  # S, forwards per block
+    idle: bool = False  # whether a forward may commit nothing once nothing is due, as released
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise DllmBenchError(f"Share steps is {self.steps}; give at least 1 step per block.")
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        begun_K = count_in_block(SHARE_BEGUN, window.eligible_KW.any(1), window, state)
+        more_K = begun_K <= window.block % self.steps
+        return most_confident(scores, window, window.block // self.steps + more_K)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        where_KW, ids_KW = super().on_stall(scores, window, state)
+        return where_KW & (not self.idle), ids_KW
+
+
+BEGUN = MemoKey[Tensor]("edit.begun")  # (K, 2): open block, its forwards that began with masks
+
+
+@register("revise.edit")
+@dataclass(frozen=True, kw_only=True)
+class Edit(Budgeted):
+    """Overwrites tokens by more probable ones.
+
+    Token-to-token editing (LLaDA2.1, arXiv 2602.08676): overwrite what the model now sees
+    otherwise.
+
+    In every forward, a position of the open block that was committed before gets the candidate of
+    its own row if that is another token with a probability above `tau`. A block without masks stays
+    open until a forward over it edits nothing, or for `rounds` such forwards, as in LLaDA2.1's
+    `generate`; SGLang's JointThreshold makes one more forward and ignores its edits
+    (`ignores_last`). diffusers' block refinement leaves a block after `steps` forwards that began
+    with masks, whatever is masked then; selector `share` has the same number. Editing reads the
+    score's probabilities; with `forbid_mask` off an edit may write the mask token, which masks the
+    position again.
+    """
+
+    tau: float  # edits are made above this probability; 1: never, and no forward looks for them
+    rounds: int = 16  # forwards over a block without masks whose edits are made
+    ignores_last: bool = False  # whether one more forward is made, without edits
+    steps: int | None = None  # forwards after which a block is left, masks or not; None: no limit
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probabilities(self, "tau")
+        if self.rounds < 0 or (self.steps is not None and self.steps < 1):
+            raise DllmBenchError(
+                f"Edit has rounds {self.rounds} and steps {self.steps}; give 0 or more rounds, and "
+                "1 or more steps or null."
+            )
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        rounds_K, full_K = post_rounds(window, state), ~window.eligible_KW.any(1)
+        write_KW = (
+            self.revisable(window, state)
+            & (scores.ids_KW != window.of(state.tokens_KL))
+            & (scores.probability_KW > self.tau)
+            & (rounds_K <= self.rounds)[:, None]
+        )
+        moves_K = write_KW.any(1)
+        if self.tau < 1 or self.steps is not None:  # else there is nothing to look for
+            moves_K = moves_K | ~full_K
+        holds_K = moves_K & (rounds_K < self.rounds + self.ignores_last)
+        if self.steps is None:
+            hold_while(holds_K, state)
+        else:
+            begun_K = count_in_block(BEGUN, ~full_K, window, state)
+            stay(holds_K, torch.where(full_K, ~holds_K, begun_K >= self.steps), state)
+        return Revision(torch.zeros_like(write_KW), write_KW, scores.ids_KW)

@@ -1,0 +1,134 @@
+"""Prophet (arXiv 2508.19982): commit everything as soon as the answer is clear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Score, Scores, Select
+from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.denoiser import Denoiser
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Request
+from dllm_bench.core.state import DecodeState
+from dllm_bench.methods.common import Confidence, TopK
+from dllm_bench.registry import register
+
+
+@register("score.answer_gap")
+@dataclass(frozen=True)
+class AnswerGap(Score):
+    """The scores of `inner`, with the gap of the answer's logits.
+
+    Another score, and by how much the answer's best logits lead (Prophet, arXiv 2508.19982).
+
+    The mean over the answer's positions, masked or not, of the difference of their two largest
+    logits. The released code reads five positions from where the answer begins, which it knows from
+    the tokens that it pins; without an answer's place it reads nothing. Here the gap is then that
+    of all masks.
+    """
+
+    inner: Score = field(default_factory=Confidence)
+    answer: int | None = None  # first new position of the answer; None: all masked positions
+    width: int = 5  # positions of the answer
+
+    def __post_init__(self) -> None:
+        if (self.answer is not None and self.answer < 0) or self.width < 1:
+            raise DllmBenchError(
+                f"AnswerGap has answer {self.answer} and width {self.width}; give a position "
+                "behind the prompt, or null, and 1 or more positions."
+            )
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """The answer in the window, and its logits where it is committed."""
+        whole = Need("schedule", Condition.WHOLE_GENERATION)
+        reads = set() if self.answer is None else {Need("cache", Condition.FED_WINDOW)}
+        return frozenset({whole, *reads})
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """What the inner score gives, and the gap."""
+        return self.inner.gives | {Condition.ANSWER_GAP}
+
+    def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
+        read_KW, logits_KRV = window.eligible_KW, logits_KWV
+        if self.answer is not None:
+            logits_KRV = logits_KWV[:, self.answer : self.answer + self.width]
+            read_KW = torch.ones_like(logits_KRV[..., 0], dtype=torch.bool)
+        two_KR2 = logits_KRV.topk(2, dim=-1).values.float()
+        gap_KR = (two_KR2[..., 0] - two_KR2[..., 1]) * read_KW
+        gap_K = gap_KR.sum(1) / read_KW.sum(1)
+        return replace(self.inner(logits_KWV, state, window), answer_gap_K=gap_K)
+
+
+MIDDLE, END = 0.33, 0.67  # shares of the forwards from which `mid` and `late` count (released code)
+
+
+@register("select.early_exit")
+@dataclass(frozen=True)
+class EarlyExit(Select):
+    """Commits by `inner`, or everything once the answer is clear.
+
+    Prophet (arXiv 2508.19982): commit everything as soon as the answer is clear.
+
+    LLaDA's steps, block by block. In the g-th of all S forwards, everything that is still masked is
+    committed if the answer's gap has reached a threshold that falls with g / S: `early` below 0.33,
+    `mid` below 0.67, then `late`. The whole generation is one window, in which `block` positions
+    are open at a time. Pinned tokens stand in the canvas from the start; the released code then
+    spends forwards on a block that is full before its steps are over (`idle`).
+    """
+
+    inner: TopK = field(default_factory=TopK)  # its steps are those of a block
+    block: int = 32
+    early: float = 7.5  # of the answer's gap, a difference of logits
+    mid: float = 5.0
+    late: float = 2.5
+    idle: bool = False  # whether forwards may commit nothing, as published
+    pinned: tuple[tuple[int, int], ...] = ()  # (new position, token id) known from the start
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need("schedule", Condition.WHOLE_GENERATION), Need("score", Condition.ANSWER_GAP)}
+    )
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise DllmBenchError(f"EarlyExit block is {self.block}; give 1 or more positions.")
+
+    def prepare(self, model: Denoiser, request: Request) -> Request:
+        if not self.pinned:
+            return request
+        return replace(request, pinned=tuple(dict([*request.pinned, *self.pinned]).items()))
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        assert scores.answer_gap_K is not None  # by `needs`
+        clear_K = scores.answer_gap_K >= self._enough(window, state)
+        where_KW = self.inner(scores, self._open(window, state), state)
+        return where_KW | (clear_K[:, None] & window.eligible_KW)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        where_KW, ids_KW = self.inner.on_stall(scores, self._open(window, state), state)
+        return where_KW & (not self.idle), ids_KW
+
+    def _steps(self, window: Window) -> int:
+        """Forwards of a block."""
+        return self.inner.steps or min(self.block, window.width)
+
+    def _enough(self, window: Window, state: DecodeState) -> float:
+        """The gap that is enough in this forward."""
+        steps = self._steps(window) * -(-window.width // self.block)
+        share = (state.forwards + 1) / steps
+        return self.early if share < MIDDLE else self.mid if share < END else self.late
+
+    def _open(self, window: Window, state: DecodeState) -> Window:
+        """The window with one open block: the first with masks, or the one whose turn it is."""
+        place_W = torch.arange(window.width, device=window.eligible_KW.device) // self.block
+        if self.idle:
+            open_K1 = place_W.new_tensor([[state.forwards // self._steps(window)]])
+        else:
+            open_K1 = place_W[window.eligible_KW.int().argmax(1, keepdim=True)]
+        eligible_KW = window.eligible_KW & (place_W == open_K1)
+        return replace(window, block=self.block, eligible_KW=eligible_KW)

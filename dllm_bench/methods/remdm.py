@@ -1,0 +1,122 @@
+"""ReMDM (arXiv 2503.00307): re-mask the least confident tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores
+from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.decoding.numerics import Precision
+from dllm_bench.methods.common import step_in_block
+from dllm_bench.methods.revising import (
+    REVISES_BLOCK,
+    STANDING,
+    Budgeted,
+    ReadsStanding,
+    Revision,
+    hold_while,
+    largest,
+    masking,
+    stay,
+)
+from dllm_bench.registry import register
+
+CONFIDENCE = MemoKey[Tensor]("remdm.confidence")  # (K, L) with which a token was committed
+
+
+@register("revise.remdm")
+@dataclass(frozen=True, kw_only=True)
+class ReMDM(Budgeted):
+    """Masks the tokens with the smallest recorded confidence again, in a stretch of forwards.
+
+    ReMDM on LLaDA (arXiv 2503.00307, guanghanwang/ReMDM-LLaDA): re-mask the least confident tokens.
+
+    A block takes 2 S forwards. From the one on at which 7/8 of the block are committed at one token
+    a forward, S times, the `number` positions of the block with the smallest confidence are masked
+    again before the forward, which commits as many (selector `best` with `refills`). A token's
+    confidence is the probability with which it was committed; it is not looked at again. Masks that
+    are left after 2 S forwards stay.
+    """
+
+    number: int = 1  # positions masked again at a time
+    steps: int | None = None  # S; None: as many as the block has positions
+    start: float = 0.875  # share of the block's positions: the forward at which it begins
+    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {Need("explore", Condition.ONE_BRANCH)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.number < 1 or (self.steps or 1) < 1 or not 0 < self.start <= 1:
+            raise DllmBenchError(
+                f"ReMDM has number {self.number}, steps {self.steps}, start {self.start}; give 1 "
+                "or more positions and steps, and a share above 0 and up to 1."
+            )
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        step_K, _ = step_in_block(state, window)
+        steps, first = self.steps or window.width, int(window.width * self.start)
+        confidence_KW = self._recorded(scores, window, state)
+        due_K = (step_K + 1 >= first) & (step_K + 1 < first + steps)
+        committed_KW = window.of(state.born_KL) >= 0
+        remask_KW = largest(-confidence_KW, committed_KW, due_K * self.number)
+        over_K = step_K + 1 >= 2 * steps
+        stay(~over_K, over_K, state)
+        return masking(remask_KW, scores)
+
+    def _recorded(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        """The probability with which each token of the window was committed, (K, W)."""
+        known_KL = state.memo.get(CONFIDENCE)
+        if known_KL is None:
+            known_KL = torch.zeros_like(state.tokens_KL, dtype=scores.probability_KW.dtype)
+        fresh_KW = window.of(state.born_KL) == state.forwards
+        now_KW = torch.where(fresh_KW, scores.probability_KW, window.of(known_KL))
+        known_KL = known_KL.clone()
+        known_KL[:, window.start : window.stop] = now_KW
+        state.memo[CONFIDENCE] = known_KL
+        return now_KW
+
+
+@register("revise.remdm_loop")
+@dataclass(frozen=True, kw_only=True)
+class ReMDMLoop(ReadsStanding):
+    """Masks the now least probable tokens again, in every second forward of a stretch.
+
+    ReMDM's loop (arXiv 2503.00307, as in NEUIR/PC-Sampler): decode, re-mask and refill, decode.
+
+    A share `start` of the block is decoded as the selector says. Then, `loops` times, one forward
+    only masks the `number` positions again whose tokens are least probable now, and the next one
+    commits. Then the rest is decoded. What is masked again competes with all other masks.
+    """
+
+    number: int = 1  # positions committed in a forward, and masked again in one of the loop
+    loops: int = 32  # how often
+    start: float = 0.875  # share of the block that is decoded before
+    precision: Precision = "model"  # of the standing token's probability
+    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {Need("explore", Condition.ONE_BRANCH)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.number < 1 or self.loops < 0 or not 0 < self.start <= 1:
+            raise DllmBenchError(
+                f"ReMDMLoop has number {self.number}, loops {self.loops}, start {self.start}; give "
+                "1 or more positions, 0 or more loops, and a share above 0 and up to 1."
+            )
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        step_K, masks_K = step_in_block(state, window)
+        before_K = (masks_K.double() * self.start).long() // self.number
+        round_K = step_K - before_K
+        looping_K = (round_K >= 0) & (round_K < 2 * self.loops)
+        remasks_K = looping_K & (round_K % 2 == 0)
+        fresh_KW = window.of(state.born_KL) == state.forwards
+        committed_KW = self.revisable(window, state)
+        least_KW = largest(-state.memo[STANDING], committed_KW, remasks_K * self.number)
+        hold_while(round_K + 1 < 2 * self.loops, state)
+        remask_KW = least_KW | (fresh_KW & remasks_K[:, None])
+        return masking(remask_KW, scores)

@@ -1,0 +1,64 @@
+"""RemeDi's loop (arXiv 2509.23653, maple-research-lab/RemeDi): mask all but the best K again.
+
+Step i of a block of B positions leaves the K_i positions with the largest logits of the tokens that
+stand there, of the candidates where it was masked (selector `threshold` with tau 0 commits them
+all). K rises by B // steps each step, and by one more in the last B mod steps of them, so
+that the last step keeps the block. The released network also gives confidences, which its loop does
+not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores
+from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import DecodeState
+from dllm_bench.methods.common import step_in_block
+from dllm_bench.methods.revising import (
+    REVISES_BLOCK,
+    STANDING,
+    Budgeted,
+    Revision,
+    hold_while,
+    largest,
+    masking,
+)
+from dllm_bench.registry import register
+
+
+@register("revise.keep_best")
+@dataclass(frozen=True, kw_only=True)
+class KeepBest(Budgeted):
+    """Keeps a growing number of positions, each time those with the largest logits."""
+
+    steps: int | None = None  # forwards per block; None: as many as the block has positions
+    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {Need("explore", Condition.ONE_BRANCH)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.steps < 1:
+            raise DllmBenchError(f"KeepBest steps is {self.steps}; give at least 1 step per block.")
+
+    def on_scores(self, round: Round) -> None:
+        window, state = round.window, round.state
+        masked_KW = window.of(state.masked_KL)
+        ids_KW = torch.where(masked_KW, round.scores.ids_KW, window.of(state.tokens_KL))
+        standing_KW1 = round.rows_KRV[:, : window.width].gather(-1, ids_KW[..., None])
+        state.memo[STANDING] = standing_KW1[..., 0].float()
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        step_K, masks_K = step_in_block(state, window)
+        steps = self.steps or window.width
+        more_K = (step_K + 1 - (-masks_K % steps)).clamp(min=0) * (masks_K % steps > 0)
+        keep_K = (step_K + 1) * (masks_K // steps) + more_K
+        committed_KW = window.of(state.born_KL) >= 0
+        remask_KW = committed_KW & ~largest(state.memo[STANDING], committed_KW, keep_K)
+        hold_while(step_K + 1 < steps, state)
+        return masking(remask_KW, scores)

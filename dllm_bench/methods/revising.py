@@ -1,0 +1,158 @@
+"""What revisers have in common: budgets, and rounds over a block without masks.
+
+A budget is a number of changes (re-maskings and overwritings) of a position, of the open block or
+of the whole request; null is no budget. Of the changes that are beyond the budget of block or
+request, those at the lower positions are made.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import HELD, LEFT, Window
+from dllm_bench.core.choices import check_choice
+from dllm_bench.core.contracts import Revise, Scores
+from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import HOLD, Round
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.decoding.numerics import Precision, read_logits, stable_top
+from dllm_bench.methods.common import count_in_block
+
+STANDING = MemoKey[Tensor]("revise.standing")  # what is read of the token at each position (K, W)
+POST_ROUNDS = MemoKey[Tensor]("revise.post_rounds")  # (K, 2): open block, its rounds without masks
+
+REVISES_BLOCK = frozenset(
+    {Need("schedule", Condition.HELD_BLOCKS), Need("cache", Condition.FED_WINDOW)}
+)
+REVISES_CANVAS = frozenset(
+    {Need("schedule", Condition.HELD_BLOCKS), Need("cache", Condition.WHOLE_CANVAS)}
+)
+
+
+class Revision(NamedTuple):
+    """What a reviser would change of the committed positions of the window."""
+
+    remask_KW: Tensor  # bool: masked again
+    write_KW: Tensor  # bool: overwritten
+    ids_KW: Tensor  # int64: with this token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budgeted(Revise):
+    """Proposes changes, of which as many are made as the budgets allow."""
+
+    per_position: int | None = None  # changes of a position
+    per_block: int | None = None  # changes in the open block
+    per_request: int | None = None  # changes of a request
+    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK
+
+    def __post_init__(self) -> None:
+        for name in (budget.name for budget in fields(Budgeted)):
+            if (getattr(self, name) or 0) < 0:
+                raise DllmBenchError(
+                    f"{type(self).__name__} {name} is {getattr(self, name)}; give 0 or more "
+                    "changes, or null for no budget."
+                )
+
+    @abstractmethod
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        """What the method would change; changes where `revisable` is false are not made."""
+
+    def on_commit(self, round: Round) -> None:
+        scores, window, state = round.scores, round.window, round.state
+        round.revise(*self._allowed(self.propose(scores, window, state), window, state))
+
+    def _allowed(self, wanted: Revision, window: Window, state: DecodeState) -> Revision:
+        """What the budgets allow of the wanted changes; this forward's commits are free."""
+        if self.per_position is self.per_block is self.per_request is None:
+            return wanted
+        changed_KW = wanted.remask_KW | wanted.write_KW
+        fresh_KW = window.of(state.born_KL) == state.forwards
+        allowed_KW = fresh_KW | self._within_budgets(changed_KW, window, state)
+        return wanted._replace(
+            remask_KW=wanted.remask_KW & allowed_KW, write_KW=wanted.write_KW & allowed_KW
+        )
+
+    def _within_budgets(self, changed_KW: Tensor, window: Window, state: DecodeState) -> Tensor:
+        """The wanted changes that the budgets allow, bool (K, W)."""
+        assert state.changes_KL is not None
+        changed_KW = changed_KW & self.revisable(window, state)
+        changes_KW = window.of(state.changes_KL)
+        order_KW = changed_KW.cumsum(1)
+        for budget, spent_KX in (
+            (self.per_block, changes_KW),
+            (self.per_request, state.changes_KL),
+        ):
+            if budget is not None:
+                left_K1 = budget - spent_KX.sum(1, keepdim=True)
+                changed_KW = changed_KW & (order_KW <= left_K1)
+        return changed_KW
+
+    def revisable(self, window: Window, state: DecodeState) -> Tensor:
+        """Positions that were committed before this forward and may be changed, bool (K, W)."""
+        assert state.changes_KL is not None
+        before_KW = committed_before(window, state)
+        if self.per_position is None:
+            return before_KW
+        return before_KW & (window.of(state.changes_KL) < self.per_position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsStanding(Budgeted):
+    """Judges by the probability of the token that stands at each position."""
+
+    precision: Precision = "float32"  # of that probability
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "precision", self.precision, Precision)
+
+    def on_scores(self, round: Round) -> None:
+        logits_KWV, ids_KW = self.judging_KWV(round), round.window.of(round.state.tokens_KL)
+        seen = read_logits(logits_KWV, self.precision, ids_KW=ids_KW)
+        round.state.memo[STANDING] = seen.probability_KW
+
+    def judging_KWV(self, round: Round) -> Tensor:
+        """The logits that judge the token of each window position: its own row's."""
+        return round.rows_KRV[:, : round.window.width]
+
+
+def committed_before(window: Window, state: DecodeState) -> Tensor:
+    """Positions that were committed before this forward, bool (K, W)."""
+    born_KW = window.of(state.born_KL)
+    return (born_KW >= 0) & (born_KW < state.forwards)
+
+
+def masking(remask_KW: Tensor, scores: Scores) -> Revision:
+    """The revision that masks these positions again, bool (K, W), and overwrites none."""
+    return Revision(remask_KW, torch.zeros_like(remask_KW), scores.ids_KW)
+
+
+def post_rounds(window: Window, state: DecodeState) -> Tensor:
+    """How many rounds of the open block began without masks, this one included, (K,)."""
+    return count_in_block(POST_ROUNDS, ~window.eligible_KW.any(1), window, state)
+
+
+def hold_while(flags_K: Tensor, state: DecodeState) -> None:
+    """Hold the open block after this round where the flags (bool) are true."""
+    state.memo[HOLD] = flags_K * HELD
+
+
+def stay(held_K: Tensor, left_K: Tensor, state: DecodeState) -> None:
+    """Hold or leave the open block after this round where a flag (bool) is true."""
+    state.memo[HOLD] = torch.where(left_K, LEFT, held_K * HELD)
+
+
+def largest(values_KW: Tensor, where_KW: Tensor, count_K: Tensor | int) -> Tensor:
+    """The `count` largest values among those in `where`, bool (K, W); ties to lower positions."""
+    order_KW = stable_top(values_KW.masked_fill(~where_KW, -torch.inf), values_KW.shape[1])
+    rank_W = torch.arange(values_KW.shape[1], device=values_KW.device)
+    count_K1 = count_K[:, None] if isinstance(count_K, Tensor) else count_K
+    taken_KW = (rank_W < count_K1).expand_as(where_KW)
+    return torch.zeros_like(where_KW).scatter(1, order_KW, taken_KW) & where_KW

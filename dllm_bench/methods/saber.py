@@ -1,0 +1,117 @@
+"""Saber (arXiv 2510.18165): a threshold that follows the text, and backtracking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.methods.common import COUNTS_STEPS, most_confident
+from dllm_bench.methods.revising import REVISES_CANVAS, Budgeted, Revision, largest, masking
+from dllm_bench.registry import register
+
+ACCEPTED = MemoKey[Tensor]("accepted_mean.probability")  # (K, L) when last committed; 0: never
+
+
+@register("select.accepted_mean")
+@dataclass(frozen=True)
+class AcceptedMean(Select):
+    """Commits what is more probable than the average committed token was.
+
+    Saber's threshold (arXiv 2510.18165): above the mean confidence of what was committed so far.
+
+    A position is committed if its candidate is more probable than the mean, over the positions up
+    to the open block's end that were ever committed, of the probability with which they were (1
+    before the first). If fewer than n are, the n most confident ones are committed instead.
+    """
+
+    number: int = 2  # n
+    never_stalls: ClassVar[bool] = True
+    by_position: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("explore", Condition.ONE_BRANCH)}
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise DllmBenchError(f"AcceptedMean number is {self.number}; give 1 or more positions.")
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        accepted_KL = state.memo.get(ACCEPTED)
+        if accepted_KL is None:
+            accepted_KL = torch.zeros_like(state.tokens_KL, dtype=scores.probability_KW.dtype)
+        seen_KX = accepted_KL[:, : window.stop]
+        count_K = (seen_KX > 0).sum(1)
+        mean_K = torch.where(count_K > 0, seen_KX.sum(1) / count_K.clamp(min=1), 1.0)
+        where_KW = window.eligible_KW & (scores.probability_KW > mean_K[:, None])
+        least_K = torch.full_like(count_K, self.number)
+        few_K1 = where_KW.sum(1, keepdim=True) < self.number
+        where_KW = torch.where(few_K1, most_confident(scores, window, least_K), where_KW)
+        accepted_KL = accepted_KL.clone()
+        accepted_KW = accepted_KL[:, window.start : window.stop]
+        accepted_KW.copy_(torch.where(where_KW, scores.probability_KW, accepted_KW))
+        state.memo[ACCEPTED] = accepted_KL
+        return where_KW
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """Nothing: it never stalls, and an earlier block may wait for the open one."""
+        return torch.zeros_like(window.eligible_KW), scores.ids_KW
+
+
+LAST = MemoKey[Tensor]("drop.last")  # (K, L) confidence of each row in the last forward
+
+EIGHTH = 8  # one position is masked again for every 8 that are committed
+
+
+@register("revise.drop")
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceDrop(Budgeted):
+    """Masks the positions again whose confidence fell most.
+
+    Saber's backtracking (arXiv 2510.18165, zhaoyMa/Saber): re-mask where confidence fell most.
+
+    After a forward that committed a positions, with m = max(a, n), the r = min(max(n // 2, ceil(m /
+    8)), m - 1) committed positions up to the open block's end whose row lost most confidence since
+    the last forward are masked again, those just committed included. Confidence is the probability
+    of the row's candidate, whatever token stands there. Nothing is masked again once everything up
+    to the block's end is committed. Selector `accepted_mean` has the same n.
+    """
+
+    number: int = 2  # n, the least that the selector commits
+    spans: ClassVar[tuple[bool, bool]] = (True, False)
+    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("explore", Condition.ONE_BRANCH)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.number < 1:
+            raise DllmBenchError(
+                f"ConfidenceDrop number is {self.number}; give 1 or more positions."
+            )
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        born_KW, now_KW = window.of(state.born_KL), scores.probability_KW
+        fell_KW = window.of(self._last(scores, window, state)) - now_KW
+        accepted_K = (born_KW == state.forwards).sum(1)
+        most_K = accepted_K.clamp(min=self.number)
+        count_K = ((most_K + EIGHTH - 1) // EIGHTH).clamp(min=self.number // 2)
+        gained_K = (accepted_K - 1).clamp(min=0)  # fewer than n come from another selector
+        count_K = torch.minimum(count_K, gained_K) * window.of(state.masked_KL).any(1)
+        remask_KW = largest(fell_KW, (born_KW >= 0) & fell_KW.isfinite(), count_K)
+        return masking(remask_KW, scores)
+
+    def _last(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        """Confidence of the last forward, (K, L); remembers that of this one.
+
+        0 before the first forward; -inf at rows that were not open then.
+        """
+        now_KL = torch.full_like(state.tokens_KL, -torch.inf, dtype=scores.probability_KW.dtype)
+        last_KL = state.memo.get(LAST)
+        last_KL = torch.zeros_like(now_KL) if last_KL is None else last_KL
+        now_KL[:, window.start : window.stop] = scores.probability_KW
+        state.memo[LAST] = now_KL
+        return last_KL

@@ -1,0 +1,124 @@
+"""Token-to-mask re-masking (arXiv 2604.18738, 2605.26436; synsis/remasked_DLM): LLaDA2.1 with masks
+instead of edits.
+
+In every forward, positions of the open block that were committed before are masked again if they
+look wrong by one of three measures: the token's probability is below `tau` ("probability"); the
+row's candidate is another token with a probability above `tau` ("candidate"); the token's
+probability has fallen by more than `tau` since the last forward ("drop"; signed as in the code, the
+README says absolute). At most a share of them at a time, the worst first, and each position at most
+`per_position` times. A block without masks stays open until a forward over it finds nothing, or
+for `rounds` such forwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_choice, check_probabilities
+from dllm_bench.core.contracts import Scores
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.methods.revising import (
+    STANDING,
+    ReadsStanding,
+    Revision,
+    committed_before,
+    hold_while,
+    largest,
+    masking,
+    post_rounds,
+)
+from dllm_bench.registry import register
+
+LAST = MemoKey[Tensor]("remask.last")  # (K, L) probability of each token in the last forward
+FORGOTTEN = MemoKey[Tensor]("remask.forgotten")  # (K, L) changes that do not count any more
+
+Judge = Literal["probability", "candidate", "drop"]
+
+
+@register("revise.remask")
+@dataclass(frozen=True, kw_only=True)
+class Remask(ReadsStanding):
+    """Masks doubtful tokens again."""
+
+    judge: Judge  # what a token is judged by
+    tau: float  # see the head of this file
+    ratio: float = 0.25  # masked again at most: this share of the block's committed positions
+    rounds: int = 16  # forwards over a block without masks
+    edits_end: bool = True  # whether a full block stays open although an end token is committed
+    forgets: bool = False  # as released: `per_position` counts start again after a forward that
+    # found no committed position in the block
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "judge", self.judge, Judge)
+        check_probabilities(self, "tau")
+        if self.rounds < 0 or not 0 <= self.ratio <= 1:
+            raise DllmBenchError(
+                f"Remask has rounds {self.rounds} and ratio {self.ratio}; give 0 or more forwards "
+                "and a share from 0 to 1."
+            )
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        rounds_K, full_K = post_rounds(window, state), ~window.eligible_KW.any(1)
+        committed_KW = committed_before(window, state)
+        doubt_KW, wrong_KW = self._judged(scores, window, state)
+        most_K = (committed_KW.sum(1).double() * self.ratio).long().clamp(min=1)
+        remask_KW = largest(doubt_KW, wrong_KW & self.revisable(window, state), most_K)
+        moves_K = remask_KW.any(1)
+        if self._looks:
+            moves_K = moves_K | ~full_K
+        if not self.edits_end:
+            moves_K &= ~(state.tokens_KL[:, state.prompt_len :] == state.special.eos).any(1)
+        hold_while(moves_K & (rounds_K < self.rounds), state)
+        return masking(remask_KW, scores)
+
+    def revisable(self, window: Window, state: DecodeState) -> Tensor:
+        if not self.forgets or self.per_position is None:
+            return super().revisable(window, state)
+        assert state.changes_KL is not None
+        committed_KW = committed_before(window, state)
+        forgotten_KL = state.memo.get(FORGOTTEN)
+        if forgotten_KL is None:
+            forgotten_KL = torch.zeros_like(state.changes_KL)
+        counts_K1 = committed_KW.any(1, keepdim=True)
+        state.memo[FORGOTTEN] = torch.where(counts_K1, forgotten_KL, state.changes_KL)
+        counted_KL = state.changes_KL - state.memo[FORGOTTEN]
+        return committed_KW & (window.of(counted_KL) < self.per_position)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether any token can be doubtful; if not, no forward over a full block is made."""
+        return self.tau > 0 if self.judge == "probability" else self.tau < 1
+
+    def _judged(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """(the larger, the worse; whether the token is to be masked again), (K, W) each."""
+        standing_KW = state.memo[STANDING]
+        if self.judge == "candidate":
+            other_KW = scores.ids_KW != window.of(state.tokens_KL)
+            return scores.probability_KW, other_KW & (scores.probability_KW > self.tau)
+        if self.judge == "probability":
+            return -standing_KW, standing_KW < self.tau
+        fell_KW = window.of(self._last(scores, window, state)) - standing_KW
+        return fell_KW, fell_KW > self.tau
+
+    def _last(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        """Probability of each token in the last forward, (K, L); remembers those of this one.
+
+        As released, a block's first forward, with nothing to judge, is not remembered (0).
+        """
+        standing_KW, last_KL = state.memo[STANDING], state.memo.get(LAST)
+        if last_KL is None:
+            last_KL = torch.zeros_like(state.tokens_KL, dtype=standing_KW.dtype)
+        born_KW, now_KL = window.of(state.born_KL), last_KL.clone()
+        judges_K1 = committed_before(window, state).any(1, keepdim=True)
+        fresh_KW = born_KW == state.forwards
+        now_KW = torch.where(fresh_KW, scores.probability_KW.to(now_KL.dtype), standing_KW)
+        now_KL[:, window.start : window.stop] = now_KW * judges_K1
+        state.memo[LAST] = now_KL
+        return last_KL

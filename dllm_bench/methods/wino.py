@@ -1,0 +1,127 @@
+"""WINO (arXiv 2507.18578): many tokens at once, verified by leave-one-out rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.blocks import Window
+from dllm_bench.core.choices import check_probabilities
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.denoiser import AddedRows
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import DecodeState, MemoKey
+from dllm_bench.decoding.numerics import Precision
+from dllm_bench.methods.common import most_confident, open_block
+from dllm_bench.methods.revising import (
+    REVISES_CANVAS,
+    STANDING,
+    ReadsStanding,
+    Revision,
+    largest,
+    masking,
+)
+from dllm_bench.registry import register
+
+
+@register("select.capped")
+@dataclass(frozen=True)
+class Capped(Select):
+    """`inner` chooses among the most confident positions.
+
+    Another selector, but at most a share of the masks in one forward (WINO, arXiv 2507.18578).
+
+    Of what `inner` chooses, the max(min(int(share m), most), least) most confident positions are
+    committed, m being the masks of the open block.
+    """
+
+    inner: Select
+    share: float = 0.7  # of the masks
+    least: int = 5  # the cap is at least this
+    most: int = 20  # and at most this
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or not 1 <= self.least <= self.most:
+            raise DllmBenchError(
+                f"Capped has share {self.share}, least {self.least}, most {self.most}; give a "
+                "share above 0 and up to 1, and 1 <= least <= most."
+            )
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        masks_K = window.eligible_KW.sum(1)
+        cap_K = (masks_K.double() * self.share).long().clamp(self.least, self.most)
+        return most_confident(scores, window, cap_K) & self.inner(scores, window, state)
+
+    def on_stall(self, scores: Scores, window: Window, state: DecodeState) -> tuple[Tensor, Tensor]:
+        return self.inner.on_stall(scores, window, state)
+
+
+Span = tuple[int, int]
+ACCEPTED = MemoKey[Tensor]("wino.accepted")  # (K, 2): open block, what its last forward committed
+
+
+@register("revise.wino")
+@dataclass(frozen=True, kw_only=True)
+class Wino(ReadsStanding):
+    """Masks tokens again that the rest of the canvas does not support.
+
+    WINO (arXiv 2507.18578, Feng-Hong/WINO-DLLM): verify committed tokens with leave-one-out rows.
+
+    Every forward also feeds the open block a second time, all masks. The second row of a position
+    sees the whole canvas but this position, so it predicts the position from all other tokens.
+    Tokens of the block that were committed before and to which it gives less than `tau` are masked
+    again; fewer than the forward before committed, the least probable first, and none if this
+    forward commits a single position. That makes any two forwards gain, so decoding ends. Selector
+    `capped` is the other half.
+    """
+
+    tau: float = 0.9  # masked again below this probability; 0: never
+    first: int = 30  # fewer than this in a block's first forward
+    precision: Precision = "float64"  # of the second row's probability
+    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("cache", Condition.FULL_ATTENTION)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probabilities(self, "tau")
+
+    def on_plan(self, round: Round) -> None:
+        """Feed the window once more, as masks."""
+        span, state = (round.window.start, round.window.stop), round.state
+        rows = leave_one_out(span, round.plan.feed, state.special.mask, state.tokens_KL.device)
+        round.plan = replace(round.plan, added=rows)
+
+    def judging_KWV(self, round: Round) -> Tensor:
+        """The logits of the rows that see everything but their own position."""
+        return round.added_KEV
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        support_KW = state.memo[STANDING]
+        accepted_K = (window.of(state.born_KL) == state.forwards).sum(1)
+        wrong_KW = self.revisable(window, state) & (support_KW < self.tau)
+        most_K = (self._last(accepted_K, window, state) - 1) * (accepted_K > 1)
+        remask_KW = largest(-support_KW, wrong_KW, most_K)
+        return masking(remask_KW, scores)
+
+    def _last(self, accepted_K: Tensor, window: Window, state: DecodeState) -> Tensor:
+        """What the block's last forward committed, (K,); remembers what this one has."""
+        block_K, known_K2 = open_block(window), state.memo.get(ACCEPTED)
+        state.memo[ACCEPTED] = torch.stack([block_K, accepted_K], 1)
+        if known_K2 is None:
+            return torch.full_like(accepted_K, self.first)
+        return torch.where(known_K2[:, 0] == block_K, known_K2[:, 1], self.first)
+
+
+@lru_cache(maxsize=16)
+def leave_one_out(span: Span, feed: Span, mask: int, device: torch.device) -> AddedRows:
+    """Masks at the positions of a span, each of which sees all that is fed but its own position."""
+    position_E = torch.arange(*span, device=device)
+    other_EF = position_E[:, None] != torch.arange(*feed, device=device)
+    each_EE = torch.ones_like(other_EF[:, :1]).expand(-1, len(position_E))
+    tokens_E = torch.full_like(position_E, mask)
+    return AddedRows(tokens_E, position_E, torch.cat([other_EF, each_EE], dim=1))
