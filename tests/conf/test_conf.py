@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,14 @@ from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import CONFIG_DIR, conf_dir, options
-from dllm_bench.registry import instantiate
+from dllm_bench.registry import PIECES, instantiate, name_of
 from dllm_bench.store.inputs import engine_of, is_served
 from dllm_bench.store.spec import FIELDS, leaves, role_of
 from tests.helpers import tiny_denoiser
 from tests.speculative import with_drafter
 from tests.tiers import covering
 
-COMBINATORS = {"any_of"}  # made of other pieces, written out in a decoder's yaml
+COMBINATORS = {"stop.any_of"}  # made of other pieces, written out in a decoder's yaml
 NOT_OF_A_RUN = {"hydra", "table", "figure", "profile", "claim"}
 SLOTS = sorted(path.name for path in (conf_dir() / "decoder").iterdir() if path.is_dir())
 
@@ -121,23 +123,28 @@ def test_no_piece_takes_a_threshold_that_no_probability_can_equal(choice: str) -
 
 @pytest.mark.parametrize("slot", SLOTS)
 def test_every_piece_has_a_yaml(slot: str) -> None:
-    import dllm_bench.decoding
-
-    folder = Path(dllm_bench.decoding.__path__[0]) / slot
-    names = [path.stem for path in folder.glob("*.py") if path.stem not in COMBINATORS]
-    modules = [importlib.import_module(f"dllm_bench.decoding.{slot}.{name}") for name in names]
     written = {
         f"{kind.__module__}.{kind.__qualname__}"
-        for module in modules
-        for kind in vars(module).values()
-        if is_concrete_piece(kind) and kind.__module__ == module.__name__
+        for name, kind in concrete_pieces().items()
+        if name.startswith(f"{slot}.") and name not in COMBINATORS
     }
     yamls = (conf_dir() / "decoder" / slot).glob("*.yaml")
     assert written == {yaml.safe_load(path.read_text())["_target_"] for path in yamls}
 
 
-def is_concrete_piece(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Piece) and not inspect.isabstract(kind)
+@cache
+def concrete_pieces() -> dict[str, type[Piece]]:
+    """Registered name -> class, of every module that holds pieces; each has to be registered."""
+    folders = [importlib.import_module(home) for home in PIECES]
+    modules = [m for m in folders if not hasattr(m, "__path__")]
+    for folder in (m for m in folders if hasattr(m, "__path__")):
+        names = [found.name for found in pkgutil.iter_modules(folder.__path__)]
+        modules += [importlib.import_module(f"{folder.__name__}.{name}") for name in names]
+    kinds = [
+        k for m in modules for k in vars(m).values() if getattr(k, "__module__", 0) == m.__name__
+    ]
+    pieces = [k for k in kinds if isinstance(k, type) and issubclass(k, Piece)]
+    return {name_of(kind): kind for kind in pieces if not inspect.isabstract(kind)}
 
 
 @pytest.mark.parametrize("name", options("model"))
