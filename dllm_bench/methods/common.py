@@ -353,8 +353,8 @@ class TopK(Select):
     """
 
     steps: int | None = None  # S, forwards per block; None: as many as the block has positions
-    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see the head of this file
-    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `steps.Ties`
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see above
+    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
     never_stalls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -637,9 +637,9 @@ class Eos(Stop):
     decodes the first block alone, and diffusers' block refinement never stops early.
     """
 
-    scope: Scope = "block"  # see the head of this file
+    scope: Scope = "block"  # see above
     turn_end: bool = True  # whether the end of a chat turn counts as well
-    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see the head of this file
+    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see above
     stops_on_end_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

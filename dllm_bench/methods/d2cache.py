@@ -149,7 +149,7 @@ class D2Cache(Cache):
     rollout: float = 0.1  # share of the rollout; above 1: everything
     sigma: float = 10.0  # standard deviation of the density's Gaussian, in positions
     inflate: int = 0  # positions of a gap that is fed too
-    released: bool = False  # see the head of this file
+    released: bool = False  # see above
     attention: Attention = field(default="full", init=False)
     leaves_masks_out: ClassVar[bool] = True
     over_spans: ClassVar[bool] = False

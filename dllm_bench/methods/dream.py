@@ -167,7 +167,7 @@ class Epsilon(Select):
     eps: float = 1e-3  # the last time
     idle: bool = False  # whether steps may commit nothing, as published
     alg_temp: float | None = None  # temperature of the positions; None: the most confident ones
-    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `steps.Ties`
+    ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
 
     def __post_init__(self) -> None:
         check_choice(self, "ties", self.ties, Ties)

@@ -36,7 +36,7 @@ class Factor(Select):
     """
 
     factor: float  # f; larger commits more
-    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see the head of this file
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see above
 
     def __post_init__(self) -> None:
         if self.factor <= 0:
