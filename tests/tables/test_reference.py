@@ -136,7 +136,7 @@ def test_the_committed_bytes_follow_from_the_records(name: str) -> None:
 
 @here
 @pytest.mark.parametrize(
-    "folder", covering(20, STORE.folders(), often=3), ids=lambda folder: folder.name
+    "folder", covering(20, STORE.folders(), often=10), ids=lambda folder: folder.name
 )
 def test_a_committed_record_is_what_its_hash_says(folder: Path) -> None:
     """The identity follows from the specification, the summary and score from the columns."""
