@@ -29,6 +29,7 @@ class BlockGrid:
     length: int  # L
     ends: tuple[int, ...] = ()  # where the first blocks end, if a schedule chose; those behind them
     # have `block` positions
+    sees_future: bool = True  # whether the model sees the masks behind the open blocks
 
     @property
     def blocks(self) -> int:

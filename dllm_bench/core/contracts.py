@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
-from dllm_bench.core.decoder import BlockLength, Condition, Piece
+from dllm_bench.core.decoder import Condition, Conditions, Piece
 from dllm_bench.core.denoiser import Attention, ForwardPlan
-from dllm_bench.core.round import Round
-from dllm_bench.core.scores import Scores
+from dllm_bench.core.round import Round, Scores
 from dllm_bench.core.state import DecodeState
 
 Reuse = Literal["none", "exact", "approximate"]
@@ -40,8 +39,6 @@ class MaskedPiece(Piece):
     """
 
     reads_rows: ClassVar[Reads] = "masked"  # see `Reads`; in any moment
-    spans: ClassVar[tuple[bool, bool]] = (False, False)  # whether windows begin with the first
-    # block, finished or not, and whether they end with the last one, open or not
 
     def on_start(self, round: Round) -> None:
         """Before the wait, K branches: ask for what the host has to know (`Round.ask`)."""
@@ -73,10 +70,9 @@ class FilterHead(Protocol):
 class Score(MaskedPiece, ABC):
     """Logits to candidate tokens and confidences."""
 
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.RAW_CONFIDENCE})
+    gives: ClassVar[Conditions] = frozenset({Condition.RAW_CONFIDENCE})
     reads_rows: ClassVar[Reads] = "window"  # "masked": a row's scores depend on its own logits and
     # position only; "fed": it gets the rows of all that was fed behind the window too
-    costly: ClassVar[bool] = False  # unused rows are worth leaving out even of a small vocabulary
 
     @abstractmethod
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -89,12 +85,8 @@ class Score(MaskedPiece, ABC):
 class Select(MaskedPiece, ABC):
     """Scores of the winning branch (K = 1) to the positions that are committed.
 
-    If the explorer verifies drafts, every branch is given as well; none depends on the others.
+    If the explorer gives drafts, every branch is given as well; none depends on the others.
     """
-
-    never_stalls: ClassVar[bool] = False  # chooses a position whenever one is masked
-    one_per_forward: ClassVar[bool] = False  # commits one token per forward by construction
-    for_drawn_tokens: ClassVar[bool] = False  # published for tokens drawn above temperature 0
 
     @abstractmethod
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
@@ -118,17 +110,9 @@ class Revise(MaskedPiece, ABC):
     It calls `Round.revise` with what changes, and sets `HOLD` if blocks are held open or left.
     """
 
-    revises: ClassVar[bool] = True
-    reads_rows: ClassVar[Reads] = "window"
-    by_position: ClassVar[bool] = True
-
 
 class Explore(MaskedPiece, ABC):
     """Which candidate states share a forward, and which of them continues."""
-
-    explores: ClassVar[bool] = False  # whether a branch other than the base can continue
-    verifies: ClassVar[bool] = False  # branches are drafts of what the base becomes: `rate` gets
-    # them as the selector's next commit leaves them, and none opens a block before the base
 
     @property
     def most_branches(self) -> int:
@@ -157,8 +141,7 @@ class Schedule(MaskedPiece, ABC):
     """Which blocks of the canvas are open: the first ones, up to a number that never falls."""
 
     block: int | None  # positions of a block; None: the whole generation is one block
-    sees_future = True  # whether the model sees the masks behind the open blocks
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FIXED_CANVAS})
+    gives: ClassVar[Conditions] = frozenset({Condition.FIXED_CANVAS})
 
     def length(self, prompt_len: int, new: int) -> int:
         """Canvas length for `new` tokens; raises DllmBenchError if blocks do not fit it."""
@@ -191,8 +174,6 @@ class Stop(MaskedPiece, ABC):
     A rule may give up a part of the canvas after a commit (`Round.cut`).
     """
 
-    stops_on_end_token: ClassVar[bool] = False  # a committed end token closes or finishes branches
-
     def ended(self, branches: DecodeState) -> StopFlags:
         """Which branches open no further block, and which are finished."""
         return StopFlags()
@@ -208,10 +189,6 @@ class Cache(MaskedPiece, ABC):
 
     attention: Attention
     reuse: Reuse = "none"
-    by_position: ClassVar[bool] = True
-    caches: ClassVar[bool] = True  # whether forwards read keys and values of earlier ones
-    leaves_masks_out: ClassVar[bool] = False  # whether forwards may predict some masks only
-    over_spans: ClassVar[bool] = True  # whether its plans name spans alone
 
     @property
     def renewal_rounds(self) -> int | None:
@@ -220,10 +197,6 @@ class Cache(MaskedPiece, ABC):
         A round is a forward between renewals, with the renewal before it if there is one.
         """
         return None
-
-    def grid(self, block: int) -> int:
-        """Reused spans are multiples of this many positions; `block` is the schedule's."""
-        return block if self.reuse == "exact" else 1
 
     @abstractmethod
     def plan(self, round: Round) -> ForwardPlan:

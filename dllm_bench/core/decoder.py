@@ -1,94 +1,55 @@
 """What a decoder is: pieces that fit together.
 
 A piece is a frozen dataclass without state; what a method has to remember lives in
-`DecodeState.memo`. Each piece says which conditions it needs of the others and which it gives, and
-a decoder compares them once, when it is made. The contracts of the single pieces are in
-`contracts` (masked decoding) and `speculative`.
+`DecodeState.memo`. Each piece says which conditions it needs of the others and which it gives.
+Combinations are refused in two places: `check_pieces_fit` compares the pieces once, when the
+decoder is made, and `check_run_fits` the decoder with model, request and hardware. The contracts of
+the single pieces are in `contracts` (masked decoding) and `speculative`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from enum import StrEnum
-from typing import ClassVar, NamedTuple, Protocol
+from dataclasses import fields
+from typing import ClassVar, Protocol
 
-from dllm_bench.core.decoder_summary import DecoderSummary
+from dllm_bench.core.decoder_summary import BlockLength as BlockLength
+from dllm_bench.core.decoder_summary import Condition, Conditions, DecoderSummary, Need
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 
-
-class Condition(StrEnum):
-    """What one piece can rely on in another. The value is the wording in error messages."""
-
-    ONE_OPEN_BLOCK = "one open block at a time"
-    BLOCKS_IN_ORDER = "blocks that finish in order"
-    EQUAL_BLOCKS = "blocks of equal length"
-    SUB_BLOCKS = "sub-blocks"  # blocks that are decoded in parts, the first position first
-    ABSOLUTE_BLOCKS = "absolute blocks"  # at multiples of the block length, whatever the prompt is
-    FIXED_CANVAS = "positions that keep their places"  # no piece calls `Round.insert`
-    WHOLE_CANVAS = "the whole canvas in every forward"
-    RAW_CONFIDENCE = "raw confidence"  # `Scores.raw_KW`, or a confidence without added evidence
-    ENTROPY = "the entropy of every position"  # `Scores.neg_entropy_KW`
-    HELD_BLOCKS = "one open block at a time, which a reviser can hold open"
-    FED_WINDOW = "the window in every forward"  # every position of it has logits
-    FULL_ATTENTION = "full attention"
-    KNOWN_ORDER = "an order that is known before the forward"  # `select.drawn.DUE`
-    ONE_BRANCH = "one branch"
-    ANSWER_GAP = "the gap of the answer's logits"  # `Scores.answer_gap_K`
-    WHOLE_GENERATION = "the whole generation as one block"
-    DIVERGENCES = "divergences from earlier forwards"  # `Scores.divergence_KWH`
-    END_OF_TEXT = "an end as soon as everything before the end of text is committed"
-    SURVIVAL_ESTIMATES = "survival estimates"  # `Proposal.survival_N` of a drafter
-
-
-@dataclass(frozen=True)
-class BlockLength:
-    """The condition that blocks have this many positions."""
-
-    positions: int
-
-    def __str__(self) -> str:
-        return f"blocks of {self.positions}"
-
-
-class Need(NamedTuple):
-    """A condition that the piece in a slot of the decoder has to give."""
-
-    slot: str  # name of the decoder's field: "schedule", "score", ...
-    condition: Condition | BlockLength
+FIXED_CANVAS = Need("schedule", Condition.FIXED_CANVAS)
+"""Need of pieces that remember something of certain canvas positions from one forward to the next,
+or that cut the canvas."""
+ONE_BRANCH = Need("explore", Condition.ONE_BRANCH)
+ONE_OPEN_BLOCK = Need("schedule", Condition.ONE_OPEN_BLOCK)
+CAUSAL_MODEL = Need("model", Condition.CAUSAL)
 
 
 class Piece:
     """What all pieces have in common. The class variables may be properties of the instance."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset()  # what the other pieces have to give
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset()  # what this piece gives
-    by_position: ClassVar[bool] = False  # whether it knows or remembers something of certain canvas
-    # positions from one forward to the next, or cuts the canvas; such a canvas cannot grow
+    needs: ClassVar[frozenset[Need]] = frozenset()  # what others have to give
+    gives: ClassVar[Conditions] = frozenset()  # what this piece gives
 
-    uses_seed: ClassVar[bool] = False  # whether it draws random numbers by the request's seed
-
-    @property
-    def all_needs(self) -> frozenset[Need]:
-        """`needs`, and a canvas that stays, if the piece goes by position."""
-        fixed = frozenset({Need("schedule", Condition.FIXED_CANVAS)} if self.by_position else ())
-        return self.needs | fixed
-
-    def parts(self) -> Iterator[Piece]:
-        """The pieces this one is made of, at any depth."""
-        for part in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, part.name)
-            for piece in value if isinstance(value, tuple) else (value,):
-                if isinstance(piece, Piece):
-                    yield piece
-                    yield from piece.parts()
+    def __str__(self) -> str:
+        return type(self).__name__
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         """The request with what this piece has to know before decoding begins."""
         return request
+
+
+def parts_of(piece: Piece) -> Iterator[Piece]:
+    """The pieces that a piece is made of, at any depth."""
+    for part in fields(piece):  # type: ignore[arg-type]
+        value = getattr(piece, part.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Piece):
+                yield one
+                yield from parts_of(one)
 
 
 class Decoder(Protocol):
@@ -127,13 +88,17 @@ class ComposedDecoder(ABC):
         """All pieces, at any depth."""
         for piece in self.slots().values():
             yield piece
-            yield from piece.parts()
+            yield from parts_of(piece)
 
     def prepare_pieces(self, model: Denoiser, request: Request) -> Request:
         """The request with what the pieces have to know beforehand (the oracle's reference)."""
         for piece in self.pieces():
             request = piece.prepare(model, request)
         return request
+
+    def any_gives(self, condition: Condition) -> bool:
+        """Whether a piece gives the condition."""
+        return any(condition in piece.gives for piece in self.pieces())
 
     @abstractmethod
     def summary(self) -> DecoderSummary:
@@ -143,13 +108,42 @@ class ComposedDecoder(ABC):
         """Raise DllmBenchError if a piece needs what the piece in another slot does not give."""
         slots = self.slots()
         for slot, whole in slots.items():
-            for piece in (whole, *whole.parts()):
-                for wanted, condition in sorted(
-                    piece.all_needs, key=lambda need: (need[0], str(need[1]))
-                ):
-                    if condition not in slots[wanted].gives:
-                        raise DllmBenchError(
-                            f"{slot} {type(piece).__name__} needs a {wanted} with {condition}, "
-                            f"which {type(slots[wanted]).__name__} does not give; choose another "
-                            f"{wanted} or {slot}."
-                        )
+            for piece in (whole, *parts_of(whole)):
+                own = {n.slot: getattr(piece, n.slot, None) for n in piece.needs}
+                inner = {name: one for name, one in own.items() if isinstance(one, Piece)}
+                require(f"{slot} {piece}", piece.needs, {**slots, **inner}, slot)
+
+    def check_run_fits(self, model: Denoiser, asked: Mapping[str, frozenset[Need]]) -> None:
+        """Raise DllmBenchError if the model or a piece does not give what a run needs.
+
+        asked: by the request, the setting of hardware or the kind of decoder that needs it.
+        """
+        for asker, needs in asked.items():
+            other = asker.partition("=")[0]
+            require(asker, needs, {**self.slots(), "model": ModelAbilities(model)}, other)
+
+
+class ModelAbilities(Piece):
+    """What decoders can rely on in a model, by its attributes."""
+
+    def __init__(self, model: object) -> None:
+        self.attention = str(getattr(model, "attention_form", "full"))
+        self.gives = frozenset({Condition.CAUSAL} if self.attention == "causal" else ())  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return f"of {self.attention} attention"
+
+
+def require(asker: str, needs: frozenset[Need], given: Mapping[str, Piece], other: str) -> None:
+    """Raise DllmBenchError for the first need that `given`, by slot, does not give.
+
+    Needs of slots that are not in `given` are left out. other: what may be chosen instead of the
+    wanted slot.
+    """
+    for wanted, condition in sorted(needs, key=lambda need: (need.slot, str(need.condition))):
+        if wanted in given and condition not in given[wanted].gives:
+            choices = " or ".join(dict.fromkeys((wanted, other)))
+            raise DllmBenchError(
+                f"{asker} needs a {wanted} with {condition}, which {wanted} {given[wanted]} does "
+                f"not give; choose another {choices}."
+            )

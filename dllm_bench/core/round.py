@@ -4,22 +4,50 @@ A round has five moments: pieces act before its only wait (`on_start`), before t
 (`on_plan`) and after its scores (`on_scores`); the selector's choice is committed; and pieces act
 once more (`on_commit`), see `contracts.MaskedPiece`. What any piece may do then, whatever its
 method, is a method here: have values copied to the host, change the canvas's length, end the open
-block, revise tokens.
+block, revise tokens. A `WorkerGroup` divides the branches of a round among processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.denoiser import ForwardPlan, KVCache
-from dllm_bench.core.scores import Scores
+from dllm_bench.core.decoder import Need
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.state import CUT, DecodeState, MemoKey
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the model proposes at every window position, committed ones where a piece reads them."""
+
+    ids_KW: Tensor  # candidate token, int64
+    probability_KW: Tensor  # of the candidate; thresholds compare it
+    confidence_KW: Tensor  # the larger, the earlier committed: probability, margin, -entropy ...
+    raw_KW: Tensor | None = None  # confidence before evidence of earlier steps was added, if kept
+    neg_entropy_KW: Tensor | None = None  # sum of p ln p in nats, if the score gives it
+    answer_gap_K: Tensor | None = None  # mean difference of the two largest logits in the answer
+    divergence_KWH: Tensor | None = None  # KL from the forward before in nats, of the last H
+    # forwards, newest last, if the score gives it
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are present, by the name of their field."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Scores:
+        """Scores of `function` of every tensor that is present."""
+        return replace(self, **{name: function(value) for name, value in self.tensors().items()})
+
+    def pick(self, j: Tensor) -> Scores:
+        """The scores of branch `j` (0-d or 1-element int64 tensor) alone."""
+        return self.map(lambda values: values.index_select(0, j.reshape(1)))
+
 
 HOLD = MemoKey[Tensor]("round.hold")
 """int64 (K,): `HELD` if the open block stays open without masks (the whole text, before a block was
@@ -39,6 +67,8 @@ class Round:
     """Tokens and memo of the branches; of several workers, this one's between plan and pick."""
     kv: KVCache
     """Keys and values of the request."""
+    model: Denoiser
+    """The model that makes the forwards."""
     window: Window = field(init=False)
     """What is decoded: of the last round until blocks are opened; none in the first `on_start`."""
     plan: ForwardPlan = field(init=False)
@@ -129,3 +159,45 @@ class Round:
         if most > 0:
             self.ask(LENGTH, self.state.insert(at, count, ends, most))
             self.ask(INSERTED, torch.stack([at, count]))
+
+
+class WorkerGroup:
+    """The processes that decode a request; this class is the group of one process.
+
+    A group divides the branches of a round among its workers. Every worker holds the same state and
+    takes every decision itself from the same values: the ratings of all branches, and state and
+    scores of the winner. Only what depends on logits (scores, and what a score remembers) is sent
+    from the worker that computed it; logits are never sent.
+    """
+
+    needs: Mapping[str, frozenset[Need]] = {}
+    """What the group needs of a decoder, by the setting that needs it."""
+
+    def divide(
+        self, branches: DecodeState, window: Window, plan: ForwardPlan
+    ) -> tuple[DecodeState, Window, ForwardPlan]:
+        """The branches of a round that this worker feeds and scores."""
+        return branches, window, plan
+
+    def gather(self, rating_K: Tensor) -> Tensor:
+        """Ratings of all branches of the round, in order, from those of this worker's branches."""
+        return rating_K
+
+    def keep(self, kv: KVCache, plan: ForwardPlan, winner: Tensor) -> None:
+        """Store the winner's K/V of `plan.store` (as divided) in the cache of every worker."""
+        kv.keep(plan, winner)
+
+    def collect_winner(
+        self,
+        winner: Tensor,
+        branches: DecodeState,
+        own: DecodeState,
+        scores: tuple[Scores, ...],
+    ) -> tuple[DecodeState, tuple[Scores, ...]]:
+        """State and scores of the winner; `own` are this worker's branches after scoring."""
+        if branches.branches == 1:
+            return own, scores
+        return own.pick(winner), tuple(one.pick(winner) for one in scores)
+
+
+ONE_WORKER = WorkerGroup()

@@ -8,16 +8,32 @@ and secrets of this process are struck out. Only colours and cursor moves of ric
 from __future__ import annotations
 
 import sys
+import unicodedata
 import warnings
 from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dllm_bench.core.secrets import strike_out
-from dllm_bench.core.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+
+KEPT = "\n\t"
+HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, surrogate, line and paragraph separators
+
+
+def visible(text: str) -> str:
+    """The text with every control or invisible character, except newline and tab, as an escape."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        repr(character)[1:-1]
+        if unicodedata.category(character) in HIDDEN and character not in KEPT
+        else character
+        for character in text
+    )
 
 
 def cleaned(text: str) -> str:

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from dllm_bench.core.blocks import Window
-from dllm_bench.core.contracts import Explore, Reads, Revise, Scores, Stop
-from dllm_bench.core.decoder import BlockLength, Condition
+from dllm_bench.core.contracts import Explore, Revise, Scores, Stop
+from dllm_bench.core.decoder import Condition, Conditions
 from dllm_bench.core.state import DecodeState
 from dllm_bench.registry import register
 
@@ -22,7 +22,7 @@ class Greedy(Explore):
     No exploration: one branch, one forward, its own scores (every decoder but LoPA).
     """
 
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.ONE_BRANCH})
+    gives: ClassVar[Conditions] = frozenset({Condition.ONE_BRANCH})
 
     def spawn(self, state: DecodeState, last: tuple[Scores, Window] | None) -> DecodeState:
         return state
@@ -39,9 +39,7 @@ class NoRevision(Revise):
     No revision: what is committed stays (every decoder but those that edit or re-mask).
     """
 
-    revises: ClassVar[bool] = False
-    reads_rows: ClassVar[Reads] = "masked"
-    by_position: ClassVar[bool] = False
+    gives: ClassVar[Conditions] = frozenset({Condition.NO_CHANGES})
 
 
 @register("stop.filled")

@@ -30,27 +30,25 @@ from dllm_bench.core.contracts import (
     Select,
     Stop,
 )
-from dllm_bench.core.decoder import ComposedDecoder, Condition
+from dllm_bench.core.decoder import FIXED_CANVAS, ComposedDecoder, Condition, Piece, parts_of
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens, Generation, Request, SpecialTokens
-from dllm_bench.core.round import END, HOLD, LENGTH, WORTH, Round
-from dllm_bench.core.scores import Scores
+from dllm_bench.core.round import END, HOLD, LENGTH, ONE_WORKER, WORTH, Round, Scores, WorkerGroup
 from dllm_bench.core.state import DecodeState
 from dllm_bench.core.transfer import to_device
-from dllm_bench.core.workers import ONE_WORKER, WorkerGroup
 from dllm_bench.decoding.batching import Answer, DecodeSteps, Step, host_values, run_batched
 from dllm_bench.decoding.defaults import Filled, Greedy, NoRevision
-from dllm_bench.decoding.guidance import check_guidance, guided_forward
 from dllm_bench.decoding.numerics import forbid
 from dllm_bench.decoding.round_log import FORCED, WINNER, RoundLog
-from dllm_bench.decoding.smoothing import check_smoothing, remember_expected, with_expected
+from dllm_bench.decoding.switches import Guidance, Smoothing, guided_forward
 from dllm_bench.decoding.windows import WindowTracker, masks_per_block
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
 MASKS = "masks"  # host: `masks_per_block` of the last window, flattened
 CLOSED, FINISHED = "closed", "finished"  # host: `StopFlags` of each branch
+ORDER = "select explore revise cache score stop schedule guidance smoothing".split()
 COMMITTING, REVISING = 2, 64  # forwards for each position; a request that needs more is cycling
 LARGE = 8192  # a vocabulary from which leaving rows out of head and softmax saves time
 
@@ -79,21 +77,24 @@ class MaskedDecoder(ComposedDecoder):
         if self.forbid is not None:
             check_choice(self, "forbid", self.forbid, EndTokens)
         self.check_pieces_fit()
-        check_guidance(self.guidance, self.cache)
-        check_smoothing(self.smoothing, self.guidance, self.cache, self.schedule)
-        check_reach(self.select)
-        check_rows(self.score, self.cache)
+
+    def slots(self) -> Mapping[str, Piece]:
+        """The pieces by the name of their slot, those of the switches included."""
+        switches: dict[str, Piece] = {"guidance": Guidance(self.guidance)}
+        if self.smoothing:
+            switches["smoothing"] = Smoothing(self.smoothing)
+        return {**super().slots(), **switches}
 
     def summary(self) -> DecoderSummary:
         return DecoderSummary(
             branches=self.explore.most_branches,
             block=self.schedule.block,
-            one_token_per_forward=self.select.one_per_forward,
+            one_token_per_forward=Condition.ONE_PER_FORWARD in self.select.gives,
             attention=self.cache.attention,
-            caches=self.cache.caches,
-            explores=self.explore.explores,
-            stops_on_end_token=self.stop.stops_on_end_token,
-            uses_seed=any(piece.uses_seed for piece in self.pieces()),
+            caches=Condition.NO_CACHE not in self.cache.gives,
+            explores=Condition.ONE_BRANCH not in self.explore.gives,
+            stops_on_end_token=self.any_gives(Condition.STOPS_ON_END),
+            uses_seed=self.any_gives(Condition.DRAWS),
             warning=self._warning(),
         )
 
@@ -102,7 +103,8 @@ class MaskedDecoder(ComposedDecoder):
         tokens, in a schedule that was published for drawn ones.
         """
         whole = self.schedule.block is None
-        if not (whole and self.select.for_drawn_tokens) or self.score.uses_seed:
+        drawn = Condition.FOR_DRAWN_TOKENS in self.select.gives
+        if not (whole and drawn) or Condition.DRAWS in self.score.gives:
             return None
         return (
             f"{type(self.select).__name__} over a whole generation was published for drawn tokens, "
@@ -136,7 +138,7 @@ class MaskedDecoder(ComposedDecoder):
     ) -> DecodeSteps:
         """The loop: yields the copies and forwards it wants, returns the generation."""
         request = self.prepare(model, request)
-        round, tracker, log = self._begin(model, request)
+        round, tracker, log = self._begin(model, request, workers)
         last: tuple[Scores, Window] | None = None
         while True:
             round.state = self.explore.spawn(round.state, last)
@@ -148,13 +150,11 @@ class MaskedDecoder(ComposedDecoder):
             branches, window = round.state, round.window
             log.begin(round.plan, branches, copies=2 if self.guidance else 1)
             round.state, round.window, plan = workers.divide(branches, window, round.plan)
-            round.plan = with_expected(self._choose_rows(model, plan, round.window), round.state)
+            round.plan = self._choose_rows(model, plan, round.window)
             round.logits_KXV = yield from guided_forward(
                 round.state, round.plan, round.kv, self.guidance
             )
             forbid(round.logits_KXV, self._forbidden(model.special))
-            if self.smoothing:
-                remember_expected(model, round, self.smoothing)
             round.scores = self._score(round)
             self._act("on_scores", round)
             self._pick(branches, window, round, workers)
@@ -169,35 +169,46 @@ class MaskedDecoder(ComposedDecoder):
 
     @cached_property
     def _moments(self) -> Mapping[str, Sequence[MaskedPiece]]:
-        """The pieces that act at each moment of a round, in order."""
-        slots = ("select", "explore", "revise", "cache", "score", "stop", "schedule")
-        wholes = [getattr(self, slot) for slot in slots]
-        pieces = [piece for whole in wholes for piece in (whole, *whole.parts())]
+        """The pieces that act at each moment of a round."""
         return {
-            name: [p for p in pieces if getattr(type(p), name) is not getattr(MaskedPiece, name)]
+            name: [
+                p for p in self._ordered if getattr(type(p), name) is not getattr(MaskedPiece, name)
+            ]
             for name in ("on_start", "on_plan", "on_scores", "on_commit")
         }
+
+    @cached_property
+    def _ordered(self) -> Sequence[MaskedPiece]:
+        """The pieces in the order in which they act."""
+        slots = self.slots()
+        wholes = [slots[slot] for slot in ORDER if slot in slots]
+        pieces = (piece for whole in wholes for piece in (whole, *parts_of(whole)))
+        return [piece for piece in pieces if isinstance(piece, MaskedPiece)]
 
     def _act(self, moment: str, round: Round) -> None:
         for piece in self._moments[moment]:
             getattr(piece, moment)(round)
 
-    def _begin(self, model: Denoiser, request: Request) -> tuple[Round, WindowTracker, RoundLog]:
+    def _begin(
+        self, model: Denoiser, request: Request, workers: WorkerGroup
+    ) -> tuple[Round, WindowTracker, RoundLog]:
         """The first round of a request, and what follows its blocks and its rounds."""
-        check_pins(self.schedule, request)
+        asked = dict(workers.needs)
+        if request.pinned:
+            asked[f"request {request.id!r} with pinned tokens"] = frozenset({FIXED_CANVAS})
+        self.check_run_fits(model, asked)
         length = self.schedule.length(len(request.prompt_ids), request.max_new_tokens)
         state = DecodeState.start(request, model.special, model.device, length)
-        if self.revise.revises:
+        if self._revises:
             state.changes_KL = torch.zeros_like(state.born_KL)
         kv = model.new_cache(state.length)
         if self.cache.reuse != "none":
-            grid = self.cache.grid(self.schedule.block or 1)
+            grid = (self.schedule.block or 1) if self.cache.reuse == "exact" else 1
             model.reuse_prefix(kv, request.prompt_ids, grid, by=self)
-        pieces = [piece for piece in self.pieces() if isinstance(piece, MaskedPiece)]
-        from_first, to_end = (any(flags) for flags in zip(*(p.spans for p in pieces), strict=True))
-        tracker = WindowTracker(self.schedule, state.prompt_len, from_first, to_end)
-        log = RoundLog(kv, self.explore.verifies, self.cache.renewal_rounds)
-        return Round(state, kv), tracker, log
+        whole, to_end = map(self.any_gives, (Condition.FROM_FIRST_BLOCK, Condition.TO_LAST_BLOCK))
+        tracker = WindowTracker(self.schedule, state.prompt_len, whole, to_end)
+        log = RoundLog(kv, self._drafts, self.cache.renewal_rounds)
+        return Round(state, kv, model), tracker, log
 
     def _forbidden(self, special: SpecialTokens) -> list[int]:
         """Tokens that are taken out of the model's distribution."""
@@ -240,7 +251,7 @@ class MaskedDecoder(ComposedDecoder):
         host, branches = round.host, round.state
         length, base = host.get(LENGTH, [branches.length])[0], branches.branches - 1
         branches.truncate(length)
-        log.learn(round, not self._positions_stay)
+        log.learn(round, moves=Condition.FIXED_CANVAS not in self.schedule.gives)
         tracker.ends += tuple(host.get(END, ()))
         closed = host.get(CLOSED, [0] * branches.branches)
         progress = tracker.progress(
@@ -257,15 +268,23 @@ class MaskedDecoder(ComposedDecoder):
             index = to_device(kept, masked_KL.device)
             round.state, masked_KL = branches.take(index), masked_KL.index_select(0, index)
             progress, opened = [progress[k] for k in kept], [opened[k] for k in kept]
-        if self.explore.verifies:
+        if self._drafts:
             opened = opened[-1:] * len(opened)
         round.window = tracker.move(progress, opened, masked_KL)
         return True
 
-    @property
-    def _positions_stay(self) -> bool:
-        """Whether no piece inserts positions."""
-        return Condition.FIXED_CANVAS in self.schedule.gives
+    @cached_property
+    def _revises(self) -> bool:
+        return Condition.NO_CHANGES not in self.revise.gives
+
+    @cached_property
+    def _drafts(self) -> bool:
+        return Condition.DRAFTS in self.explore.gives
+
+    @cached_property
+    def _stalls(self) -> bool:
+        """Whether a forward may commit nothing where something is masked."""
+        return not self.forbid_mask or Condition.NEVER_STALLS not in self.select.gives
 
     def _pick(
         self, branches: DecodeState, window: Window, round: Round, workers: WorkerGroup
@@ -287,7 +306,7 @@ class MaskedDecoder(ComposedDecoder):
         """
         where_KW, ids_KW, forced = self.select(scores, window, state), scores.ids_KW, None
         where_KW = where_KW & window.eligible_KW
-        if not (self.select.never_stalls and self.forbid_mask):
+        if self._stalls:
             fallback_KW, fallback_ids_KW = self.select.on_stall(scores, window, state)
             forced_KW = window.forced(where_KW, fallback_KW)
             if fallback_ids_KW is not ids_KW:
@@ -299,7 +318,7 @@ class MaskedDecoder(ComposedDecoder):
     def _rate(self, round: Round) -> Tensor:
         """The explorer's rating (K,); of drafts, with what the selector would commit to them."""
         branches = round.state
-        if self.explore.verifies:
+        if self._drafts:
             every_K = torch.arange(branches.branches, device=branches.tokens_KL.device)
             branches = branches.take(every_K)  # a copy
             self._commit(branches, round.scores, round.window)
@@ -314,7 +333,7 @@ class MaskedDecoder(ComposedDecoder):
             plan = replace(plan, rows=(plan.rows[0], max(plan.rows[1], plan.feed[1])))
         if window.masks is None or not model.picks_rows or self._reads != "masked":
             return plan
-        if not (self.score.costly or model.vocab_size >= LARGE):
+        if not (Condition.COSTLY_ROWS in self.score.gives or model.vocab_size >= LARGE):
             return plan
         if plan.rows[1] > window.stop or (plan.sets is not None and plan.sets.counts_rest):
             return plan
@@ -326,12 +345,8 @@ class MaskedDecoder(ComposedDecoder):
 
     @cached_property
     def _reads(self) -> Reads:
-        """The widest that a piece reads; guidance and smoothing read of more than masks, too."""
-        pieces = [piece for piece in self.pieces() if isinstance(piece, MaskedPiece)]
-        widest = max(READS.index(piece.reads_rows) for piece in pieces)
-        if self.smoothing:
-            return "fed"
-        return READS[max(widest, READS.index("window") if self.guidance else 0)]
+        """The widest that a piece reads."""
+        return max((piece.reads_rows for piece in self._ordered), key=READS.index)
 
     def _score(self, round: Round) -> Scores:
         """Scores of the window; 0 at positions whose logits were not computed."""
@@ -353,12 +368,12 @@ class MaskedDecoder(ComposedDecoder):
         """Refuse to loop forever: a round commits nothing if all candidates are the mask token, and
         a reviser may take back what the selector commits.
         """
-        revise, limit = self.revise, REVISING if self.revise.revises else COMMITTING
+        revise, limit = self.revise, REVISING if self._revises else COMMITTING
         positions = max(round.state.length, round.state.wanted) - round.state.prompt_len
         if len(log.forwards) <= limit * positions:
             return
         reason = "the model predicts the mask token at all masks; set decoder.forbid_mask=true."
-        if revise.revises:
+        if self._revises:
             reason = (
                 f"{type(revise).__name__} keeps changing its tokens; set "
                 "decoder.revise.per_position, the changes of a position, or "
@@ -366,34 +381,6 @@ class MaskedDecoder(ComposedDecoder):
             )
         raise DllmBenchError(
             f"Request {request.id!r} is not decoded after {len(log.forwards)} forwards: {reason}"
-        )
-
-
-def check_pins(schedule: Schedule, request: Request) -> None:
-    """Refuse pinned tokens on a canvas that grows in front of them."""
-    if request.pinned and Condition.FIXED_CANVAS not in schedule.gives:
-        raise DllmBenchError(
-            f"Request {request.id!r} pins tokens at new positions, which {type(schedule).__name__} "
-            "moves when the canvas grows; pin none or choose another schedule."
-        )
-
-
-def check_reach(select: Select) -> None:
-    """Refuse a selector that keeps a part of it from committing behind the open block."""
-    for part in select.parts():
-        if isinstance(part, Select) and part.spans[1] and not select.spans[1]:
-            raise DllmBenchError(
-                f"{type(part).__name__} commits behind the open block (released), where "
-                f"{type(select).__name__} commits nothing; use it alone or in a union."
-            )
-
-
-def check_rows(score: Score, cache: Cache) -> None:
-    """Refuse a score that compares rows, or forwards, where the cache leaves masks out."""
-    if cache.leaves_masks_out and score.reads_rows != "masked":
-        raise DllmBenchError(
-            f"score {type(score).__name__} needs a cache that feeds every mask in every forward, "
-            f"which {type(cache).__name__} does not; choose another cache or score."
         )
 
 

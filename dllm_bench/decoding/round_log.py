@@ -28,7 +28,7 @@ class RoundLog:
     """
 
     kv: KVCache
-    verifies: bool  # `Explore.verifies`
+    verifies: bool  # whether branches are drafts
     renewal_rounds: int | None  # `Cache.renewal_rounds`
     ticks: list[tuple[float, int]] = field(default_factory=list)  # time, masks of the open blocks
     forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)

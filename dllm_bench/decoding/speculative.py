@@ -18,7 +18,7 @@ from itertools import islice, pairwise
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import ComposedDecoder
+from dllm_bench.core.decoder import CAUSAL_MODEL, ComposedDecoder, Condition
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
@@ -72,14 +72,14 @@ class SpeculativeDecoder(ComposedDecoder):
 
         DllmBenchError if the model is not autoregressive or does not fit the drafter.
         """
-        check_target(model)
+        self.check_run_fits(model, {"decoder=speculative": frozenset({CAUSAL_MODEL})})
         check_prompt(request, model.special)
         self.draft.new_cache(model, 0)
         return self.prepare_pieces(model, request)
 
     def summary(self) -> DecoderSummary:
-        drawn = any(piece.uses_seed for piece in self.pieces())
-        return DecoderSummary(drafts=True, uses_seed=drawn or self.temperature > 0)
+        drawn = self.any_gives(Condition.DRAWS) or self.temperature > 0
+        return DecoderSummary(drafts=True, uses_seed=drawn)
 
     def uniforms(self, request: Request, device: torch.device) -> Uniforms:
         """The source of the request's random numbers, seeded by `request.seed`."""
@@ -351,12 +351,3 @@ def _copy_to_host(
     for (count, bonus, *rest), draft in zip(to_host(joined), drafts, strict=True):
         drafted, survival = rest[: len(draft)], rest[len(draft) :]
         yield int(count), int(bonus), (*map(int, drafted),), (*(round(z, 4) for z in survival),)
-
-
-def check_target(model: Target) -> None:
-    """Refuse models whose positions see later ones: they predict no next token to verify."""
-    if model.attention_form != "causal":
-        raise DllmBenchError(
-            f"Speculative decoding needs an autoregressive target; this model has "
-            f"{model.attention_form} attention. Choose another model or another decoder."
-        )

@@ -72,13 +72,13 @@ class WindowTracker:
         return Window(
             start=start,
             stop=stop,
-            visible=grid.length if self.schedule.sees_future else stop,
+            visible=grid.length if grid.sees_future else stop,
             retired=start,
             block=grid.block,
             origin=grid.origin,
             eligible_KW=eligible_KW,
             must_KN=self._must(branches, range(first, blocks), masked_KL.device),
-            visible_K=None if self.schedule.sees_future else end_K,
+            visible_K=None if grid.sees_future else end_K,
             masks=sum(map(BlockProgress.open_masks, branches, opened)),
             end_known=first < len(self.ends),
         )

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from dllm_bench.core.blocks import BlockGrid
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.methods.common import Blocks
@@ -34,13 +34,13 @@ class AdaBlock(Blocks):
     whole: bool = field(default=False, init=False)
     short: bool = field(default=True, init=False)
     sees_rest: bool = field(default=True, init=False)
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
+    gives: ClassVar[Conditions] = frozenset(
         {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.FIXED_CANVAS}
     )
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need("score", Condition.RAW_CONFIDENCE),
-            Need("explore", Condition.ONE_BRANCH),
+            ONE_BRANCH,
             Need("cache", Condition.FULL_ATTENTION),
         }
     )

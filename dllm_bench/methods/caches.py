@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache, Reuse
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import BlockLength, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -30,6 +30,17 @@ def step_of_block(state: DecodeState, window: Window) -> int:
     return state.forwards - state.memo[ENTERED]
 
 
+def spans_given(attention: Attention, final: bool = True) -> Conditions:
+    """What a cache over spans gives that feeds the window.
+
+    final: whether it keeps nothing but finished blocks.
+    """
+    full = attention == "full"
+    own = Condition.FULL_ATTENTION if full else Condition.FINAL_KV
+    given = {Condition.FED_WINDOW, Condition.OWN_SPANS}
+    return frozenset(given | ({own} if full or final else set()))
+
+
 @register("cache.none")
 @dataclass(frozen=True)
 class NoCache(Cache):
@@ -39,14 +50,12 @@ class NoCache(Cache):
     """
 
     attention: Attention = "full"  # bidirectional; or "block_causal" over the schedule's blocks
-    by_position: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         """What other pieces can rely on."""
-        full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
-        return frozenset({Condition.WHOLE_CANVAS, Condition.FED_WINDOW, *full})
+        always = {Condition.WHOLE_CANVAS, Condition.NO_CACHE, Condition.FINAL_KV}
+        return spans_given(self.attention) | always
 
     def plan(self, round: Round) -> ForwardPlan:
         window = round.window
@@ -77,6 +86,7 @@ class CausalCache(Cache):
 
     attention: Attention = field(default="block_causal", init=False)
     reuse: Reuse = "none"
+    gives: ClassVar[Conditions] = frozenset({Condition.FINAL_KV})
     needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", BlockLength(1))})
 
     def __post_init__(self) -> None:
@@ -126,10 +136,9 @@ class PrefixCache(Cache):
         check_choice(self, "clock", self.clock, Clock)
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        """Full attention only if set so."""
-        full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
-        return frozenset({Condition.FED_WINDOW, *full})
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """By its attention."""
+        return spans_given(self.attention)
 
     @property
     def renewal_rounds(self) -> int | None:
@@ -192,6 +201,11 @@ class DualCache(PrefixCache):
     between renewals feeds the open block only.
     """
 
+    @property
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """As the prefix cache, but K/V of masks are not final."""
+        return super().gives - {Condition.FINAL_KV}
+
     def _fed(self, window: Window) -> tuple[int, int]:
         return window.start, window.stop
 
@@ -231,10 +245,10 @@ class BlockCache(Cache):
             )
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        """Full attention only if set so."""
-        full = {Condition.FULL_ATTENTION} if self.attention == "full" else set()
-        return frozenset({Condition.FED_WINDOW, *full})
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """By its attention; K/V may be those of another request if they are reused."""
+        given = spans_given(self.attention, self.renews)
+        return given if self.reuse == "none" else given - {Condition.OWN_SPANS}
 
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]

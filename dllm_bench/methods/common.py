@@ -22,7 +22,14 @@ from torch import Tensor
 from dllm_bench.core.blocks import BlockGrid, BlockProgress, Window
 from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import Reads, Schedule, Score, Scores, Select, Stop, StopFlags
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import (
+    ONE_BRANCH,
+    ONE_OPEN_BLOCK,
+    BlockLength,
+    Condition,
+    Conditions,
+    Need,
+)
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import EndTokens
 from dllm_bench.core.round import Round
@@ -36,6 +43,9 @@ from dllm_bench.decoding.numerics import (
     stable_top,
 )
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+OF_LOGITS = frozenset({Condition.LOGITS_ALONE, Condition.ROW_BY_ROW})
+"""What a score of the logits alone gives, and one that adds something to it does not."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,7 @@ class Ranked(Score):
 
     precision: Precision = "float32"
     reads_entropy: ClassVar[bool] = False  # whether `rank` reads `Candidates.neg_entropy_KW`
+    gives: ClassVar[Conditions] = Score.gives | OF_LOGITS
     reads_rows: ClassVar[Reads] = "masked"
 
     def __post_init__(self) -> None:
@@ -77,20 +88,6 @@ class Ranked(Score):
         return Scores(candidates.ids_KW, candidates.probability_KW, confidence_KW)
 
 
-def check_sampler(sampler: Score, inner: Score, temperature: float) -> None:
-    """Refuse negative temperatures, and inner scores that read more than the logits."""
-    name = type(sampler).__name__
-    if temperature < 0:
-        raise DllmBenchError(
-            f"{name} has temperature {temperature}; give 0 (the most probable token) or more."
-        )
-    if not isinstance(inner, Ranked):
-        raise DllmBenchError(
-            f"{name} draws tokens for a score of the logits alone, and its inner score is "
-            f"{type(inner).__name__}; wrap it the other way round, with {name} inside."
-        )
-
-
 @register("score.confidence")
 @dataclass(frozen=True)
 class Confidence(Ranked):
@@ -105,6 +102,7 @@ class Confidence(Ranked):
     """
 
     last: EndTokens | None = None  # end tokens that are committed last
+    gives: ClassVar[Conditions] = Ranked.gives | {Condition.PROBABILITIES}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,7 +134,7 @@ class NegEntropy(Ranked):
     released D2F and LoPA code.
     """
 
-    gives: ClassVar[frozenset[Condition | BlockLength]] = Score.gives | {Condition.ENTROPY}
+    gives: ClassVar[Conditions] = Ranked.gives | {Condition.ENTROPY}
     reads_entropy: ClassVar[bool] = True
     eps: float = 0.0  # of the published form p ln(p + eps), where it is 1e-10
 
@@ -167,6 +165,8 @@ class Margin(Ranked):
     Only the ranking changes; thresholds still compare the probability of the candidate.
     """
 
+    gives: ClassVar[Conditions] = Ranked.gives | {Condition.PROBABILITIES}
+
     def rank(self, logits_KWV: Tensor, candidates: Candidates) -> Tensor:
         return margin(logits_KWV, self.precision)
 
@@ -174,15 +174,13 @@ class Margin(Ranked):
 Ties = Literal["lower", "canvas", "block"]
 """Which of equal positions count: the lower ones, or those that `torch.topk` takes of the canvas
 (LLaDA, Dream) or of the open block (PC-Sampler)."""
-COUNTS_STEPS = frozenset(
-    {Need("schedule", Condition.ONE_OPEN_BLOCK), Need("schedule", Condition.EQUAL_BLOCKS)}
-)
+COUNTS_STEPS = frozenset({ONE_OPEN_BLOCK, Need("schedule", Condition.EQUAL_BLOCKS)})
 ENTRY = MemoKey[Tensor]("steps.entry")  # (K, 3): open block, its masks when entered, forward then
 
 
 def ties_needs(ties: Ties) -> frozenset[Need]:
     """Return what `ties` needs: one branch, where the host asks for the number of positions."""
-    return frozenset({Need("explore", Condition.ONE_BRANCH)} if ties != "lower" else ())
+    return frozenset({ONE_BRANCH} if ties != "lower" else ())
 
 
 def step_in_block(state: DecodeState, window: Window) -> tuple[Tensor, Tensor]:
@@ -355,7 +353,6 @@ class TopK(Select):
     steps: int | None = None  # S, forwards per block; None: as many as the block has positions
     released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see above
     ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
-    never_stalls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice(self, "ties", self.ties, Ties)
@@ -368,11 +365,6 @@ class TopK(Select):
         return self.released and self.steps is not None
 
     @property
-    def spans(self) -> tuple[bool, bool]:  # type: ignore[override]
-        """To the last block, if it commits behind the open one."""
-        return False, self._reaches_beyond
-
-    @property
     def reads_rows(self) -> Reads:  # type: ignore[override]
         """The whole window, if it commits candidates behind the open block."""
         return "window" if self._reaches_beyond else "masked"
@@ -380,14 +372,17 @@ class TopK(Select):
     @property
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
         """Step counts, and rows of the whole canvas where it commits beyond the block."""
-        canvas = {Need("cache", Condition.WHOLE_CANVAS), Need("explore", Condition.ONE_BRANCH)}
+        canvas = {Need("cache", Condition.WHOLE_CANVAS), ONE_BRANCH}
+        canvas.add(Need("select", Condition.TO_LAST_BLOCK))
         always = COUNTS_STEPS | ties_needs(self.ties)
         return always | canvas if self._reaches_beyond else always
 
     @property
-    def one_per_forward(self) -> bool:  # type: ignore[override]
-        """If there are as many steps as positions."""
-        return self.steps is None
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """One token per forward, if there are as many steps as positions; what it commits."""
+        beyond = {Condition.TO_LAST_BLOCK} if self._reaches_beyond else set()
+        one = {Condition.ONE_PER_FORWARD} if self.steps is None else set()
+        return frozenset({Condition.NEVER_STALLS, *beyond, *one})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         if self.steps is None:
@@ -417,19 +412,23 @@ class Best(Select):
 
     number: int
     refills: bool = False  # as many as the revision before masked again, if it masked any (ReMDM)
-    never_stalls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.number < 1:
             raise DllmBenchError(f"Best number is {self.number}; give 1 or more positions.")
 
     @property
-    def one_per_forward(self) -> bool:  # type: ignore[override]
-        """If the number is 1."""
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """One token per forward, if the number is 1."""
+        one = {Condition.ONE_PER_FORWARD} if self._single else set()
+        return frozenset({Condition.NEVER_STALLS, *one})
+
+    @property
+    def _single(self) -> bool:
         return self.number == 1 and not self.refills
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
-        if self.one_per_forward:
+        if self._single:
             return most_confident(scores, window)
         count_K = torch.full_like(window.eligible_KW[:, 0], self.number, dtype=torch.long)
         if self.refills and state.remasked_K is not None:
@@ -451,14 +450,10 @@ class Union(Select):
     second: Select
 
     @property
-    def never_stalls(self) -> bool:  # type: ignore[override]
-        """If one of the two never stalls."""
-        return self.first.never_stalls or self.second.never_stalls
-
-    @property
-    def spans(self) -> tuple[bool, bool]:  # type: ignore[override]
-        """To the last block, if one of the two commits behind the open one."""
-        return False, self.first.spans[1] or self.second.spans[1]
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """What one of the two gives."""
+        either = self.first.gives | self.second.gives
+        return either & {Condition.TO_LAST_BLOCK, Condition.NEVER_STALLS}
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         return self.first(scores, window, state) | self.second(scores, window, state)
@@ -508,7 +503,7 @@ class Blocks(Schedule):
             )
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         """What other pieces can rely on."""
         gives: set[Condition | BlockLength]
         gives = {Condition.ONE_OPEN_BLOCK, Condition.BLOCKS_IN_ORDER, Condition.HELD_BLOCKS}
@@ -529,7 +524,8 @@ class Blocks(Schedule):
 
     def grid(self, prompt_len: int, length: int) -> BlockGrid:
         origin = 0 if self.absolute else prompt_len
-        return BlockGrid(origin, self.block or max(length - prompt_len, 1), prompt_len, length)
+        block = self.block or max(length - prompt_len, 1)
+        return BlockGrid(origin, block, prompt_len, length, sees_future=self.sees_future)
 
     def opened(self, branch: BlockProgress) -> int:
         """A closed branch finishes a block that it has begun and opens no other.
@@ -576,7 +572,7 @@ class Pipeline(Schedule):
     tau_act: float  # committed share of the block before at which a block must progress
     floor: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Generate as many whole blocks as fit into the length asked for."""
-    sees_future = False
+    sees_future: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (0 <= self.tau_add <= 1 and 0 <= self.tau_act <= 1):
@@ -586,7 +582,7 @@ class Pipeline(Schedule):
             )
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         """One open block at a time if a block opens only when the last one is finished."""
         single = {Condition.ONE_OPEN_BLOCK} if self.tau_add == 1 else set()
         always = {Condition.BLOCKS_IN_ORDER, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
@@ -600,7 +596,8 @@ class Pipeline(Schedule):
         return super().length(prompt_len, new)
 
     def grid(self, prompt_len: int, length: int) -> BlockGrid:
-        return BlockGrid(prompt_len, self.block, prompt_len, length)
+        seen = self.sees_future
+        return BlockGrid(prompt_len, self.block, prompt_len, length, sees_future=seen)
 
     def opened(self, branch: BlockProgress) -> int:
         last = branch.opened - 1
@@ -640,7 +637,6 @@ class Eos(Stop):
     scope: Scope = "block"  # see above
     turn_end: bool = True  # whether the end of a chat turn counts as well
     prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see above
-    stops_on_end_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice(self, "scope", self.scope, Scope)
@@ -651,10 +647,11 @@ class Eos(Stop):
             )
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         """That decoding ends at the end of text, and at no other end token."""
         at_token = self.scope == "token" and not self.turn_end
-        return frozenset({Condition.END_OF_TEXT} if at_token else ())
+        given = {Condition.END_OF_TEXT} if at_token else set()
+        return frozenset({Condition.STOPS_ON_END, *given})
 
     def _ends(self, branches: DecodeState, start: int, stop: int | None = None) -> Tensor:
         """True where a position from `start` to `stop` holds an end token, bool (K, X).
@@ -722,11 +719,6 @@ class AnyOf(Stop):
     """
 
     rules: tuple[Stop, ...]
-
-    @property
-    def stops_on_end_token(self) -> bool:  # type: ignore[override]
-        """If one of the rules does."""
-        return any(rule.stops_on_end_token for rule in self.rules)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))

@@ -18,10 +18,11 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Score, Scores
-from dllm_bench.core.decoder import BlockLength, Condition
+from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need, parts_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
 from dllm_bench.decoding.numerics import top1
+from dllm_bench.methods.common import OF_LOGITS
 from dllm_bench.registry import register
 
 UNUSED = -1  # id of an unused slot
@@ -45,7 +46,7 @@ class Credit(Score):
     scope: Scope = "block"  # where `adaptive` counts masks: the block or the whole generation
     full_distribution: bool = False  # credit every id instead of the top-1 token
     keep_raw: bool = False  # score the raw logits too, for a lookahead that reads those
-    by_position: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
 
     def __post_init__(self) -> None:
         check_choice(self, "scope", self.scope, Scope)
@@ -54,16 +55,16 @@ class Credit(Score):
                 f"Credit has alpha {self.alpha}, beta {self.beta}, gamma {self.gamma}; alpha and "
                 "gamma must not be negative and beta lies in [0, 1]."
             )
-        if any(isinstance(part, Credit) for part in self.parts()):
+        if any(isinstance(part, Credit) for part in parts_of(self)):
             raise DllmBenchError(
                 "Credit has another Credit as its inner score, both with the same memory; use one."
             )
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         """What the inner score gives, but the confidence before fusion only if it is kept."""
-        raw = {Condition.RAW_CONFIDENCE}
-        return self.inner.gives | raw if self.keep_raw else self.inner.gives - raw
+        raw, given = {Condition.RAW_CONFIDENCE}, self.inner.gives - OF_LOGITS
+        return given | raw if self.keep_raw else given - raw
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         fused_KWV = logits_KWV.to(torch.float32, copy=True)

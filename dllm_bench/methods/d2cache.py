@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Reads, Score, Scores
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -39,19 +39,15 @@ class Density(Score):
 
     inner: Ranked = field(default_factory=Confidence)
     sigma: float = 10.0  # standard deviation of the Gaussian, in positions
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("inner", Condition.PROBABILITIES)})
 
     def __post_init__(self) -> None:
         check_sigma(self, self.sigma)
-        if not isinstance(self.inner, Ranked) or self.inner.reads_entropy:
-            raise DllmBenchError(
-                f"Density weighs probabilities, and its inner score is {type(self.inner).__name__};"
-                " use confidence or margin."
-            )
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        """What the inner score gives; `Scores.raw_KW` is without density."""
-        return self.inner.gives
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """What the inner score gives of single rows; `Scores.raw_KW` is without density."""
+        return self.inner.gives - {Condition.LOGITS_ALONE, Condition.PROBABILITIES}
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]
@@ -151,15 +147,14 @@ class D2Cache(Cache):
     inflate: int = 0  # positions of a gap that is fed too
     released: bool = False  # see above
     attention: Attention = field(default="full", init=False)
-    leaves_masks_out: ClassVar[bool] = True
-    over_spans: ClassVar[bool] = False
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
+    gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
-            Need("explore", Condition.ONE_BRANCH),
-            Need("schedule", Condition.ONE_OPEN_BLOCK),
+            ONE_BRANCH,
+            ONE_OPEN_BLOCK,
             Need("schedule", Condition.EQUAL_BLOCKS),
             Need("score", Condition.RAW_CONFIDENCE),
+            Need("score", Condition.ROW_BY_ROW),
         }
     )
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from dllm_bench.core.blocks import BlockProgress, Window
-from dllm_bench.core.contracts import Cache, Reads, Revise, Scores, Select
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.contracts import Cache, Revise, Scores, Select
+from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.methods.caches import spans_given
 from dllm_bench.methods.common import Pipeline, most_confident
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
 
@@ -60,7 +61,7 @@ class MultiBlock(Pipeline):
     tau_act: float = field(default=1.0, init=False)
     opens_rest: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Open all blocks of a closed branch, as the released early stop does."""
-    sees_future = True
+    sees_future: ClassVar[bool] = True
 
     def opened(self, branch: BlockProgress) -> int:
         return branch.grid.blocks if self.opens_rest and branch.closed else super().opened(branch)
@@ -86,7 +87,6 @@ class DelayedCache(Cache):
     delay: int = 1  # rounds that a finished block waits
     every: int | None = None  # rounds between renewals; None: only while a block waits
     attention: Attention = "full"
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FED_WINDOW})
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need("schedule", Condition.BLOCKS_IN_ORDER), Need("schedule", Condition.EQUAL_BLOCKS)}
     )
@@ -97,6 +97,11 @@ class DelayedCache(Cache):
                 f"DelayedCache has delay {self.delay} and every {self.every}; give 0 or more "
                 "rounds of delay, and renew after 1 or more."
             )
+
+    @property
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """By its attention."""
+        return spans_given(self.attention)
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv
@@ -146,9 +151,12 @@ class EndFill(Revise):
     by schedule `multi_block` (opens_rest on), without which fewer positions compete.
     """
 
-    reads_rows: ClassVar[Reads] = "masked"
     needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need("schedule", Condition.BLOCKS_IN_ORDER), Need("stop", Condition.END_OF_TEXT)}
+        {
+            FIXED_CANVAS,
+            Need("schedule", Condition.BLOCKS_IN_ORDER),
+            Need("stop", Condition.END_OF_TEXT),
+        }
     )
 
     def on_commit(self, round: Round) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, BlockProgress, Window
 from dllm_bench.core.contracts import Reads, Score, Scores
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import HOLD, Round
 from dllm_bench.core.state import DecodeState
@@ -34,6 +34,7 @@ class MaskLast(Score):
     """
 
     inner: Confidence = field(default_factory=Confidence)
+    gives: ClassVar[Conditions] = Score.gives | {Condition.ROW_BY_ROW}
     reads_rows: ClassVar[Reads] = "masked"
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
@@ -84,12 +85,11 @@ class Daedal(Blocks):
     whole: bool = field(default=False, init=False)
     short: bool = field(default=True, init=False)
     sees_rest: bool = field(default=True, init=False)
-    spans: ClassVar[tuple[bool, bool]] = (True, True)  # all scores say where the text ends
     reads_rows: ClassVar[Reads] = "window"
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need("score", Condition.RAW_CONFIDENCE),
-            Need("explore", Condition.ONE_BRANCH),
+            ONE_BRANCH,
             Need("cache", Condition.WHOLE_CANVAS),
             Need("cache", Condition.FULL_ATTENTION),
         }
@@ -104,13 +104,14 @@ class Daedal(Blocks):
             )
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        """What other pieces can rely on; no steps can be counted in a block that changes."""
-        return super().gives - {
-            Condition.HELD_BLOCKS,
-            Condition.EQUAL_BLOCKS,
-            Condition.FIXED_CANVAS,
-        }
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """What other pieces can rely on; no steps can be counted in a block that changes.
+
+        All scores say where the text ends.
+        """
+        spans = {Condition.FROM_FIRST_BLOCK, Condition.TO_LAST_BLOCK}
+        lost = {Condition.HELD_BLOCKS, Condition.EQUAL_BLOCKS, Condition.FIXED_CANVAS}
+        return super().gives - lost | spans
 
     def length(self, prompt_len: int, new: int) -> int:
         return prompt_len + min(self.initial, new)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Cache, Scores, Select
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, KVCache, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -46,19 +46,17 @@ class Drawn(Select):
     """
 
     steps: int | None = None  # S, forwards per block; None: as many as the block has masks
-    by_position: ClassVar[bool] = True
-    uses_seed: ClassVar[bool] = True
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.KNOWN_ORDER})
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("explore", Condition.ONE_BRANCH)}
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {ONE_BRANCH}
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise DllmBenchError(f"Drawn steps is {self.steps}; give at least 1 step per block.")
 
     @property
-    def one_per_forward(self) -> bool:  # type: ignore[override]
-        """If there are as many steps as positions."""
-        return self.steps is None
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """One token per forward, if there are as many steps as positions."""
+        one = {Condition.ONE_PER_FORWARD} if self.steps is None else set()
+        return frozenset({Condition.KNOWN_ORDER, Condition.DRAWS, *one})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         due_1W = torch.zeros(1, window.width, dtype=torch.bool)
@@ -113,9 +111,8 @@ class DKVCache(Cache):
     released_end: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether a row that
     # predicts nothing, the last one where logits are shifted, is kept with its left neighbour only
     attention: Attention = field(default="full", init=False)
-    over_spans: ClassVar[bool] = False
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
+    gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
+    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
 
     def __post_init__(self) -> None:
         if min(self.every, self.first) < 1:
@@ -193,11 +190,9 @@ class DKVGreedyCache(Cache):
     every: int = 2  # forwards of a block between those that feed everything
     window: int = 4  # masks fed around each position that is committed next
     attention: Attention = field(default="full", init=False)
-    over_spans: ClassVar[bool] = False
-    leaves_masks_out: ClassVar[bool] = True
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
+    gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need("explore", Condition.ONE_BRANCH), Need("select", Condition.KNOWN_ORDER)}
+        {ONE_BRANCH, Need("select", Condition.KNOWN_ORDER), Need("score", Condition.ROW_BY_ROW)}
     )
 
     def __post_init__(self) -> None:

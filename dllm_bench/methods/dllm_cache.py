@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dllm_bench.core.contracts import Cache
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -69,11 +69,8 @@ class DLLMCache(Cache):
     every: int = 7  # the same of the response
     share: float = 0.25  # of the response's rows that a layer computes in the other forwards
     attention: Attention = field(default="full", init=False)
-    over_spans: ClassVar[bool] = False
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
-        {Condition.FED_WINDOW, Condition.FULL_ATTENTION}
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
+    gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
+    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH})
 
     def __post_init__(self) -> None:
         if min(self.prompt_every, self.every) < 1 or not 0 <= self.share <= 1:

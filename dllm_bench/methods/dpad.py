@@ -20,7 +20,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Cache
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -47,12 +47,12 @@ class DPadCache(Cache):
     scale: float = 2.0  # factor of the density, for "gaussian"
     number: int = 0  # positions that stay, for "uniform"
     attention: Attention = field(default="full", init=False)
-    over_spans: ClassVar[bool] = False
-    uses_seed: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
-            Need("explore", Condition.ONE_BRANCH),
-            Need("schedule", Condition.ONE_OPEN_BLOCK),
+            ONE_BRANCH,
+            ONE_OPEN_BLOCK,
+            Need("inner", Condition.FULL_ATTENTION),
+            Need("inner", Condition.OWN_SPANS),
         }
     )
 
@@ -64,27 +64,12 @@ class DPadCache(Cache):
                 f"scale {self.scale}; give a window of 1 or more positions, a number of 0 or more, "
                 "and sigma and scale above 0."
             )
-        if self.inner.attention != "full" or self.inner.reuse != "none":
-            raise DllmBenchError(
-                f"DPadCache has an inner {type(self.inner).__name__} with attention "
-                f"{self.inner.attention} and reuse {self.inner.reuse}, but blocks without some of "
-                "their positions need full attention and K/V of their own; set full and none."
-            )
-        if not self.inner.over_spans:
-            raise DllmBenchError(
-                f"DPadCache has an inner {type(self.inner).__name__}, which chooses single "
-                "positions itself; choose an inner cache over spans, such as prefix or dual."
-            )
 
     @property
-    def caches(self) -> bool:  # type: ignore[override]
-        """Whether forwards read K/V of earlier ones."""
-        return self.inner.caches
-
-    @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         """What the inner cache gives of the window."""
-        return self.inner.gives & {Condition.FED_WINDOW, Condition.FULL_ATTENTION}
+        passed = {Condition.FED_WINDOW, Condition.FULL_ATTENTION, Condition.NO_CACHE}
+        return self.inner.gives & passed | {Condition.DRAWS}
 
     def plan(self, round: Round) -> ForwardPlan:
         branches, window, kv = round.state, round.window, round.kv

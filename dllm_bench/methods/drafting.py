@@ -27,7 +27,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import (
@@ -167,7 +167,7 @@ class RandomDraft(Draft):
 
     tokens: int
     """Draft tokens per round."""
-    uses_seed: ClassVar[bool] = True
+    gives: ClassVar[Conditions] = frozenset({Condition.DRAWS})
 
     def __post_init__(self) -> None:
         if self.tokens < 1:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Reads, Score, Scores, Select
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import (
@@ -28,12 +28,25 @@ from dllm_bench.methods.common import (
     Confidence,
     Ranked,
     Ties,
-    check_sampler,
     most_confident_by,
     step_in_block,
     ties_needs,
 )
 from dllm_bench.registry import DEFAULT_LEFT_OUT, register
+
+
+def check_temperature(score: Score, temperature: float) -> None:
+    """Refuse a temperature below 0."""
+    if temperature < 0:
+        raise DllmBenchError(
+            f"{score} has temperature {temperature}; give 0 (the most probable token) or more."
+        )
+
+
+def drawn(inner: Score, temperature: float) -> Conditions:
+    """Return what a score gives that draws tokens for the inner one above temperature 0."""
+    given = inner.gives - {Condition.LOGITS_ALONE}
+    return given | {Condition.DRAWS} if temperature > 0 else given
 
 
 @register("score.sampled")
@@ -59,29 +72,21 @@ class Sampled(Score):
     released_ties: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)
     """Whether equal tokens at the `top_p` cut follow the order of torch.sort."""
     reads_rows: ClassVar[Reads] = "masked"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("inner", Condition.LOGITS_ALONE)})
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        """What the inner score gives."""
-        return self.inner.gives
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """What the inner score gives; sorting and noise cost more than gathering rows."""
+        costly = {Condition.COSTLY_ROWS} if self.temperature > 0 or self.top_p < 1 else set()
+        return drawn(self.inner, self.temperature) | costly
 
     def __post_init__(self) -> None:
-        check_sampler(self, self.inner, self.temperature)
+        check_temperature(self, self.temperature)
         if not 0 < self.top_p <= 1 or (self.top_k is not None and self.top_k < 1):
             raise DllmBenchError(
                 f"Sampled has top_p {self.top_p} and top_k {self.top_k}; give a share above 0 and "
                 "at most 1, and a number of tokens of 1 or more (null: all)."
             )
-
-    @property
-    def costly(self) -> bool:  # type: ignore[override]
-        """Sorting and noise cost more than gathering rows."""
-        return self.temperature > 0 or self.top_p < 1
-
-    @property
-    def uses_seed(self) -> bool:  # type: ignore[override]
-        """Above temperature 0."""
-        return self.temperature > 0
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         logits_KWV = self._cut(logits_KWV)
@@ -122,20 +127,16 @@ class Gumbel(Score):
     temperature: float = 0.0  # T
     precision: Noise = "float32"  # of the noise; the inner score has its own
     reads_rows: ClassVar[Reads] = "masked"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need("inner", Condition.LOGITS_ALONE)})
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        """What the inner score gives."""
-        return self.inner.gives
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """What the inner score gives, and draws above temperature 0."""
+        return drawn(self.inner, self.temperature)
 
     def __post_init__(self) -> None:
-        check_sampler(self, self.inner, self.temperature)
+        check_temperature(self, self.temperature)
         check_choice(self, "precision", self.precision, Noise)
-
-    @property
-    def uses_seed(self) -> bool:  # type: ignore[override]
-        """Above temperature 0."""
-        return self.temperature > 0
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         if self.temperature == 0:
@@ -188,19 +189,11 @@ class Epsilon(Select):
         return COUNTS_STEPS | ties_needs(self.ties)
 
     @property
-    def one_per_forward(self) -> bool:  # type: ignore[override]
-        """If there are as many steps as positions."""
-        return self.steps is None
-
-    @property
-    def for_drawn_tokens(self) -> bool:  # type: ignore[override]
-        """Dream evaluates its sampler above temperature 0."""
-        return True
-
-    @property
-    def uses_seed(self) -> bool:  # type: ignore[override]
-        """If positions are drawn."""
-        return self.alg_temp is not None
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """Its steps; Dream evaluates its sampler above temperature 0."""
+        one = {Condition.ONE_PER_FORWARD} if self.steps is None else set()
+        draws = {Condition.DRAWS} if self.alg_temp is not None else set()
+        return frozenset({Condition.FOR_DRAWN_TOKENS, *one, *draws})
 
     def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
         step_K, _ = step_in_block(state, window)

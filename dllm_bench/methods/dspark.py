@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.speculative import (
     BlockNetwork,
@@ -62,7 +62,7 @@ class DSpark(DFlash):
             )
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         return frozenset({Condition.SURVIVAL_ESTIMATES} if self.drafter.has_confidence_head else ())
 
     def _draw(

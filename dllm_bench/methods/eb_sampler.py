@@ -10,7 +10,7 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice
 from dllm_bench.core.contracts import Reads, Score, Scores, Select
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState
 from dllm_bench.methods.common import Confidence, Ranked, confidence_order, first_of
@@ -29,7 +29,10 @@ class WithEntropy(Score):
     """
 
     inner: Ranked = field(default_factory=Confidence)
-    gives: ClassVar[frozenset[Condition | BlockLength]] = Score.gives | {Condition.ENTROPY}
+    gives: ClassVar[Conditions] = Score.gives | {
+        Condition.ENTROPY,
+        Condition.ROW_BY_ROW,
+    }
     reads_rows: ClassVar[Reads] = "masked"
 
     def __post_init__(self) -> None:

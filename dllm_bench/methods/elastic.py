@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dllm_bench.core.contracts import Cache
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -98,10 +98,8 @@ class ElasticCache(Cache):
     window: int = 16  # masks
     gamma: float = 0.9  # cosine below which a layer has drifted; above 1: always, 0: never
     attention: Attention = field(default="full", init=False)
-    over_spans: ClassVar[bool] = False
-    leaves_masks_out: ClassVar[bool] = True
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset({Condition.FULL_ATTENTION})
-    needs: ClassVar[frozenset[Need]] = frozenset({Need("explore", Condition.ONE_BRANCH)})
+    gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
+    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, Need("score", Condition.ROW_BY_ROW)})
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.gamma < 0:

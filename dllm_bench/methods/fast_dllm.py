@@ -203,8 +203,12 @@ class HierarchicalCache(Cache):
 
     inside: bool = False  # whether forwards may feed the open sub-block alone
     attention: Attention = field(default="block_causal", init=False)
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset()
     needs: ClassVar[frozenset[Need]] = frozenset({Need("schedule", Condition.SUB_BLOCKS)})
+
+    @property
+    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+        """K/V of finished blocks, unless those of the open one are kept too."""
+        return frozenset(() if self.inside else {Condition.FINAL_KV})
 
     def on_start(self, round: Round) -> None:
         if self.inside:

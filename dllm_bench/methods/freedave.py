@@ -26,6 +26,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Explore, Scores
+from dllm_bench.core.decoder import Condition, Conditions
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState, MemoKey
@@ -42,8 +43,7 @@ class SelfDraft(Explore):
     """Makes drafts next to the base and continues with the deepest one that is confirmed."""
 
     draft_steps: int  # branches of a forward, the base included; 1: no drafts
-    explores: ClassVar[bool] = True
-    verifies: ClassVar[bool] = True
+    gives: ClassVar[Conditions] = frozenset({Condition.DRAFTS})
 
     def __post_init__(self) -> None:
         if self.draft_steps < 1:

@@ -11,11 +11,17 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import Reads, Score, Scores, Select
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision, probabilities
-from dllm_bench.methods.common import COUNTS_STEPS, Confidence, most_confident, step_in_block
+from dllm_bench.methods.common import (
+    COUNTS_STEPS,
+    OF_LOGITS,
+    Confidence,
+    most_confident,
+    step_in_block,
+)
 from dllm_bench.methods.credit import moved
 from dllm_bench.registry import register
 
@@ -42,12 +48,12 @@ class KLHistory(Score):
     length: int = 2  # H, forwards that are remembered
     precision: Precision = "float32"  # of the distributions that are compared
     reads_rows: ClassVar[Reads] = "fed"
-    by_position: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         """What the inner score gives, and the divergences."""
-        return self.inner.gives | {Condition.DIVERGENCES}
+        return self.inner.gives - OF_LOGITS | {Condition.DIVERGENCES}
 
     def __post_init__(self) -> None:
         check_choice(self, "precision", self.precision, Precision)

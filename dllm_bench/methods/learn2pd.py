@@ -11,7 +11,14 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_choice, check_probabilities
 from dllm_bench.core.contracts import FilterHead, Reads, Scores, Select, Stop
-from dllm_bench.core.decoder import BlockLength, ComposedDecoder, Condition, Decoder, Need
+from dllm_bench.core.decoder import (
+    FIXED_CANVAS,
+    BlockLength,
+    ComposedDecoder,
+    Condition,
+    Decoder,
+    Need,
+)
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -108,7 +115,6 @@ class Oracle(Select):
     stall: Stall = "token"  # what is written of the reference if no candidate is right: the most
     # confident position, or the whole "block" (the authors' code, which first spends a forward that
     # changes nothing)
-    by_position: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice(self, "stall", self.stall, Stall)
@@ -117,9 +123,10 @@ class Oracle(Select):
     def needs(self) -> frozenset[Need]:  # type: ignore[override]
         """The block length of the reference, so that both decode the same blocks."""
         if not isinstance(self.reference, ComposedDecoder):
-            return frozenset()
+            return frozenset({FIXED_CANVAS})
         block = self.reference.summary().block
-        return frozenset({Need("schedule", BlockLength(block))} if block else ())
+        equal = {Need("schedule", BlockLength(block))} if block else set()
+        return frozenset({FIXED_CANVAS, *equal})
 
     def prepare(self, model: Denoiser, request: Request) -> Request:
         if request.reference is not None:
@@ -165,7 +172,7 @@ class EndOfTextPrediction(Stop):
     """
 
     ahead: bool = True  # whether positions behind the open block count too
-    by_position: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({FIXED_CANVAS})
 
     @property
     def reads_rows(self) -> Reads:  # type: ignore[override]

@@ -11,10 +11,10 @@ from torch import Tensor
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.choices import check_probabilities
 from dllm_bench.core.contracts import Score, Scores, Select
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.methods.common import COUNTS_STEPS, count_in_block, most_confident
+from dllm_bench.methods.common import COUNTS_STEPS, OF_LOGITS, count_in_block, most_confident
 from dllm_bench.methods.revising import Budgeted, Revision, hold_while, post_rounds, stay
 from dllm_bench.registry import register
 
@@ -41,9 +41,9 @@ class RepeatPenalty(Score):
             )
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        """What the inner score gives."""
-        return self.inner.gives
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """What the inner score gives of more than single rows."""
+        return self.inner.gives - OF_LOGITS
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         before_KW1 = window.of(state.tokens_KL.roll(1, 1))[..., None]

@@ -16,7 +16,7 @@ is `Greedy`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,7 +56,6 @@ class Lookahead(Explore):
     base_competes: bool = field(default=True, metadata=DEFAULT_LEFT_OUT)
     """Whether the base may continue where there is a lookahead branch. The released code leaves its
     forward out otherwise; here it is made, since the base says which blocks are finished."""
-    explores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice(self, "reads", self.reads, Reads)

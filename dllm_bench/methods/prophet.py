@@ -10,12 +10,12 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores, Select
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import Condition, Conditions, Need
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import DecodeState
-from dllm_bench.methods.common import Confidence, TopK
+from dllm_bench.methods.common import OF_LOGITS, Confidence, TopK
 from dllm_bench.registry import register
 
 
@@ -51,9 +51,9 @@ class AnswerGap(Score):
         return frozenset({whole, *reads})
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         """What the inner score gives, and the gap."""
-        return self.inner.gives | {Condition.ANSWER_GAP}
+        return self.inner.gives - OF_LOGITS | {Condition.ANSWER_GAP}
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         read_KW, logits_KRV = window.eligible_KW, logits_KWV

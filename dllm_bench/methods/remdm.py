@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.decoding.numerics import Precision
@@ -48,7 +48,7 @@ class ReMDM(Budgeted):
     number: int = 1  # positions masked again at a time
     steps: int | None = None  # S; None: as many as the block has positions
     start: float = 0.875  # share of the block's positions: the forward at which it begins
-    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {Need("explore", Condition.ONE_BRANCH)}
+    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +98,7 @@ class ReMDMLoop(ReadsStanding):
     loops: int = 32  # how often
     start: float = 0.875  # share of the block that is decoded before
     precision: Precision = "model"  # of the standing token's probability
-    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {Need("explore", Condition.ONE_BRANCH)}
+    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ import torch
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import DecodeState
@@ -39,7 +39,7 @@ class KeepBest(Budgeted):
     """Keeps a growing number of positions, each time those with the largest logits."""
 
     steps: int | None = None  # forwards per block; None: as many as the block has positions
-    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {Need("explore", Condition.ONE_BRANCH)}
+    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, LEFT, Window
 from dllm_bench.core.choices import check_choice
-from dllm_bench.core.contracts import Revise, Scores
+from dllm_bench.core.contracts import Reads, Revise, Scores
 from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import HOLD, Round
@@ -50,6 +50,7 @@ class Budgeted(Revise):
     per_position: int | None = None  # changes of a position
     per_block: int | None = None  # changes in the open block
     per_request: int | None = None  # changes of a request
+    reads_rows: ClassVar[Reads] = "window"
     needs: ClassVar[frozenset[Need]] = REVISES_BLOCK
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
-from dllm_bench.core.decoder import Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.state import DecodeState, MemoKey
 from dllm_bench.methods.common import COUNTS_STEPS, most_confident
@@ -33,9 +33,8 @@ class AcceptedMean(Select):
     """
 
     number: int = 2  # n
-    never_stalls: ClassVar[bool] = True
-    by_position: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("explore", Condition.ONE_BRANCH)}
+    gives: ClassVar[Conditions] = frozenset({Condition.NEVER_STALLS})
+    needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {ONE_BRANCH}
 
     def __post_init__(self) -> None:
         if self.number < 1:
@@ -83,8 +82,8 @@ class ConfidenceDrop(Budgeted):
     """
 
     number: int = 2  # n, the least that the selector commits
-    spans: ClassVar[tuple[bool, bool]] = (True, False)
-    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {Need("explore", Condition.ONE_BRANCH)}
+    gives: ClassVar[Conditions] = frozenset({Condition.FROM_FIRST_BLOCK})
+    needs: ClassVar[frozenset[Need]] = REVISES_CANVAS | {ONE_BRANCH}
 
     def __post_init__(self) -> None:
         super().__post_init__()

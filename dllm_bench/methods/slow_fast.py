@@ -46,7 +46,6 @@ class SlowFast(Select):
     explores: int = 6  # forwards of a slow phase
     estimates: int = 2  # X, how many have to agree
     spread: float = 1.0  # standard deviation below which they do, in positions
-    by_position: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = COUNTS_STEPS | {Need("cache", Condition.WHOLE_CANVAS)}
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from dllm_bench.core.contracts import Cache
-from dllm_bench.core.decoder import BlockLength, Condition, Need
+from dllm_bench.core.decoder import ONE_BRANCH, ONE_OPEN_BLOCK, Condition, Conditions, Need
 from dllm_bench.core.denoiser import Attention, ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.round import Round
@@ -63,16 +63,8 @@ class SparseCache(Cache):
     kernel: int = 3  # positions of which the highest rating counts, an odd number
     released_ties: bool = False  # equal ratings in the order of `torch.topk`, as released
     attention: Attention = field(default="full", init=False)
-    over_spans: ClassVar[bool] = False
-    gives: ClassVar[frozenset[Condition | BlockLength]] = frozenset(
-        {Condition.FED_WINDOW, Condition.FULL_ATTENTION}
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {
-            Need("explore", Condition.ONE_BRANCH),
-            Need("schedule", Condition.ONE_OPEN_BLOCK),
-        }
-    )
+    gives: ClassVar[Conditions] = frozenset({Condition.FED_WINDOW, Condition.FULL_ATTENTION})
+    needs: ClassVar[frozenset[Need]] = frozenset({ONE_BRANCH, ONE_OPEN_BLOCK})
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep <= 1 or self.kernel < 1 or self.kernel % 2 == 0:

@@ -20,10 +20,10 @@ from torch.profiler import record_function
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores
+from dllm_bench.core.decoder import Condition, Need
 from dllm_bench.core.denoiser import ForwardPlan, KVCache
-from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import WorkerGroup
 from dllm_bench.core.state import DecodeState, MemoKey
-from dllm_bench.core.workers import WorkerGroup
 from dllm_bench.models.kv import PositionCache
 
 EXCHANGE, COMMIT = "branch exchange", "branch commit"  # names in a profile
@@ -52,6 +52,8 @@ class BranchWorkerGroup(WorkerGroup):
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.commits = commits
+        if not commits:  # every worker keeps K/V of its own branch
+            self.needs = {"hardware.commit=none": frozenset({Need("cache", Condition.FINAL_KV)})}
         self.traffic = TrafficLog()
         self._branches = 1
         self._before: dict[MemoKey[Tensor], Tensor] = {}  # memo before this worker's scores
@@ -60,8 +62,6 @@ class BranchWorkerGroup(WorkerGroup):
         self, branches: DecodeState, window: Window, plan: ForwardPlan
     ) -> tuple[DecodeState, Window, ForwardPlan]:
         """Every size-th branch. All workers get equally many; a branch may go to two of them."""
-        if not self.commits:
-            check_final(plan, window)
         self.traffic.open_round()
         self._branches = branches.branches
         turns = torch.arange(-(-self._branches // self.size), device=branches.tokens_KL.device)
@@ -70,6 +70,8 @@ class BranchWorkerGroup(WorkerGroup):
         self._before = own.memo.tensors()
         if plan.visible_K is not None:
             plan = replace(plan, visible_K=plan.visible_K.index_select(0, index))
+        if plan.added_KFH is not None:
+            plan = replace(plan, added_KFH=plan.added_KFH.index_select(0, index))
         return own, window.take(index), plan
 
     def gather(self, rating_K: Tensor) -> Tensor:
@@ -144,15 +146,3 @@ class BranchWorkerGroup(WorkerGroup):
 def shrunk(values: Tensor) -> Tensor:
     """int64 as int32: token ids, positions and counters fit."""
     return values.int() if values.dtype == torch.int64 else values
-
-
-def check_final(plan: ForwardPlan, window: Window) -> None:
-    """Refuse to keep K/V that may differ by branch if the winner's are not sent."""
-    kept = plan.stores
-    if kept and (plan.attention != "block_causal" or plan.store[1] > window.retired):
-        raise DllmBenchError(
-            "hardware.commit=none keeps K/V that every branch computes alike, which needs "
-            f"block-causal attention and finished blocks; the decoder's cache has {plan.attention} "
-            "attention. Set decoder.cache.attention=block_causal (with cache=block), or "
-            "hardware.commit=winner."
-        )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Reads, Score, Scores, Stop, StopFlags
-from dllm_bench.core.decoder import BlockLength, Condition
+from dllm_bench.core.decoder import Condition, Conditions
 from dllm_bench.core.denoiser import Denoiser
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
@@ -90,8 +90,8 @@ class LoggedScore(Score):
     log: TokenLog = field(compare=False)
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
-        return self.inner.gives
+    def gives(self) -> Conditions:  # type: ignore[override]
+        return self.inner.gives - {Condition.ROW_BY_ROW}
 
     def __call__(self, logits_KWV: Tensor, state: DecodeState, window: Window) -> Scores:
         columns, places = self.log.span(window.start, window.width)
@@ -168,7 +168,7 @@ def record_replays(spec: RunSpec, store: Store, samples: int, deps: Dependencies
     """
     folder, stored = store.path(spec), read_samples(store.path(spec))
     decoder = deps.decoder(spec)
-    if isinstance(decoder, MaskedDecoder) and decoder.revise.revises:
+    if isinstance(decoder, MaskedDecoder) and Condition.NO_CHANGES not in decoder.revise.gives:
         raise DllmBenchError(
             f"The tokens of {spec.folder} cannot be replayed: {type(decoder.revise).__name__} "
             "changes committed tokens, so a position has no single forward that decided it; choose "

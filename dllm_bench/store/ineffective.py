@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from dllm_bench.core.decoder_summary import Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
-from dllm_bench.registry import TARGET, find, instantiate, name_of
+from dllm_bench.registry import instantiate
 from dllm_bench.store.inputs import PIECES
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
@@ -77,29 +78,25 @@ def _of_decoder(decoder: Mapping[str, Any]) -> dict[str, HasNoEffect]:
     """
     checks: dict[str, HasNoEffect] = {}
     slots = ("explore", "cache", "stop", "revise")
-    explore, cache, stop, revise = (_class_of(decoder, slot) for slot in slots)
-    if explore is not None and explore.explores:
+    explore, cache, stop, revise = (_piece_of(decoder, slot) for slot in slots)
+    if explore is not None and Condition.ONE_BRANCH not in explore.gives:
         copies = 2 if decoder.get("guidance") else 1
         checks["decoder.explore"] = lambda sample: _base_always_wins(sample, copies)
-    if cache is not None and cache.caches:
+    if cache is not None and Condition.NO_CACHE not in cache.gives:
         checks["decoder.cache"] = _reads_nothing
-    if stop is not None and stop.stops_on_end_token is True:  # rules that combine others vary
+    if stop is not None and Condition.STOPS_ON_END in stop.gives:  # rules that combine others vary
         checks["decoder.stop"] = lambda sample: "eos" not in sample.cut
-    if revise is not None and revise.revises:
+    if revise is not None and Condition.NO_CHANGES not in revise.gives:
         checks["decoder.revise"] = lambda sample: not any(sample.trace.get("changes", ()))
     return checks
 
 
-def _class_of(decoder: Mapping[str, Any], slot: str) -> Any:
-    """The class of the piece in a slot; None without one, if its plug-in is not installed, or if
-    it is of another slot.
+def _piece_of(decoder: Mapping[str, Any], slot: str) -> Any:
+    """The piece in a slot; None without one, if its plug-in is not installed, or if it is of
+    another slot.
     """
-    piece = decoder.get(slot)
-    if not isinstance(piece, Mapping):
-        return None
     with suppress(DllmBenchError):
-        found = find(str(piece.get(TARGET)))
-        return found if name_of(found).startswith(f"{slot}.") else None
+        return instantiate(decoder.get(slot), slot)
     return None
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dllm_bench.core.decoder import CAUSAL_MODEL, ModelAbilities, require
 from dllm_bench.core.denoiser import Denoiser, ForwardPlan, KVCache
 from dllm_bench.core.trace import ForwardKind
-from dllm_bench.decoding.speculative import check_target
 from dllm_bench.methods.drafting import StepProfile
 from dllm_bench.models import load as loading
 from dllm_bench.store import inputs, provenance
@@ -48,7 +48,8 @@ class ProfileJob:
 
 def measure(model: Any, job: ProfileJob) -> list[list[float]]:
     """Seconds of every timed step, one list per size."""
-    check_target(model)
+    given = {"model": ModelAbilities(model)}
+    require("a profile of verifying steps", frozenset({CAUSAL_MODEL}), given, "model")
     kv, canvas_1L = _context(model, job)
     seconds: list[list[float]] = [[] for _ in job.batches]
     for turn in range(job.warmup + job.repeats):

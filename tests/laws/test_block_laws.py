@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import HELD, BlockGrid, BlockProgress
 from dllm_bench.core.contracts import Explore, Schedule, Select, Stop, StopFlags
-from dllm_bench.core.decoder import BlockLength, Condition
+from dllm_bench.core.decoder import Conditions
 from dllm_bench.core.request import Request
 from dllm_bench.core.round import Round
 from dllm_bench.core.state import MASKED, DecodeState
@@ -72,10 +72,6 @@ class Counts(Schedule):
     def block(self) -> int | None:  # type: ignore[override]
         return self.inner.block
 
-    @property
-    def sees_future(self) -> bool:  # type: ignore[override]
-        return self.inner.sees_future
-
     def length(self, prompt_len: int, new: int) -> int:
         return self.inner.length(prompt_len, new)
 
@@ -86,7 +82,7 @@ class Counts(Schedule):
         return self.inner.must_progress(branch, n)
 
     @property
-    def gives(self) -> frozenset[Condition | BlockLength]:  # type: ignore[override]
+    def gives(self) -> Conditions:  # type: ignore[override]
         return self.inner.gives
 
     def opened(self, branch: BlockProgress) -> int:

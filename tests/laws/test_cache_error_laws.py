@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dllm_bench.api.compose import compose
+from dllm_bench.core.decoder import Condition
 from dllm_bench.core.denoiser import ForwardPlan
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
@@ -42,7 +43,9 @@ EVERY = [cache(every=1) for cache in (PrefixCache, DualCache, VicinityCache, DKV
 CACHED = {
     name: one
     for name, one in decoders().items()
-    if one.cache.caches and one.cache.attention == "full" and not one.smoothing
+    if Condition.NO_CACHE not in one.cache.gives
+    and one.cache.attention == "full"
+    and not one.smoothing
 }
 
 

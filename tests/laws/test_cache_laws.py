@@ -516,7 +516,9 @@ def test_a_greedy_dkv_cache_feeds_the_last_and_the_next_token_and_masks_around(m
 
 
 def test_scores_that_compare_rows_are_refused_where_masks_are_left_out() -> None:
-    with pytest.raises(DllmBenchError, match="Credit needs a cache that feeds every mask"):
+    with pytest.raises(
+        DllmBenchError, match="DKVGreedyCache needs a score with scores of each row alone.*Credit"
+    ):
         replace(GREEDY, score=Credit(Confidence()))
     with pytest.raises(DllmBenchError, match="DKVGreedyCache needs a select with an order that is"):
         replace(GREEDY, select=TopK())
@@ -553,8 +555,10 @@ def test_a_density_of_1_everywhere_is_no_prior_and_nonsense_is_refused(model) ->
     dense_1L = density(masked_1L, 3, 2.0)
     assert dense_1L[0, 4] == pytest.approx(float(dense_1L[0, 6]), abs=1e-3)
     assert dense_1L[0].argmin() == 5 and dense_1L[0, :3].eq(1).all()
-    with pytest.raises(DllmBenchError, match="Density weighs probabilities.*NegEntropy"):
-        Density(NegEntropy())
+    with pytest.raises(
+        DllmBenchError, match="Density needs a inner with probabilities.*NegEntropy"
+    ):
+        replace(BASE, score=Density(NegEntropy()))
     with pytest.raises(DllmBenchError, match="D2Cache has sigma 0"):
         D2Cache(sigma=0.0)
     with pytest.raises(DllmBenchError, match="current 0, rollout 0.1"):
@@ -593,7 +597,7 @@ def test_the_prompts_last_row_competes_in_a_released_d2_cache_and_is_overwritten
         scores = Scores(confidence_1W.long(), confidence_1W, confidence_1W, raw_KW=confidence_1W)
         window = Window(last + 1, length, length, last + 1, 8, last + 1, state.masked_KL[:, 4:])
         cache = D2Cache(current=2, rollout=0.35, released=True)
-        round = Round(state, kv)
+        round = Round(state, kv, Table())
         round.window, round.scores = window, scores
         round.logits_KXV = torch.zeros(1, length, 1)[:, : length - last - 1]
         round.plan = replace(kv.kept, rows=(last + 1, length))

@@ -180,7 +180,9 @@ def test_what_goes_by_position_is_refused(name: str) -> None:
 
 
 def test_pinned_tokens_are_refused() -> None:
-    with pytest.raises(DllmBenchError, match="pins tokens .* which Daedal moves"):
+    with pytest.raises(
+        DllmBenchError, match="pinned tokens needs a schedule with positions that keep .* Daedal"
+    ):
         decoder(GROWS).generate(Table(), replace(REQUEST, pinned=((2, 5),)))
 
 

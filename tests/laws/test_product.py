@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.core.contracts import Score, Select, Stop
-from dllm_bench.core.decoder import Condition, Piece
+from dllm_bench.core.decoder import Condition, Piece, parts_of
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.core.state import MASKED, PROMPT
@@ -44,10 +44,12 @@ def check_laws(decoder: MaskedDecoder) -> None:
     decoded = sum(b != MASKED for b in generation.born) - given
     assert standing == decoded, "committed counts add up"
     idle = getattr(decoder.select, "idle", False)  # Dream's published forwards that commit nothing
-    rules = [rule for rule in (decoder.stop, *decoder.stop.parts()) if isinstance(rule, Stop)]
+    rules = [rule for rule in (decoder.stop, *parts_of(decoder.stop)) if isinstance(rule, Stop)]
     # what was committed beyond a later cut, or is pushed out of a full canvas, is gone
     gives_up = moves or any(rule.reads_rows == "fed" for rule in rules)
-    looks_on = decoder.revise.revises  # a forward may find nothing to change
+    looks_on = (
+        Condition.NO_CHANGES not in decoder.revise.gives
+    )  # a forward may find nothing to change
     kinds = [forward.kind for forward in generation.trace.forwards]
     counts = [sum(one) for one, kind in zip(writes, kinds, strict=True) if kind != ForwardKind.SIZE]
     assert idle or gives_up or looks_on or 0 not in counts[:-1], "every forward makes progress"
@@ -71,7 +73,7 @@ def check_repeats(decoder: MaskedDecoder) -> None:
 def fit_so_far(chosen: Sequence[Piece]) -> bool:
     """Whether the pieces of the first slots have what they need of each other."""
     slots = dict(zip(PAIRED, chosen, strict=False))
-    needs = {n for piece in chosen for part in (piece, *piece.parts()) for n in part.needs}
+    needs = {n for piece in chosen for part in (piece, *parts_of(piece)) for n in part.needs}
     return all(condition in slots[slot].gives for slot, condition in needs if slot in slots)
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from dllm_bench.core.contracts import Cache, Explore
+from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.state import MASKED
@@ -29,7 +30,9 @@ from dllm_bench.methods.wino import Wino
 from tests.pieces import Table, decoders
 from tests.tiers import covering
 
-REVISING = {name: one for name, one in decoders().items() if one.revise.revises}
+REVISING = {
+    name: one for name, one in decoders().items() if Condition.NO_CHANGES not in one.revise.gives
+}
 MODELS = [Table(seed) for seed in range(3)]
 REQUEST = Request("laws", (5, 9, 2), 16, seed=7)
 

@@ -249,10 +249,13 @@ def test_what_was_drawn_is_what_is_committed(explore) -> None:
         (lambda: Sampled(top_k=0), "and top_k 0"),
         (lambda: Gumbel(precision="bfloat16"), "choose among float32, float64"),
         (
-            lambda: Gumbel(Credit(Confidence())),
-            "Gumbel draws tokens for a score of the logits alone.*Credit",
+            lambda: replace(DECODER, score=Gumbel(Credit(Confidence()))),
+            "Gumbel needs a inner with scores of the logits alone.*Credit",
         ),
-        (lambda: Sampled(Gumbel()), "Sampled draws tokens for a score of the logits alone.*Gumbel"),
+        (
+            lambda: replace(DECODER, score=Sampled(Gumbel())),
+            "Sampled needs a inner with scores of the logits alone.*Gumbel",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(make, sentence) -> None:

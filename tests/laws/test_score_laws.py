@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Score, Scores
+from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request, SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState, MemoKey
@@ -80,6 +81,13 @@ def frame(
 
 def masks(width: int, branches: int = 1) -> tuple[DecodeState, Window]:
     return frame(torch.ones(branches, width, dtype=torch.bool), width)
+
+
+def test_scores_of_single_rows_read_masks_alone() -> None:
+    """Caches that leave masks out need the one, and the loop leaves out rows by the other."""
+    for name, score in pieces("score").items():
+        alone = Condition.ROW_BY_ROW in score.gives
+        assert alone == (score.reads_rows == "masked"), name
 
 
 @pytest.mark.parametrize("name", pieces("score"))

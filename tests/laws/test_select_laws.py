@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dllm_bench.core.blocks import Window
 from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.decoder import Condition
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, SpecialTokens
 from dllm_bench.core.state import MASKED, PROMPT, DecodeState
@@ -217,7 +218,7 @@ STEADY = [
     ids=str,
 )
 def test_who_never_stalls_has_no_need_of_the_rule(select, explore, schedule) -> None:
-    assert select.never_stalls
+    assert Condition.NEVER_STALLS in select.gives
     decoder = replace(WHOLE, select=select, explore=explore, schedule=schedule)
     spared = decoder.generate(Table(), REQUEST)
     asked = replace(decoder, select=AskedAnyway(select)).generate(Table(), REQUEST)
@@ -228,4 +229,4 @@ def test_who_never_stalls_has_no_need_of_the_rule(select, explore, schedule) -> 
 
 def test_others_are_asked() -> None:
     others = (Threshold(OFF), Epsilon(4), Ration(TopK(), 4), Union(Threshold(OFF), Epsilon(4)))
-    assert not any(select.never_stalls for select in others)
+    assert not any(Condition.NEVER_STALLS in select.gives for select in others)

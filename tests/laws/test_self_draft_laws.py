@@ -37,7 +37,7 @@ from dllm_bench.models.kv import PositionCache
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.paths import options
 from tests.helpers import ROLES, Watched, tiny_denoiser
-from tests.pieces import pieces
+from tests.pieces import Table, pieces
 from tests.tiers import covering
 
 REQUESTS = [Request(f"{n}", tuple(range(3, 3 + n)), 32) for n in (1, 8, 11)]
@@ -248,7 +248,7 @@ def test_the_deepest_draft_of_the_chain_continues(made: tuple[Tensor, Tensor, Te
     drafts = [dict(filled[:k]) for k in range(branches)]
     targets = [dict(enumerate(target_W.tolist())) for target_W in target_KW]
     assert int(order_K[explore.pick(rating_K)]) == chain(drafts, targets)
-    round = Round(state, PositionCache(0, 7))
+    round = Round(state, PositionCache(0, 7), Table())
     explore.on_start(round)
     assert branches == 1 or round.question().tolist() == [branches - 1]
 

@@ -160,7 +160,7 @@ def test_the_default_is_none_and_leaves_the_hash_of_a_run_as_it_was() -> None:
     ("change", "message"),
     [
         ({"smoothing": -0.1}, "smoothing is -0.1; give a weight of 0"),
-        ({"guidance": 1.0}, "smoothing 0.3 and guidance 1.0"),
+        ({"guidance": 1.0}, "smoothing 0.3 needs a guidance with one prompt, which guidance 1.0"),
         ({"cache": CausalCache(), "schedule": Blocks(1)}, "smoothing 0.3 needs a cache with"),
     ],
 )

@@ -34,8 +34,9 @@ NAMED = {
     "files that name a growing canvas": r"^grows?$|^_grow|grown|growth|sizing|^insert$",
 }
 VALUES = (
-    "choice probabilities prompt no_masks pinned progress divides sigma fall step_profile".split()
-)
+    "choice probabilities temperature columns prompt no_masks pinned progress divides sigma fall "
+    "step_profile"
+).split()
 """What functions named `check_...` compare with no other part: a value, or a request."""
 
 

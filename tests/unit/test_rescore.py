@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import dllm_bench.decoding
+import dllm_bench.methods
 from dllm_bench.api.compose import compose
 from dllm_bench.benchmarks.items import item_id_of
 from dllm_bench.cli.main import main
@@ -274,12 +274,12 @@ def test_a_seed_that_nothing_draws_by_is_named(
 
 
 def test_pieces_that_draw_say_so() -> None:
-    """A piece that takes a generator or uniform numbers declares `uses_seed`."""
-    folder = Path(dllm_bench.decoding.__path__[0])
+    """A piece that takes a generator or uniform numbers gives `DRAWS`."""
+    folder = Path(dllm_bench.methods.__path__[0])
     drawing = re.compile(r"\bgenerator\(state|sampler\.uniforms\(self")
-    files = [path for path in folder.glob("*/*.py") if drawing.search(path.read_text())]
+    files = [path for path in folder.glob("*.py") if drawing.search(path.read_text())]
     assert len(files) >= 6
-    assert [path.name for path in files if "uses_seed" not in path.read_text()] == []
+    assert [path.name for path in files if "Condition.DRAWS" not in path.read_text()] == []
 
 
 def test_branches_that_never_win_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""Switches of the masked decoder that change what its forwards are fed: guidance and smoothing.
+
+Classifier-free guidance (LLaDA §2.4): each forward sees the canvas with and without the prompt.
+
+logits = u + (scale + 1) (c - u), with c from the prompt as it is and u from a prompt that is all
+masks. Both come from one forward with twice as many branches. The forward has to feed the whole
+canvas, because cached keys and values of the prompt would be those of c.
+
+dInfer's iteration smoothing: a mask is fed together with what the model last expected there.
+
+After a forward, each row whose logits were computed remembers w * sum_v p(v) E[v], the mean
+embedding of its distribution p, weighted by w = min(0.15 + 0.02 i, most) in forward i of the
+request. The next forward that feeds the position adds it to the embedding of the mask token, as
+long as the position is masked. dInfer (`IterationSmooth`, cont_weight 0.3) also lets the threshold
+fall from 1: `decoder.select.fall=0.02`. Its unrolled forwards over a full block count in i; here
+none are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dllm_bench.core.contracts import MaskedPiece, Reads
+from dllm_bench.core.decoder import FIXED_CANVAS, Condition, Conditions, Need
+from dllm_bench.core.denoiser import ForwardPlan, KVCache
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import Round
+from dllm_bench.core.state import PROMPT, DecodeState, MemoKey
+from dllm_bench.decoding.batching import Answer, Step, run_forward
+
+
+@dataclass(frozen=True)
+class Guidance(MaskedPiece):
+    """What the decoder's scale of guidance needs of its pieces; 0 is no guidance."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        if self.scale < 0:
+            raise DllmBenchError(f"guidance is {self.scale}; give a scale of 0 (none) or more.")
+
+    def __str__(self) -> str:
+        return str(self.scale)
+
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]
+        """The whole canvas in every forward."""
+        return frozenset({Need("cache", Condition.WHOLE_CANVAS)} if self.scale else ())
+
+    @property
+    def gives(self) -> Conditions:  # type: ignore[override]
+        """A single prompt, if there is no guidance."""
+        return frozenset(() if self.scale else {Condition.UNGUIDED})
+
+    @property
+    def reads_rows(self) -> Reads:  # type: ignore[override]
+        """All rows of the window, if there is guidance."""
+        return "window" if self.scale else "masked"
+
+
+def guided_forward(
+    branches: DecodeState, plan: ForwardPlan, kv: KVCache, scale: float
+) -> Generator[Step, Answer, Tensor]:
+    """The planned forward: its logits (K, R, V), guided if `scale` is above 0."""
+    if scale == 0:
+        return (yield from run_forward(branches.tokens_KL, plan, kv))
+    masked_KL = branches.tokens_KL.masked_fill(branches.born_KL == PROMPT, branches.special.mask)
+    if plan.visible_K is not None:
+        plan = replace(plan, visible_K=plan.visible_K.repeat(2))
+    both_XRV = yield from run_forward(torch.cat([branches.tokens_KL, masked_KL]), plan, kv)
+    conditional_KRV, unconditional_KRV = both_XRV.chunk(2)
+    return unconditional_KRV + (scale + 1) * (conditional_KRV - unconditional_KRV)
+
+
+FIRST, GROWTH = 0.15, 0.02  # dInfer's cont_weight_init and cont_weight_growth, which no script sets
+
+EXPECTED = MemoKey[Tensor]("smoothing.expected")  # weighted mean embeddings, 0 at first, (K, L, H)
+
+
+@dataclass(frozen=True)
+class Smoothing(MaskedPiece):
+    """Adds to the embeddings of masks what was expected there."""
+
+    most: float  # the largest weight
+    reads_rows: ClassVar[Reads] = "fed"
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {
+            FIXED_CANVAS,
+            Need("cache", Condition.FED_WINDOW),
+            # what is expected with the prompt would be fed without it too
+            Need("guidance", Condition.UNGUIDED),
+        }
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most < float("inf"):
+            raise DllmBenchError(f"smoothing is {self.most}; give a weight of 0 (none) or more.")
+
+    def __str__(self) -> str:
+        return str(self.most)
+
+    def on_plan(self, round: Round) -> None:
+        """Add what is remembered to the embeddings of masked positions."""
+        branches, plan = round.state, round.plan
+        expected_KLH = branches.memo.get(EXPECTED)
+        if expected_KLH is None:
+            return
+        open_KL = branches.masked_KL & (branches.tokens_KL == branches.special.mask)
+        added_KLH = expected_KLH[:, : branches.length] * open_KL[..., None]
+        if plan.sets is not None:
+            added_KFH = added_KLH.index_select(1, plan.sets.feed_F)
+        else:
+            added_KFH = added_KLH[:, slice(*plan.feed)]
+            added_KFH = pad(added_KFH, (0, 0, 0, plan.fed - added_KFH.shape[1]))
+        round.plan = replace(plan, added_KFH=added_KFH)
+
+    def on_scores(self, round: Round) -> None:
+        """Remember the weighted mean embeddings of the rows that were computed."""
+        branches = round.state
+        weight = min(FIRST + GROWTH * branches.forwards, self.most)
+        mean_KRH = weight * round.model.mean_embeddings(round.rows_KRV)
+        known_KLH = branches.memo.get(EXPECTED)
+        if known_KLH is None:
+            known_KLH = mean_KRH.new_zeros(branches.branches, branches.length, mean_KRH.shape[2])
+        expected_KLH = known_KLH.clone()
+        expected_KLH[:, slice(*round.plan.rows)] = mean_KRH
+        branches.memo[EXPECTED] = expected_KLH
