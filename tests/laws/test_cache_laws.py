@@ -205,8 +205,8 @@ def test_dpad_draws_once_a_block_and_dropped_positions_do_not_exist(model, inner
     "inner", [DKVCache(), DKVGreedyCache(), DLLMCache(), SparseCache(), DPadCache()], ids=str
 )
 def test_dpad_refuses_caches_that_choose_positions_themselves(inner) -> None:
-    with pytest.raises(DllmBenchError, match=f"inner {type(inner).__name__}.*over spans"):
-        DPadCache(inner)
+    with pytest.raises(DllmBenchError, match=f"DPadCache needs a inner with spans .*{inner}"):
+        replace(BASE, cache=DPadCache(inner))
 
 
 def test_sparse_layers_keep_their_own_share_of_what_is_around_the_block(model) -> None:
