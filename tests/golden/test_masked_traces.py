@@ -21,7 +21,9 @@ from tests.golden.cases import (
     request,
     steps_per_block,
 )
+from tests.helpers import Watched
 
+FAST_DLLM_PP = "new2026/fast_dllm_pp_cases.json"
 LLADA, LOPA, D2F = "llada/llada_cases.json", "dream/lopa_cases.json", "dream/d2f_cases.json"
 CACHED = ("fast_dllm_prefix_cache", "fast_dllm_dual_cache")
 BRANCHING = ("lopa_dream", "lopa_coder", "lopa_dream_one_block")
@@ -94,6 +96,28 @@ def test_llada_with_cache(case: Case) -> None:
     with agreement(case):
         assert list(generation.ids) == case["output"]
         assert [forward.fed for forward in generation.trace.forwards] == useful
+
+
+@replayed(FAST_DLLM_PP)
+def test_fast_dllm_pp(case: Case) -> None:
+    """Compare tokens, and what each forward fed and saw; every block is decoded, as released."""
+    params = case["params"]
+    settings = {
+        "select.delta": params["frechet_margin"],
+        "schedule.block": params["block_length"],
+        "cache": params["cache"],
+        "stop": "filled",
+    }
+    model = Watched(denoiser("llada"))
+    generation = composed("fast_dllm_pp", settings).generate(model, request(case))
+    fed = [
+        (plan.feed[0], canvas[0, slice(*plan.feed)].tolist())
+        for plan, canvas in zip(model.plans, model.canvases, strict=True)
+    ]
+    with agreement(case):
+        assert list(generation.ids) == case["output"]
+        assert len(generation.trace) == case["nfe"]
+        assert fed == [(call["start"], call["ids"]) for call in case["calls"]]
 
 
 def canvases(generation: Generation, case: Case) -> list[list[int]]:

@@ -24,7 +24,8 @@ from dllm_bench.methods.caches import NoCache
 from dllm_bench.methods.common import Blocks, Confidence, Pipeline, Threshold, TopK, Union
 from dllm_bench.methods.dinfer import Hierarchy
 from dllm_bench.methods.dream import Epsilon, Origin
-from dllm_bench.methods.fast_dllm import FirstOfBlock, Ration
+from dllm_bench.methods.fast_dllm import Factor, FirstOfBlock, Ration
+from dllm_bench.methods.fast_dllm_pp import FrechetBound
 from dllm_bench.methods.lopa import Lookahead
 from tests.helpers import ROLES, tiny_denoiser
 from tests.pieces import Table
@@ -163,6 +164,34 @@ def on_scores(
     return Scores(ids_KW, sure_W[None], sure_W[None]), window, state
 
 
+def test_a_bound_of_one_is_one_token_per_forward(model) -> None:
+    one, other = generate(BY_8, FrechetBound(1), model), generate(BY_8, TopK(), model)
+    assert (one.ids, one.born) == (other.ids, other.born)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.25, 0.6])
+def test_the_frechet_bound_commits_what_the_factor_does_and_more(delta) -> None:
+    """The same where all probabilities are equal, whatever the order of positions is."""
+    generator, more = torch.Generator().manual_seed(0), 0
+
+    def committed(select: Select, sure_W: Tensor) -> Tensor:
+        return select(*on_scores(sure_W, masked_W, block=8))[0] & masked_W
+
+    for _ in range(300):
+        sure_W = 1 - torch.rand(24, generator=generator, dtype=torch.float64) ** 4
+        masked_W, order_W = torch.rand(24, generator=generator) < 0.8, torch.randperm(8)
+        factor_W, bound_W = (committed(s, sure_W) for s in (Factor(1 - delta), FrechetBound(delta)))
+        assert not (factor_W & ~bound_W).any()
+        assert not (committed(FrechetBound(delta + 0.2), sure_W) & ~bound_W).any()
+        more += int((bound_W & ~factor_W).sum())
+        even_W = torch.full_like(sure_W, float(sure_W[0]))
+        assert committed(FrechetBound(delta), even_W).equal(committed(Factor(1 - delta), even_W))
+        moved_W, masked_W = (v.view(3, 8)[:, order_W].flatten() for v in (sure_W, masked_W))
+        expected_W = bound_W.view(3, 8)[:, order_W].flatten()
+        assert committed(FrechetBound(delta), moved_W).equal(expected_W)
+    assert more
+
+
 @pytest.mark.parametrize("select", [Epsilon(), Origin(), Ration(Threshold(0.9), 2)], ids=str)
 def test_steps_are_counted_in_one_open_block(select) -> None:
     with pytest.raises(DllmBenchError, match="needs a schedule with one open block at a time"):
@@ -172,6 +201,7 @@ def test_steps_are_counted_in_one_open_block(select) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
+        (lambda: FrechetBound(-0.1), "FrechetBound has delta -0.1"),
         (lambda: Epsilon(0), "Epsilon has steps 0"),
         (lambda: Origin(4, eps=2.0), "Origin has steps 4 and eps 2.0"),
         (lambda: Origin(4, ties="canvas"), "Origin has alg_temp None and ties canvas"),
