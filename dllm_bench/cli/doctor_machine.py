@@ -98,11 +98,13 @@ def device_lines() -> Iterator[Line]:
 
 def kernel_line(has_cuda: bool) -> Line:
     """Whether this package's Triton kernels run; they are tried on two rows of logits."""
+    import torch
+
     from dllm_bench.decoding import fused  # imports torch
 
     if not has_cuda:
         return OPTIONAL_MISSING, "kernels", "need a CUDA device; torch reads the logits here"
-    if fused.works():
+    if fused.works(torch.bfloat16):
         return OK, "kernels", "work: a round reads its logits once"
     return OPTIONAL_MISSING, "kernels", "do not work here: logits are read in several passes"
 

@@ -91,6 +91,17 @@ class RowWork(NamedTuple):
     """What the layers took from the cache."""
 
 
+class Execution(NamedTuple):
+    """How a forward ran, as a trace tells it; nothing of it changes what the forward computes."""
+
+    replayed: bool = False
+    """Whether it was a recorded CUDA graph."""
+    recorded: bool = False
+    """Whether its graph was recorded first, which takes several forwards' time."""
+    moved: bool = False
+    """Whether the cache moved K/V to longer buffers."""
+
+
 @dataclass(frozen=True, eq=False)
 class AddedRows:
     """Rows that every branch feeds beside those of the canvas; no row of the canvas sees them.
@@ -211,8 +222,8 @@ class KVCache(Protocol):
         """What the last forward did, if its plan had a `RowChoice`."""
 
     @property
-    def replayed(self) -> bool:
-        """Whether the last forward was a recorded CUDA graph."""
+    def execution(self) -> Execution:
+        """How the last forward ran."""
 
     def predicting(self, where_KL: Tensor) -> Tensor:
         """The rows that predict the positions `where`, bool (K, L)."""
@@ -243,10 +254,11 @@ class Denoiser(Protocol):
 
     position_bytes: int = 0  # bytes that a forward holds at least for every position it feeds
 
-    def expect_canvas(self, length: int) -> None:
-        """Learn the longest canvas of a run; a model whose shapes do not depend on it does nothing.
+    def expect_canvas(self, length: int, branches: int = 1) -> None:
+        """Learn the longest canvas of a run and the most branches of a forward; a model whose
+        shapes do not depend on them does nothing.
 
-        Without it, longer canvases are made room for as they come.
+        Without it, longer canvases and other shapes are made room for as they come.
         """
         return  # an empty body would make it abstract
 

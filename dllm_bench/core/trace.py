@@ -78,6 +78,8 @@ class Forward:
     read_bytes: Count = 0  # what is read from the cache, all layers together
     kept_bytes: Count = 0  # what the cache keeps after this call, all layers together
     replayed: bool = False  # whether it was a recorded CUDA graph (hardware.compile=max)
+    recorded: bool = False  # whether that graph was recorded first, within the time of this call
+    moved: bool = False  # whether the cache moved K/V to longer buffers
 
 
 @dataclass

@@ -4,16 +4,18 @@ Maximum, its index, sum of exp(x - max) and sum of exp(x - max) (x - max) take o
 in its published form one more, a cut at top-p the number of bits over four and three more. torch's
 own passes make a float32 copy of the logits and read it several times, or sort it; the kernels of
 `kernels` read the logits as they are. Triton comes with CUDA builds of torch. Where it is absent,
-cannot start or computes something else than torch does, `available` returns False.
+cannot start or computes something else than torch does, `available` returns False. It is tried once
+for each pair of dtypes, by the first request that needs it, which in a run is one that warms up.
 """
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 
 import torch
 from torch import Tensor
+
+from dllm_bench.fallbacks import fall_back
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SPAN = 8192  # logits of one part of a row, which one program reads
@@ -21,34 +23,48 @@ SEARCHED = 1024  # logits that a search compares with 16 bounds at a time
 WARPS = 8  # of 32 threads with 32 logits each: 64 registers on an H200, nothing spilled
 
 
-def available(logits: Tensor) -> bool:
-    """Whether `row_statistics` can take these logits: by their device and dtype, and by Triton."""
-    return logits.is_cuda and logits.dtype in DTYPES and works()
+def available(logits: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether the kernels can take these logits: by their device and dtype, and by Triton.
+
+    dtype: what logits are rounded to first, their own if None.
+    """
+    return logits.is_cuda and logits.dtype in DTYPES and works(logits.dtype, dtype)
 
 
 @cache
-def works(device: str = "cuda") -> bool:
-    """Whether the kernels run on the device and agree with torch; tried once, on two rows."""
+def works(dtype: torch.dtype, to: torch.dtype | None = None, device: str = "cuda") -> bool:
+    """Whether the kernels run on logits of `dtype` that are rounded to `to`, and agree with torch:
+    tried once, on two rows.
+    """
     try:
-        probe_RV = torch.linspace(-9, 9, 2 * (SPAN + 5), device=device).view(2, -1)
-        best_R, index_R, sum_R, weighted_R = row_statistics(probe_RV, entropy=True)
-        below_RV = probe_RV - best_R[:, None]
-        mass_RV = below_RV.exp()
-        assert weighted_R is not None  # because of entropy=True
-        torch.testing.assert_close(index_R, probe_RV.argmax(-1))
-        torch.testing.assert_close(best_R, probe_RV.amax(-1), rtol=0, atol=0)
-        torch.testing.assert_close(sum_R, mass_RV.sum(-1))
-        torch.testing.assert_close(weighted_R, (mass_RV * below_RV).sum(-1))
-        entropy_R = neg_entropy(probe_RV, best_R, sum_R, torch.float32, 0.5)
-        share_RV = probe_RV.softmax(-1)
-        torch.testing.assert_close(entropy_R, (share_RV * (share_RV + 0.5).log()).sum(-1))
-        kept_R = (keep_top_p(probe_RV, 0.5) > -torch.inf).sum(-1)
-        law_R = (share_RV.sort(descending=True).values.cumsum(-1) <= 0.5).sum(-1) + 1
-        torch.testing.assert_close(kept_R, law_R, rtol=0, atol=1)
+        compare_kernels(device, dtype, to or dtype)
     except Exception as error:
-        warnings.warn(f"Logits are read in several passes: Triton fails ({error}).", stacklevel=3)
+        fall_back(f"Logits in {dtype} are read in several passes", f"Triton fails ({error})", 4)
         return False
     return True
+
+
+def compare_kernels(device: str, dtype: torch.dtype, to: torch.dtype) -> None:
+    """Raise an error unless every kernel gives what torch's passes give, on two rows."""
+    probe_RV = torch.linspace(-9, 9, 2 * (SPAN + 5), device=device).view(2, -1).to(dtype)
+    law_RV, digit = probe_RV.to(to).double(), max(4 * torch.finfo(to).eps, 1e-5)
+    below_RV = law_RV - law_RV.amax(-1, keepdim=True)
+    mass_RV, share_RV = below_RV.exp(), law_RV.softmax(-1).to(to)
+    best_R, index_R, sum_R, weighted_R = row_statistics(probe_RV, True, to)
+    assert weighted_R is not None  # because entropy was asked for
+    entropy_R = neg_entropy(probe_RV, best_R, sum_R, to, 0.5)
+    for found_R, law_R, rtol, atol in (
+        (best_R, law_RV.amax(-1), 0, 0),
+        (index_R, (below_RV == 0).cumsum(-1).eq(0).sum(-1), 0, 0),
+        (sum_R, mass_RV.sum(-1), 1e-5, 0),
+        (weighted_R, (mass_RV * below_RV).sum(-1), 1e-5, 0),
+        (entropy_R, (share_RV * (share_RV + 0.5).log()).double().sum(-1), digit, digit),
+    ):
+        torch.testing.assert_close(found_R.double(), law_R.double(), rtol=rtol, atol=atol)
+    if dtype != torch.float64:
+        kept_R = (keep_top_p(probe_RV, 0.5) > -torch.inf).sum(-1)
+        above_RV = probe_RV.double().softmax(-1).sort(descending=True).values.cumsum(-1)
+        torch.testing.assert_close(kept_R, (above_RV <= 0.5).sum(-1) + 1, rtol=0, atol=1)
 
 
 def row_statistics(
@@ -85,12 +101,10 @@ def neg_entropy(
     from dllm_bench.decoding import kernels
 
     rows, parts, logits = _rows(logits_RV)
-    part_RX = best_R.new_empty((rows, parts))
+    part_RX, to = best_R.new_empty((rows, parts)), getattr(kernels.tl, str(dtype)[6:])
     with torch.cuda.device_of(logits_RV):
-        arguments = (logits, best_R, sum_R, part_RX, parts, SPAN)
-        kernels.entropy_of_parts[(rows * parts,)](
-            *arguments, getattr(kernels.tl, str(dtype)[6:]), eps, num_warps=WARPS
-        )
+        arguments = (logits, best_R, sum_R, part_RX, parts, SPAN, to, eps)
+        kernels.entropy_of_parts[(rows * parts,)](*arguments, num_warps=WARPS)
     return part_RX.sum(-1).to(dtype)
 
 

@@ -5,7 +5,9 @@ A part is what one program holds in registers, so no loop rescales anything. Wit
 row, 32 rows of 152,064 tokens would leave 100 of an H200's 132 multiprocessors idle and keep the
 others busy for 14 us (20 instructions a token). With 19 parts a row, all share 4 us of work and
 2 us of reading 9.7 MB, and the second kernel reads 76 numbers a row. This module imports Triton:
-only `fused` imports it, and only when it is called.
+only `fused` imports it, and only when it is called. Triton compiles a kernel anew for an integer
+that is 1 or a multiple of 16. Here integers are the vocabulary and the stride of rows, the same in
+all of a run; that they are multiples of 16 makes wide reads.
 """
 
 from __future__ import annotations
@@ -77,10 +79,7 @@ def of_parts(
 
 @triton.jit
 def of_rows(
-    part_4RX: tl.tensor,
-    row_4R: tl.tensor,
-    PARTS: tl.constexpr,
-    ENTROPY: tl.constexpr,
+    part_4RX: tl.tensor, row_4R: tl.tensor, PARTS: tl.constexpr, ENTROPY: tl.constexpr
 ) -> None:
     """Statistics of rows: one program per row; P is PARTS rounded up to a power of two."""
     row, apart = tl.program_id(0), tl.num_programs(0) * PARTS

@@ -94,10 +94,9 @@ def _published_entropy(
     logits_RV: Tensor, best_R: Tensor, sum_R: Tensor, dtype: torch.dtype, eps: float
 ) -> Tensor:
     """`neg_entropy` (R,) of rows whose maximum and sum of exponentials are known."""
-    if fused.available(logits_RV):
+    if fused.available(logits_RV, dtype):
         return fused.neg_entropy(logits_RV, best_R, sum_R, dtype, eps)
-    parts = _portions(logits_RV)
-    return torch.cat([neg_entropy(part_RV.to(dtype), "model", eps) for part_RV in parts])
+    return torch.cat([neg_entropy(part.to(dtype), "model", eps) for part in _portions(logits_RV)])
 
 
 def _portions(logits_RV: Tensor) -> Sequence[Tensor]:
@@ -114,24 +113,17 @@ def statistics(logits_RV: Tensor, dtype: torch.dtype, entropy: bool) -> Statisti
     The sums are of exp(x - max) and, if `entropy`, of exp(x - max) (x - max). Each (R,), in float32
     or float64.
     """
-    if fused.available(logits_RV):
+    if fused.available(logits_RV, dtype):
         return fused.row_statistics(logits_RV, entropy, dtype)
     parts = _portions(logits_RV)
     if len(parts) < 2:
         return _passes(at_least_float32(logits_RV.to(dtype)), entropy)
-    wide = torch.promote_types(dtype, torch.float32)
-    room = logits_RV.new_empty(2, *parts[0].shape, dtype=wide)
-    portions = [
-        _passes(at_least_float32(part_RV.to(dtype)), entropy, room[:, : len(part_RV)])
-        for part_RV in parts
-    ]
-    best, index, total, weighted = zip(*portions, strict=True)
-    return (
-        torch.cat(best),
-        torch.cat(index),
-        torch.cat(total),
-        torch.cat(weighted) if entropy else None,
-    )
+    room = logits_RV.new_empty(2, *parts[0].shape, dtype=torch.promote_types(dtype, torch.float32))
+    wide = (at_least_float32(part_RV.to(dtype)) for part_RV in parts)
+    portions = [_passes(part_RV, entropy, room[:, : len(part_RV)]) for part_RV in wide]
+    best, ids, total, weighted = map(tuple, zip(*portions, strict=True))
+    whole_R = torch.cat(weighted) if entropy else None
+    return torch.cat(best), torch.cat(ids), torch.cat(total), whole_R
 
 
 def _passes(logits_RV: Tensor, entropy: bool, room: Tensor | None = None) -> Statistics:
@@ -239,11 +231,13 @@ def add_gumbel(
 
 
 def keep_top_p(logits_KWV: Tensor, top_p: float, released_ties: bool = False) -> Tensor:
-    """-inf at tokens whose more probable tokens already sum to more than `top_p`.
+    """-inf at tokens whose more probable tokens already sum to more than `top_p`; 1 drops nothing.
 
     The most probable one stays. Of equal tokens the earlier ones count as more probable, or, with
     `released_ties`, those that torch.sort returns first.
     """
+    if np.float32(top_p) >= 1:  # a rounded sum may exceed 1 long before the last token
+        return logits_KWV
     if released_ties:
         return _keep_top_p_sorted(logits_KWV, top_p)
     if logits_KWV.dtype != torch.float64 and fused.available(logits_KWV):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import ForwardPlan, KVCache, RowWork
+from dllm_bench.core.denoiser import Execution, ForwardPlan, KVCache, RowWork
 from dllm_bench.core.request import Generation, Request, cut_reasons
 from dllm_bench.core.round import INSERTED, Round
 from dllm_bench.core.state import CUT, MASKED, DecodeState
@@ -32,9 +32,9 @@ class RoundLog:
     renewal_rounds: int | None  # `Cache.renewal_rounds`
     ticks: list[tuple[float, int]] = field(default_factory=list)  # time, masks of the open blocks
     forwards: list[tuple[ForwardKind, int, int, int]] = field(default_factory=list)
-    used: list[tuple[int, RowWork | None, bool]] = field(default_factory=list)
-    """Positions that the cache kept after each forward, the work of layers that chose rows, and
-    whether the forward was a recorded graph."""
+    used: list[tuple[int, RowWork | None, Execution]] = field(default_factory=list)
+    """Positions that the cache kept after each forward, the work of layers that chose rows, and how
+    the forward ran."""
     drafts: list[int] = field(default_factory=list)  # draft tokens that the forward verified
     winners: list[int] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ class RoundLog:
     def end(self, plan: ForwardPlan, branches: DecodeState) -> None:
         """Record what the forward left in the cache, and the work of layers that chose rows."""
         kept = plan.kept(min(self.kv.length, branches.length))
-        self.used.append((kept, self.kv.work, self.kv.replayed))
+        self.used.append((kept, self.kv.work, self.kv.execution))
 
     def trace(self, span: slice, revised: Sequence[tuple[Tensor, Tensor]]) -> Trace:
         """One row per forward; a round lasts from its copy to the host to the next one.
@@ -93,11 +93,10 @@ class RoundLog:
             for forward, ((before, masks), (after, _)), winner, forced, drafts in rows
         ]
         each = self.kv.bytes_per_position
-        for index, (kept, work, replayed) in enumerate(self.used):
+        for index, (kept, work, execution) in enumerate(self.used):
             done = work or RowWork(None, each * forwards[index].cached)
-            forwards[index] = replace(
-                forwards[index], **done._asdict(), kept_bytes=each * kept, replayed=replayed
-            )
+            facts = {**done._asdict(), **execution._asdict()}
+            forwards[index] = replace(forwards[index], **facts, kept_bytes=each * kept)
         for index, changes in enumerate(changes_of(revised, span)):
             forwards[index] = replace(forwards[index], changes=changes)
         for index, canvas in enumerate(self.canvas_lengths[: len(forwards)]):

@@ -189,7 +189,7 @@ def target_forward(active: Sequence[_ActiveRequest], plans: Sequence[ForwardPlan
     else:
         logits = model.forward_batch(canvases, plans, caches)
     for one, kv, plan in zip(active, caches, plans, strict=True):
-        one.forwards[-1] = replace(one.forwards[-1], replayed=kv.replayed)
+        one.forwards[-1] = replace(one.forwards[-1], **kv.execution._asdict())
         kv.keep(plan, torch.zeros((), dtype=torch.long, device=model.device))
     return [logits_1RV[0] for logits_1RV in logits]
 

@@ -99,8 +99,7 @@ class Sampled(Score):
         """Logits divided by the temperature, -inf at tokens that cannot be drawn."""
         if self.temperature > 0:
             logits_KWV = rounded(logits_KWV, self.inner.precision) / self.temperature
-        if self.top_p < 1:
-            logits_KWV = keep_top_p(logits_KWV, self.top_p, self.released_ties)
+        logits_KWV = keep_top_p(logits_KWV, self.top_p, self.released_ties)
         if self.top_k is not None:
             logits_KWV = keep_top_k(logits_KWV, self.top_k)
         return logits_KWV

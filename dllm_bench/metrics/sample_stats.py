@@ -77,6 +77,8 @@ class SampleStats:
     kl_nats: float | None = None  # KL of uncached from cached, summed over `kl_rows`
     kl_rows: Count | None = None  # masked positions that it was measured at, each forward counted
     replayed: Count | None = None  # forwards that were recorded CUDA graphs
+    recorded: Count | None = None  # forwards within which a graph was recorded: times include it
+    moved: Count | None = None  # forwards for which the cache moved K/V to longer buffers
     retokenised: bool | None = None  # served model: tokens were counted here, not by the server
 
     @classmethod
@@ -148,6 +150,8 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
         "cache_kept": max((forward.kept_bytes for forward in forwards), default=0),
         "forced": sum(forward.forced for forward in forwards),
         "replayed": sum(forward.replayed for forward in forwards),
+        "recorded": sum(forward.recorded for forward in forwards),
+        "moved": sum(forward.moved for forward in forwards),
         "remasked": sum(made.remasked for made in generation.trace.writes(generation.born)),
         "idle": idle_forwards(generation),
         "idle_dinfer": idle_forwards(generation, unroll=4, tokens_per_forward=8),

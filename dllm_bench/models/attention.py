@@ -19,7 +19,6 @@ queries, A attention heads, E head size.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dllm_bench.core.denoiser import AddedRows, ForwardPlan, fed_positions
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.fallbacks import fall_back
 from dllm_bench.models.kv import PositionCache, Span
 from dllm_bench.models.layer_ops import join
 
@@ -408,14 +408,29 @@ def attend_with_mass(
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, attn_mask=mask
         )
-    elif query.dtype in HALF and mask is None:
-        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
-    elif mask is not None and query.dtype in HALF and masked_kernel_works(query.dtype):
-        found = _attend_masked(query, key, value, mask)
+        attended, mass = found[:2]
+    elif query.dtype in HALF and mass_kernel_works(
+        mask is not None, query.dtype, (query.shape[1], *key.shape[1::2])
+    ):
+        attended, mass = _attend_by_kernel(query, key, value, mask)
     else:
         return _attend_by_products(query, key, value, mask)
-    attended, mass = found[:2]
     return attended.transpose(1, 2), mass
+
+
+def _attend_by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention (P, A, F, E) and mass (P, A, F) by torch's CUDA kernels.
+
+    Of torch's public functions, `scaled_dot_product_attention` returns no mass, FlexAttention is
+    fast only under torch.compile, and `varlen_attn` needs tensors of lengths, whose launches and
+    checks in Python would be those of every layer.
+    """
+    if mask is not None:
+        return _attend_masked(query, key, value, mask)
+    attended, mass, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
+    return attended, mass
 
 
 def _attend_masked(
@@ -445,25 +460,47 @@ def _attend_masked(
 
 
 @lru_cache
-def masked_kernel_works(dtype: torch.dtype, device: str = "cuda") -> bool:
-    """Whether `_attend_masked` agrees with products of matrices; tried once."""
-    generator = torch.Generator(device).manual_seed(0)
+def mass_kernel_works(
+    masked: bool, dtype: torch.dtype, heads: tuple[int, int, int], device: str = "cuda"
+) -> bool:
+    """Whether `_attend_by_kernel` agrees with products of matrices; tried once.
+
+    heads: of queries, and of K/V, and their size.
+    """
     try:
-        for sequences, heads in ((1, 4), (2, 4), (2, 2)):
-            query, key, value = (
-                torch.randn(sequences, n, 32, 64, generator=generator, device=device).to(dtype)
-                for n in (heads, 2, 2)
-            )
-            mask = query.new_zeros(sequences, 1, 32, 32)
-            mask[:, :, 5:, 20:] = HIDDEN
-            found = _attend_masked(query, key, value, mask)
-            attended, mass = _attend_by_products(query, key, value, mask)
-            torch.testing.assert_close(found[0].transpose(1, 2), attended, atol=0.02, rtol=0.02)
-            torch.testing.assert_close(found[1].float(), mass, atol=0.02, rtol=0.02)
+        _compare_mass_kernel(masked, dtype, heads, device)
     except Exception as error:
-        warnings.warn(f"Attention takes more launches: its kernel fails ({error}).", stacklevel=4)
+        queries, groups, width = heads
+        kind = "masked attention" if masked else "attention"
+        fall_back(
+            f"Branches take more launches and memory in {kind} of {queries} over {groups} heads of "
+            f"{width} in {dtype}",
+            f"torch's kernel fails ({error})",
+            5,
+        )
         return False
     return True
+
+
+def _compare_mass_kernel(
+    masked: bool, dtype: torch.dtype, heads: tuple[int, int, int], device: str
+) -> None:
+    """Raise an error unless `_attend_by_kernel` gives what products give, for one sequence over
+    many positions and for several windows.
+    """
+    generator, (queries, groups, width) = torch.Generator(device).manual_seed(0), heads
+    for sequences, length in ((1, 96), (3, 32)):
+        query, key, value = (
+            torch.randn(sequences, n, rows, width, generator=generator, device=device).to(dtype)
+            for n, rows in ((queries, 32), (groups, length), (groups, length))
+        )
+        mask = query.new_zeros(sequences, 1, 32, length) if masked else None
+        if mask is not None:
+            mask[:, :, 5:, 20:] = HIDDEN
+        attended, mass = _attend_by_kernel(query, key, value, mask)
+        wanted = _attend_by_products(query, key, value, mask)
+        torch.testing.assert_close(attended.transpose(1, 2), wanted[0], atol=0.02, rtol=0.02)
+        torch.testing.assert_close(mass.float(), wanted[1], atol=0.02, rtol=0.02)
 
 
 def _attend_by_products(

@@ -2,12 +2,14 @@
 
 Starting the kernels of a forward of few rows takes the host a third to a half of the time that the
 device needs for it (modelled by scripts/perf/model.py, Python not counted). So forwards of up to
-`ROWS` rows are recorded once and replayed by one launch. Branches and windows are padded to powers
-of two, K/V of all requests take turns in one store, and tokens, positions and masks are written
-into tensors that stay where they are; a run has a handful of shapes. Rows beyond the window are
-hidden from the others. Longer forwards, which keep the device busy for more than twice the host's
-time, and prefills run as they do without graphs, and so do those of `why_not_replayed`, with a
-warning. On a CPU the same function runs on the same shapes, and nothing is recorded.
+`ROWS` rows are recorded once and replayed by one launch. Branches are padded to powers of two and
+windows to `WINDOWS`, K/V of all requests take turns in one store, and tokens, positions and masks
+are written into tensors that stay where they are; a run has a handful of shapes. Where its longest
+canvas and its branches are told before (`expect_canvas`), its first forward records all of them,
+which is one of a request that warms up. Rows beyond the window are hidden from the others. Longer
+forwards, those to which padding would add much, and prefills run as they do without graphs, and so
+do those of `why_not_replayed`, with a warning. On a CPU the same function runs on the same shapes,
+and nothing is recorded.
 
 Shapes: K branches, F fed positions, both padded; N layers, G heads of keys and values, C positions
 of the store, E head size, H hidden size.
@@ -18,6 +20,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -31,16 +35,26 @@ from dllm_bench.models.kv import PositionCache, Span, buffer
 from dllm_bench.models.layers import PlainLayer
 from dllm_bench.models.transformer import TransformerDenoiser, is_causal
 
-ROWS = 256
-"""Rows of a forward that is recorded, padding included. Products of more rows take longer than the
-weights take to be read, and more than twice as long as a host takes to start the kernels."""
-WINDOW, CANVAS = 32, 256  # the shortest window; a store's positions are a multiple of the latter
+ROWS = 512
+"""Rows of the longest forward that is recorded, padding included: LoPA's base and seven branches
+over two open blocks of 32."""
+BOUND, PADDING = 256, 1.25
+"""From `BOUND` rows on, products take longer than the weights take to be read, so that each row
+costs time. Padding may then multiply the rows by `PADDING` at most."""
+WINDOWS = (32, 64, 96, 128, 256, 512)
+"""What windows are padded to: one to four blocks of 32, then powers of two."""
+CANVAS = 256  # a store's positions are a multiple
 WARM = 2  # calls before a graph is recorded, in which libraries choose kernels and take memory
 
 
-def padded(count: int, least: int = 1) -> int:
-    """The next power of two, at least `least`."""
-    return max(least, 1 << (count - 1).bit_length())
+def padded(branches: int) -> int:
+    """The next power of two."""
+    return 1 << (branches - 1).bit_length()
+
+
+def padded_window(fed: int) -> int:
+    """The next of `WINDOWS`; beyond these the next power of two, which is not recorded."""
+    return next((window for window in WINDOWS if window >= fed), padded(fed))
 
 
 def why_not_replayed(plan: ForwardPlan, spans: tuple[Span, ...]) -> str | None:
@@ -69,21 +83,33 @@ class FixedShape:
     feature_layers: tuple[int, ...]
     """Layers whose outputs are read."""
 
+    @property
+    def rows(self) -> int:
+        """K * F."""
+        return self.branches * self.window
+
 
 class SharedStore:
-    """K/V of all layers, which one request at a time uses."""
+    """K/V of all layers, which one request at a time uses; cached ones, and those of a forward."""
 
     def __init__(self, layers: int, heads: tuple[int, int], length: int, like: Tensor) -> None:
         groups, width = heads
         self.length = length
         with torch.inference_mode(False):  # written in and out of inference mode
             self.stored_N21GCE = like.new_zeros(layers, 2, 1, groups, length, width)
+            self._fresh_X = like.new_zeros(layers * 2 * groups * width * ROWS)
         self._views = [(both[0], both[1]) for both in self.stored_N21GCE]
         self._owner: weakref.ref[PositionCache] | None = None
 
     def layer(self, index: int) -> Slots:
         """Keys and values (1, G, C, E) of a layer."""
         return self._views[index]
+
+    def fresh(self, branches: int, window: int) -> Tensor:
+        """Where a forward writes its K/V, (N, 2, K, G, F, E): one place for all shapes."""
+        layers, _, _, groups, _, width = self.stored_N21GCE.shape
+        shape = (layers, 2, branches, groups, window, width)
+        return self._fresh_X[: prod(shape)].view(shape)
 
     def lend(self, kv: PositionCache) -> None:
         """Make this the place of a request's K/V; those of the one before move out, if it lives."""
@@ -102,7 +128,6 @@ class FixedForward:
 
     def __init__(self, shape: FixedShape, store: SharedStore, like: Tensor) -> None:
         branches, window = shape.branches, shape.window
-        layers, _, _, groups, _, width = store.stored_N21GCE.shape
         self.shape, self._store = shape, store
         device = like.device
         with torch.inference_mode(False):
@@ -110,7 +135,7 @@ class FixedForward:
             self.position_1F = torch.zeros(1, window, dtype=torch.long, device=device)
             own_K1FF = like.new_zeros(branches, 1, window, window)
             cached_C = like.new_zeros(shape.cached) if shape.cached else None
-            self._fresh_N2KGFE = like.new_zeros(layers, 2, branches, groups, window, width)
+        self._fresh_N2KGFE = store.fresh(branches, window)
         self.mask = FixedWindows(own_K1FF, cached_C)
         self._slots = [(both[0], both[1]) for both in self._fresh_N2KGFE]
         self._written: dict[str, object] = {}
@@ -184,13 +209,13 @@ class FixedForward:
         if self._graph is not None:
             self._graph.replay()
         elif self.ids_KF.is_cuda and model.records:
-            self._record(model)
+            self.record(model)
         else:
             self._outputs = model.run_fixed(self)
         assert self._outputs is not None
         return self._outputs
 
-    def _record(self, model: FixedShapeDenoiser) -> None:
+    def record(self, model: FixedShapeDenoiser) -> None:
         """Record the graph, and replay it: recording computes nothing."""
         side = torch.cuda.Stream(self.ids_KF.device)
         side.wait_stream(torch.cuda.current_stream(self.ids_KF.device))
@@ -207,6 +232,7 @@ class FixedForward:
             self._outputs = model.run_fixed(self)
             return
         self._graph = graph
+        model.recordings += 1
         graph.replay()
 
     @property
@@ -238,17 +264,33 @@ class FixedShapeDenoiser(TransformerDenoiser):
         self._store: SharedStore | None = None
         self._warned: set[str] = set()
         self._longest = CANVAS
+        self._most_branches = 0  # of a forward in this run; 0: unknown
+        self._prepared: set[tuple[int, ...]] = set()  # feature layers of the runs' shapes recorded
+        self._met: set[FixedShape] = set()
         self.records = True  # whether graphs are recorded on a CUDA device
-        self.shapes_met = 0  # those that a longer store replaced included
+        self.recordings = 0  # graphs recorded
         self.pool: Any = None  # memory that all graphs share
 
-    def expect_canvas(self, length: int) -> None:
-        """Make the store long enough for canvases of this length."""
+    @property
+    def shapes_met(self) -> int:
+        """Shapes of forwards until here, those that a longer store replaced included."""
+        return len(self._met)
+
+    def expect_canvas(self, length: int, branches: int = 1) -> None:
+        """Make the store long enough for canvases of this length, and let the next forward record
+        all shapes of forwards of at most that number of branches.
+        """
+        self._make_room(length)
+        if branches > self._most_branches:
+            self._most_branches = branches
+            self._prepared.clear()
+
+    def _make_room(self, length: int) -> None:
         self._longest = max(self._longest, length + -length % CANVAS)
 
     def new_cache(self, length: int) -> PositionCache:
         """An empty cache for a canvas of `length` positions."""
-        self.expect_canvas(length)
+        self._make_room(length)
         return super().new_cache(length)
 
     def stop_recording(self, error: Exception) -> None:
@@ -277,6 +319,7 @@ class FixedShapeDenoiser(TransformerDenoiser):
         shape = self._shape(branches, fed, plan, kv)
         if shape is None:
             return super()._layers(tokens_KF, plan, kv)
+        before = self.recordings
         forward = self._forward(shape)
         if shape.cached or plan.stores:
             self._shared_store().lend(kv)
@@ -286,15 +329,15 @@ class FixedShapeDenoiser(TransformerDenoiser):
             kv.features = features[:branches, :fed].clone()
         if plan.stores:
             kv.of_all_layers = (self._shared_store().stored_N21GCE, forward.fresh(branches, fed))
-        kv.replayed = forward.is_recorded
+        kv.graph = (forward.is_recorded, self.recordings > before)
         return hidden_KFH[:branches, :fed].clone()
 
     def _shape(
         self, branches: int, fed: int, plan: ForwardPlan, kv: PositionCache
     ) -> FixedShape | None:
         """The shape that a forward is padded to; None: it runs as it is."""
-        shape = FixedShape(padded(branches), padded(fed, WINDOW), 0, plan.feature_layers)
-        too_long = shape.branches * shape.window > ROWS
+        shape = FixedShape(padded(branches), padded_window(fed), 0, plan.feature_layers)
+        too_long = shape.rows > ROWS or shape.rows > max(BOUND, PADDING * branches * fed)
         once = plan.kind is ForwardKind.PREFILL  # of a request, and of many lengths
         if once or too_long or why_not_replayed(plan, kv.spans) is not None:
             return None
@@ -304,19 +347,42 @@ class FixedShapeDenoiser(TransformerDenoiser):
         """The store, long enough for every canvas so far; a longer one has graphs of its own."""
         if self._store is None or self._store.length < self._longest:
             self._forwards = {s: one for s, one in self._forwards.items() if not s.cached}
+            self._prepared.clear()
             weight = self.module.lm_head.weight
             self._store = SharedStore(self.num_layers, self._heads, self._longest, weight)
         return self._store
 
+    def run_shapes(self, feature_layers: tuple[int, ...]) -> list[FixedShape]:
+        """Every shape that a forward may have, by what `expect_canvas` learned."""
+        store = self._shared_store()
+        every_K = [1 << n for n in range(padded(self._most_branches).bit_length())]
+        windows = [window for window in WINDOWS if window <= padded_window(store.length)]
+        shapes = (
+            FixedShape(branches, window, cached, feature_layers)
+            for branches, window, cached in product(every_K, windows, (0, store.length))
+        )
+        return [shape for shape in shapes if shape.rows <= ROWS]
+
+    def _prepare(self, feature_layers: tuple[int, ...]) -> None:
+        """Record every shape of a run at once, before its first request counts."""
+        self._prepared.add(feature_layers)
+        for shape in self.run_shapes(feature_layers):
+            if self.records and shape not in self._forwards:
+                self._made(shape).record(self)
+
     def _forward(self, shape: FixedShape) -> FixedForward:
-        if shape not in self._forwards:
-            if self.pool is None and self.device.type == "cuda":
-                self.pool = torch.cuda.graph_pool_handle()
-            self._forwards[shape] = FixedForward(
-                shape, self._shared_store(), self.module.lm_head.weight
-            )
-            self.shapes_met += 1
-        return self._forwards[shape]
+        self._met.add(shape)
+        unknown = self._most_branches == 0 or shape.feature_layers in self._prepared
+        if self.device.type == "cuda" and not unknown:
+            self._prepare(shape.feature_layers)
+        return self._forwards.get(shape) or self._made(shape)
+
+    def _made(self, shape: FixedShape) -> FixedForward:
+        if self.pool is None and self.device.type == "cuda":
+            self.pool = torch.cuda.graph_pool_handle()
+        forward = FixedForward(shape, self._shared_store(), self.module.lm_head.weight)
+        self._forwards[shape] = forward
+        return forward
 
     def run_fixed(self, forward: FixedForward) -> tuple[Tensor, Tensor | None]:
         """The layers over what was written into `forward`."""

@@ -1,6 +1,11 @@
 """The Triton kernels of `layer_ops`.
 
 This module imports Triton: only `layer_ops` imports it, and only when it starts a kernel.
+
+Triton compiles a kernel anew for an integer that is 1 or a multiple of 16, unless it is named in
+`do_not_specialize`, which holds for integers alone and not for those in a tuple. So a number of
+rows, which follows the prompt, is an argument of its own and named. Widths and strides are not:
+they are the same in all of a run, and that they are multiples of 16 makes wide reads.
 """
 
 from __future__ import annotations
@@ -24,12 +29,13 @@ def swiglu(
     tl.store(out + row * width + at_S, value_S.to(out.dtype.element_ty), mask=there_S)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rotate(
     head: tl.tensor,
     slots: tl.tuple,
     rotation: tl.tuple,
     weight: tl.tensor,
+    rows: tl.tensor,
     strides: tl.tuple,
     eps: tl.tensor,
     SHAPE: tl.constexpr,
@@ -37,27 +43,27 @@ def rotate(
     """Norm and rotation of a head of queries or keys, or the copy of one of values: one program per
     head of a row. Keys and values go to their slots.
 
-    weight: of the norm, or None. strides: positions of a sequence, then elements between sequences,
-    heads and rows of the slots. SHAPE: heads of all kinds, heads of keys, head size.
+    weight: of the norm, or None. rows: positions of a sequence. strides: elements between
+    sequences, heads and rows of the slots. SHAPE: heads of all kinds, heads of keys, head size.
     """
     HEADS: tl.constexpr = SHAPE[0]
     GROUPS: tl.constexpr = SHAPE[1]
     WIDTH: tl.constexpr = SHAPE[2]
     program = tl.program_id(0)
     row, index = program // HEADS, program % HEADS
-    position = row % strides[0]
+    position = row % rows
     lane_H = tl.arange(0, triton.next_power_of_2(WIDTH // 2))
     there_H = lane_H < WIDTH // 2
     to = head + program.to(tl.int64) * WIDTH
     low_H = tl.load(to + lane_H, mask=there_H).to(tl.float32)
     high_H = tl.load(to + WIDTH // 2 + lane_H, mask=there_H).to(tl.float32)
     group = index - (HEADS - 2 * GROUPS)
-    place = (row // strides[0]).to(tl.int64) * strides[1] + position.to(tl.int64) * strides[3]
+    place = (row // rows).to(tl.int64) * strides[0] + position.to(tl.int64) * strides[2]
     if group >= GROUPS:
-        to = slots[1] + place + (group - GROUPS).to(tl.int64) * strides[2]
+        to = slots[1] + place + (group - GROUPS).to(tl.int64) * strides[1]
     else:
         if group >= 0:
-            to = slots[0] + place + group.to(tl.int64) * strides[2]
+            to = slots[0] + place + group.to(tl.int64) * strides[1]
         if weight is not None:
             low_H, high_H = normed(low_H, high_H, weight + index * WIDTH, eps, there_H, WIDTH)
         cos_H = tl.load(rotation[0] + position * WIDTH + lane_H, mask=there_H).to(tl.float32)
@@ -85,26 +91,27 @@ def normed(
     return low_H * scale * low_weight_H, high_H * scale * high_weight_H
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "windowed"])
 def join(
     old: tl.tensor,
     old_mass: tl.tensor,
     own: tl.tensor,
     own_mass: tl.tensor,
     out: tl.tensor,
-    rows: tl.tuple,
+    rows: tl.tensor,
+    windowed: tl.tensor,
     SHAPE: tl.constexpr,
 ) -> None:
-    """Two attentions joined: one program per head of a row. rows: all, and those of a window.
-    SHAPE: heads, head size.
+    """Two attentions joined: one program per head of a row. windowed: rows of a window. SHAPE:
+    heads, head size.
     """
     HEADS: tl.constexpr = SHAPE[0]
     WIDTH: tl.constexpr = SHAPE[1]
     program = tl.program_id(0)
     row, head = program // HEADS, program % HEADS
-    window, within = row // rows[1], row % rows[1]
-    below = tl.load(own_mass + (window * HEADS + head) * rows[1] + within)
-    below -= tl.load(old_mass + head * rows[0] + row)
+    window, within = row // windowed, row % windowed
+    below = tl.load(own_mass + (window * HEADS + head) * windowed + within)
+    below -= tl.load(old_mass + head * rows + row)
     share = 1 / (1 + tl.exp(below))
     lane_E = tl.arange(0, triton.next_power_of_2(WIDTH))
     there_E, at_E = lane_E < WIDTH, program.to(tl.int64) * WIDTH + lane_E

@@ -19,11 +19,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dllm_bench.core.denoiser import ForwardPlan, PositionSets, RowWork
+from dllm_bench.core.denoiser import Execution, ForwardPlan, PositionSets, RowWork
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import ForwardKind
 
 Span = tuple[int, int]
+GROWTH = 1.5  # by which buffers grow at least, so that a rising need moves few of them
 
 
 class LayerCache:
@@ -38,6 +39,7 @@ class LayerCache:
         self.keeps_fresh = False  # whether `store` will want the fresh K/V
         self.appends = False  # whether fresh K/V are written after the cached ones
         self.in_place = False  # whether they were
+        self.moved = False  # whether the last forward moved the buffers to longer ones
         self.fresh: tuple[Tensor, Tensor] | None = None
         self.read_C: Tensor | None = None  # in place of `spans`, for a plan with sets
         self.outputs: list[Tensor] = []  # kept outputs of attention and MLP, see `chosen_rows`
@@ -124,11 +126,15 @@ class LayerCache:
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
     def _grow(self, length: int) -> None:
-        """Enlarge the buffers to `length` positions, if all branches need more than the canvas."""
+        """Enlarge the buffers to at least `length` positions, if all branches need more than the
+        canvas.
+        """
         assert self.keys is not None
         assert self.values is not None
         if length > self.keys.shape[2]:
+            length = max(length, int(GROWTH * self.keys.shape[2]))
             self.keys, self.values = (buffer(s, length, s) for s in (self.keys, self.values))
+            self.moved = True
 
     def store(self, plan: ForwardPlan, branches: int, branch: Tensor) -> None:
         """Copy the branch's fresh K/V of `plan.store` into the buffers, unless they are there."""
@@ -186,7 +192,7 @@ class PositionCache:
         self._boundary: dict[int, Tensor] = {}
         self.probes: list[Tensor] = []  # of each layer, by the last plan with `probe`
         self.work: RowWork | None = None  # of the last forward, if each layer chose its rows
-        self.replayed = False  # whether the last forward was a recorded graph
+        self.graph = (False, False)  # whether the last forward was one, and whether it recorded it
         self.of_all_layers: tuple[Tensor, Tensor] | None = None
         """Stored (N, 2, 1, G, C, E) and last computed (N, 2, K, G, F, E) K/V, where those of all
         layers are one tensor."""
@@ -204,7 +210,9 @@ class PositionCache:
     def begin(self, plan: ForwardPlan, canvas: int) -> None:
         """Prepare for the forward of `plan`: it sees cached positions outside of the fed span."""
         self._held = self.features = self.of_all_layers = None
-        self.replayed = False
+        self.graph = (False, False)
+        for layer in self.positions:
+            layer.moved = False
         if plan.probe is not None:
             self.probes = []
         self.work = None
@@ -284,6 +292,11 @@ class PositionCache:
             self._keep_boundary(plan, pick(hidden_KFH, 0, branch))
         self._length = max(self._length, last)
         self.kept, self._held = plan, None
+
+    @property
+    def execution(self) -> Execution:
+        """How the last forward ran."""
+        return Execution(*self.graph, any(layer.moved for layer in self.positions))
 
     @property
     def bytes_per_position(self) -> int:

@@ -9,7 +9,6 @@ head size, X = A + 2 G.
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any
 
@@ -17,53 +16,64 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
+from dllm_bench.fallbacks import fall_back
+
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of each position's angles, (1, F, E) each; both halves of E are equal."""
 BLOCK = 1024  # numbers that a program of `swiglu` writes
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels compute in float32
 
 
 def has_kernels(values: Tensor) -> bool:
-    """Whether Triton's kernels can take these values: by their device, and by Triton."""
-    return values.is_cuda and kernels_work()
+    """Whether Triton's kernels can take these values: by their device and dtype, and by Triton."""
+    return values.is_cuda and values.dtype in DTYPES and kernels_work(values.dtype)
 
 
 @cache
-def kernels_work(device: str = "cuda") -> bool:
-    """Whether the kernels run on the device and agree with torch; tried once."""
+def kernels_work(dtype: torch.dtype, device: str = "cuda") -> bool:
+    """Whether the kernels run on values of `dtype` and agree with torch; tried once."""
     try:
-        compare_kernels(device)
+        compare_kernels(device, dtype)
     except Exception as error:
-        warnings.warn(f"Layers start more launches: Triton fails ({error}).", stacklevel=4)
+        fall_back(f"Layers in {dtype} start more launches", f"Triton fails ({error})", 4)
         return False
     return True
 
 
-def compare_kernels(device: str) -> None:
-    """Raise an error unless every kernel gives what torch's passes give, on a few rows."""
-    numbers = torch.linspace(-2, 2, 3 * 8 * 16, device=device)
+def compare_kernels(device: str, dtype: torch.dtype = torch.float32) -> None:
+    """Raise an error unless every kernel gives what torch's passes give in float32, on a few rows
+    of `dtype`, but for rounding.
+    """
+    numbers = torch.linspace(-2, 2, 3 * 8 * 16, device=device).to(dtype)
     gate_up_NI = numbers.view(3, 128)
-    torch.testing.assert_close(swiglu_kernel(gate_up_NI), _swiglu(*gate_up_NI.chunk(2, -1)))
+    _compare(swiglu_kernel(gate_up_NI), _swiglu(*gate_up_NI.float().chunk(2, -1)))
     _compare_join(numbers)
     heads_1NAE, angles_1NE = numbers.view(1, 3, 8, 16), numbers[:24].view(1, 3, 8).repeat(1, 1, 2)
     rotation = (angles_1NE.cos(), angles_1NE.sin())
     weight_AE = numbers[:96].view(6, 16)
     for weight in (None, weight_AE):
-        query_key = heads_1NAE[:, :, :6]
-        normed = query_key if weight is None else normed_heads(query_key, weight, 1e-6)
-        expected = rotated(normed, rotation)
+        query_key = heads_1NAE[:, :, :6].float()
+        normed = query_key if weight is None else normed_heads(query_key, weight.float(), 1e-6)
+        expected = rotated(normed, (rotation[0].float(), rotation[1].float()))
         keys, values = (numbers.new_empty(1, 2, 3, 16) for _ in range(2))
         query = rotate_kernel(heads_1NAE.clone(), rotation, (keys, values), weight, 1e-6)
-        torch.testing.assert_close(query, expected[:, :, :4])
-        torch.testing.assert_close(keys, expected[:, :, 4:].transpose(1, 2))
-        torch.testing.assert_close(values, heads_1NAE[:, :, 6:].transpose(1, 2))
+        _compare(query, expected[:, :, :4])
+        _compare(keys, expected[:, :, 4:].transpose(1, 2))
+        _compare(values, heads_1NAE[:, :, 6:].transpose(1, 2).float())
+
+
+def _compare(found: Tensor, expected: Tensor) -> None:
+    """Raise an error where a kernel's result is not `expected`, rounded to its dtype."""
+    digit = max(torch.finfo(found.dtype).eps, 1e-6)
+    torch.testing.assert_close(found.float(), expected, rtol=2 * digit, atol=1e-5)
 
 
 def _compare_join(numbers: Tensor) -> None:
     """`compare_kernels` of `join`: three windows of 2 rows, 4 heads of 16."""
     old_1NAE, own_BFAE = numbers.view(1, 6, 4, 16), numbers.flip(0).view(3, 2, 4, 16)
-    old_1AN, own_BAF = numbers[:24].view(1, 4, 6), numbers[-24:].view(3, 4, 2)
-    values = (old_1NAE, old_1AN, own_BFAE, own_BAF)
-    torch.testing.assert_close(join_kernel(*values), _join(*values))
+    old_1AN, own_BAF = numbers[:24].view(1, 4, 6).float(), numbers[-24:].view(3, 4, 2).float()
+    expected = _join(old_1NAE.float(), old_1AN, own_BFAE.float(), own_BAF)
+    _compare(join_kernel(old_1NAE, old_1AN, own_BFAE, own_BAF), expected)
 
 
 def start(name: str, programs: int, *arguments: Any, warps: int = 4) -> None:
@@ -126,9 +136,8 @@ def rotate_kernel(
     """
     sequences, rows, heads, width = heads_PFXE.shape
     groups = slots[0].shape[1]
-    strides = (rows, *slots[0].stride()[:3])
     shape = (heads, groups, width)
-    arguments = (heads_PFXE, slots, rotation, weight_QE, strides, eps, shape)
+    arguments = (heads_PFXE, slots, rotation, weight_QE, rows, slots[0].stride()[:3], eps, shape)
     start("rotate", sequences * rows * heads, *arguments, warps=1)
     return heads_PFXE[:, :, : heads - 2 * groups]
 
@@ -155,5 +164,5 @@ def join_kernel(old_1NAE: Tensor, old_1AN: Tensor, own_BFAE: Tensor, own_BAF: Te
     (_, rows, heads, width), window = old_1NAE.shape, own_BFAE.shape[1]
     out_1NAE = torch.empty_like(old_1NAE)
     arguments = (old_1NAE, old_1AN.contiguous(), own_BFAE, own_BAF.contiguous(), out_1NAE)
-    start("join", rows * heads, *arguments, (rows, window), (heads, width), warps=1)
+    start("join", rows * heads, *arguments, rows, window, (heads, width), warps=1)
     return out_1NAE

@@ -27,13 +27,21 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request, cut_reasons
 from dllm_bench.core.state import check_no_masks
 from dllm_bench.core.trace import Trace
+from dllm_bench.fallbacks import FALLBACKS
 from dllm_bench.metrics.sample_stats import count_sample
 from dllm_bench.runs import scheduling
 from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
 from dllm_bench.runs.observers import Observer, ObserverGroup, RunningMetrics
 from dllm_bench.store import provenance
 from dllm_bench.store.hardware import memory_bytes
-from dllm_bench.store.record import WARNING, BaselineSample, RunRecord, SampleRecord, Session
+from dllm_bench.store.record import (
+    FALLBACK,
+    WARNING,
+    BaselineSample,
+    RunRecord,
+    SampleRecord,
+    Session,
+)
 from dllm_bench.store.seal import seal
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import OpenRunFolder, RunShare, Store
@@ -294,12 +302,15 @@ class RunSession:
         scheduling.restore()
         warmups = requests[:WARMUPS]
         longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
-        self.loaded.denoiser.expect_canvas(longest)
+        branches = max(decoder.summary().branches for decoder in self._in_turn(0))
+        self.loaded.denoiser.expect_canvas(longest, branches)
         self._require_memory(max(warmups, key=lambda request: request.max_new_tokens))
         self._warm_up(warmups)
         environment = provenance.environment_of(self.spec)
         if note := self._note():
             environment[WARNING] = note
+        if FALLBACKS:
+            environment[FALLBACK] = " ".join(FALLBACKS)
         index = self.opened.begin(Session(self.deps.now(), len(warmups), environment))
         self.opened.note(f"session {index}: {len(self.opened.samples)} samples were done")
         return index

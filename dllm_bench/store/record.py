@@ -45,6 +45,7 @@ SCHEMA = 4  # raised with every change of the stored form
 HASHED = 3  # records from this version on carry a hash of their text
 NAMED = 4  # records from this version on hold registered names instead of module paths
 WARNING = "warning"  # entry of `Session.environment`: what the run's decoder may cost
+FALLBACK = "fallbacks"  # entry of `Session.environment`: slower paths that the machine forced
 ENVIRONMENT: dict[str, Any] = {
     "load": float | None,
     "cores": int | None,

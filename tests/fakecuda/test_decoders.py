@@ -10,7 +10,7 @@ one request.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +23,12 @@ from torch import Tensor
 
 from dllm_bench.api.compose import compose
 from dllm_bench.core.request import Generation, Request
-from dllm_bench.decoding import masked
+from dllm_bench.decoding import fused, masked
 from dllm_bench.decoding.masked import MaskedDecoder
-from dllm_bench.methods.common import Threshold
+from dllm_bench.methods.common import Blocks, Threshold
+from dllm_bench.methods.lopa import Lookahead
 from dllm_bench.methods.wino import Wino
+from dllm_bench.models import attention, layer_ops
 from dllm_bench.models.graphs import FixedShapeDenoiser
 from dllm_bench.models.transformer import TransformerDenoiser
 from dllm_bench.parallel import branch
@@ -241,6 +243,48 @@ def test_a_recorded_forward_is_replayed_by_few_launches(
     watch = decoded(named(name), "bfloat16", 1, 2 * BLOCK, kind=FixedShapeDenoiser)
     check_waits(watch, 2 if name in TWICE else 1)
     assert min(watch.each) <= REPLAY
+
+
+def test_all_graphs_of_a_run_are_recorded_by_its_first_forward(
+    named: Callable[[str], Any],
+) -> None:
+    """LoPA with seven branches beside the base, over a window of 64: 512 rows."""
+    seen: list[Generation] = []
+
+    def generate(decoder: Any, model: Any, given: Any) -> list[Generation]:
+        model.expect_canvas(9 + 64, decoder.summary().branches)
+        seen[:] = [decoder.generate(model, request) for request in given * 2]
+        return seen[:1]
+
+    schedule = Blocks(64, sees_future=False)
+    lopa = replace(named("lopa"), explore=Lookahead(7), schedule=schedule)
+    decoded(lopa, "bfloat16", 1, 64, generate, FixedShapeDenoiser)
+    first, again = ([*one.trace.forwards] for one in seen)
+    assert [forward.recorded for forward in first[1:]] == [True] + [False] * (len(first) - 2)
+    assert not any(forward.recorded for forward in again)
+    wide = [one.replayed for one in again[1:] if one.branches * one.fed == 512]
+    assert all(wide) and len(wide) > len(again) / 2
+
+
+WITHOUT = {
+    "kernels of logits": (fused, "works"),
+    "kernels of layers": (layer_ops, "kernels_work"),
+    "kernel of attention": (attention, "mass_kernel_works"),
+}
+
+
+@pytest.mark.parametrize("which", WITHOUT)
+def test_a_device_without_a_kernel_decodes_by_torchs_passes(
+    named: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    def generate(decoder: Any, model: Any, given: Any) -> Any:
+        monkeypatch.setattr(*WITHOUT[which], lambda *form: False)  # after `device` has set it
+        return decoder.generate_stream(model, given, 1)
+
+    monkeypatch.setattr(*WITHOUT[which], lambda *form: False)
+    watch = decoded(named("lopa"), "bfloat16", 1, 2 * BLOCK, generate)
+    usual = decoded(named("lopa"), "bfloat16", 1, 2 * BLOCK)
+    assert watch.launches.total() > usual.launches.total()
 
 
 @drill

@@ -7,6 +7,8 @@ compared with is written down in float64.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ from dllm_bench.decoding.numerics import (
     neg_entropy,
     read_logits,
 )
+from dllm_bench.fallbacks import FALLBACKS
 
 LENGTHS = (7, 552, 2**12, 4613, 2**17 + 1)
 
@@ -121,7 +124,7 @@ def test_margin_is_the_difference_of_the_two_surest(length: int) -> None:
 
 
 def test_it_takes_floats_that_lie_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "works", lambda: True)
+    monkeypatch.setattr(fused, "works", lambda *dtypes: True)
     assert not fused.available(torch.zeros(2, 8))
     taken: list[Any] = [SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in fused.DTYPES]
     assert all(map(fused.available, taken))
@@ -139,37 +142,86 @@ def test_without_triton_it_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None
     fused.works.cache_clear()
 
 
-def statistics(logits_NV: torch.Tensor, entropy: bool) -> numerics.Statistics:
-    return numerics.statistics(logits_NV, torch.float32, entropy)
+def statistics(logits_NV: torch.Tensor, entropy: bool, to: torch.dtype) -> numerics.Statistics:
+    return numerics.statistics(logits_NV, to, entropy)
 
 
-def entropy(logits_NV: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return neg_entropy(logits_NV, "float32", rest[-1])
-
-
-def one_off(logits_NV: torch.Tensor, entropy: bool) -> numerics.Statistics:
-    best_N, index_N, sum_N, weighted_N = statistics(logits_NV, entropy)
+def one_off(logits_NV: torch.Tensor, entropy: bool, to: torch.dtype) -> numerics.Statistics:
+    best_N, index_N, sum_N, weighted_N = statistics(logits_NV, entropy, to)
     return best_N, index_N + 1, sum_N, weighted_N
 
 
-RIGHT = {"row_statistics": statistics, "neg_entropy": entropy, "keep_top_p": numerics.keep_top_p}
+def kernels_of_entropy(
+    logits_NV: torch.Tensor, best_N: torch.Tensor, sum_N: torch.Tensor, to: torch.dtype, eps: float
+) -> torch.Tensor:
+    return neg_entropy(logits_NV.to(to), "model", eps)
+
+
+RIGHT = {
+    "row_statistics": statistics,
+    "neg_entropy": kernels_of_entropy,
+    "keep_top_p": numerics.keep_top_p,
+}
 WRONG = {
     "row_statistics": one_off,
-    "neg_entropy": lambda *args: entropy(*args) + 1,
+    "neg_entropy": lambda *args: kernels_of_entropy(*args) + 1,
     "keep_top_p": lambda logits_NV, top_p: logits_NV,
 }
 
 
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Right ones in place of the kernels, which are tried anew."""
+    for kernel, stand_in in RIGHT.items():
+        monkeypatch.setattr(fused, kernel, stand_in)
+    fused.works.cache_clear()
+    yield
+    fused.works.cache_clear()
+
+
+PAIRS = list(product(fused.DTYPES, (None, *fused.DTYPES)))
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_kernels_are_tried_in_the_dtypes_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[torch.dtype, torch.dtype | None]
+) -> None:
+    """A variant that does not compile is found when its dtypes are first asked for."""
+    assert fused.works(*pair, "cpu")
+    fused.works.cache_clear()
+    chosen = (pair[0], pair[1] or pair[0])
+
+    def of_one(logits_NV: torch.Tensor, entropy: bool, to: torch.dtype) -> numerics.Statistics:
+        if (logits_NV.dtype, to) == chosen:
+            raise RuntimeError("no such variant")
+        return statistics(logits_NV, entropy, to)
+
+    monkeypatch.setattr(fused, "row_statistics", of_one)
+    others = [other for other in PAIRS if (other[0], other[1] or other[0]) != chosen]
+    assert fused.works(*others[0], "cpu")
+    with pytest.warns(UserWarning, match=r"several passes.*no such variant"):
+        assert not fused.works(*pair, "cpu")
+    assert any("no such variant" in fallback for fallback in FALLBACKS)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("share", [1, 1.0, 1 - 1e-9])
+def test_a_share_of_one_drops_no_token(share: float, ties: bool) -> None:
+    """Though rounded probabilities reach 1 before the last token."""
+    logits_1WV = 4 * torch.randn(1, 256, 618, generator=torch.Generator().manual_seed(0))
+    sums_1WV = logits_1WV.sort(descending=True).values.softmax(-1).cumsum(-1)
+    assert bool((sums_1WV[..., :400] > 1).any())
+    assert numerics.keep_top_p(logits_1WV, share, ties).equal(logits_1WV)
+
+
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("name", WRONG)
 def test_kernels_that_find_something_else_are_not_used(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    for kernel, stand_in in RIGHT.items():
-        monkeypatch.setattr(fused, kernel, stand_in)
-    fused.works.cache_clear()
-    assert fused.works("cpu")
+    assert fused.works(torch.float32, device="cpu")
     fused.works.cache_clear()
     monkeypatch.setattr(fused, name, WRONG[name])
     with pytest.warns(UserWarning, match="several passes"):
-        assert not fused.works("cpu")
-    fused.works.cache_clear()
+        assert not fused.works(torch.float32, device="cpu")

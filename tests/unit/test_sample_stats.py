@@ -26,6 +26,8 @@ def test_counting_a_generation() -> None:
         Forward(ForwardKind.DENOISE, 4, 10, 8, ms=1.0, winner=2, forced=2, rows=7.5, replayed=True),
         Forward(ForwardKind.DENOISE, 3, 10, 8, ms=1.0, forced=1, read_bytes=64, kept_bytes=16),
     ]
+    forwards[1] = replace(forwards[1], recorded=True, moved=True)
+    forwards[2] = replace(forwards[2], moved=True)
     generation = Generation("r", ids, born, {"eos": 4, "length": 10}, Trace(forwards))
     assert count_sample(generation, special) == {
         "allocated": 10,
@@ -39,6 +41,8 @@ def test_counting_a_generation() -> None:
         "cache_kept": 16,
         "forced": 3,
         "replayed": 1,
+        "recorded": 1,
+        "moved": 2,
         "remasked": 0,
         "idle": 0,
         "idle_dinfer": 0,

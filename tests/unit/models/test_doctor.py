@@ -59,7 +59,7 @@ def test_base_and_adapter_are_both_named_where_both_are_missing() -> None:
 
 def test_the_kernels_have_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for here, works, mark in ((False, True, "--"), (True, True, "ok"), (True, False, "--")):
-        monkeypatch.setattr(fused, "works", lambda works=works: works)
+        monkeypatch.setattr(fused, "works", lambda *dtypes, works=works: works)
         assert doctor_machine.kernel_line(here)[:2] == (mark, "kernels")
     assert "kernels" in {topic for _, topic, _ in doctor_machine.device_lines()}
 

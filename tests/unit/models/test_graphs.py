@@ -21,9 +21,10 @@ from dllm_bench.core.denoiser import ForwardPlan, PositionSets
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import ForwardKind
+from dllm_bench.fallbacks import FALLBACKS
 from dllm_bench.methods.wino import leave_one_out
 from dllm_bench.models import attention, graphs
-from dllm_bench.models.graphs import FixedShapeDenoiser, padded
+from dllm_bench.models.graphs import FixedShapeDenoiser, padded, padded_window
 from dllm_bench.models.layers import own_layers
 from dllm_bench.models.load import load_model
 from dllm_bench.models.spec import ModelSpec
@@ -188,6 +189,9 @@ def test_a_run_of_20_prompts_has_few_shapes_and_the_same_tokens(name: str, tmp_p
         warnings.simplefilter("error")
         found = generations(one, decoder, 20)
     assert 1 <= one.shapes_met <= MOST
+    one._most_branches = 8  # as a run of this decoder says
+    features = next(iter(one._met)).feature_layers
+    assert one._met <= set(one.run_shapes(features)), "a shape is recorded within a request"
     expected = generations(model, decoder, 4)
     assert [(g.ids, g.born) for g in found[:4]] == [(g.ids, g.born) for g in expected]
 
@@ -259,20 +263,62 @@ def test_masked_attention_gives_the_kernel_heads_of_its_own(
     def broken(query: Tensor, key: Tensor, *rest: Any) -> Any:
         return kernel(query, key.flip(1), *rest)
 
-    works, name = (
-        attention.masked_kernel_works.__wrapped__,
-        "_scaled_dot_product_efficient_attention",
-    )
+    name, heads = "_scaled_dot_product_efficient_attention", (4, 2, 16)
+    works = attention.mass_kernel_works.__wrapped__
     monkeypatch.setattr(torch.ops.aten, name, kernel)
-    assert works(torch.float32, "cpu")
+    assert works(True, torch.float32, heads, "cpu")
     monkeypatch.setattr(torch.ops.aten, name, broken)
-    with pytest.warns(UserWarning, match="takes more launches"):
-        assert not works(torch.float32, "cpu")
+    with pytest.warns(UserWarning, match="more launches"):
+        assert not works(True, torch.float32, heads, "cpu")
+
+
+def test_the_kernel_without_a_mask_is_tried_with_the_heads_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that takes no heads of K/V that several heads of queries share is not used for them,
+    with one warning, which records repeat.
+    """
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        assert query.shape[1] == key.shape[1], "heads differ"
+        scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
+        return scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1), None, None
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention", kernel)
+    attention.mass_kernel_works.cache_clear()
+    query, key = torch.randn(1, 4, 3, 16), torch.randn(1, 2, 7, 16)
+    assert attention.mass_kernel_works(False, torch.bfloat16, (4, 4, 16), "cpu")
+    with pytest.warns(UserWarning, match=r"4 over 2 heads of 16 in torch.bfloat16.*heads differ"):
+        assert not attention.mass_kernel_works(False, torch.bfloat16, (4, 2, 16), "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not attention.mass_kernel_works(False, torch.bfloat16, (4, 2, 16), "cpu")
+    assert any("4 over 2 heads of 16" in fallback for fallback in FALLBACKS)
+    attended, mass = attention._attend_by_products(query, key, key)
+    law = torch.nn.functional.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+    torch.testing.assert_close(attended.transpose(1, 2), law)
+    scores = query @ key.repeat_interleave(2, 1).mT / 4
+    torch.testing.assert_close(mass, scores.logsumexp(-1))
 
 
 def test_padding() -> None:
     assert [padded(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
-    assert [padded(n, 32) for n in (1, 32, 33, 100)] == [32, 32, 64, 128]
+    assert [padded_window(n) for n in (1, 32, 33, 65, 100)] == [32, 32, 64, 96, 128]
+    assert [padded_window(n) for n in (257, 513)] == [512, 1024]
+
+
+@pytest.mark.parametrize(
+    ("branches", "fed", "recorded"),
+    [(8, 64, True), (8, 32, True), (3, 64, True), (5, 64, False), (8, 96, False), (1, 500, True)],
+)
+def test_rows_of_eight_branches_over_two_blocks_are_recorded(
+    branches: int, fed: int, recorded: bool
+) -> None:
+    """LoPA's with k = 7; five such branches would be padded by 60 %, where each row costs time."""
+    model = fixed(tiny_denoiser("dream", 3))
+    plan = ForwardPlan(ForwardKind.DENOISE, (0, fed), (1, fed), (0, 0))
+    shape = model._shape(branches, fed, plan, model.new_cache(fed))
+    assert (shape is not None) == recorded
 
 
 @pytest.mark.gpu
