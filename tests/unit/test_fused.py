@@ -73,12 +73,39 @@ def growing(sign: int) -> Tensor:
     return sign * torch.linspace(-500, 500, LONG).repeat(2, 1)
 
 
+def hard(rows: int, length: int, dtype: torch.dtype, value: float = -torch.inf) -> Tensor:
+    """(N, V) of every other row and all but the first and last tokens of a wider tensor; ties in
+    every other row, one token of each at `value`.
+    """
+    numbers = torch.Generator().manual_seed(rows * length)
+    wide = 4 * torch.randn(2 * rows, length + 2, generator=numbers)
+    wide[::4] = wide[::4].round()
+    wide[:, 1 + length // 2] = value
+    return wide.to(dtype)[::2, 1:-1]
+
+
+SIZES = [
+    size for size in product((1, 7, 256), (5, 618, 8193, 152_064)) if size[0] * size[1] < 2**18
+]
+HARD: dict[str, Callable[[], Tensor]] = {
+    f"{rows} hard of {length}-{str(dtype)[6:]}": lambda rows=rows, length=length, dtype=dtype: hard(
+        rows, length, dtype
+    )
+    for (rows, length), dtype in product(SIZES, DTYPES[:2])
+}
+NANS: dict[str, Callable[[], Tensor]] = {
+    f"nan in 7 of {length}-{str(dtype)[6:]}": lambda length=length, dtype=dtype: hard(
+        7, length, dtype, torch.nan
+    )
+    for length, dtype in product((5, 618, 8193), DTYPES[:2])
+}
 DRAWN: dict[str, Callable[[], Tensor]] = {
     f"{length}-{str(dtype)[6:]}": lambda length=length, dtype=dtype: drawn(2, length, dtype)
     for length, dtype in product(LENGTHS, DTYPES[:3])
 }
 CASES: dict[str, Callable[[], Tensor]] = {
     **DRAWN,
+    **HARD,
     "1001-float64": lambda: drawn(2, 1001, torch.float64),
     **{f"masked-{str(dtype)[6:]}": lambda dtype=dtype: masked(dtype) for dtype in DTYPES},
     "many rows": lambda: drawn(40, 40),
@@ -101,6 +128,7 @@ OTHERS: dict[str, Callable[[], Tensor]] = {  # what no softmax is defined for
     ),
     "nan alone": lambda: torch.full((1, LONG), torch.nan),
     "nothing": lambda: torch.full((2, LONG), -torch.inf),
+    **NANS,
 }
 
 ROUNDED = [(dtype, eps) for dtype in DTYPES for eps in (0.0, 1e-10, 0.5)]
@@ -110,6 +138,11 @@ LENGTH = 2 * SEARCHED + 77
 CUTS: dict[str, Callable[[], Tensor]] = {
     **{f"cut-{str(to)[6:]}": lambda to=to: drawn(2, LENGTH, to) for to in DTYPES[:3]},
     "cut short": lambda: drawn(3, 8),
+    **{
+        name: make
+        for name, make in HARD.items()
+        if name.startswith(("7 hard of 5-", "7 hard of 6"))
+    },
     "cut alone": lambda: drawn(2, LENGTH)[:1],
     "cut ties": lambda: drawn(2, LENGTH).round(),
     "cut equals": lambda: torch.full((1, LENGTH), -1.5, dtype=torch.bfloat16),
@@ -316,7 +349,7 @@ def test_a_row_alone_is_cut_alike(run: Run, share: float) -> None:
 
 
 def test_a_nan_stays_a_nan(read: Callable[..., Read]) -> None:
-    for name in ("nan", "nan alone"):
+    for name in ("nan", "nan alone", *NANS):
         _, index_N, sum_N, _ = read(name)
         assert bool(sum_N.isnan().all())
         assert bool((index_N >= 0).all()) and bool((index_N < LONG).all())
