@@ -165,7 +165,7 @@ class Chain:
         self.vocab_size, self.attention_form = len(table_VV), "causal"
         self.new_cache = lambda length: PositionCache(0, length)
 
-    def expect_canvas(self, length: int) -> None: ...
+    def expect_canvas(self, length: int, branches: int = 1) -> None: ...
 
     def forward(self, tokens_KL: Tensor, plan: Any, kv: Any) -> Tensor:
         kv.begin(plan, tokens_KL.shape[1])

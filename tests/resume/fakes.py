@@ -50,7 +50,7 @@ class FakeDenoiser:
 
     special: SpecialTokens = SPECIAL
 
-    def expect_canvas(self, length: int) -> None: ...
+    def expect_canvas(self, length: int, branches: int = 1) -> None: ...
 
 
 @dataclass

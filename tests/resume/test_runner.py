@@ -13,6 +13,7 @@ from dllm_bench.core.benchmark import Encode
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Generation, Request
 from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.runs import runner
 from dllm_bench.runs.runner import WARMUPS, cut, run
 from dllm_bench.store import files
 from dllm_bench.store.record import Session
@@ -102,6 +103,14 @@ def test_a_sample_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     other = run(fakes.spec(3, seed=1), store=Store(tmp_path / "a"), deps=fakes.deps())
     assert other.identity_hash != few.identity_hash
     assert read_samples(Store(tmp_path / "a").path(other.spec))["item-0"].text != texts[0][0]
+
+
+def test_a_session_repeats_which_kernels_do_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "FALLBACKS", ["Layers start more launches: no Triton."])
+    record = run(fakes.spec(2), store=Store(tmp_path), deps=fakes.deps())
+    assert record.environment["fallbacks"] == "Layers start more launches: no Triton."
 
 
 def repeating(n: int, repeats: int = 3) -> RunSpec:
