@@ -19,6 +19,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -26,6 +27,7 @@ from importlib.abc import InspectLoader
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, get_type_hints
 
 from dllm_bench.core.declared import fits
@@ -61,6 +63,8 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 """Kind, the first part of a registered name -> modules and packages whose import registers it."""
 
+CHEAP = ("dllm_bench.core.choices", "dllm_bench.core.errors", "typing")
+"""Modules that the checks of a class may import before torch is."""
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "None": None}
 """Annotation -> type, of values that yaml has a notation for."""
 SHOWN_CHARS = 200  # of a value in an error message
@@ -258,7 +262,7 @@ def _wrong_type(title: str, name: str, annotation: object, value: Any) -> DllmBe
 
 def check_plain_types(plain: Any) -> None:
     """Raise DllmBenchError for numbers, switches and texts, at any depth, that do not fit what the
-    source of their class declares.
+    source of their class declares or checks.
 
     The class is not imported, which would import torch. All else is left to `instantiate`.
     """
@@ -276,25 +280,74 @@ def check_plain_types(plain: Any) -> None:
         ):
             raise _wrong_type(f"_target_ {target!r}", str(name), annotation, value)
         check_plain_types(value)
+    _check_as_in_source(target, plain)
+
+
+def _check_as_in_source(target: str, plain: Mapping[str, Any]) -> None:
+    """Run the statements of a class's `__post_init__`, with which it refuses values, on plain ones.
+
+    Those that need more than plain values and `CHEAP` modules are left to `instantiate`.
+    """
+    module_name, _, name = target.rpartition(".")
+    nodes = _nodes_of(module_name)
+    checks = [
+        statement
+        for node in _class_body(target)
+        if isinstance(node, ast.FunctionDef) and node.name == "__post_init__"
+        for statement in node.body
+    ]
+    if not checks:
+        return
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module in CHEAP]
+    constants = [node for node in nodes if isinstance(node, ast.Assign)]
+    given = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
+    }
+    owner = type(name, (SimpleNamespace,), {})(**_plain_defaults(target) | given)
+    scope: dict[str, Any] = {"self": owner}
+    for node in (*imports, *constants, *checks):
+        with suppress(NameError, AttributeError, TypeError, RuntimeError, ValueError):
+            exec(compile(ast.Module([node], []), module_name, "exec"), scope)
+
+
+def _plain_defaults(target: str) -> dict[str, Any]:
+    """Field -> default, for the fields of a class of this package whose defaults are literals."""
+    defaults = {}
+    for node in _class_body(target):
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            with suppress(ValueError):
+                defaults[ast.unparse(node.target)] = ast.literal_eval(node.value)
+    return defaults
 
 
 @cache
 def _plain_annotations(target: str) -> dict[str, str]:
     """Field -> type, for the fields of a class of this package whose types are all plain."""
+    declared = (node for node in _class_body(target) if isinstance(node, ast.AnnAssign))
+    types = {ast.unparse(node.target): ast.unparse(node.annotation) for node in declared}
+    return {key: text for key, text in types.items() if {*text.split(" | ")} <= {*PLAIN_TYPES}}
+
+
+def _class_body(target: str) -> list[ast.stmt]:
+    """The statements of the class at a dotted path inside this package; none if it is not there."""
     module_name, _, name = target.rpartition(".")
+    nodes = _nodes_of(module_name)
+    classes = (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name)
+    return [statement for found in classes for statement in found.body]
+
+
+@cache
+def _nodes_of(module_name: str) -> list[ast.stmt]:
+    """The statements of a module whose classes a configuration may build, without importing it."""
     if not _is_home(module_name):
-        return {}
+        return []
     try:
         spec = find_spec(module_name)
     except (ModuleNotFoundError, ValueError):  # no such package; a module made by a program
-        return {}
+        return []
     loader = spec and spec.loader
     source = loader.get_source(module_name) if isinstance(loader, InspectLoader) else None
-    nodes = ast.parse(source or "").body
-    classes = (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name)
-    declared = (node for found in classes for node in found.body if isinstance(node, ast.AnnAssign))
-    types = {ast.unparse(node.target): ast.unparse(node.annotation) for node in declared}
-    return {key: text for key, text in types.items() if {*text.split(" | ")} <= {*PLAIN_TYPES}}
+    return ast.parse(source or "").body
 
 
 def _check_target(plain: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ import hydra
 import yaml
 from hydra import version
 from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
@@ -52,6 +53,8 @@ from dllm_bench.registry import check_plain_types
 CONFIG = "run"  # conf/run.yaml
 LAUNCHER = "hydra/launcher"
 LAUNCHER_PARTS = (f"{LAUNCHER}=", "hydra.launcher.")  # what chooses it, what sets it
+MAY_CHOOSE_THE_MODE = ("-", "hydra", "+hydra", "++hydra", "+experiment")
+"""Beginnings of arguments that may ask for more than one run: flags, and Hydra's own settings."""
 NAMED = 3  # settings of one name that a message names
 PLAIN_TEXT = re.compile(r"""[^'"\[\]{}()$\\,\s]+""")
 """A value that can only be meant as it is written: it holds nothing that Hydra gives a meaning."""
@@ -312,6 +315,13 @@ def hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> N
     rest[at:] = [*([] if searched else search_path()), *with_checkpoints(rest[at:])]
     sys.argv = ["dllm-bench run", *multirun[:1], *rest]
     with as_sentences():
+        if not multirun and not any(one.startswith(MAY_CHOOSE_THE_MODE) for one in arguments):
+            # hydra.main would compose everything once more, to look for the mode
+            with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+                app = GlobalHydra.instance().hydra
+                assert app is not None  # initialised by the `with`
+                app.run(CONFIG, task, rest)
+            return
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG)(task)()
 
 

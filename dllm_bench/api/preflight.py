@@ -35,7 +35,7 @@ from dllm_bench.store.provenance import HASH, TEXT
 DEVICES = ("cpu", "cuda", "auto")
 COUNTS = ("threads", "branch_parallel", "tensor_parallel", "replicas")
 HUB = "huggingface.co"
-CAUSAL_CACHE = ("cache.causal", "cache.causal.CausalCache")  # registered name, path of the class
+CAUSAL_CACHE = ("cache.causal", "caches.CausalCache")  # registered name, end of the class's path
 
 
 def check(config: Mapping[str, Any], reads_data: bool) -> None:

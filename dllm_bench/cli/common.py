@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dllm_bench.core.terminal import show, show_error
+from dllm_bench.paths import GROUPS
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.settings import default_paths
 from dllm_bench.store.store import Store
@@ -25,11 +27,29 @@ def add_results_option(parser: ArgumentParser) -> None:
 
 def add_decoder_arguments(parser: ArgumentParser, *more: str) -> None:
     """Add the positional DECODER, those named in `more`, and settings of the decoder."""
-    parser.add_argument("decoder", metavar="DECODER", help="a name of conf/decoder")
+    text = "a name of conf/decoder"
+    parser.add_argument("decoder", metavar="DECODER", type=choice_of("decoder"), help=text)
     for name in more:
         parser.add_argument(name, metavar=name.upper(), help="text, or - for standard input")
     text = "of the decoder, as in `run`: decoder.select.tau=0.8, decoder/score=credit"
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
+
+
+def choice_of(group: str) -> Callable[[str], str]:
+    """Return what reads a name of a group, which may be given as NAME or GROUP=NAME."""
+
+    def name_in(word: str) -> str:
+        key, is_given, name = word.partition("=")
+        if not is_given or re.split(r"[./@]", key.lstrip("+~"))[0] not in GROUPS:
+            return word  # a folder's name may have an equals sign too
+        if key != group:
+            raise ArgumentTypeError(
+                f"{word!r} is a setting, and the name of a {group} belongs here; give that first, "
+                "settings after it"
+            )
+        return name
+
+    return name_in
 
 
 def positive_int(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from dllm_bench.cli.common import compose, print_lines
+from dllm_bench.cli.common import choice_of, compose, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.texts import requests_of, token_decoder
 from dllm_bench.store.inputs import resolve_model
@@ -13,7 +13,8 @@ from dllm_bench.store.spec import RunSpec
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `prompt`."""
-    parser.add_argument("benchmark", metavar="BENCHMARK", help="a name of conf/benchmark")
+    text = "a name of conf/benchmark"
+    parser.add_argument("benchmark", metavar="BENCHMARK", type=choice_of("benchmark"), help=text)
     text = "as in `run`: model=NAME, whose template and tokenizer count, benchmark.shots=4"
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="from 0; default: 0")

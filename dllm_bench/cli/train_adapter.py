@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dllm_bench.cli.common import (
     add_results_option,
+    choice_of,
     compose,
     positive_float,
     positive_int,
@@ -28,7 +29,9 @@ COUNTS = {  # field of the job -> help
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train adapter`."""
     add_results_option(parser)
-    parser.add_argument("model", metavar="MODEL", help="as in `dllm-bench run model=…`")
+    parser.add_argument(
+        "model", metavar="MODEL", type=choice_of("model"), help="as in `dllm-bench run model=…`"
+    )
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: RESULTS/training/adapters"

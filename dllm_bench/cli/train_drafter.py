@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dllm_bench.cli.common import (
     add_results_option,
+    choice_of,
     compose,
     positive_float,
     positive_int,
@@ -39,7 +40,12 @@ COUNTS = {  # field of the job -> help
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train drafter`; by default, the kind of drafter sets their values."""
     add_results_option(parser)
-    parser.add_argument("model", metavar="MODEL", help="the target, as in `dllm-bench run model=…`")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=choice_of("model"),
+        help="the target, as in `dllm-bench run model=…`",
+    )
     parser.add_argument("drafter", metavar="KIND", help="dflash, dspark-markov, eagle3, …")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
     parser.add_argument(

@@ -89,12 +89,14 @@ FIELDS: dict[str, Role] = {
     "decoder.**.source": _R,  # path of a filter or drafter; its content enters as sha256
     "decoder.**.revision": _R,
     "decoder.**.any_model": _R,  # consent
+    "decoder.**.short": _R,  # consent to a short last block: without it there is no run
     "baseline": _I,
     "baseline.name": _R,
     "baseline.**": _I,
     "baseline.**.source": _R,
     "baseline.**.revision": _R,
     "baseline.**.any_model": _R,
+    "baseline.**.short": _R,
     "benchmark._target_": _I,
     "benchmark.name": _I,
     "benchmark.task": _I,

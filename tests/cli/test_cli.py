@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra._internal.hydra import Hydra
 
 from dllm_bench import __version__
 from dllm_bench.cli.main import main
@@ -69,6 +71,33 @@ def test_run_help_lists_the_choices(capsys: Capture) -> None:
     printed = capsys.readouterr().out
     for name in (*options("model"), *options("decoder"), *options("benchmark")):
         assert name in printed
+
+
+@pytest.mark.parametrize(
+    ("line", "group"),
+    [
+        ("prompt model=tiny-llada", "benchmark"),
+        ("prompt model=tiny-llada minigsm", "benchmark"),
+        ("generate tiny-llada decoder.select.tau=0.5 hello", "decoder"),
+        ("generate decoder=fast_dllm fast_dllm hello", "model"),
+        ("train filter benchmark=minigsm", "model"),
+    ],
+)
+def test_a_setting_in_the_place_of_a_name_is_told_what_belongs_there(
+    line: str, group: str, capsys: Capture
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(line.split())
+    printed = capsys.readouterr().err
+    assert exit_.value.code == 2 and f"the name of a {group} belongs here" in printed
+
+
+def test_a_name_may_be_given_as_in_run(capsys: Capture) -> None:
+    printed = []
+    for name in ("minigsm", "benchmark=minigsm"):
+        assert main(["prompt", name]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
 
 
 def test_help_is_immediate(tmp_path: Path) -> None:
@@ -153,6 +182,18 @@ def test_a_mistake_is_one_sentence(
     assert main(["run", f"paths.results={tmp_path}", *arguments]) == 2
     sentence = only_sentence(capsys)
     assert all(word in sentence for word in words), sentence
+
+
+def test_a_run_is_composed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed, real = [], Hydra.compose_config
+
+    def counting(*arguments: Any, **settings: Any) -> Any:
+        composed.append(settings)
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(Hydra, "compose_config", counting)
+    wrong = ["decoder=fast_dllm", "decoder.select.tau=2", f"paths.results={tmp_path}"]
+    assert main(["run", *wrong]) == 2 and len(composed) == 1
 
 
 @pytest.mark.parametrize("benchmark", ["minicode", "humaneval"])

@@ -69,6 +69,8 @@ MISTAKES = {
     "prefetch tiny-lada": "'tiny-llada'",
     "generate tiny-llada fast_dllm hello decoder.select.tau=high": "takes tau as float",
     "run decoder=fast_dllm decoder.select.tau=high": "takes tau as float",
+    "run decoder=fast_dllm decoder.select.tau=1.7": "which no probability can equal",
+    "generate tiny-llada lopa hello decoder.explore.k=-1": "Lookahead k is -1",
     "export abc --to nope": "There is no form 'nope'",
     "export abc --to csv": "0 runs",
     "export custom-generate fastdllm --to x": "'fast_dllm'",

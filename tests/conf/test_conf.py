@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import CONFIG_DIR, conf_dir, options
 from dllm_bench.registry import PIECES, instantiate, name_of
 from dllm_bench.store.inputs import engine_of, is_served
-from dllm_bench.store.spec import FIELDS, leaves, role_of
+from dllm_bench.store.spec import FIELDS, RunSpec, leaves, role_of
 from tests.helpers import tiny_denoiser
 from tests.speculative import with_drafter
 from tests.tiers import covering
@@ -91,14 +92,53 @@ def test_every_piece_can_be_made(choice: str, tmp_path: Path) -> None:
     assert isinstance(instantiate(plain[slot], slot), Piece)
 
 
+def decoder_of(overrides: list[str]) -> Any:
+    plain = compose(overrides)["decoder"]
+    return instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
+
+
 @pytest.mark.parametrize("name", ["credit", "klass"])
 def test_a_short_answer_fits_into_a_decoder_of_long_blocks(name: str) -> None:
-    plain = compose([f"decoder={name}"])["decoder"]
-    decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
-    model = tiny_denoiser("llada", seed=1)
+    decoder = decoder_of([f"decoder={name}"])
     request = Request("short", tuple(range(20, 30)), 32)
-    generation = decoder.generate(model, request)
+    generation = decoder.generate(tiny_denoiser("llada", seed=1), request)
     assert decoder.schedule.block == 64 and len(generation.ids) == 32
+
+
+FREE = 96  # new tokens of minigsm_free
+OF_LENGTH = re.compile(r"decoder\.(schedule\.\w+=true)")  # a setting that a refusal names
+
+
+@pytest.mark.parametrize("name", ["credit", "credit_lopa", "klass"])
+def test_a_length_that_long_blocks_do_not_divide_ends_with_a_short_one(name: str) -> None:
+    request = Request("free", tuple(range(20, 30)), FREE)
+    generation = decoder_of([f"decoder={name}"]).generate(tiny_denoiser("llada", seed=1), request)
+    assert len(generation.ids) == FREE
+
+
+@pytest.mark.parametrize("name", ["credit", "credit_adaptive", "klass"])
+def test_consent_to_a_short_block_changes_no_run(name: str) -> None:
+    run = [f"decoder={name}", "model=tiny-llada", "benchmark=minigsm", "hardware=cpu"]
+    (short, long) = (
+        RunSpec.from_config(compose([*run, f"decoder.schedule.short={value}"]))
+        for value in ("true", "false")
+    )
+    assert short == long and short.decoder != long.decoder
+
+
+@pytest.mark.parametrize("name", options("decoder"))
+def test_a_refused_length_names_settings_that_the_decoder_has(name: str) -> None:
+    plain = compose([f"decoder={name}"])["decoder"]
+    schedule = "schedule" in plain and instantiate(plain["schedule"], "schedule")
+    if not schedule or not schedule.block:
+        return
+    try:
+        schedule.length(10, schedule.block + 1)
+    except DllmBenchError as refused:
+        assert "decoder.schedule.block" in str(refused)
+        (switch,) = OF_LENGTH.findall(str(refused))
+        other = compose([f"decoder={name}", f"decoder.{switch}"])["decoder"]["schedule"]
+        instantiate(other, "schedule").length(10, schedule.block + 1)
 
 
 OF_ENTROPY = {"entropy"}  # its threshold is in nats

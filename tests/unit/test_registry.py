@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -183,6 +184,33 @@ def test_a_wrong_type_is_told_from_the_source_as_from_the_class(
     with pytest.raises(DllmBenchError) as of_source:
         check_plain_types({"decoder": [plain]})
     assert str(of_source.value) == str(of_class.value)
+
+
+def wrong_values() -> Iterator[tuple[str, dict[str, Any]]]:
+    """(slot, the piece) for every piece without others, a setting of it beyond any bounds."""
+    for path in sorted((conf_dir() / "decoder").glob("*/*.yaml")):
+        plain = yaml.safe_load(path.read_text())
+        numbers = [key for key, value in plain.items() if type(value) in (int, float)]
+        if "defaults" not in plain and len(plain) > 1:
+            yield from ((path.parent.name, {**plain, key: -3}) for key in numbers)
+
+
+def test_what_a_piece_refuses_is_told_from_its_source_in_the_same_words() -> None:
+    """Those told late are checked by a class or function of another module."""
+    early, late = 0, list[str]()
+    for slot, plain in wrong_values():
+        try:
+            instantiate(plain, slot)
+        except DllmBenchError as refused:
+            try:
+                check_plain_types(plain)
+                late.append(str(refused))
+            except DllmBenchError as told:
+                assert str(told) == str(refused) or "missing a required argument" in str(refused)
+                early += 1
+        else:
+            check_plain_types(plain)
+    assert early > 60 and len(late) < 10, late
 
 
 @pytest.mark.parametrize(
