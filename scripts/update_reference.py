@@ -4,7 +4,8 @@
     .venv/bin/python -m scripts.update_docs
 
 The reference holds the sealed records that a table, a figure or a claim shows, with samples and
-token replays of the runs whose figures read them, packed into `runs.tar.xz`, the tables as Markdown
+token replays of the runs whose figures read them, packed into `runs.tar.xz` with
+an index beside it, the tables as Markdown
 and json, and the figures as csv and svg; whatever was in results/reference before is removed.
 RESULTS is results/ by default. Run it after every change of what a run is: weights, frozen items,
 decoders, the embedded profile.
@@ -22,10 +23,13 @@ from pathlib import Path
 
 from dllm_bench.api.compose import compose
 from dllm_bench.claims.verdict import judge_stored
+from dllm_bench.cli.status import status_rows
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.store.archive import REPLAYS, SAMPLES
+from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
+from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.spec import EMBEDDED
 
@@ -88,6 +92,14 @@ def pack(
     return count
 
 
+def ship_index(runs: Path) -> None:
+    """Write the index beside the archive of a runs folder, so that listing it is quick."""
+    store = Store(runs)
+    status_rows(store)
+    measured_runs(store)
+    RecordIndex(store, "").ship()
+
+
 def replace(results: Path) -> int:
     """Replace the reference by what `results` holds; returns the number of files."""
     files = [file for pattern in COPIED for file in sorted(results.glob(pattern))]
@@ -100,8 +112,9 @@ def replace(results: Path) -> int:
         shutil.copyfile(file, place)
     archive = REFERENCE / "runs.tar.xz"
     records = pack(results, archive, shown_runs(results), runs_with_series(results))
+    ship_index(REFERENCE / "runs")
     print(f"{records} records packed and {len(files)} files copied to {REFERENCE}")
-    return len(files) + 1
+    return len(files) + 2
 
 
 if __name__ == "__main__":

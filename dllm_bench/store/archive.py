@@ -8,6 +8,7 @@ can only be those of run folders, and a run in an archive has no folder that cou
 
 from __future__ import annotations
 
+import hashlib
 import io
 import lzma
 import os
@@ -81,6 +82,26 @@ class _Unpacked(io.RawIOBase):
 def archive_of(runs: Path) -> Path:
     """Where the archive of a runs folder lies."""
     return runs.with_name(runs.name + ".tar.xz")
+
+
+def is_run_folder(name: str) -> bool:
+    """Whether a name is that of a run folder, relative to the runs folder."""
+    matched = MEMBER.fullmatch(f"runs/{name}/{RECORD}")
+    return bool(matched) and len(name) <= MAX_NAME and not {".", ".."} & set(name.split("/"))
+
+
+def unpacked(path: Path) -> bytes:
+    """The content of an xz file below a results folder; OSError, EOFError, ValueError or LZMAError
+    if it is not there, damaged or too large.
+    """
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        return io.BufferedReader(_Unpacked(file), CHUNK).read()
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file below a results folder."""
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def archived(runs: Path) -> RunArchive:

@@ -66,6 +66,10 @@ class DerivedCache:
         if json.loads(text) == value:
             self._used[key] = {MARK: fingerprint, VALUE: text}
 
+    def known(self) -> list[str]:
+        """The keys of all values, valid or not."""
+        return sorted({**self._stored, **self._used})
+
     def save(self, keep: Callable[[str], bool] = bool) -> None:
         """Write the file if anything changed; only entries whose key `keep` accepts stay in it.
 

@@ -19,6 +19,7 @@ from statistics import median, quantiles
 from types import MappingProxyType
 from typing import Any
 
+from dllm_bench.core.declared import made_from
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
@@ -299,7 +300,7 @@ def measured_runs(
     known: records that were read before, by folder, with at least the columns "id" and `TIMED`.
     """
     names = [f.name for kind in (MeasuredRun, DecoderSummary) for f in fields(kind)]
-    index = RecordIndex(store, f"cost {','.join((*names, *SETTINGS))}")
+    index = RecordIndex(store, f"cost {','.join((*names, *SETTINGS))}", are_runs)
     runs = []
     for folder, state in index.folders():
         plain = index.get(folder, state)
@@ -312,6 +313,13 @@ def measured_runs(
         runs += [MeasuredRun.from_plain(one) for one in plain or ()]
     index.save()
     return MeasuredRuns(runs, settings=settings)
+
+
+def are_runs(plain: Any) -> bool:
+    """Whether a value, whoever made it, is a list of sealed runs as `MeasuredRun.checked` gives."""
+    with suppress(DllmBenchError, *OTHER_TYPES):
+        return [made_from(MeasuredRun, one).checked() for one in plain] == plain
+    return False
 
 
 def _name(config: Plain, group: str) -> str:

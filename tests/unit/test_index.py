@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dllm_bench.cli import status
+from dllm_bench.cli.status_cache import cached_rows
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store import archive, index, store
 from dllm_bench.store.cache import PACKED
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.store import Store
 from dllm_bench.tables.cost import measured_runs
-from scripts.update_reference import pack
+from scripts.update_reference import REFERENCE, pack, ship_index
 from tests.tables.builders import FULL, every_state
 
 
@@ -55,6 +58,65 @@ def test_an_archive_is_indexed_and_not_unpacked_again(
         list(status.run_lines(found))
 
 
+@pytest.fixture
+def shipped(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, list]:
+    """Packed runs with an index beside them, and their list; this user's caches are empty."""
+    (tmp_path / "packed").mkdir()
+    pack(results, tmp_path / "packed" / PACKED)
+    found = Store(tmp_path / "packed" / "runs")
+    ship_index(found.root)
+    lines = list(status.run_lines(found))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    return found, lines
+
+
+def test_an_archive_that_comes_with_its_index_is_never_unpacked(
+    shipped: tuple[Store, list], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, lines = shipped
+    monkeypatch.setattr(archive, "_read", refuse)
+    assert list(status.run_lines(found)) == lines and "sealed" in lines[1]
+    assert measured_runs(found).runs
+
+
+def test_an_index_of_another_archive_is_not_read(
+    shipped: tuple[Store, list], results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, lines = shipped
+    pack(results, archive.archive_of(found.root), shown=())
+    assert not [line for line in status.run_lines(found) if line in lines[1:-2]]
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", {}, [{}], {"run": 1}, {"packed": ["../../x"]}])
+def test_an_index_with_values_of_other_types_is_left_out(
+    shipped: tuple[Store, list], value: object
+) -> None:
+    found, lines = shipped
+    place = found.root.with_name(index.SHIPPED)
+    plain = json.loads(lzma.decompress(place.read_bytes()))
+    names = value["packed"] if isinstance(value, dict) and "packed" in value else None
+    values = {key: names or value for key in plain["values"] if names or key != "packed"}
+    place.write_bytes(lzma.compress(json.dumps({**plain, "values": values}).encode()))
+    assert list(status.run_lines(found)) == lines
+    assert measured_runs(found).runs
+
+
+@pytest.mark.skipif(not (REFERENCE / PACKED).exists(), reason="no reference results are committed")
+def test_the_reference_comes_with_an_index_of_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = Store(REFERENCE / "runs")
+    with monkeypatch.context() as closed:
+        closed.setattr(archive, "_read", refuse)
+        rows, _ = cached_rows(found, refuse)
+        assert len(measured_runs(found).runs) > 0
+    assert len(rows) == len(found.folders())
+    for place in (0, -1):
+        entry = store.read_entry(found.folders()[place])
+        assert entry and json.loads(json.dumps(status.status_row(entry))) == rows[place]
+
+
 def test_a_run_that_is_gone_leaves_the_index(results: Path) -> None:
     found = Store(results / "runs")
     list(status.run_lines(found))
@@ -80,6 +142,6 @@ def entries(found: Store) -> int:
     return len(json.loads(body)["known"])
 
 
-def refuse(*_: object) -> None:
+def refuse(*_: object) -> Any:
     """Stand in for what must not be called again."""
     raise DllmBenchError("It was read.")
