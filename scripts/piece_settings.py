@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -40,8 +41,9 @@ class Setting:
     meaning: str
 
     def cells(self) -> tuple[str, ...]:
-        """The cells of its row in Markdown."""
-        default = f"`{self.default}`" if self.default else "must be given"
+        """The cells of its row in Markdown; docs/site.css keeps a `whole` default on one line."""
+        whole = f'<code class="whole">{escape(self.default)}</code>'
+        default = whole if self.default else "must be given"
         shown = (f"`{self.piece}`", f"`{self.name}`", self.type, default, self.meaning)
         return tuple(cell.replace("|", "\\|") for cell in shown)
 

@@ -30,6 +30,7 @@ from dllm_bench.registry import describe, instantiate
 from dllm_bench.runs.dependencies import PROCESSES
 from dllm_bench.store.files import results_directory
 from dllm_bench.store.inputs import HARDWARE_SETTINGS_OF_MODELS, ObjectInputs, resolve
+from dllm_bench.store.kept_tokenizers import keep_tokenizer
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.spec import RunSpec, leaves
@@ -192,6 +193,8 @@ def make_run(
     spec = RunSpec.from_config(config, partial(resolve, given=chosen.inputs))
     if loaded is not None:
         require_same(loaded, spec)
+        if loaded.content is not None:
+            keep_tokenizer(loaded.text.tokenizer, spec.inputs["tokenizer"])
     store = Store(results_directory(config["paths"]["results"]) / "runs")
     shown = RunProgress() if progress else None
     logger, threads = instantiate(config["logger"], "logger"), torch.get_num_threads()

@@ -10,11 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self, TextIO
-
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Column
+from typing import TYPE_CHECKING, Self, TextIO
 
 from dllm_bench.core.terminal import console, show
 from dllm_bench.metrics import definitions
@@ -23,6 +19,9 @@ from dllm_bench.metrics.sample_stats import UNREPORTED, UNTIMED
 from dllm_bench.runs.observers import RunningMetrics, SilentObserver
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 TPF, TPS = "tpf/emitted", "tps/e2e"
 SHOWN = {  # format -> metric, those that the run has so far
@@ -46,6 +45,10 @@ class _Display:
         self.shown_at = clock()
         self.bars: Progress | None = None
         if self.stream.isatty():
+            # only a terminal needs it, and `--help` of each command that makes runs is quicker
+            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
+
             text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
             on = console(file=self.stream)
             self.bars = Progress(BarColumn(20), text, console=on, transient=True)
@@ -53,6 +56,8 @@ class _Display:
     def line(self, text: str) -> None:
         """Write a line that stays."""
         if self.bars is not None:
+            from rich.markup import escape
+
             self.bars.console.print(escape(text), highlight=False, soft_wrap=True)
         else:
             show(text, self.stream)
@@ -66,6 +71,8 @@ class _Display:
 
     def bar(self, task: TaskID | None, text: str, done: int | None, total: int | None) -> TaskID:
         """Update a bar, or make it if there is none; total: None for a pulsing bar."""
+        from rich.markup import escape
+
         assert self.bars is not None  # on a terminal
         self.bars.start()
         if task is None:

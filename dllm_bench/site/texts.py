@@ -2,7 +2,8 @@
 
 Samples store their prompt. One that does not has the benchmark's of today, if its ids have the hash
 that the sample was decoded with, so that what is shown is what the model was given. Without a
-tokenizer tokens are shown as numbers. Tokenizers and prompts that runs share are read once.
+tokenizer (an object's is kept where its run was made) tokens are shown as numbers. Tokenizers and
+prompts that runs share are read once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dllm_bench.core.request import Request
 from dllm_bench.models.sources import checkpoint_folder
 from dllm_bench.models.text import read_token_texts, read_tokenizer
 from dllm_bench.store import inputs
+from dllm_bench.store.kept_tokenizers import kept_tokenizer
 from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.settings import Compose, on_this_machine
 from dllm_bench.store.spec import RunSpec, digest
@@ -43,15 +45,20 @@ class TextSource:
 
     def decode(self, spec: RunSpec) -> DecodeTokens:
         """Token ids to text, by the tokenizer of the run's model."""
-        key = digest(spec.model)
+        key = digest([spec.model, spec.inputs.get("tokenizer")])
         if key not in self.decoders:
             try:
-                self.decoders[key] = token_decoder(
-                    on_this_machine("model", spec.model, self.compose)
-                )
+                self.decoders[key] = self._decoder(spec)
             except DllmBenchError:
                 self.decoders[key] = ids_as_text
         return self.decoders[key]
+
+    def _decoder(self, spec: RunSpec) -> DecodeTokens:
+        """Token ids to text, by the tokenizer that was kept of an object, or the checkpoint's."""
+        if not inputs.is_object(spec.model):
+            return token_decoder(on_this_machine("model", spec.model, self.compose))
+        folder = kept_tokenizer(spec.inputs.get("tokenizer"))
+        return (folder and read_token_texts(folder)) or ids_as_text
 
     def prompts(self, spec: RunSpec, samples: Mapping[str, SampleRecord]) -> dict[str, str]:
         """Sample id -> prompt, where it is the one the sample was decoded with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dllm_bench.api.compose import compose
 from dllm_bench.cli.main import main
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.models.load import LoadedModel
+from dllm_bench.site.texts import TextSource
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import on_this_machine
 from tests.api.models import loaded, transformers_object
@@ -190,6 +192,18 @@ def test_every_command_reads_a_run_of_an_object(
     monkeypatch.chdir(tmp_path)
     assert main([*COMMANDS[command](record.spec.short), "--results", str(folder)]) == 0
     assert "dllm-bench:" not in capsys.readouterr().err
+
+
+def test_the_tokens_of_an_object_are_shown_by_its_tokenizer(
+    stored: tuple[Path, RunRecord], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also by another process; elsewhere, and without a tokenizer that can be stored, as ids."""
+    _, record = stored
+    ids = loaded("tiny-llada").encode("3 + 4 =")
+    assert TextSource(compose).decode(record.spec)(ids) == loaded("tiny-llada").text.decode(ids)
+    assert TextSource(compose).decode(replace(record.spec, inputs={}))(ids) == str(ids)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert TextSource(compose).decode(record.spec)(ids) == str(ids)
 
 
 def test_an_object_called_like_a_model_does_not_read_that_model(tmp_path: Path) -> None:

@@ -117,6 +117,12 @@ def test_help_imports_nothing_that_is_slow(tmp_path: Path) -> None:
     assert endings(stdout) == expected
 
 
+@pytest.mark.parametrize("command", ["table", "figure", "claims"])
+def test_help_of_what_makes_runs_imports_no_bars(command: str, tmp_path: Path) -> None:
+    stdout, _ = imported(("rich",), [[command, "--help"]], tmp_path)
+    assert endings(stdout) == [f"{command} --help: exit code 0, imported []"]
+
+
 def test_a_wrong_name_is_told_before_torch_is_imported(tmp_path: Path) -> None:
     commands = [text.split() for text in MISTAKES]
     stdout, stderr = imported(("torch", "transformers", "matplotlib"), commands, tmp_path)

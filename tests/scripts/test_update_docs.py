@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -118,3 +119,11 @@ def test_a_card_says_what_editing_gains_on_the_same_items() -> None:
     assert low > 0
     assert row in card.measured(text, records)
     assert card.GAINS_NOTE not in card.measured(text, records[:1])
+
+
+def test_a_default_is_not_broken_within_a_word() -> None:
+    """The page's other code may be, so that no column is cut."""
+    cells = [one.cells()[3] for slot in SLOTS for one in settings_of_slot(slot) if one.default]
+    assert all(re.fullmatch(r'<code class="whole">[^<>]+</code>', cell) for cell in cells)
+    styles = (update_docs.ROOT / "docs/site.css").read_text()
+    assert re.search(r"code\.whole[^{]*\{[^}]*white-space: nowrap", styles)
