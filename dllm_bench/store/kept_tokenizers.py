@@ -14,6 +14,7 @@ from typing import Any
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import user_folder
 from dllm_bench.store.files import write_atomic
+from dllm_bench.store.nolinks import is_file
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -27,8 +28,7 @@ def kept_tokenizer(sha256: object) -> Path | None:
 def keep_tokenizer(tokenizer: Any, sha256: object) -> None:
     """Write a tokenizer as tokenizer.json; one without such a form is left out."""
     folder, backend = kept_tokenizer(sha256), getattr(tokenizer, "backend_tokenizer", None)
-    if folder is None or backend is None or (folder / "tokenizer.json").exists():
+    if folder is None or backend is None or is_file(folder / "tokenizer.json"):
         return
-    with suppress(OSError, DllmBenchError):  # then ids are shown
-        folder.mkdir(parents=True, exist_ok=True)
+    with suppress(DllmBenchError):  # then ids are shown
         write_atomic(folder / "tokenizer.json", backend.to_str())
