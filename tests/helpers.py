@@ -248,6 +248,7 @@ class Watched:
         self.special, self.device = model.special, model.device
         self.vocab_size, self.new_cache = model.vocab_size, model.new_cache
         self.picks_rows = False
+        self.embed = getattr(model, "embed", None)
         self.canvases: list[Tensor] = []
         self.plans: list[Any] = []
 

@@ -105,6 +105,9 @@ class Table:
         self.token = 4.0 * torch.randn(VOCAB, VOCAB, generator=generator)
         self.place[:, ROLES["eos"]] += 2.0
 
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.token[ids]
+
     def new_cache(self, length: int) -> PositionCache:
         return PositionCache(0, length)
 

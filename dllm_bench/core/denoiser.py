@@ -273,6 +273,9 @@ class Denoiser(Protocol):
         of the prompt to be fed.
         """
 
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows (..., H) of the embedding table."""
+
     def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
         """The mean input embedding (K, R, H) of the distribution of each row of logits."""
 

@@ -36,9 +36,6 @@ class Target(Denoiser, Protocol):
     hidden_size: int
     """H, the width of a layer's output; checked like `num_layers`."""
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Rows (..., H) of the embedding table."""
-
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of normalised hidden states (..., H)."""
 

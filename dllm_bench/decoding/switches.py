@@ -73,9 +73,23 @@ def guided_forward(
     masked_KL = branches.tokens_KL.masked_fill(branches.born_KL == PROMPT, branches.special.mask)
     if plan.visible_K is not None:
         plan = replace(plan, visible_K=plan.visible_K.repeat(2))
+    if plan.added_KFH is not None:
+        plan = replace(plan, added_KFH=plan.added_KFH.repeat(2, 1, 1))
     both_XRV = yield from run_forward(torch.cat([branches.tokens_KL, masked_KL]), plan, kv)
     conditional_KRV, unconditional_KRV = both_XRV.chunk(2)
     return unconditional_KRV + (scale + 1) * (conditional_KRV - unconditional_KRV)
+
+
+def with_added(plan: ForwardPlan, added_KLH: Tensor) -> ForwardPlan:
+    """The plan that also adds this to the embeddings of what it feeds of the canvas."""
+    if plan.sets is not None:
+        added_KFH = added_KLH.index_select(1, plan.sets.feed_F)
+    else:
+        added_KFH = added_KLH[:, slice(*plan.feed)]
+        added_KFH = pad(added_KFH, (0, 0, 0, plan.fed - added_KFH.shape[1]))
+    if plan.added_KFH is not None:
+        added_KFH = plan.added_KFH + added_KFH
+    return replace(plan, added_KFH=added_KFH)
 
 
 FIRST, GROWTH = 0.15, 0.02  # dInfer's cont_weight_init and cont_weight_growth, which no script sets
@@ -107,18 +121,13 @@ class Smoothing(MaskedPiece):
 
     def on_plan(self, round: Round) -> None:
         """Add what is remembered to the embeddings of masked positions."""
-        branches, plan = round.state, round.plan
+        branches = round.state
         expected_KLH = branches.memo.get(EXPECTED)
         if expected_KLH is None:
             return
         open_KL = branches.masked_KL & (branches.tokens_KL == branches.special.mask)
         added_KLH = expected_KLH[:, : branches.length] * open_KL[..., None]
-        if plan.sets is not None:
-            added_KFH = added_KLH.index_select(1, plan.sets.feed_F)
-        else:
-            added_KFH = added_KLH[:, slice(*plan.feed)]
-            added_KFH = pad(added_KFH, (0, 0, 0, plan.fed - added_KFH.shape[1]))
-        round.plan = replace(plan, added_KFH=added_KFH)
+        round.plan = with_added(round.plan, added_KLH)
 
     def on_scores(self, round: Round) -> None:
         """Remember the weighted mean embeddings of the rows that were computed."""

@@ -120,12 +120,16 @@ class FunctionDenoiser(Denoiser):
         """`forward` of several requests, one call of the function each."""
         return [self.forward(*each) for each in zip(tokens, plans, caches, strict=True)]
 
-    def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
         """Always raises: a function takes ids."""
         raise DllmBenchError(
-            "The decoder feeds mean embeddings (decoder.smoothing), and the model is a function of "
-            "ids; set smoothing to 0, or wrap the model's object."
+            "The decoder feeds means of embeddings, and the model is a function of ids; set "
+            "smoothing to 0 and another decoder.revise than soft, or wrap the model's object."
         )
+
+    def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:
+        """Always raises, as `embed` does."""
+        return self.embed(logits_KRV)
 
     def _check(self, plan: ForwardPlan) -> None:
         if plan.feed[0] > 0 or plan.stores or plan.sets is not None or plan.recompute is not None:

@@ -81,9 +81,15 @@ def uncached(plan: ForwardPlan, held: int) -> ForwardPlan:
 
     held: the cache holds [0, held). Positions that the cache left out of the forward are fed, too.
     """
+    feed, added_KFH = (0, max(plan.feed[1], held)), plan.added_KFH
+    if added_KFH is not None:
+        at_F = replace(plan, added=None).positions(added_KFH.device)
+        every_KLH = added_KFH.new_zeros(len(added_KFH), feed[1], added_KFH.shape[2])
+        added_KFH = every_KLH.index_copy(1, at_F, added_KFH[:, : len(at_F)])
     return replace(
         plan,
-        feed=(0, max(plan.feed[1], held)),
+        feed=feed,
+        added_KFH=added_KFH,
         store=(0, 0),
         added=None,
         feature_layers=(),

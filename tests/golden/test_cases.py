@@ -51,7 +51,6 @@ NOT_IMPLEMENTED = {  # methods without a decoder here
         "dflash2",
         "dflash2_modules",
         "diffusion_gemma_cases",
-        "dmax_cases",
         "multi_bd_cases",
         "s2d2",
         "s2d2_llada2_cases",

@@ -9,6 +9,7 @@ cache are also replayed without it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.golden.cases import (
     steps_per_block,
     takes_more_than_masked,
 )
+from tests.helpers import Watched
 
 DENSE: dict[str, dict[str, Any]] = {
     "conf": {},
@@ -128,6 +130,38 @@ def test_block_refinement(case: Case, cache: str) -> None:
         "revise.steps": steps,
     }
     check(case, composed("llada21_refine", settings | until_filled(params) | DENSE[cache]))
+
+
+@replayed("new2026/dmax_cases.json")
+def test_dmax(case: Case) -> None:
+    """The forward over the prompt, which decodes nothing there, is not made here, and end tokens
+    stay in the text.
+    """
+    params, prompt = case["params"], case["prompt"]
+    settings = {
+        "score.precision": "float64" if params.get("use_float64") else "float32",
+        "select.tau": min(params["threshold"], 1),
+        "schedule.block": params["block_length"],
+        "revise.sure": params["confidence_stop"],
+        "revise.likeliest": params["top_k"],
+        "revise.released": True,
+        "stop.turn_end": False,
+    }
+    model = copy(denoiser("new2026/ckpt/dmax"))
+    model.special = replace(model.special, eos=params["eos_id"])
+    watched = Watched(model)
+    generation = composed("dmax", settings).generate(watched, request(case))
+    canvas = [*prompt, *[model.special.mask] * (len(watched.canvases[0][0]) - len(prompt))]
+    calls = zip(case["calls"][1:], case["steps"], watched.canvases, watched.plans, strict=True)
+    with agreement(case):
+        for index, (call, step, before_KL, plan) in enumerate(calls):
+            assert before_KL[0].tolist() == canvas
+            assert plan.feed == (call["start"] * (index > 0), call["start"] + call["rows"])
+            for at, before, after in step["changed"]:
+                assert canvas[at] == before
+                canvas[at] = after
+        assert list(generation.ids) == canvas[len(prompt) :][: len(generation.ids)]
+        assert [token for token in generation.ids if token != params["eos_id"]] == case["output"]
 
 
 @replayed("samplers/t2m_remask_cases.json")

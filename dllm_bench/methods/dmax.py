@@ -1,0 +1,127 @@
+"""DMax (arXiv 2604.08302): tokens are fed softly and revised until the block settles.
+
+Released code: czg1225/DMax@82bc29e, dInfer/python/dinfer/decoding/generate_uniform.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dllm_bench.core.blocks import HELD, LEFT, Window
+from dllm_bench.core.choices import check_probabilities
+from dllm_bench.core.contracts import Scores, Select
+from dllm_bench.core.decoder import ONE_BRANCH, Condition, Conditions, Need
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.round import HOLD, Round
+from dllm_bench.core.state import MASKED, DecodeState, MemoKey
+from dllm_bench.decoding.switches import with_added
+from dllm_bench.methods.common import count_in_block
+from dllm_bench.methods.revising import REVISES_BLOCK, Budgeted, Revision, committed_before
+from dllm_bench.registry import register
+
+FORWARDS = MemoKey[Tensor]("soft.forwards")  # (K, 2): open block, its forwards
+ADDED = MemoKey[Tensor]("soft.added")  # to the embeddings of the window's tokens, (K, W, H)
+START = MemoKey[int]("soft.start")  # where that window begins
+TINY = 1e-6  # added to a length before dividing by it, as released
+
+
+@register("select.leftmost")
+@dataclass(frozen=True)
+class Leftmost(Select):
+    """Commits a block's masks from left to right, up to the first that is not probable enough.
+
+    The first mask of a block is always committed, so no mask is left before a committed token.
+    """
+
+    tau: float  # probability
+    gives: ClassVar[Conditions] = frozenset({Condition.NEVER_STALLS})
+
+    def __post_init__(self) -> None:
+        check_probabilities(self, "tau")
+
+    def __call__(self, scores: Scores, window: Window, state: DecodeState) -> Tensor:
+        masked_KNP = window.blocks(window.eligible_KW)
+        doubtful_KNP = masked_KNP & (window.blocks(scores.probability_KW) < self.tau)
+        run_KNP = doubtful_KNP.cumsum(2) == 0
+        first_KNP = masked_KNP.cumsum(2) == 1
+        return window.flat((run_KNP | first_KNP) & masked_KNP)
+
+
+@register("revise.soft")
+@dataclass(frozen=True, kw_only=True)
+class SoftRevision(Budgeted):
+    """Overwrites tokens in every forward, and feeds them softly until the block settles.
+
+    Every token of the open block that was committed before gets the candidate of its row. What the
+    next forward is fed at committed positions of the block is the mean of the embeddings of the
+    row's `likeliest` tokens and of the mask token, weighted by their probabilities and by what
+    these leave of 1, and scaled to the mean of their lengths. A block without masks is left once
+    the candidate of each of its rows has at least the probability `sure`, once a forward has
+    changed nothing, or after as many forwards as it has positions. As `released` it is left then
+    even with masks.
+    """
+
+    sure: float  # probability; 1: until nothing changes
+    likeliest: int = 1  # tokens of a row in the mean
+    released: bool = False  # whether a block may be left with masks
+    needs: ClassVar[frozenset[Need]] = REVISES_BLOCK | {ONE_BRANCH}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probabilities(self, "sure")
+        if self.likeliest < 1:
+            raise DllmBenchError(
+                f"SoftRevision has likeliest {self.likeliest}; give 1 or more tokens of a row."
+            )
+
+    def on_plan(self, round: Round) -> None:
+        """Feed softly, in the block of the last forward."""
+        memo, window = round.state.memo, round.window
+        if ADDED in memo and memo[START] == window.start:
+            behind = round.state.length - window.stop
+            added_KLH = pad(memo[ADDED], (0, 0, window.start, behind))
+            round.plan = with_added(round.plan, added_KLH)
+
+    def propose(self, scores: Scores, window: Window, state: DecodeState) -> Revision:
+        born_KW, tokens_KW = window.of(state.born_KL), window.of(state.tokens_KL)
+        write_KW = committed_before(window, state) & (scores.ids_KW != tokens_KW)
+        changes_K = (write_KW | (born_KW == state.forwards)).any(1)
+        doubtful_K = ((born_KW >= MASKED) & (scores.probability_KW < self.sure)).any(1)
+        forwards_K = count_in_block(FORWARDS, torch.ones_like(changes_K), window, state)
+        stays_K = changes_K & doubtful_K & (forwards_K < window.block)
+        if not self.released:
+            masked_KW = (born_KW == MASKED) | (write_KW & (scores.ids_KW == state.special.mask))
+            stays_K = stays_K | masked_KW.any(1)
+        state.memo[HOLD] = torch.where(stays_K, HELD, LEFT)
+        return Revision(torch.zeros_like(write_KW), write_KW, scores.ids_KW)
+
+    def on_commit(self, round: Round) -> None:
+        super().on_commit(round)
+        window, state = round.window, round.state
+        soft_KW = (window.of(state.born_KL) >= 0) & (state.memo[HOLD] == HELD)[:, None]
+        hard_KWH = round.model.embed(window.of(state.tokens_KL)).detach()
+        added_KWH = self._means(round).to(hard_KWH.dtype) - hard_KWH
+        state.memo[ADDED], state.memo[START] = added_KWH * soft_KW[..., None], window.start
+
+    def _means(self, round: Round) -> Tensor:
+        """What the window's rows would be fed softly, float32 (K, W, H)."""
+        ids_KWC, weight_KWC = self._likeliest(round)
+        left_KW1 = 1 - weight_KWC.sum(2, keepdim=True).clamp(max=1)
+        ids_KWC = pad(ids_KWC, (0, 1), value=round.state.special.mask)
+        weight_KWC1 = torch.cat([weight_KWC, left_KW1], 2)[..., None]
+        weighted_KWCH = weight_KWC1 * round.model.embed(ids_KWC).detach().float()
+        mean_KWH, length_KW1 = weighted_KWCH.sum(2), weighted_KWCH.norm(dim=3).sum(2, keepdim=True)
+        return mean_KWH * length_KW1 / (mean_KWH.norm(dim=2, keepdim=True) + TINY)
+
+    def _likeliest(self, round: Round) -> tuple[Tensor, Tensor]:
+        """The tokens (K, W, C) of the means, and their probabilities, float32."""
+        if self.likeliest == 1:
+            return round.scores.ids_KW[..., None], round.scores.probability_KW.float()[..., None]
+        laws_KWV = round.rows_KRV[:, : round.window.width].float().softmax(2)
+        weight_KWC, ids_KWC = laws_KWV.topk(self.likeliest)
+        return ids_KWC, weight_KWC
