@@ -85,7 +85,7 @@ def hard(rows: int, length: int, dtype: torch.dtype, value: float = -torch.inf) 
 
 
 SIZES = [
-    size for size in product((1, 7, 256), (5, 618, 8193, 152_064)) if size[0] * size[1] < 2**18
+    size for size in product((1, 7, 256), (5, 618, 8193, 152_064)) if size[0] * size[1] < 2**16
 ]
 HARD: dict[str, Callable[[], Tensor]] = {
     f"{rows} hard of {length}-{str(dtype)[6:]}": lambda rows=rows, length=length, dtype=dtype: hard(
