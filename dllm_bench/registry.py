@@ -286,8 +286,11 @@ def check_plain_types(plain: Any) -> None:
 def _check_as_in_source(target: str, plain: Mapping[str, Any]) -> None:
     """Run the statements of a class's `__post_init__`, with which it refuses values, on plain ones.
 
-    Those that need more than plain values and `CHEAP` modules are left to `instantiate`.
+    Those that need more than plain values and `CHEAP` modules are left to `instantiate`, and what
+    is no number to the check that names its setting.
     """
+    if any(value != value for value in plain.values()):
+        return
     module_name, _, name = target.rpartition(".")
     nodes = _nodes_of(module_name)
     checks = [

@@ -194,7 +194,7 @@ def make_run(
     if loaded is not None:
         require_same(loaded, spec)
         if loaded.content is not None:
-            keep_tokenizer(loaded.text.tokenizer, spec.inputs["tokenizer"])
+            keep_tokenizer(loaded.text.tokenizer, spec.inputs.get("tokenizer"))
     store = Store(results_directory(config["paths"]["results"]) / "runs")
     shown = RunProgress() if progress else None
     logger, threads = instantiate(config["logger"], "logger"), torch.get_num_threads()

@@ -119,7 +119,7 @@ class ComposedDecoder(ABC):
         asked: by the request, the setting of hardware or the kind of decoder that needs it.
         """
         for asker, needs in asked.items():
-            other = asker.partition("=")[0]
+            other = asker.partition("=")[0] if "=" in asker else "run"
             require(asker, needs, {**self.slots(), "model": ModelAbilities(model)}, other)
 
 

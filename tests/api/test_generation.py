@@ -120,7 +120,7 @@ def test_an_end_token_of_the_prompt_stops_no_gap_before_it() -> None:
     ("prompts", "decoder", "settings", "message"),
     [
         ([GAPS], "ngram_speculative", {}, "SpeculativeDecoder writes one token after another"),
-        ([GAPS], "daedal", {}, "which Daedal moves when the canvas grows"),
+        ([GAPS], "daedal", {}, "keep their places, which schedule Daedal does not give"),
         ([GAPS], "fast_dllm", {"max_new_tokens": 32}, "max_new_tokens=32 was given; leave that"),
         ([GAPS, "2 + 2 ="], "fast_dllm", {}, "those with masks in a call of their own"),
         (["<|mask|> 4 = 7"], "fast_dllm", {}, "begin the prompt with a text"),

@@ -55,7 +55,9 @@ def block_of(decoder: MaskedDecoder, place: int) -> int:
     """The block of the new position `place`; a reviser of the whole canvas has one."""
     prompt = len(REQUEST.prompt_ids)
     grid = decoder.schedule.grid(prompt, prompt + REQUEST.max_new_tokens)
-    return 0 if decoder.revise.spans[0] else (prompt + place - grid.origin) // grid.block
+    if Condition.FROM_FIRST_BLOCK in decoder.revise.gives:
+        return 0
+    return (prompt + place - grid.origin) // grid.block
 
 
 def changes(generation: Generation) -> int:
