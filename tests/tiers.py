@@ -14,7 +14,7 @@ import pytest
 from allpairspy import AllPairs
 
 
-def covering(step: int, cases: Iterable[Any], often: int = 1) -> list[Any]:
+def covering(step: int, cases: Iterable[Any], often: int = 3) -> list[Any]:
     """All cases: every `step`-th in the default tier, of the others every `often`-th in the whole
     suite, and what is left with `-m drill`. A tuple is a case of several arguments.
     """

@@ -186,7 +186,7 @@ ONE = [
     Case(name, "float32", new=2 * BLOCK if name in DEEP else BLOCK) for name in options("decoder")
 ]
 CASES = [
-    pytest.param(case, marks=drill if index % 2 else exhaustive) for index, case in enumerate(ONE)
+    pytest.param(case, marks=drill if index % 4 else exhaustive) for index, case in enumerate(ONE)
 ]
 PRODUCT = [
     Case(name, dtype, batch, 2 * BLOCK)

@@ -113,7 +113,7 @@ def fitted(decoder: MaskedDecoder, own: LoadedModel) -> MaskedDecoder:
     return replace(decoder, schedule=blocks, cache=BlockCache())
 
 
-@pytest.mark.parametrize(("name", "decoder"), covering(5, product(EMBEDDED, CONFIGURED), often=2))
+@pytest.mark.parametrize(("name", "decoder"), covering(5, product(EMBEDDED, CONFIGURED), often=6))
 def test_configured_drafts_are_lossless_for_every_embedded_model(name: str, decoder: str) -> None:
     own = embedded(name)
     drafted = fitted(configured(decoder), own)

@@ -87,11 +87,16 @@ def test_random_kills_on_an_embedded_model_lose_and_repeat_nothing(
 
 
 @pytest.mark.exhaustive
-def test_death_at_every_touch_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each write torn in the middle, each open, rename, removal, truncation and flush."""
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.drill)])
+def test_death_at_touches_of_the_disk(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write torn in the middle, each open, rename, removal, truncation and flush; or every
+    `step`-th of them.
+    """
     monkeypatch.setattr(provenance, "environment_of", lambda spec: {})
     undisturbed, spec = fakes.timeless(whole(tmp_path, 2)), fakes.spec(2)
-    for n in itertools.count():
+    for n in itertools.count(step=step):
         books = Books(Store(tmp_path / str(n)), spec, tmp_path / f"{n}.log")
         own = fakes.deps(decoder=Logged(fakes.FakeDecoder(), books.log))
 
