@@ -286,8 +286,8 @@ def check_plain_types(plain: Any) -> None:
 def _check_as_in_source(target: str, plain: Mapping[str, Any]) -> None:
     """Run the statements of a class's `__post_init__`, with which it refuses values, on plain ones.
 
-    Those that need more than plain values and `CHEAP` modules are left to `instantiate`, and what
-    is no number to the check that names its setting.
+    From the first that needs more than plain values and `CHEAP` modules on, they are left to
+    `instantiate`; what is no number is left to the check that names its setting.
     """
     if any(value != value for value in plain.values()):
         return
@@ -298,6 +298,7 @@ def _check_as_in_source(target: str, plain: Mapping[str, Any]) -> None:
         for node in _class_body(target)
         if isinstance(node, ast.FunctionDef) and node.name == "__post_init__"
         for statement in node.body
+        if not ast.unparse(statement).startswith("super()")  # what it checks needs its module
     ]
     if not checks:
         return
@@ -308,9 +309,11 @@ def _check_as_in_source(target: str, plain: Mapping[str, Any]) -> None:
     }
     owner = type(name, (SimpleNamespace,), {})(**_plain_defaults(target) | given)
     scope: dict[str, Any] = {"self": owner}
-    for node in (*imports, *constants, *checks):
+    for node in (*imports, *constants):
         with suppress(NameError, AttributeError, TypeError, RuntimeError, ValueError):
             exec(compile(ast.Module([node], []), module_name, "exec"), scope)
+    with suppress(NameError, AttributeError, TypeError, RuntimeError, ValueError):
+        exec(compile(ast.Module([*checks], []), module_name, "exec"), scope)
 
 
 def _plain_defaults(target: str) -> dict[str, Any]:

@@ -27,12 +27,16 @@ def add_results_option(parser: ArgumentParser) -> None:
 
 def add_decoder_arguments(parser: ArgumentParser, *more: str) -> None:
     """Add the positional DECODER, those named in `more`, and settings of the decoder."""
-    text = "a name of conf/decoder"
-    parser.add_argument("decoder", metavar="DECODER", type=choice_of("decoder"), help=text)
+    add_name_argument(parser, "decoder", "a name of conf/decoder")
     for name in more:
         parser.add_argument(name, metavar=name.upper(), help="text, or - for standard input")
     text = "of the decoder, as in `run`: decoder.select.tau=0.8, decoder/score=credit"
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
+
+
+def add_name_argument(parser: ArgumentParser, group: str, text: str) -> None:
+    """Add a positional argument that is a name of a group of settings."""
+    parser.add_argument(group, metavar=group.upper(), type=choice_of(group), help=text)
 
 
 def choice_of(group: str) -> Callable[[str], str]:

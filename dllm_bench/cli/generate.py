@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 from rich.text import Text
 
-from dllm_bench.cli.common import add_decoder_arguments, choice_of, positive_int, print_lines
+from dllm_bench.cli.common import (
+    add_decoder_arguments,
+    add_name_argument,
+    positive_int,
+    print_lines,
+)
 from dllm_bench.cli.show_sample import DIM, MASK, DecodingOrderPainter, terminal
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_error
@@ -23,12 +28,7 @@ STDIN = "-"
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `generate`."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=choice_of("model"),
-        help="a name, a checkpoint folder or a hub id",
-    )
+    add_name_argument(parser, "model", "a name, a checkpoint folder or a hub id")
     add_decoder_arguments(parser, "prompt")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's turn of a chat")
     parser.add_argument("--watch", action="store_true", help="show the canvas while it is filled")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from dllm_bench.cli.common import choice_of, compose, print_lines
+from dllm_bench.cli.common import add_name_argument, compose, print_lines
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.texts import requests_of, token_decoder
 from dllm_bench.store.inputs import resolve_model
@@ -13,8 +13,7 @@ from dllm_bench.store.spec import RunSpec
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `prompt`."""
-    text = "a name of conf/benchmark"
-    parser.add_argument("benchmark", metavar="BENCHMARK", type=choice_of("benchmark"), help=text)
+    add_name_argument(parser, "benchmark", "a name of conf/benchmark")
     text = "as in `run`: model=NAME, whose template and tokenizer count, benchmark.shots=4"
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=text)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="from 0; default: 0")

@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from dllm_bench.cli.common import (
+    add_name_argument,
     add_results_option,
-    choice_of,
     compose,
     positive_float,
     positive_int,
@@ -29,9 +29,7 @@ COUNTS = {  # field of the job -> help
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train adapter`."""
     add_results_option(parser)
-    parser.add_argument(
-        "model", metavar="MODEL", type=choice_of("model"), help="as in `dllm-bench run model=…`"
-    )
+    add_name_argument(parser, "model", "as in `dllm-bench run model=…`")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: RESULTS/training/adapters"

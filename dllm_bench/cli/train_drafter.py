@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dllm_bench.cli.common import (
+    add_name_argument,
     add_results_option,
-    choice_of,
     compose,
     positive_float,
     positive_int,
@@ -40,12 +40,7 @@ COUNTS = {  # field of the job -> help
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train drafter`; by default, the kind of drafter sets their values."""
     add_results_option(parser)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=choice_of("model"),
-        help="the target, as in `dllm-bench run model=…`",
-    )
+    add_name_argument(parser, "model", "the target, as in `dllm-bench run model=…`")
     parser.add_argument("drafter", metavar="KIND", help="dflash, dspark-markov, eagle3, …")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
     parser.add_argument(

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from dllm_bench.cli.common import (
+    add_name_argument,
     add_results_option,
-    choice_of,
     compose,
     positive_float,
     positive_int,
@@ -31,12 +31,7 @@ COUNTS = {  # option -> (default, help)
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train filter`."""
     add_results_option(parser)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=choice_of("model"),
-        help="a model as in `dllm-bench run model=…`",
-    )
+    add_name_argument(parser, "model", "a model as in `dllm-bench run model=…`")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/training/filters")
     for name, (default, text) in COUNTS.items():
         text = f"{text}; default: {default}"

@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from dllm_bench.cli.common import (
+    add_name_argument,
     add_results_option,
-    choice_of,
     compose,
     positive_int,
     positive_ints,
@@ -22,12 +22,7 @@ BATCHES = "1,2,4,8,16,32,64,128,256"
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of `train sps`."""
     add_results_option(parser)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=choice_of("model"),
-        help="an autoregressive model, as in model=MODEL",
-    )
+    add_name_argument(parser, "model", "an autoregressive model, as in model=MODEL")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="as in `run`")
     parser.add_argument("--batches", type=positive_ints, metavar="N,N,…", default=BATCHES)
     parser.add_argument(

@@ -25,7 +25,7 @@ class Condition(StrEnum):
     HELD_BLOCKS = "one open block at a time, which a reviser can hold open"
     FED_WINDOW = "the window in every forward"  # every position of it has logits
     FULL_ATTENTION = "full attention"
-    KNOWN_ORDER = "an order that is known before the forward"  # `select.drawn.DUE`
+    KNOWN_ORDER = "an order that is known before the forward"  # told by `on_plan`
     ONE_BRANCH = "one branch"
     ANSWER_GAP = "the gap of the answer's logits"  # `Scores.answer_gap_K`
     WHOLE_GENERATION = "the whole generation as one block"

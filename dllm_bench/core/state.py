@@ -210,21 +210,21 @@ class DecodeState:
 
         They are masks, or end tokens if `ends` (0-d bool). What was there moves to the right. The
         tensors get `room` positions longer: what does not fit is gone, and what is left over counts
-        as cut (`cut`). Memo values do not move: pieces that are `by_position` are refused. Returns
-        the length without what is cut (0-d int64).
+        as cut (`cut`). Memo values do not move, so pieces that need `FIXED_CANVAS` are refused.
+        Returns the length without what is cut (0-d int64).
         """
         position_L = torch.arange(self.length + room, device=self.born_KL.device)
         behind_L = position_L >= at + count
         new_L = (position_L >= at) & ~behind_L
         before_L = (position_L - behind_L * count).clamp(max=self.length - 1)
-        token, born = torch.tensor(self.special.mask), torch.tensor(MASKED)
+        token: Tensor | int = self.special.mask
+        born: Tensor | int = MASKED
         if ends is not None:
             token = torch.where(ends, self.special.eos, self.special.mask)
-            born = torch.where(ends, PROMPT, MASKED)
+            born = torch.where(ends, PROMPT, MASKED).to(self.born_KL.dtype)
         length = ((self.born_KL[-1] != CUT).sum() + count).clamp(max=len(position_L))
-        tokens_KL, born_KL = (t.index_select(1, before_L) for t in (self.tokens_KL, self.born_KL))
-        self.tokens_KL = torch.where(new_L, token, tokens_KL)
-        self.born_KL = torch.where(new_L, born.to(born_KL.dtype), born_KL)
+        self.tokens_KL = self.tokens_KL.index_select(1, before_L).masked_fill_(new_L, token)
+        self.born_KL = self.born_KL.index_select(1, before_L).masked_fill_(new_L, born)
         self.born_KL.masked_fill_(position_L >= length, CUT)
         self.ends_given = True
         return length

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -248,67 +248,68 @@ def record_tickets(store: Store, tickets: Sequence[JobTicket]) -> None:
     appender.close()
 
 
-def job_states() -> dict[str, str] | None:
-    """Job id -> state (in SLURM's words) of this user's jobs that are not over.
+class QueuedJob(NamedTuple):
+    """A job that is not over, in SLURM's words."""
 
-    None if squeue does not answer.
-    """
-    command = ["squeue", "--me", "--noheader", "--array", "--format=%i %T"]
+    state: str  # in lower case
+    cores: str = ""
+    reason: str = ""  # of a job that waits
+
+
+def queued_jobs() -> dict[str, QueuedJob] | None:
+    """This user's jobs that are not over, by id; None if squeue does not answer."""
+    command = ["squeue", "--me", "--noheader", "--array", "--format=%i %T %C %r"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    pairs = (line.split() for line in done.stdout.splitlines())
-    return {job: state.lower() for job, state in pairs}
+    rows = (line.split(maxsplit=3) for line in done.stdout.splitlines())
+    return {job: QueuedJob(state.lower(), *facts) for job, state, *facts in rows}
 
 
 def end_impossible(jobs: SlurmJobs) -> None:
     """Cancel the jobs that wait for what no node has; raises DllmBenchError if there are any."""
-    own = {ticket.job for ticket in jobs.tickets.values()} & set(jobs.states or ())
-    if not any((jobs.states or {})[job] == "pending" for job in own):
-        return
-    command = ["squeue", "--me", "--noheader", "--array", "--states=pending", "--format=%i %C %r"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
-    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    found = [(job, cores, why) for job, cores, why in lines if job in own and why in NEVER]
+    own, queued = {ticket.job for ticket in jobs.tickets.values()}, jobs.queued or {}
+    found = [job for job in queued if job in own and queued[job].reason in NEVER]
     if not found:
         return
-    subprocess.run(["scancel", *[job for job, _, _ in found]], timeout=ANSWER_S)
-    _, cores, why = found[0]
+    with suppress(OSError, subprocess.SubprocessError):  # then they wait on, and squeue shows them
+        subprocess.run(["scancel", *found], capture_output=True, timeout=ANSWER_S)
+    _, cores, reason = queued[found[0]]
     raise DllmBenchError(
-        f"SLURM took {len(found)} jobs that it can never start ({why}), and they were cancelled: "
-        f"no node has the {cores} cores, the memory, devices or time that they ask for. Set "
-        "hardware.threads, cpus_per_task, mem_gb, gpus_per_node, constraint, timeout_min or "
+        f"SLURM took {len(found)} jobs that it can never start ({reason}), and they were "
+        f"cancelled: no node has the {cores} cores, the memory, devices or time that they ask for. "
+        "Set hardware.threads, cpus_per_task, mem_gb, gpus_per_node, constraint, timeout_min or "
         "partition to what `sinfo -o '%P %c %m %G %l'` lists."
     )
 
 
 @dataclass(frozen=True)
 class SlurmJobs:
-    """What was sent from here, and the states of the jobs that are not over."""
+    """What was sent from here, and the jobs that are not over."""
 
     tickets: Mapping[str, JobTicket] = field(default_factory=dict)
     """Run hash, or command -> its newest ticket."""
-    states: Mapping[str, str] | None = None  # see `job_states`
+    queued: Mapping[str, QueuedJob] | None = None  # see `queued_jobs`
     others: int = 0  # tickets that are not this user's, or damaged
 
     @classmethod
     def of(cls, store: Store) -> SlurmJobs:
         """The jobs of a store; squeue is called only if this user sent any."""
         sent, others = read_tickets(folder_of(store) / TICKETS)
-        return cls({t.run or t.what: t for t in sent}, job_states() if sent else {}, others)
+        return cls({t.run or t.what: t for t in sent}, queued_jobs() if sent else {}, others)
 
     def is_active(self, key: str) -> bool:
         """Whether a job of this run or command is queued or running."""
-        return key in self.tickets and self.tickets[key].job in (self.states or {})
+        return key in self.tickets and self.tickets[key].job in (self.queued or {})
 
     def remark(self, key: str) -> tuple[bool, str]:
         """Of a run that is not sealed: (whether its job is over, a text that names job and log)."""
         ticket = self.tickets.get(key)
-        if ticket is None or self.states is None:
+        if ticket is None or self.queued is None:
             return False, f"log of job {ticket.job}: {ticket.log}" if ticket else ""
-        if ticket.job in self.states:
-            return False, f"job {ticket.job} is {self.states[ticket.job]}"
+        if ticket.job in self.queued:
+            return False, f"job {ticket.job} is {self.queued[ticket.job].state}"
         return True, f"its job {ticket.job} is over, log: {ticket.log}"
 
 
@@ -355,7 +356,7 @@ def wait_for_jobs(
             time.sleep(poll_s if waiting else 0)
             jobs = SlurmJobs.of(store)
             end_impossible(jobs)
-            if waiting and jobs.states is None:
+            if waiting and jobs.queued is None:
                 raise DllmBenchError(
                     "SLURM does not answer (squeue); its jobs continue, `dllm-bench status` shows "
                     "them."
@@ -368,4 +369,4 @@ def how_far(store: Store, jobs: SlurmJobs, key: str) -> str:
     ticket = jobs.tickets[key]
     entry = read_entry(Path(store.root) / ticket.what) if ticket.run else None
     done = f" {entry.done}/{entry.total or '?'}" if entry else ""
-    return (jobs.states or {})[ticket.job] + done
+    return (jobs.queued or {})[ticket.job].state + done

@@ -351,7 +351,7 @@ class TopK(Select):
     """
 
     steps: int | None = None  # S, forwards per block; None: as many as the block has positions
-    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see above
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # as Learn2PD's code
     ties: Ties = field(default="lower", metadata=DEFAULT_LEFT_OUT)  # see `Ties`
 
     def __post_init__(self) -> None:
@@ -634,9 +634,9 @@ class Eos(Stop):
     decodes the first block alone, and diffusers' block refinement never stops early.
     """
 
-    scope: Scope = "block"  # see above
+    scope: Scope = "block"  # what a committed end token ends: new blocks, or the text
     turn_end: bool = True  # whether the end of a chat turn counts as well
-    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see above
+    prompt: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # whether its end tokens count
 
     def __post_init__(self) -> None:
         check_choice(self, "scope", self.scope, Scope)

@@ -145,7 +145,7 @@ class D2Cache(Cache):
     rollout: float = 0.1  # share of the rollout; above 1: everything
     sigma: float = 10.0  # standard deviation of the density's Gaussian, in positions
     inflate: int = 0  # positions of a gap that is fed too
-    released: bool = False  # see above
+    released: bool = False  # confidences, blocks and rows as in the released code
     attention: Attention = field(default="full", init=False)
     gives: ClassVar[Conditions] = frozenset({Condition.FULL_ATTENTION})
     needs: ClassVar[frozenset[Need]] = frozenset(
@@ -159,12 +159,12 @@ class D2Cache(Cache):
     )
 
     def __post_init__(self) -> None:
-        check_sigma(self, self.sigma)
         if self.current < 1 or min(self.rollout, self.inflate) < 0:
             raise DllmBenchError(
                 f"D2Cache has current {self.current}, rollout {self.rollout} and inflate "
                 f"{self.inflate}; feed 1 or more masks, and give no negative number."
             )
+        check_sigma(self, self.sigma)
 
     def on_start(self, round: Round) -> None:
         known = round.state.memo.get(NEXT)

@@ -36,7 +36,7 @@ class Factor(Select):
     """
 
     factor: float  # f; larger commits more
-    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # see above
+    released: bool = field(default=False, metadata=DEFAULT_LEFT_OUT)  # <=, and never none
 
     def __post_init__(self) -> None:
         if self.factor <= 0:

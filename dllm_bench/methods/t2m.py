@@ -47,7 +47,7 @@ class Remask(ReadsStanding):
     """Masks doubtful tokens again."""
 
     judge: Judge  # what a token is judged by
-    tau: float  # see above
+    tau: float  # masked again: a probability below it, a candidate or drop above it
     ratio: float = 0.25  # masked again at most: this share of the block's committed positions
     rounds: int = 16  # forwards over a block without masks
     edits_end: bool = True  # whether a full block stays open although an end token is committed

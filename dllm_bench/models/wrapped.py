@@ -124,7 +124,7 @@ class FunctionDenoiser(Denoiser):
         """Always raises: a function takes ids."""
         raise DllmBenchError(
             "The decoder feeds means of embeddings, and the model is a function of ids; set "
-            "smoothing to 0 and another decoder.revise than soft, or wrap the model's object."
+            "smoothing to 0, choose a decoder that feeds ids, or wrap the model's object."
         )
 
     def mean_embeddings(self, logits_KRV: Tensor) -> Tensor:

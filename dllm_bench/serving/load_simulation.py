@@ -304,7 +304,7 @@ def under_arrivals(
     ]
 
 
-# --- length rules on plain probabilities: the same decisions as the pieces in methods -------
+# --- length rules on plain probabilities: the same decisions as those of proposals ---------------
 
 
 def fixed_rule(tokens: int | None = None) -> NewLengthRule:
