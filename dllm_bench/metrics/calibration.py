@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, zip_longest
 from operator import mul
 from statistics import fmean
@@ -82,9 +82,27 @@ def outcomes(
     rounds: Sequence[ObservedDraft], position: int, temperatures: Sequence[float] = ()
 ) -> Outcomes:
     """Predictions and outcomes at one position (from 0), over the drafts verified up to it."""
-    seen = [r for r in rounds if len(r.logits) > position]
-    predicted = (survival_probabilities(r.logits[: position + 1], temperatures)[-1] for r in seen)
-    return Outcomes(tuple(predicted), tuple(r.accepted > position for r in seen))
+    return _at(outcomes_by_position(rounds, temperatures), position)
+
+
+def outcomes_by_position(
+    rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = ()
+) -> list[Outcomes]:
+    """The same at every position that any draft was verified at."""
+    predicted = [survival_probabilities(r.logits, temperatures) for r in rounds]
+    pairs = list(zip(predicted, rounds, strict=True))
+    return [
+        Outcomes(
+            tuple(known[k] for known in predicted if len(known) > k),
+            tuple(r.accepted > k for known, r in pairs if len(known) > k),
+        )
+        for k in range(max(map(len, predicted), default=0))
+    ]
+
+
+def _at(by_position: Sequence[Outcomes], position: int) -> Outcomes:
+    """The outcomes at a position (from 0); none beyond the longest draft."""
+    return by_position[position] if position < len(by_position) else Outcomes((), ())
 
 
 def calibration_of(outcomes: Outcomes, bins: int = BINS) -> Calibration | None:
@@ -99,8 +117,8 @@ def calibration_by_position(
     rounds: Sequence[ObservedDraft], temperatures: Sequence[float] = (), bins: int = BINS
 ) -> list[Calibration]:
     """The measures of every position that any draft was verified at."""
-    longest = max((len(r.logits) for r in rounds), default=0)
-    measured = (calibration_of(outcomes(rounds, k, temperatures), bins) for k in range(longest))
+    found = outcomes_by_position(rounds, temperatures)
+    measured = (calibration_of(one, bins) for one in found)
     return [one for one in measured if one]
 
 
@@ -197,21 +215,61 @@ def _fitted(rounds: tuple[ObservedDraft, ...]) -> tuple[float, ...]:
     return fit_temperatures(rounds)
 
 
+@dataclass(frozen=True, eq=False)
+class ObservedRun:
+    """What the metrics of all positions read of one run's samples, worked out once."""
+
+    samples: Sequence[SampleStats]
+
+    @cached_property
+    def all(self) -> list[Outcomes]:
+        """Outcomes by position, over all samples."""
+        return outcomes_by_position(observed(self.samples))
+
+    @cached_property
+    def halves(self) -> tuple[list[ObservedDraft], list[ObservedDraft]]:
+        """The drafts of both halves of the samples."""
+        return halves(self.samples)
+
+    @cached_property
+    def unscaled(self) -> list[Outcomes]:
+        """Outcomes by position, over the second half of the samples."""
+        return outcomes_by_position(self.halves[1])
+
+    @cached_property
+    def scaled(self) -> list[Outcomes]:
+        """The same with temperatures fitted on the first half, as far as that has drafts.
+
+        The temperature of a position does not depend on later ones.
+        """
+        temperatures = _fitted(tuple(self.halves[0]))
+        return outcomes_by_position(self.halves[1], temperatures)[: len(temperatures)]
+
+
+_latest = [ObservedRun(())]  # the run that was asked for last: all its metrics follow each other
+
+
+def observed_run(samples: Sequence[SampleStats]) -> ObservedRun:
+    """The observed run of these samples; the last one is kept as long as it is the same list."""
+    run = _latest[0]
+    if run.samples is not samples:
+        run = _latest[0] = ObservedRun(samples)
+    return run
+
+
 def outcomes_at(samples: Sequence[SampleStats], k: int) -> Outcomes:
     """Predictions and outcomes at position k, from 1, over all samples."""
-    return outcomes(observed(samples), k - 1)
+    return _at(observed_run(samples).all, k - 1)
 
 
 def outcomes_unscaled(samples: Sequence[SampleStats], k: int) -> Outcomes:
     """The same over the second half of the samples."""
-    return outcomes(halves(samples)[1], k - 1)
+    return _at(observed_run(samples).unscaled, k - 1)
 
 
 def outcomes_scaled(samples: Sequence[SampleStats], k: int) -> Outcomes:
     """The same with temperatures fitted on the first half; empty if that has no draft up to k."""
-    first, second = halves(samples)
-    temperatures = _fitted(tuple(first))  # that of a position does not depend on later ones
-    return outcomes(second if len(temperatures) >= k else [], k - 1, temperatures)
+    return _at(observed_run(samples).scaled, k - 1)
 
 
 MEASURES: dict[str, tuple[str, Callable[[Outcomes], float | None]]] = {
