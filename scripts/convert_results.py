@@ -1,11 +1,12 @@
-"""Rewrite stored runs whose hash holds the number of items, as every run's did until version 0.9.
+"""Rewrite stored runs whose hash holds the number of items, as every run's did until version 0.2.
 
     .venv/bin/python -m scripts.convert_results OLD NEW
 
 OLD is a results directory, its runs folder or archive; NEW is a new one. Runs that differ only in
 their number of items become one, the largest, since a run continues with more items.
 Records, samples and token replays are converted; the dataset hash of an embedded task becomes that
-of its frozen items, if the run had these items. What cannot be converted is named and left out.
+of its frozen items, if the run had these items. Runs of version 0.1, with module paths in place of
+registered names, are too. What cannot be converted is named and left out.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from dllm_bench.benchmarks.embedded.miniparallel import FamilyItems
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.archive import RECORD, REPLAYS, SAMPLES, archive_of
-from dllm_bench.store.checked import read_checked
+from dllm_bench.store.checked import CHECK, parse
 from dllm_bench.store.inputs import benchmark_of
-from dllm_bench.store.record import RunRecord, SampleRecord
+from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
 from dllm_bench.store.seal import first_items
 from dllm_bench.store.spec import RunSpec, digest
+from scripts.former_names import former, upgraded
 
 CLOCKED = ("seconds", "session")
 """Columns that differ between two runs of the same samples, besides those that end in _s."""
@@ -68,6 +70,11 @@ def former_hash(spec: RunSpec) -> str:
     return digest({**spec.identity(), **limit})
 
 
+def hash_of_paths(spec: RunSpec) -> str:
+    """Return the hash that a run had while its pieces were named by their module paths."""
+    return digest(former({**spec.identity(), "limit": spec.limit}))
+
+
 def renewed(spec: RunSpec) -> RunSpec:
     """Return the run with today's hash of its items; DllmBenchError if they are other items."""
     benchmark = benchmark_of(spec.benchmark)
@@ -85,11 +92,11 @@ def renewed(spec: RunSpec) -> RunSpec:
 
 def converted(run: OldRun) -> RunRecord:
     """Return the record under its new hash."""
-    spec = RunSpec.from_plain(run.plain["spec"])
-    if former_hash(spec) != run.plain["identity_hash"]:
+    spec = RunSpec.from_plain(upgraded(run.plain["spec"]))
+    if run.plain["identity_hash"] not in (former_hash(spec), hash_of_paths(spec)):
         raise DllmBenchError("its hash is not that of its specification")
     new = renewed(spec)
-    plain = {**run.plain, "spec": new, "identity_hash": new.identity_hash}
+    plain = {**run.plain, "spec": new, "identity_hash": new.identity_hash, "schema": SCHEMA}
     plain.pop("sha256", None)
     return made_from(RunRecord, plain)
 
@@ -114,11 +121,9 @@ def write(run: OldRun, record: RunRecord, results: Path) -> None:
     if (run.files / REPLAYS).is_file():
         shutil.copyfile(run.files / REPLAYS, folder / REPLAYS)
     if (run.files / SAMPLES).is_file():
-        lines = [read_checked(line) for line in (run.files / SAMPLES).read_bytes().splitlines()]
-        samples = [
-            made_from(SampleRecord, {key: value for key, value in line.items() if key != "run"})
-            for line in lines
-        ]
+        lines = [parse(line) for line in (run.files / SAMPLES).read_bytes().splitlines()]
+        own = [{key: line[key] for key in line if key not in ("run", CHECK)} for line in lines]
+        samples = [made_from(SampleRecord, line) for line in own]
         text = "".join(sample.to_line(record.spec.short) + "\n" for sample in samples)
         (folder / SAMPLES).write_text(text, encoding="utf-8")
 

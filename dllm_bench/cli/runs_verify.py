@@ -18,12 +18,5 @@ def run(arguments: Namespace) -> int:
     store = open_store(arguments)
     runs = [verified for folder in store.folders() if (verified := verify(folder))]
     damaged = [verified for verified in runs if verified.damages]
-    older = sum(verified.unchecked > 0 for verified in runs)
-    lines = [f"{len(runs)} runs below {store.root}: {len(runs) - len(damaged)} whole"]
-    if older:
-        lines.append(
-            f"{older} of them have samples stored before checksums, in which damage is seen only "
-            "where it breaks the form"
-        )
-    print_lines(lines)
+    print_lines([f"{len(runs)} runs below {store.root}: {len(runs) - len(damaged)} whole"])
     return print_failures([sentence for verified in damaged for sentence in verified.damages])

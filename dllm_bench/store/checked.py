@@ -1,8 +1,7 @@
 """JSON with a checksum of its content, so that damage is seen wherever it does not end the parsing.
 
 `check` is the beginning of a sha256 over everything else, in canonical form: white space and the
-order of keys do not matter. What was stored before checksums has none and is read as it is; damage
-in it is seen only where it breaks the JSON or the declared form.
+order of keys do not matter.
 
 What no stored file holds is refused when it is read, wherever it stands: NaN, infinities and
 numbers beyond `LARGEST`, halves of surrogate pairs, values nested deeper than `LEVELS`.
@@ -51,14 +50,9 @@ def read_checked(text: str | bytes) -> Plain:
     if not isinstance(plain, dict):
         raise ValueError("not a JSON object")
     stated = plain.pop(CHECK, None)
-    if stated is not None and stated != checksum(plain):
+    if stated != checksum(plain):
         raise ValueError("its checksum is not that of its content")
     return plain
-
-
-def is_checked(text: str | bytes) -> bool:
-    """Whether readable JSON carries a checksum."""
-    return CHECK in parse(text)
 
 
 def parse(text: str | bytes) -> Any:

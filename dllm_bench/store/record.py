@@ -1,8 +1,8 @@
 """What a run stores: a `SampleRecord` per line of samples.jsonl, and one sealed `RunRecord`.
 
 A sample holds raw facts (tokens, trace, seconds). A record holds per-sample columns, which suffice
-to compute every metric and table cell without the samples. A record carries a schema version; one
-that is newer than this code knows is refused. Where the files lie is decided in `store`; records
+to compute every metric and table cell without the samples. A record carries a schema version;
+another than this code's is refused. Where the files lie is decided in `store`; records
 are made in `seal`.
 """
 
@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from html import escape
@@ -42,8 +42,6 @@ SHOWN_METRICS = ("tpf/emitted", "tps/e2e")  # in a record's short form
 SCORE = "score/"  # begins the column of a further score
 ONE_PER_BRANCH = ", one per branch"  # LoPA's branches on devices of their own
 SCHEMA = 4  # raised with every change of the stored form
-HASHED = 3  # records from this version on carry a hash of their text
-NAMED = 4  # records from this version on hold registered names instead of module paths
 WARNING = "warning"  # entry of `Session.environment`: what the run's decoder may cost
 FALLBACK = "fallbacks"  # entry of `Session.environment`: slower paths that the machine forced
 ENVIRONMENT: dict[str, Any] = {
@@ -61,9 +59,10 @@ COUNTED = frozenset(SampleStats.columns()) - {
     *("verify_s", "ttft_s", "began_s", "ended_s", "tries", "retokenised"),
 }
 """Names of `SampleRecord.counts`; the other columns come from a sample's own fields."""
+CONVERT = "`python -m scripts.convert_results OLD NEW` in a checkout rewrites those"
 OTHER_HASH = (
     "its hash is that of another run, or of this one as versions up to 0.2 stored it, with the "
-    "number of items: `python -m scripts.convert_results OLD NEW` in a checkout rewrites those"
+    f"number of items: {CONVERT}"
 )
 BEFORE = '\n "spec": {'  # where the hash stands, since keys are sorted
 
@@ -137,15 +136,15 @@ class SampleRecord:
         return checked_line({"run": run, **asdict(self)})
 
     @classmethod
-    def from_line(cls, line: str | bytes, runs: Collection[str] = ()) -> SampleRecord:
+    def from_line(cls, line: str | bytes, run: str = "") -> SampleRecord:
         """Inverse of `to_line`; raises ValueError for anything else.
 
-        runs: if given, the line must belong to one of these runs.
+        run: if given, the short hash of the run that the line must belong to.
         """
         plain = read_checked(line)
-        run = plain.pop("run", "")
-        if runs and run not in runs:
-            raise ValueError(f"a sample of run {run or 'unknown'}")
+        stated = plain.pop("run", "")
+        if run and run != stated:
+            raise ValueError(f"a sample of run {stated or 'unknown'}")
         sample = made_from(cls, plain)
         sample.check()
         return sample
@@ -331,12 +330,10 @@ class RunRecord:
         try:
             plain = parse(text)
             _check_schema(plain.get("schema"), source)
-            _check_content(text, plain.pop("sha256", None), plain["schema"], source)
+            _check_content(text, plain.pop("sha256", None), source)
             plain["spec"] = RunSpec.from_plain(plain["spec"])
-            if plain["schema"] < NAMED:  # its hash was over module paths
-                plain["identity_hash"] = plain["spec"].identity_hash
             record = made_from(cls, plain)
-            if not record.spec.has_hash(record.identity_hash):
+            if record.identity_hash != record.spec.identity_hash:
                 raise ValueError(OTHER_HASH)
             _check_columns(record.columns)
             for session in record.sessions:
@@ -374,6 +371,8 @@ def _dump(plain: Plain) -> str:
 def _check_schema(version: object, source: str) -> None:
     if not isinstance(version, int) or version < 1:
         raise ValueError(f"schema version {version!r}")
+    if version < SCHEMA:
+        raise ValueError(f"schema version {version}, as versions up to 0.1 stored it: {CONVERT}")
     if version > SCHEMA:
         raise DllmBenchError(
             f"{source} has schema version {version}, this code knows versions up to {SCHEMA}; "
@@ -385,10 +384,10 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _check_content(text: str, stated: str | None, schema: int, source: str) -> None:
+def _check_content(text: str, stated: str | None, source: str) -> None:
     """Raise DllmBenchError if the stored text is not the one that was hashed."""
     actual = _sha256(text.replace(f'\n "sha256": "{stated}",', "", 1))
-    if (schema >= HASHED or stated is not None) and actual != stated:
+    if actual != stated:
         raise DllmBenchError(
             f"{source} was changed after it was sealed: it states sha256 {str(stated)[:SHOWN]} and "
             f"has {actual[:SHOWN]}; move the file away and run the cell again, which seals the "

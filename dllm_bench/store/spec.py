@@ -24,7 +24,6 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.registry import TARGET
 from dllm_bench.store.checked import check_plain
 from dllm_bench.store.inputs import resolve as resolve_here
-from dllm_bench.store.upgrade import former, upgraded
 
 Plain = dict[str, Any]
 GROUPS = ("model", "decoder", "benchmark", "hardware")
@@ -255,11 +254,7 @@ class RunSpec:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> RunSpec:
-        """Inverse of `to_plain`; also reads what was stored before registered names.
-
-        Raises ValueError for values of other types.
-        """
-        plain = upgraded(plain)
+        """Inverse of `to_plain`; raises ValueError for values of other types."""
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(plain) - known)
         if unknown:
@@ -295,15 +290,6 @@ class RunSpec:
     def identity_hash(self) -> str:
         """sha256 over `identity`."""
         return digest(self.identity())
-
-    @cached_property
-    def former_short(self) -> str:
-        """The hash in folder names of runs stored before registered names."""
-        return digest(former({**self.identity(), "limit": self.limit}))[:SHOWN]
-
-    def has_hash(self, stored: str) -> bool:
-        """Whether a stored hash is this run's, today's or the former one."""
-        return stored.startswith((self.short, self.former_short))
 
     @property
     def repeats(self) -> int:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -112,8 +112,7 @@ class Store:
         two have it: copied from elsewhere, or renamed.
         """
         folder = Path(self.root) / spec.folder
-        known = self._with_hash(folder.parent, spec.short)
-        return known or self._with_hash(folder.parent, spec.former_short) or folder
+        return self._with_hash(folder.parent, spec.short) or folder
 
     def _with_hash(self, parent: Path, short: str) -> Path | None:
         """The run folder in `parent` whose name ends with a hash, on disk or in the archive."""
@@ -179,15 +178,13 @@ class Store:
         return sorted({*matching(root, "*/*/*"), *packed})
 
     def find(self, prefix: str) -> RunEntry:
-        """The one run whose hash begins with `prefix`; only folders named so are read, and all
-        others where none is, since a folder may have the hash of a former identity.
-        """
-        every, damages = self.folders(), list[str]()
-        named = [path for path in every if hash_in_name(path).startswith(prefix[:SHOWN])]
-        entries = self._with_prefix(prefix, named, damages)
+        """The one run whose hash begins with `prefix`; only folders named so are read."""
+        damages = list[str]()
+        named = [path for path in self.folders() if hash_in_name(path).startswith(prefix[:SHOWN])]
+        found = self.entries(damages, named)
+        entries = [entry for entry in found if entry.spec.identity_hash.startswith(prefix)]
         if damages and not entries:
             raise DamagedRunError(damages[0])
-        entries = entries or self._with_prefix(prefix, every, damages)
         for entry in entries if prefix else ():
             self.path(entry.spec)  # raises where it has two folders
         if len(entries) != 1 or not prefix:
@@ -196,12 +193,6 @@ class Store:
                 "give a hash (or more of it) that `dllm-bench status` lists."
             )
         return entries[0]
-
-    def _with_prefix(
-        self, prefix: str, folders: Sequence[Path], damages: list[str]
-    ) -> list[RunEntry]:
-        entries = self.entries(damages, folders)
-        return [entry for entry in entries if entry.spec.identity_hash.startswith(prefix)]
 
     def folder_of(self, short: str) -> Path:
         """The one run folder whose name ends with a hash that begins with `short`."""
@@ -357,19 +348,19 @@ class StoredLines:
     torn: list[bytes]  # half-written last lines
 
     @classmethod
-    def of(cls, folder: Path, runs: Collection[str] = ()) -> StoredLines:
-        """All lines in `folder`; with `runs`, those of other runs count as damaged."""
+    def of(cls, folder: Path, run: str = "") -> StoredLines:
+        """All lines in `folder`; with `run`, a short hash, those of others count as damaged."""
         lines = cls(folder, {}, [], {}, [])
         for name, content in sample_contents(folder):
             *whole, torn = content.split(b"\n")
             lines.torn.extend([torn] if torn else [])
             for number, line in enumerate(whole, start=1):
-                lines._add(line, f"{name} line {number}", runs)
+                lines._add(line, f"{name} line {number}", run)
         return lines
 
-    def _add(self, line: bytes, place: str, runs: Collection[str]) -> None:
+    def _add(self, line: bytes, place: str, run: str) -> None:
         try:
-            sample = SampleRecord.from_line(line, runs)
+            sample = SampleRecord.from_line(line, run)
         except ValueError as error:
             self.damaged[f"{place}, {error}"] = line
             return
@@ -418,7 +409,7 @@ def read_head(folder: Path) -> RunHead | None:
         spec, total = RunSpec.from_plain(head["spec"]), head["total"]
         if not fits(total, Count | None):
             raise ValueError("its number of samples is no count")
-        if not spec.has_hash(str(head["identity_hash"])):
+        if head["identity_hash"] != spec.identity_hash:
             raise ValueError("its hash is that of another run")
         return RunHead(spec, total)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -470,18 +461,15 @@ class OpenRunFolder:
             self.record = first_items(sealed, self.spec.limit)
             return
         self.of_fewer_items = sealed
-        self._gather(adopt=self._claim())
+        self._claim()
+        self._gather()
         self._read_sessions()
         remove_file(self.folder / ERROR)
 
-    def _gather(self, adopt: bool) -> None:
-        """Read the finished samples and merge them into one file of whole lines.
-
-        adopt: take samples too that do not say which run they belong to.
-        """
+    def _gather(self) -> None:
+        """Read the finished samples and merge them into one file of whole lines."""
         files = sample_files(self.folder)
-        own = [self.spec.short, self.spec.former_short]
-        lines = StoredLines.of(self.folder, [*own, ""] if adopt else own)
+        lines = StoredLines.of(self.folder, self.spec.short)
         self.samples = lines.samples
         self._set_aside(SAMPLES, lines.damaged, lines.torn)
         kept = b"".join(line + b"\n" for line in lines.good)
@@ -521,8 +509,8 @@ class OpenRunFolder:
         if damaged:
             self._write_sessions()
 
-    def _claim(self) -> bool:
-        """Write spec.json, or check that the folder's is of this run; whether there was one."""
+    def _claim(self) -> None:
+        """Write spec.json, or check that the folder's is of this run."""
         try:
             head = read_head(self.folder)
         except DamagedRunError as error:
@@ -538,7 +526,6 @@ class OpenRunFolder:
             self._write_head(self.total)
         else:
             self.total = head.total
-        return head is not None
 
     def _write_head(self, total: int | None) -> None:
         self.total = total

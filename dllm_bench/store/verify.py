@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.checked import is_checked, read_checked
+from dllm_bench.store.checked import read_checked
 from dllm_bench.store.files import every_line
 from dllm_bench.store.record import RunRecord, Session
 from dllm_bench.store.spec import RunSpec
@@ -29,7 +29,6 @@ class VerifiedRun:
 
     folder: Path
     damages: list[str]  # sentences; none if everything is as it was written
-    unchecked: int  # lines of samples stored before checksums
 
 
 def verify(folder: Path) -> VerifiedRun | None:
@@ -53,7 +52,7 @@ def verify(folder: Path) -> VerifiedRun | None:
     damages += [lines.damage] if lines.damaged else []
     damages += [f"{folder}: {SESSIONS} {place}." for place in damaged_sessions(folder)]
     damages += disagreements(folder, record, head, lines)
-    return VerifiedRun(folder, damages, sum(not is_checked(line) for line in lines.good))
+    return VerifiedRun(folder, damages)
 
 
 def damaged_sessions(folder: Path) -> Iterator[str]:
@@ -76,7 +75,7 @@ def disagreements(
     """A sentence for everything that two files of a run say differently."""
     specs: list[RunSpec] = [part.spec for part in (record, head) if part is not None]
     for spec in specs:
-        if not spec.has_hash(hash_in_name(folder)):
+        if hash_in_name(folder) != spec.short:
             yield f"{folder} holds run {spec.short}; move it away."
     if len({spec.identity_hash for spec in specs}) > 1:
         yield f"{folder}: spec.json and record.json are of two runs; move the folder away."

@@ -208,36 +208,22 @@ def test_status_names_damaged_runs_and_lists_the_others(
 
 
 def test_samples_of_another_run_are_not_adopted(store: Store) -> None:
-    """Copied into a new folder without spec.json, or from before lines named their run."""
-    source = store.path(SPEC_N)
-    for run_named in (True, False):
-        other = fakes.spec(N, seed=7 + run_named)
+    """Copied into a new folder without spec.json; lines without a checksum are damaged ones."""
+    for checked in (True, False):
+        other = fakes.spec(N, seed=7 + checked)
         folder = store.root / other.folder
         folder.mkdir(parents=True)
-        lines = (source / SAMPLES).read_bytes().splitlines()
-        if not run_named:
+        lines = (store.path(SPEC_N) / SAMPLES).read_bytes().splitlines()
+        if not checked:
             plain = [json.loads(line) for line in lines]
-            old = [{k: v for k, v in one.items() if k not in ("run", "check")} for one in plain]
-            lines = [json.dumps(one).encode() for one in old]
+            bare = [{**one, "run": other.short} for one in plain]
+            lines = [
+                json.dumps({k: v for k, v in one.items() if k != "check"}).encode() for one in bare
+            ]
         (folder / SAMPLES).write_bytes(b"".join(line + b"\n" for line in lines))
         with store.open(other) as opened:
             assert opened.samples == {}
         assert len((folder / (SAMPLES + ASIDE)).read_bytes().splitlines()) == N
-
-
-def test_lines_from_before_checksums_are_read_and_counted(store: Store) -> None:
-    folder = store.path(SPEC_N)
-    plain = [json.loads(line) for line in (folder / SAMPLES).read_bytes().splitlines()]
-    old = [{k: v for k, v in one.items() if k not in ("run", "check")} for one in plain]
-    (folder / SAMPLES).write_text("".join(json.dumps(one) + "\n" for one in old))
-    head = json.loads((folder / SPEC).read_text())
-    (folder / SPEC).write_text(json.dumps({k: v for k, v in head.items() if k != "check"}))
-    found = verify(folder)
-    assert found is not None and (found.damages, found.unchecked) == ([], N)
-    (folder / RECORD).unlink()
-    with store.open(SPEC_N) as opened:
-        assert len(opened.samples) == N
-    assert not (folder / (SAMPLES + ASIDE)).exists()
 
 
 def test_a_damaged_session_keeps_the_numbers_of_the_others(store: Store) -> None:

@@ -35,7 +35,7 @@ from dllm_bench.launch import run_one
 from dllm_bench.runs.dependencies import REAL
 from dllm_bench.runs.runner import run
 from dllm_bench.store import provenance
-from dllm_bench.store.record import SCHEMA, RunRecord, SampleRecord
+from dllm_bench.store.record import SCHEMA, RunRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, SAMPLES, RunState, Store
 from dllm_bench.tables.plan import look_up
@@ -317,20 +317,10 @@ def test_a_tampered_record_is_found_and_named(tmp_path: Path) -> None:
     assert (fakes.timeless(again), log.exists()) == (fakes.timeless(record), False)
 
 
-ABSENT_BEFORE = ("raw", "baseline", "run", "check")
-
-
-def test_records_and_samples_of_older_versions_are_read(tmp_path: Path) -> None:
+def test_records_of_older_versions_are_refused_with_the_way_to_convert_them(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    record = run(fakes.spec(N), store=store, deps=fakes.deps())
+    run(fakes.spec(N), store=store, deps=fakes.deps())
     path = store.path(fakes.spec(N)) / RECORD
-    plain = json.loads(path.read_text())
-    for schema, absent in ((2, ("sha256",)), (1, ("sha256", "scores", "unused"))):
-        old = {key: value for key, value in plain.items() if key not in absent}
-        path.write_text(json.dumps({**old, "schema": schema}))
-        found = store.record(fakes.spec(N))
-        assert found is not None and found.schema == schema < SCHEMA
-        assert (found.columns, found.score) == (record.columns, record.score)
-    line = json.loads((path.parent / SAMPLES).read_bytes().splitlines()[0])
-    old_line = {key: value for key, value in line.items() if key not in ABSENT_BEFORE}
-    assert SampleRecord.from_line(json.dumps(old_line)).id == "item-0"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": SCHEMA - 1}))
+    with pytest.raises(DllmBenchError, match=r"schema version 3.*scripts\.convert_results"):
+        store.record(fakes.spec(N))

@@ -26,6 +26,7 @@ from dllm_bench.site.tradeoff_plot import (
     ticks,
 )
 from dllm_bench.store.cache import PACKED
+from dllm_bench.store.checked import checked
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import build as tables
@@ -74,7 +75,7 @@ def test_a_damaged_record_costs_its_own_page_alone(tmp_path: Path) -> None:
         "spec": lost.spec.to_plain(),
         "total": builders.SAMPLES_PER_RUN,
     }
-    (folder / SPEC).write_text(json.dumps(head))
+    (folder / SPEC).write_text(json.dumps(checked(head)))
     (folder / RECORD).write_text("{")
     builders.make(tmp_path)
     assert not (tmp_path / "site" / run_address(lost.spec.short)).exists()

@@ -13,7 +13,6 @@ from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.store.record import RunRecord, SampleRecord, Session
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import ERROR, RECORD, SAMPLES, Store
-from dllm_bench.store.upgrade import upgraded
 from dllm_bench.tables.build import BuiltTable, build
 from dllm_bench.tables.load import read_table
 from dllm_bench.tables.plan import PlannedCell, distinct_runs, plan
@@ -64,7 +63,7 @@ def compose(query: Sequence[str]) -> dict[str, Any]:
 def spec_of(config: Mapping[str, Any]) -> RunSpec:
     """The run of a composed configuration, without touching data or weights."""
     names = ("model", "decoder", "benchmark", "hardware")
-    groups = {name: dict(upgraded(config[name])) for name in names}
+    groups = {name: dict(config[name]) for name in names}
     label = groups["decoder"].pop("name")
     return RunSpec(
         **groups,

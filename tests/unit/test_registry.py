@@ -28,10 +28,6 @@ from dllm_bench.registry import (
     register,
 )
 from dllm_bench.store.spec import RunSpec
-from dllm_bench.store.store import Store, read_record
-from dllm_bench.store.upgrade import FORMER_PATHS, former, upgraded
-
-OLD_RUN = Path(__file__).parents[1] / "data" / "run_before_registered_names"
 
 
 def targets(plain: Any) -> list[str]:
@@ -144,26 +140,6 @@ def test_a_plug_in_that_fails_is_named_and_leaves_the_others(
     with pytest.raises(DllmBenchError, match=f"'failing_{name}'.*cannot be imported"):
         find("select.of_the_failing_one")
     registry.load_plugins.cache_clear()
-
-
-def test_a_run_stored_before_registered_names_is_read_and_found() -> None:
-    """One record and its folder as an earlier version sealed them."""
-    (folder,) = (path.parent for path in OLD_RUN.rglob("record.json"))
-    record = read_record(folder)
-    assert record is not None
-    assert record.identity_hash == record.spec.identity_hash
-    assert not folder.name.endswith(record.spec.short)
-    assert folder.name.endswith(record.spec.former_short)
-    store = Store(OLD_RUN)
-    assert store.path(record.spec) == folder
-    found = store.record(record.spec)
-    assert found is not None and found.columns == record.columns
-
-
-def test_former_names_are_read_back() -> None:
-    plain = [{TARGET: path, "inner": {TARGET: path}} for path in FORMER_PATHS.values()]
-    assert former(upgraded(plain)) == plain
-    assert all(name_of(find(name)) == name for name in FORMER_PATHS)
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,6 @@ def test_a_run_is_found_by_the_names_of_folders_and_no_other_is_read(
     monkeypatch.setattr(store_module, "read_entry", noting)
     assert store.find(record.identity_hash).spec == SPEC_5
     assert read == [store.path(SPEC_5)]
-    former = store.path(SPEC_5).rename(store.path(SPEC_5).with_name("fake-0123456789"))
-    assert store.find(record.identity_hash).path == former  # named by a former identity
 
 
 def test_a_record_alone_is_enough(tmp_path: Path) -> None:
@@ -302,9 +300,7 @@ def test_a_record_of_a_newer_version_is_refused_loudly(tmp_path: Path) -> None:
     path.write_text(json.dumps({**plain, "schema": SCHEMA + 1}))
     with pytest.raises(DllmBenchError, match=f"schema version {SCHEMA + 1}.*update"):
         store.record(SPEC_5)
-    older = {key: value for key, value in plain.items() if key != "sha256"}
-    damaged = json.dumps({**older, "schema": 2}).replace('"spec"', '"sp"')
-    for text in ("", "{}", "[]", damaged):
+    for text in ("", "{}", "[]", json.dumps({**plain, "schema": SCHEMA - 1})):
         path.write_text(text)
         with pytest.raises(DllmBenchError, match=r"record\.json is no run record"):
             store.record(SPEC_5)

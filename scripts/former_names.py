@@ -1,9 +1,8 @@
-"""Reading of runs stored before registered names: module paths become the names of today.
+"""Module paths that runs of version 0.1 stored in place of registered names, for `convert_results`.
 
 Until schema version 3 a stored specification named the class of every piece by its module path, and
 that path entered the run hash. `upgraded` rewrites such a specification, which gives it today's
-hash; `former` is the inverse, so that a folder stored under the earlier hash is found. New pieces
-are never added here.
+hash; `former` is the inverse, by which the earlier hash is checked. New pieces are never added.
 """
 
 from __future__ import annotations
