@@ -28,7 +28,7 @@ from dllm_bench.site.texts import TextSource
 from dllm_bench.store import cache
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import on_this_machine
-from dllm_bench.store.spec import RunSpec
+from dllm_bench.store.spec import SHOWN, RunSpec
 from dllm_bench.store.store import RECORD, SPEC, Store, read_samples
 from tests.resume import fakes
 from tests.tiers import covering
@@ -193,7 +193,7 @@ def sealed(root: Path) -> tuple[Store, RunRecord]:
 
 def replant(store: Store, record: RunRecord, plain: dict[str, Any]) -> str:
     """Store the record with a changed specification under hashes that fit; returns its hash."""
-    folder = store.path(record.spec)
+    [folder] = store.folders()
     spec = RunSpec(**plain)
     try:
         identity = spec.identity_hash
@@ -202,6 +202,7 @@ def replant(store: Store, record: RunRecord, plain: dict[str, Any]) -> str:
     text = RunRecord(**{**vars(record), "spec": spec, "identity_hash": identity}).to_json()
     (folder / RECORD).write_text(text)
     (folder / SPEC).unlink(missing_ok=True)
+    folder.rename(folder.with_name(f"planted-{identity[:SHOWN]}"))
     return str(identity)
 
 
