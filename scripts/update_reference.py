@@ -23,13 +23,11 @@ from pathlib import Path
 
 from dllm_bench.api.compose import compose
 from dllm_bench.claims.verdict import judge_stored
-from dllm_bench.cli.status import status_rows
 from dllm_bench.figures.spec import load_figure
 from dllm_bench.store.archive import REPLAYS, SAMPLES
 from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.settings import SettingsCache
 from dllm_bench.store.store import Store
-from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.load import load_profile, names_of
 from dllm_bench.tables.spec import EMBEDDED
 
@@ -94,10 +92,9 @@ def pack(
 
 def ship_index(runs: Path) -> None:
     """Write the index beside the archive of a runs folder, so that listing it is quick."""
-    store = Store(runs)
-    status_rows(store)
-    measured_runs(store)
-    RecordIndex(store, "").ship()
+    index = RecordIndex(Store(runs))
+    list(index.sealed())
+    index.ship()
 
 
 def replace(results: Path) -> int:

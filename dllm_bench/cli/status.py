@@ -11,20 +11,24 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from dllm_bench.cli.common import add_results_option, open_store, print_lines
-from dllm_bench.cli.status_cache import StatusRow, cached_rows
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.launch import slurm
 from dllm_bench.site.format import LISTED_METRICS, align, number, percent_of
 from dllm_bench.store.differences import differing, flat_settings
 from dllm_bench.store.files import csv_rows, stored_bytes
+from dllm_bench.store.index import RecordIndex
+from dllm_bench.store.indexed import IndexedRun
 from dllm_bench.store.nolinks import matching
-from dllm_bench.store.store import RunEntry, Store
+from dllm_bench.store.store import RunEntry, RunState, Store
 
 WORDS = ("run", "state", "benchmark", "model", "decoder", "settings")  # where --where looks
 NUMBERS = ("score", "tpf", "tps")
+StatusRow = dict[str, Any]
+"""Column -> value, plain data."""
 COLUMNS = ("run", "state", "done", "benchmark", "model", "decoder", *NUMBERS, "settings")
 
 
@@ -66,7 +70,16 @@ def status_rows(
     """
     if column and column not in COLUMNS:
         raise DllmBenchError(unknown_name("column", column, COLUMNS))
-    rows, damages = cached_rows(store, status_row)
+    rows, damages = list[StatusRow](), list[str]()
+    for folder, run in RecordIndex(store).runs():
+        if isinstance(run, IndexedRun):
+            rows.append(row_of_sealed(run))
+        elif isinstance(run, RunEntry):
+            rows.append(row_of_unfinished(run))
+            damages += [run.error] if run.state is RunState.DAMAGED else []
+        else:
+            rows.append(row_of_unreadable(folder))
+            damages.append(str(run))
     apart = differing(
         (row["run"], (row["decoder"], row["model"], row["benchmark"]), row.pop("all", {}))
         for row in rows
@@ -103,13 +116,28 @@ def row_texts(row: StatusRow) -> tuple[str, ...]:
     return tuple(texts.get(column, "–") for column in COLUMNS)
 
 
-def status_row(entry: RunEntry) -> StatusRow:
-    """The row of one run; a run that is not sealed has no numbers."""
-    record = entry.record
-    summary = record.summary if record else {}
-    score = record.score if record else None
+def row_of_sealed(run: IndexedRun) -> StatusRow:
+    """The row of a sealed run."""
+    tpf, tps = (run.metrics.get(name) for name in LISTED_METRICS)
+    return {
+        "run": run.run,
+        "state": RunState.SEALED.value,
+        "done": f"{run.samples}/{run.samples}",
+        "benchmark": run.benchmark,
+        "model": run.model,
+        "decoder": run.decoder,
+        "score": run.score,
+        "interval": run.interval,
+        "ungraded": run.ungraded,
+        "tpf": tpf,
+        "tps": tps,
+        "all": run.settings,
+    }
+
+
+def row_of_unfinished(entry: RunEntry) -> StatusRow:
+    """The row of a run that is not sealed, which has no numbers."""
     spec = entry.spec
-    tpf, tps = (summary.get(name) for name in LISTED_METRICS)
     return {
         "run": spec.short,
         "state": entry.state.value,
@@ -117,12 +145,21 @@ def status_row(entry: RunEntry) -> StatusRow:
         "benchmark": str(spec.benchmark["name"]),
         "model": str(spec.model["name"]),
         "decoder": spec.label,
-        "score": score and score.mean,
-        "interval": score and [score.low, score.high],
-        "ungraded": record.ungraded if record else "",
-        "tpf": tpf,
-        "tps": tps,
+        **dict.fromkeys(("score", "interval", "tpf", "tps")),
+        "ungraded": "",
         "all": flat_settings(spec),
+    }
+
+
+def row_of_unreadable(folder: Path) -> StatusRow:
+    """The row of a run that is known by its folder's name alone."""
+    label, _, short = folder.name.rpartition("-")
+    return {
+        "run": short,
+        "state": RunState.DAMAGED.value,
+        "benchmark": folder.parts[-3],
+        "model": folder.parts[-2],
+        "decoder": label,
     }
 
 

@@ -237,7 +237,7 @@ def read_tickets(path: Path) -> tuple[list[JobTicket], int]:
 
 
 def _signature(ticket: JobTicket) -> str:
-    return signature(json.dumps(asdict(ticket)))
+    return signature(json.dumps(asdict(ticket)).encode())
 
 
 def record_tickets(store: Store, tickets: Sequence[JobTicket]) -> None:

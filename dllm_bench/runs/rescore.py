@@ -18,13 +18,20 @@ import yaml
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.core.benchmark import JUDGE_ERROR
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.store.files import write_atomic
 from dllm_bench.store.inputs import benchmark_of
 from dllm_bench.store.lock import Lock
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.seal import seal
 from dllm_bench.store.settings import Compose, on_this_machine
-from dllm_bench.store.store import LOCK, RECORD, SAMPLES, RunEntry, read_record, read_samples
+from dllm_bench.store.store import (
+    LOCK,
+    RECORD,
+    SAMPLES,
+    RunEntry,
+    read_record,
+    read_samples,
+    write_record,
+)
 
 Plain = dict[str, Any]
 SHOWN = 20  # changed samples that are listed one by one
@@ -141,7 +148,7 @@ def _write(folder: Path, record: RunRecord) -> None:
     lock = Lock(folder / LOCK)
     lock.acquire()
     try:
-        write_atomic(folder / RECORD, record.to_json())
+        write_record(folder, record)
     finally:
         lock.release()
 

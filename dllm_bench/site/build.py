@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from dllm_bench.site.table_pages import (
 )
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.files import stored_bytes, write_atomic
+from dllm_bench.store.index import RecordIndex
 from dllm_bench.store.nolinks import is_file, lstat, matching, remove_file
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.settings import SettingsCache
@@ -52,7 +53,7 @@ from dllm_bench.store.store import (
 )
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.build import build as build_table
-from dllm_bench.tables.cost import TIMED, measured_runs
+from dllm_bench.tables.cost import measured_runs
 from dllm_bench.tables.load import load_profile, load_table, names_of
 from dllm_bench.tables.render import render
 from dllm_bench.tables.render_html import STYLE
@@ -63,7 +64,6 @@ Track = Callable[[Sequence[Any], str], Iterator[Any]]  # yields the items, showi
 
 STATIC = Path(__file__).parent / "static"
 STAMP = "made-by.json"
-LISTED_COLUMNS = ("id", "value", "verdict", *TIMED)  # that lists, comparisons and costs read
 FIGURE_FORMS = ("svg", "png", "csv")
 
 
@@ -101,7 +101,7 @@ class SiteBuilder:
         """Build what is new or changed; yields sentences about what was built."""
         everything = self._prepare_folder()
         left_out = list[str]()
-        entries = list(map(listed, self.store.entries(left_out)))
+        entries = list(RecordIndex(self.store).entries(left_out))
         records = {entry.spec.short: entry.record for entry in entries if entry.record}
         chosen = self._with_pages(entries)
         stale = [entry for entry in chosen if everything or not self._is_up_to_date(entry)]
@@ -116,7 +116,7 @@ class SiteBuilder:
                     self._build_run(entry, record, samples)
                     made += 1
         run_pages = RunPages(frozenset(short for short in records if is_file(self._page(short))))
-        tables = list(self._build_tables(run_pages, entries))
+        tables = list(self._build_tables(run_pages))
         self._write(FINDINGS_PAGE, self._findings([built for _, built in tables]))
         groups = comparable_runs(records.values())
         for group in groups:
@@ -200,11 +200,8 @@ class SiteBuilder:
         texts = {name: sample.text for name, sample in samples.items()}
         self._write(run_address(spec.short), run_page(record, texts))
 
-    def _build_tables(
-        self, run_pages: RunPages, entries: Sequence[RunEntry]
-    ) -> Iterator[tuple[str, BuiltTable]]:
+    def _build_tables(self, run_pages: RunPages) -> Iterator[tuple[str, BuiltTable]]:
         """Write each table that has a stored run in all its forms; yields (address, table)."""
-        known = {entry.path: entry.record for entry in entries}
         planner = StoredPlanner(
             load_profile(self.profile), self.settings, self.store, self._names()
         )
@@ -213,7 +210,7 @@ class SiteBuilder:
             if not planner.has_run(name):
                 continue
             planned = planner.plan(table := load_table(name))
-            similar = similar or measured_runs(self.store, self.settings, known)
+            similar = similar or measured_runs(self.store, self.settings)
             built = build_table(table, planner.profile, planned, similar)
             stem = table_stem(built)
             for form, text in render(built).items():
@@ -272,15 +269,6 @@ class SiteBuilder:
 
     def _copy(self, file: Path, address: str) -> None:
         write_atomic(self.out / address, stored_bytes(file) or b"", durable=False)
-
-
-def listed(entry: RunEntry) -> RunEntry:
-    """The run with what lists and comparisons read of its record: thousands are in memory."""
-    record = entry.record
-    if record is None:
-        return entry
-    columns = {name: record.columns[name] for name in LISTED_COLUMNS}
-    return replace(entry, record=replace(record, columns=columns, sessions=[]))
 
 
 def in_order(path: Path) -> list[str | int]:

@@ -1,10 +1,10 @@
-"""A cache of derived values in one file: a value is valid while its fingerprint is the same.
+"""Caches of derived values in a file of signed lines: a value is valid while its mark is the same.
 
-The file is signed with a key of this user: one that came with somebody else's results folder, or
-was changed, is ignored. A fingerprint tells one state of files from another (path, time of change,
-size, inode). Everything else that the values depend on is in `made_by`; a file with another
-`made_by` is ignored. The file may be deleted at any time. If it is damaged or cannot be written,
-values are computed again.
+Each line is signed with a key of this user: one that came with somebody else's results folder, or
+was changed, is ignored. A mark tells one state of files from another (path, time of change, size,
+inode). Everything else that a value depends on is in `made_by`; lines with another `made_by` are
+ignored. Lines are added at the end, by several processes at once; the last one of a key counts. The
+file may be deleted at any time. If it is damaged or cannot be written, values are computed again.
 """
 
 from __future__ import annotations
@@ -17,71 +17,117 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.secrets import strike_out
 from dllm_bench.paths import user_folder
-from dllm_bench.store.files import stored_bytes, write_atomic
-from dllm_bench.store.nolinks import is_file, is_folder
+from dllm_bench.store.files import append_bytes, stored_bytes, write_atomic
+from dllm_bench.store.nolinks import is_file, is_folder, make_folder
 
 Fingerprint = list[Any]
-MADE_BY, ENTRIES, MARK, VALUE = "made_by", "known", "mark", "value"  # keys of the JSON
 KEY_BYTES = 32
+MADE_BY_DIGITS = 16  # hexadecimal, of a hash of `made_by`
 PACKED = "runs.tar.xz"  # beside the runs folder: sealed records in one archive
 
 
-class DerivedCache:
-    """Values by key, each with the fingerprint it was derived under. Only `save` writes the file.
+class CacheLine(NamedTuple):
+    """A line of the file: JSON of the mark, JSON of the value, and the whole line as stored."""
 
-    made_by: what all values depend on (versions, names of columns).
+    mark: str
+    value: str
+    line: bytes
+
+
+class DerivedCache:
+    """Values by key, each with the mark it was derived under. Only `save` writes the file.
+
+    kind: what the values are; several kinds share a file.
+    made_by: what all values of the kind depend on (versions, names of columns).
     """
 
-    def __init__(self, path: Path, made_by: Sequence[str]) -> None:
-        self.path, self.made_by = writable(path), list(made_by)
-        self._stored = self._read()
-        self._used: dict[str, dict[str, Any]] = {}
+    def __init__(self, path: Path, kind: str, made_by: Sequence[str]) -> None:
+        self.path, self._head = writable(path), head_of(kind, made_by)
+        self._others: list[bytes] = []  # lines of other kinds
+        self._stale = 0  # lines that no longer count
+        self._stored: dict[str, CacheLine] = {}
+        self._new: dict[str, CacheLine] = {}
+        self._read()
 
-    def _read(self) -> dict[str, dict[str, Any]]:
-        try:
+    def _read(self) -> None:
+        content = b""
+        with suppress(DllmBenchError):
             content = stored_bytes(self.path) or b""
-            stated, _, body = content.decode().partition("\n")
-            if not hmac.compare_digest(stated.encode(), signature(body).encode()):
-                return {}
-            plain = json.loads(body)
-            return dict(plain[ENTRIES]) if plain[MADE_BY] == self.made_by else {}
-        except (DllmBenchError, ValueError, KeyError, TypeError):
-            return {}
+        kind, own = f"{self._head.partition(' ')[0]} ".encode(), f"{self._head}\t".encode()
+        for line in content.split(b"\n")[:-1]:
+            stated, _, signed = line.partition(b"\t")
+            is_own = signed.startswith(own)
+            if not is_own and not signed.startswith(kind):
+                self._others.append(line)
+            elif is_own and hmac.compare_digest(stated, signature(signed).encode()):
+                key, mark, value = signed.decode().split("\t")[1:]
+                self._stale += key in self._stored
+                self._stored[json.loads(key)] = CacheLine(mark, value, line)
+            else:
+                self._stale += 1
 
-    def get(self, key: str, fingerprint: Fingerprint) -> Any:
-        """A copy of the value under `key`; None if there is none with this fingerprint."""
-        entry = self._used.get(key) or self._stored.get(key, {})
-        if entry.get(MARK) != fingerprint:
-            return None
-        self._used[key] = entry
-        return json.loads(entry[VALUE])
+    def get(self, key: str, mark: Fingerprint) -> Any:
+        """A copy of the value under `key`; None if there is none with this mark."""
+        line = self._new.get(key) or self._stored.get(key)
+        return json.loads(line.value) if line and line.mark == json.dumps(mark) else None
 
-    def put(self, key: str, fingerprint: Fingerprint, value: Any) -> None:
+    def put(self, key: str, mark: Fingerprint, value: Any) -> None:
         """Keep `value`, unless JSON would change it (a tuple, for example)."""
-        text = json.dumps(value)
-        if json.loads(text) == value:
-            self._used[key] = {MARK: fingerprint, VALUE: text}
+        if json.loads(json.dumps(value)) == value:
+            self._new[key] = signed_line(self._head, key, mark, value)
 
     def known(self) -> list[str]:
         """The keys of all values, valid or not."""
-        return sorted({**self._stored, **self._used})
+        return sorted({**self._stored, **self._new})
 
     def save(self, keep: Callable[[str], bool] = bool) -> None:
-        """Write the file if anything changed; only entries whose key `keep` accepts stay in it.
-
-        A file that cannot be written is no error.
+        """Add what is new to the file, which is written anew if `keep` refuses keys in it, or once
+        many lines no longer count. A file that cannot be written is no error.
         """
-        every = {**self._stored, **self._used}
-        entries = {key: entry for key, entry in every.items() if keep(key)}
-        if entries == self._stored:
-            return
-        body = json.dumps({MADE_BY: self.made_by, ENTRIES: entries}) + "\n"
-        with suppress(DllmBenchError):
-            write_atomic(self.path, f"{signature(body)}\n{body}")
+        gone = [key for key in self._stored if not keep(key)]
+        replaced = sum(key in self._stored for key in self._new)
+        is_stale = bool(gone) or self._stale + replaced > len(self._stored) // 2
+        self._stored = {key: self._stored[key] for key in self._stored if keep(key)}
+        new = {key: line for key, line in self._new.items() if keep(key)}
+        self._stored |= new
+        self._new.clear()
+        with suppress(DllmBenchError, OSError):
+            if is_stale:
+                lines = [*self._others, *(one.line for one in self._stored.values())]
+                write_atomic(self.path, joined(lines))
+                self._stale = 0
+            elif new:
+                add_lines(self.path, [one.line for one in new.values()])
+                self._stale += replaced
+
+
+def head_of(kind: str, made_by: Sequence[str]) -> str:
+    """What every line of a kind begins with, after its signature."""
+    digest = hashlib.sha256(json.dumps(list(made_by)).encode()).hexdigest()
+    return f"{kind} {digest[:MADE_BY_DIGITS]}"
+
+
+def signed_line(head: str, key: str, mark: Fingerprint, value: Any) -> CacheLine:
+    """The line of a value."""
+    stated, text = json.dumps(mark), json.dumps(value)
+    signed = f"{head}\t{json.dumps(key)}\t{stated}\t{text}".encode()
+    return CacheLine(stated, text, signature(signed).encode() + b"\t" + signed)
+
+
+def add_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """Add lines to the end of a cache at once, since other processes do too; raises OSError."""
+    make_folder(path.parent)
+    append_bytes(path, joined(lines))
+
+
+def joined(lines: Iterable[bytes]) -> bytes:
+    """The lines as a file has them; one that held a secret of this process no longer counts."""
+    return strike_out(b"".join(line + b"\n" for line in lines).decode()).encode()
 
 
 def writable(path: Path) -> Path:
@@ -96,9 +142,9 @@ def writable(path: Path) -> Path:
     return user_folder() / place / path.name.lstrip(".")
 
 
-def signature(body: str) -> str:
-    """A mark of text that this user's processes alone can make."""
-    return hmac.new(_key(), body.encode(errors="surrogatepass"), "sha256").hexdigest()
+def signature(content: bytes) -> str:
+    """A mark of content that this user's processes alone can make."""
+    return hmac.digest(_key(), content, "sha256").hex()
 
 
 @cache

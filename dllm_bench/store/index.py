@@ -1,25 +1,27 @@
-"""The index of a store's sealed records: what lists and estimates need of each, in one file.
+"""The index of a store's sealed records: `IndexedRun` of each, in one file.
 
-A value is derived from one record and valid while the record's fingerprint stays the same; of an
-archived record, while the archive does. Each user of the index has a column of its own. Runs are
-found without unpacking the archive as long as it did not change. See `DerivedCache` for what is
-trusted.
+It is kept by those who write records (`indexed.add`); what is missing is read and added. A value is
+valid while its record's fingerprint stays the same; of an archived record, while the archive does.
+Runs are found without unpacking the archive as long as it did not change. See `DerivedCache` for
+what is trusted.
 
 An archive may come with an index of its own beside it, made where the archive was (`ship`), so that
 nobody has to unpack it to list its runs. It counts if it states the archive's sha256, and it is as
-trustworthy as the archive: each user of the index says which values it accepts.
+trustworthy as the archive; its types are checked.
 """
 
 from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dllm_bench import __version__
+from dllm_bench.core.declared import made_from
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.store.archive import (
     RECORD,
@@ -31,28 +33,31 @@ from dllm_bench.store.archive import (
 )
 from dllm_bench.store.cache import DerivedCache, Fingerprint
 from dllm_bench.store.files import write_atomic
-from dllm_bench.store.nolinks import lstat, matching
-from dllm_bench.store.store import Store
+from dllm_bench.store.indexed import FILE, KIND, MADE_BY, IndexedRun, fingerprint_of, key_of
+from dllm_bench.store.nolinks import matching
+from dllm_bench.store.spec import digest
+from dllm_bench.store.store import (
+    DamagedRunError,
+    RunEntry,
+    RunState,
+    Store,
+    read_entry,
+    read_record,
+)
 
-FILE = ".index.json"  # in the runs folder
 PACKED = "packed"  # key of the names of the archived runs
 SHIPPED = "index.json.xz"  # beside an archive
 ARCHIVE, VALUES = "archive", "values"  # keys of its JSON: the archive's sha256, values by key
 
 
 class RecordIndex:
-    """One column of the index: values of sealed records.
+    """The index of a store."""
 
-    column: its name, which changes when what the values hold does.
-    accepts: whether a value from elsewhere is one of the column.
-    """
-
-    def __init__(
-        self, store: Store, column: str, accepts: Callable[[Any], bool] = lambda value: False
-    ) -> None:
-        self.root, self.column, self._accepts = Path(store.root), column, accepts
-        self._cache = DerivedCache(self.root / FILE, [__version__])
+    def __init__(self, store: Store) -> None:
+        self.root = Path(store.root)
+        self._cache = DerivedCache(self.root / FILE, KIND, MADE_BY)
         self._names: set[str] = set()
+        self._ids: dict[str, list[str]] = {}
 
     def folders(self) -> Iterator[tuple[Path, Fingerprint]]:
         """Yield every run folder, by path, with its record's fingerprint: empty if not sealed."""
@@ -62,7 +67,7 @@ class RecordIndex:
         names = {path.relative_to(self.root).as_posix() for path in on_disk}
         self._names = names | packed
         for name in sorted(self._names, key=lambda name: self.root / name):
-            own = _fingerprint(self.root / name / RECORD) if name in names else []
+            own = fingerprint_of(self.root / name / RECORD) if name in names else []
             yield self.root / name, own or (archive if name in packed else [])
 
     def _packed(self, archive: Fingerprint) -> list[str]:
@@ -73,19 +78,85 @@ class RecordIndex:
             self._cache.put(PACKED, archive, names)
         return list(names)
 
-    def get(self, folder: Path, fingerprint: Fingerprint) -> Any:
-        """The value of the record in a folder; None if it is not known."""
-        key = self._key(folder)
-        value = self._cache.get(key, fingerprint) if fingerprint else None
-        is_packed = fingerprint == self._archive
-        if value is None and fingerprint and is_packed and self._accepts(self._shipped.get(key)):
-            value = self._shipped[key]
-            self._cache.put(key, fingerprint, value)
-        return value
+    def sealed(self) -> Iterator[IndexedRun]:
+        """Every sealed run, by path; damaged ones are left out."""
+        for folder, mark in self.folders():
+            with suppress(DllmBenchError):
+                run = self._get(folder, mark) or (self._read(folder, mark) if mark else None)
+                if isinstance(run, IndexedRun):
+                    yield run
+        self.save()
+
+    def runs(self) -> Iterator[tuple[Path, IndexedRun | RunEntry | DamagedRunError]]:
+        """Yield each run folder, by path, with what is known of it: of a sealed run what the index
+        holds, else the folder as it is now, or why that cannot be read.
+        """
+        for folder, mark in self.folders():
+            try:
+                run = self._get(folder, mark) or self._read(folder, mark)
+            except DamagedRunError as error:
+                yield folder, error
+                continue
+            if run is not None:
+                yield folder, run
+        self.save()
+
+    def entries(self, unreadable: list[str]) -> Iterator[RunEntry]:
+        """Every run folder, by path, with `IndexedRun.record` in place of a sealed run's record. Of
+        one that cannot be read, a sentence is added to `unreadable` instead.
+        """
+        for folder, mark in self.folders():
+            try:
+                known = self._get(folder, mark)
+                run = known if known and known.is_own else self._read(folder, mark)
+                entry = self._entry(folder, run) if isinstance(run, IndexedRun) else run
+            except (DllmBenchError, KeyError) as error:  # KeyError: changed since it was listed
+                unreadable.append(str(error))
+                continue
+            if entry is not None:
+                yield entry
+        self.save()
+
+    def _entry(self, folder: Path, run: IndexedRun) -> RunEntry:
+        """A sealed run as an entry; of runs with the same samples one record is read for the ids,
+        which all of them share.
+        """
+
+        def ids_of(stated: str) -> list[str]:
+            if stated not in self._ids:
+                whole = read_record(folder)
+                ids = whole.columns["id"] if whole else []
+                self._ids[digest(ids)] = ids
+            return self._ids[stated]
+
+        record, n = run.record(ids_of), run.samples
+        return RunEntry(folder, RunState.SEALED, record.spec, n, n, record=record)
+
+    def _get(self, folder: Path, mark: Fingerprint) -> IndexedRun | None:
+        """What the index holds of a sealed record; None if that is nothing."""
+        key = key_of(self.root, folder)
+        plain = self._cache.get(key, mark) if mark else None
+        if plain is not None:
+            return IndexedRun.of_line(plain)
+        if mark and mark == self._archive and key in self._shipped:
+            with suppress(ValueError):
+                run = replace(made_from(IndexedRun, self._shipped[key]), is_own=False)
+                self._cache.put(key, mark, asdict(run))
+                return run
+        return None
+
+    def _read(self, folder: Path, mark: Fingerprint) -> IndexedRun | RunEntry | None:
+        """What the folder holds, added to the index if it is a sealed record."""
+        entry = read_entry(folder)
+        if entry is None or entry.record is None or not mark:
+            return entry
+        run = IndexedRun.of(entry.record)
+        self._cache.put(key_of(self.root, folder), mark, asdict(run))
+        return run
 
     @cached_property
     def _archive(self) -> Fingerprint:
-        return _fingerprint(archive_of(self.root))
+        return fingerprint_of(archive_of(self.root))
 
     @cached_property
     def _shipped(self) -> Mapping[str, Any]:
@@ -101,25 +172,12 @@ class RecordIndex:
             return {}
 
     def ship(self) -> None:
-        """Write the index of the archived runs beside the archive, with every column known here."""
+        """Write the index of the archived runs beside the archive."""
         values = {key: self._cache.get(key, self._archive) for key in self._cache.known()}
         kept = {key: value for key, value in values.items() if value is not None}
         text = json.dumps({ARCHIVE: sha256_of(archive_of(self.root)), VALUES: kept}, sort_keys=True)
         write_atomic(self.root.with_name(SHIPPED), lzma.compress(text.encode(), preset=9))
 
-    def put(self, folder: Path, fingerprint: Fingerprint, value: Any) -> None:
-        """Keep the value of a sealed record."""
-        self._cache.put(self._key(folder), fingerprint, value)
-
     def save(self) -> None:
-        """Write the file if anything changed, without the runs that are gone."""
-        self._cache.save(lambda key: key == PACKED or key.rpartition(" ")[2] in self._names)
-
-    def _key(self, folder: Path) -> str:
-        return f"{self.column} {folder.relative_to(self.root).as_posix()}"
-
-
-def _fingerprint(file: Path) -> Fingerprint:
-    """Time of change (ns), size and inode of a file below a results folder; empty without one."""
-    found = lstat(file)
-    return [found.st_mtime_ns, found.st_size, found.st_ino] if found else []
+        """Write what is new, and nothing of the runs that are gone."""
+        self._cache.save(lambda key: key == PACKED or key in self._names)

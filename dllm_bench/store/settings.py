@@ -1,4 +1,4 @@
-"""Cache of composed settings and of what they resolve to, kept in the results directory.
+"""Cache of composed settings and of what they resolve to, kept in the index of a results directory.
 
 Composing a run's configuration takes Hydra, instantiating its decoder takes torch, hashing its
 items takes generating them: seconds for a table, with the same outcome every time. `SettingsCache`
@@ -25,10 +25,11 @@ import yaml
 from dllm_bench.paths import PACKAGE, conf_dir, further_conf_dirs, options, plugin_folders
 from dllm_bench.store import inputs
 from dllm_bench.store.cache import DerivedCache, fingerprints
+from dllm_bench.store.indexed import FILE
 from dllm_bench.store.provenance import packages
 from dllm_bench.store.spec import Role, split
 
-FILE = ".settings.json"
+KIND = "settings"  # of lines of the index
 OMEGACONF = "omegaconf"  # records do not store its version
 SKIPPED = ("assets", "__pycache__")  # assets count only if settings name them; the other is derived
 VARIABLE = re.compile(r"\$\{oc\.env:(\w+)")
@@ -45,7 +46,7 @@ class SettingsCache:
 
     def __init__(self, folder: Path, compose: Compose) -> None:
         self._compose = compose
-        self._cache = DerivedCache(folder / FILE, made_by())
+        self._cache = DerivedCache(folder / "runs" / FILE, KIND, made_by())
         self.save = self._cache.save
 
     def compose(self, overrides: Sequence[str]) -> Plain:

@@ -43,6 +43,8 @@ from dllm_bench.store.files import (
     stored_bytes,
     write_atomic,
 )
+from dllm_bench.store.indexed import add as add_to_index
+from dllm_bench.store.indexed import fingerprint_of
 from dllm_bench.store.lock import Lock, owner_of
 from dllm_bench.store.nolinks import (
     guard,
@@ -267,14 +269,20 @@ def read_record(folder: Path) -> RunRecord | None:
     return RunRecord.from_json(text, str(path))
 
 
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Store a record in its folder, and add it to the index of the results."""
+    write_atomic(folder / RECORD, record.to_json())
+    add_to_index(folder, folder / RECORD, record)
+
+
 def record_fingerprint(folder: Path) -> list[int]:
     """What changes when the sealed record of `folder` does, its time of change (ns) first; empty
     where there is none.
     """
-    found = lstat(folder / RECORD)
-    if found is None and archived_file(folder, RECORD) is not None:
-        found = lstat(archive_of(folder.parents[2]))
-    return [found.st_mtime_ns, found.st_size, found.st_ino] if found else []
+    own = fingerprint_of(folder / RECORD)
+    if not own and archived_file(folder, RECORD) is not None:
+        return fingerprint_of(archive_of(folder.parents[2]))
+    return own
 
 
 def file_of_run(folder: Path, name: str) -> bytes | None:
@@ -581,7 +589,7 @@ class OpenRunFolder:
         self._check_lock()
         self._close_writer()
         self._check_stored()
-        write_atomic(self.folder / RECORD, record.to_json())
+        write_record(self.folder, record)
         self.record = record
 
     def _check_stored(self) -> None:

@@ -12,24 +12,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from statistics import median, quantiles
-from types import MappingProxyType
 from typing import Any
 
-from dllm_bench.core.declared import made_from
 from dllm_bench.core.decoder_summary import DecoderSummary
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.paths import conf_dir
-from dllm_bench.registry import TARGET, instantiate
 from dllm_bench.store.index import RecordIndex
+from dllm_bench.store.indexed import OTHER_TYPES, TimedRun, summary_of
 from dllm_bench.store.inputs import files_of_pieces, is_served
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache
-from dllm_bench.store.spec import Role, split
-from dllm_bench.store.store import Store, read_record
+from dllm_bench.store.store import Store
 from dllm_bench.tables.load import read_yaml
 from dllm_bench.tables.plan import PlannedCell, PlannedRun
 from dllm_bench.tables.spec import Query
@@ -39,10 +35,6 @@ TPF_UNIT = "tokens/forward"
 TOKEN_BYTES, FORWARD_BYTES, SAMPLE_BYTES = 10, 39, 550  # of a stored sample, measured
 DRAFTED = 8  # positions in the verification of one draft, roughly
 WEIGHT_BYTES = 2  # bfloat16
-OTHER_TYPES = (TypeError, ValueError, AttributeError, ArithmeticError, KeyError)
-"""What settings of a forged record raise."""
-SETTINGS = (TARGET, "name", "max_new_tokens", "shots", "repeats")  # that an estimate reads
-TIMED = ("forwards", "seconds")  # columns of a record
 MIN_CHECKED = 3  # a check with fewer runs says nothing
 CLOSER_GROUP = {"decoder": "benchmark", "hardware": "model"}
 """Group that similar runs must share -> group that they should share too, if any run does."""
@@ -102,26 +94,6 @@ class CostModel:
         return _cost(run.config, decoder, items, run.done, tpf, self.measured)
 
 
-def summary_of(decoder: Plain) -> DecoderSummary:
-    """What the pieces of a decoder declare about it. If the decoder cannot be made here, because a
-    file that it reads is missing, what its settings say without the pieces.
-    """
-    settings = {key: value for key, value in decoder.items() if key != "name"}
-    made = _made_summary(json.dumps(settings, sort_keys=True)) if TARGET in settings else None
-    if made:
-        return made
-    block = decoder.get("schedule", {}).get("block")
-    return DecoderSummary(block=block, drafts="draft" in decoder)
-
-
-@lru_cache(maxsize=1024)
-def _made_summary(settings: str) -> DecoderSummary | None:
-    """What a decoder's pieces declare, made once of equal settings; None if it cannot be made."""
-    with suppress(DllmBenchError):
-        return instantiate(json.loads(settings), "decoder").summary()
-    return None
-
-
 def _cost(
     config: Plain,
     decoder: DecoderSummary,
@@ -140,45 +112,8 @@ def _cost(
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredRun:
-    """A sealed run: its configuration, and what it took."""
-
-    config: Plain
-    """`SETTINGS` of its configuration groups, and `limit`."""
-    decoder: DecoderSummary
-    """What its decoder declares."""
-    samples: int
-    """Number of samples."""
-    seconds: float
-    """Seconds of all samples."""
-    forwards: float
-    """Forwards of all samples."""
-
-    @classmethod
-    def of(cls, record: RunRecord) -> MeasuredRun:
-        """The sealed run of a record."""
-        spec, columns = record.spec, record.columns
-        groups = {name: getattr(spec, name) for name in ("model", "benchmark", "hardware")}
-        groups["decoder"] = {"name": spec.label}
-        kept = {
-            name: {key: group[key] for key in SETTINGS if key in group}
-            for name, group in groups.items()
-        }
-        config = {**kept, "limit": spec.limit}
-        forwards, seconds = float(sum(columns["forwards"])), float(sum(columns["seconds"]))
-        # without its sources, since a record must not decide which files are opened
-        identity = split({"decoder": spec.decoder})[Role.IDENTITY].get("decoder", {})
-        return cls(config, summary_of(identity), len(columns["id"]), seconds, forwards)
-
-    def checked(self) -> Plain:
-        """The run as plain data; raises one of `OTHER_TYPES` if nothing can be computed from it."""
-        _ = self.each_ms, self.per_token
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> MeasuredRun:
-        """The inverse of `checked`."""
-        return cls(**{**plain, "decoder": DecoderSummary(**plain["decoder"])})
+class MeasuredRun(TimedRun):
+    """A sealed run that others are estimated from."""
 
     @cached_property
     def each_ms(self) -> float | None:
@@ -205,8 +140,7 @@ class MeasuredRuns:
     @classmethod
     def of(cls, records: Iterable[RunRecord]) -> MeasuredRuns:
         """The records with forwards and times, which served engines and batches do not have."""
-        timed = (r for r in records if not any(None in r.columns[name] for name in TIMED))
-        return cls([MeasuredRun.of(record) for record in timed])
+        return cls([run for record in records if (run := MeasuredRun.of(record))])
 
     def summary(self, decoder: Plain) -> DecoderSummary:
         """Return `summary_of` a decoder; a kept one, unless it depends on pieces from
@@ -288,38 +222,17 @@ def seconds_scale(config: Plain, measured: MeasuredRuns) -> float:
     return median(ratios) if ratios else 1.0
 
 
-def measured_runs(
-    store: Store,
-    settings: SettingsCache | None = None,
-    known: Mapping[Path, RunRecord | None] = MappingProxyType({}),
-) -> MeasuredRuns:
-    """All sealed runs of a store, a column of the index of records. A record that is damaged, or
-    that has settings of other types, is skipped here; a damaged one is reported where its run is
-    needed.
-
-    known: records that were read before, by folder, with at least the columns "id" and `TIMED`.
+def measured_runs(store: Store, settings: SettingsCache | None = None) -> MeasuredRuns:
+    """All sealed runs of a store, as its index has them. A record that is damaged, or that has
+    settings of other types, is skipped here; a damaged one is reported where its run is needed.
     """
-    names = [f.name for kind in (MeasuredRun, DecoderSummary) for f in fields(kind)]
-    index = RecordIndex(store, f"cost {','.join((*names, *SETTINGS))}", are_runs)
     runs = []
-    for folder, state in index.folders():
-        plain = index.get(folder, state)
-        if state and plain is None:
-            with suppress(DllmBenchError, *OTHER_TYPES):
-                record = known.get(folder) or read_record(folder)
-                found = MeasuredRuns.of([record] if record else []).runs
-                plain = [run.checked() for run in found]
-                index.put(folder, state, plain)
-        runs += [MeasuredRun.from_plain(one) for one in plain or ()]
-    index.save()
+    for timed in (run.timed for run in RecordIndex(store).sealed() if run.timed):
+        with suppress(DllmBenchError, *OTHER_TYPES):
+            run = MeasuredRun(**vars(timed))
+            _ = run.each_ms, run.per_token
+            runs.append(run)
     return MeasuredRuns(runs, settings=settings)
-
-
-def are_runs(plain: Any) -> bool:
-    """Whether a value, whoever made it, is a list of sealed runs as `MeasuredRun.checked` gives."""
-    with suppress(DllmBenchError, *OTHER_TYPES):
-        return [made_from(MeasuredRun, one).checked() for one in plain] == plain
-    return False
 
 
 def _name(config: Plain, group: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dllm_bench.api.comparison import RunComparison, sealed_record
-from dllm_bench.cli import run, show, status, status_cache
+from dllm_bench.cli import run, show, status
 from dllm_bench.cli.main import main
 from dllm_bench.cli.run import overview
 from dllm_bench.core.benchmark import SampleScore, judge_error
@@ -229,7 +229,7 @@ def test_a_sealed_run_is_read_once_for_the_board(
         read.append(folder)
         return read_entry(folder)
 
-    monkeypatch.setattr(status_cache, "read_entry", noting)
+    monkeypatch.setattr(index, "read_entry", noting)
     assert list(status.run_lines(store)) == first
     assert read == [store.path(spec(seed=1))]  # not sealed
     other = record([1.0, 0.0])

@@ -20,7 +20,7 @@ from dllm_bench.api.exports import to_aup, to_hub, to_lm_eval
 from dllm_bench.api.runs import records
 from dllm_bench.cli.main import main
 from dllm_bench.cli.show import summary_lines
-from dllm_bench.cli.status import status_row
+from dllm_bench.cli.status import row_of_sealed
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.site.compare_page import comparable_runs, comparison_page
 from dllm_bench.site.decoding_order import decoding_order
@@ -29,6 +29,7 @@ from dllm_bench.site.run_page import run_page, sample_page
 from dllm_bench.site.sample_data import scripts
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.checked import checksum
+from dllm_bench.store.indexed import IndexedRun
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, SESSIONS, SPEC, Store, read_entry, read_record
@@ -89,7 +90,7 @@ def views(
     entry = read_entry(folder)
     assert entry
     publisher = Publisher("us", "third_party")
-    yield lambda: status_row(entry)
+    yield lambda: row_of_sealed(IndexedRun.of(record))
     yield lambda: list(summary_lines(record))
     yield lambda: list(RunComparison((record, other)).lines())
     yield lambda: RunComparison((other, record)).to_pandas()

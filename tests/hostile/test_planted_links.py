@@ -73,9 +73,7 @@ def test_a_run_never_writes_through_a_link(name: str, store: Store, secret: Path
 
 
 @pytest.mark.parametrize("command", ["status", "runs verify", "runs rm"])
-@pytest.mark.parametrize(
-    "place", ["runs/.index.json.tmp", "runs/.index.json", ".settings.json.tmp", *NAMES]
-)
+@pytest.mark.parametrize("place", ["runs/.index.jsonl", *NAMES])
 def test_a_command_never_writes_through_a_link(
     command: str, place: str, store: Store, secret: Path
 ) -> None:

@@ -277,14 +277,14 @@ def test_a_cache_that_came_with_a_results_folder_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache holds composed settings, consent among them: only this user's own counts."""
-    path = tmp_path / ".settings.json"
-    own = cache.DerivedCache(path, ["v"])
+    path = tmp_path / ".index.jsonl"
+    own = cache.DerivedCache(path, "settings", ["v"])
     own.put("compose []", [], {"allow_code_execution": False})
     own.save()
-    assert cache.DerivedCache(path, ["v"]).get("compose []", []) is not None
+    assert cache.DerivedCache(path, "settings", ["v"]).get("compose []", []) is not None
     content = path.read_text()
     path.write_text(content.replace("false", "true"))
-    assert cache.DerivedCache(path, ["v"]).get("compose []", []) is None
+    assert cache.DerivedCache(path, "settings", ["v"]).get("compose []", []) is None
     path.write_text(content)
     monkeypatch.setattr(cache, "_key", lambda: b"another user's")
-    assert cache.DerivedCache(path, ["v"]).get("compose []", []) is None
+    assert cache.DerivedCache(path, "settings", ["v"]).get("compose []", []) is None

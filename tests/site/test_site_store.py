@@ -25,12 +25,12 @@ from dllm_bench.site.tradeoff_plot import (
     place_labels,
     ticks,
 )
+from dllm_bench.store import index
 from dllm_bench.store.cache import PACKED
 from dllm_bench.store.checked import checked
 from dllm_bench.store.record import RunRecord
 from dllm_bench.store.store import RECORD, SPEC, Store
 from dllm_bench.tables import build as tables
-from dllm_bench.tables import cost
 from dllm_bench.tables.build import BuiltTable
 from dllm_bench.tables.cost import measured_runs
 from scripts.update_reference import pack
@@ -60,9 +60,9 @@ def test_costs_of_a_report_are_of_the_records_that_it_has_listed(
     def never(folder: Path) -> RunRecord:
         raise AssertionError(f"read again: {folder}")
 
-    monkeypatch.setattr(cost, "read_record", never)
     builders.fill(tmp_path)
     builders.make(tmp_path)
+    monkeypatch.setattr(index, "read_entry", never)
     store = Store(tmp_path / "runs")
     assert len(measured_runs(store).runs) == len(list(store.records()))
 

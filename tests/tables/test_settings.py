@@ -15,6 +15,7 @@ from dllm_bench.cli.main import main
 from dllm_bench.paths import assets_dir, conf_dir
 from dllm_bench.store import inputs, settings
 from dllm_bench.store.cache import PACKED, DerivedCache, fingerprint, fingerprints
+from dllm_bench.store.record import RunRecord
 from dllm_bench.store.settings import SettingsCache, default_paths
 from dllm_bench.store.spec import RunSpec
 from dllm_bench.store.store import RECORD, Store
@@ -70,13 +71,13 @@ def test_results_that_are_an_archive_alone_are_not_written_to(
     results.mkdir()
     (results / PACKED).touch()
     for place in (results / "settings", results / "runs" / "costs"):
-        cache = DerivedCache(place, ["1"])
+        cache = DerivedCache(place, "kind", ["1"])
         cache.put("key", [], 1)
         cache.save()
-        assert DerivedCache(place, ["1"]).get("key", []) == 1
+        assert DerivedCache(place, "kind", ["1"]).get("key", []) == 1
     assert [path.name for path in results.iterdir()] == [PACKED]
     (results / "runs").mkdir()
-    assert DerivedCache(results / "settings", ["1"]).path == results / "settings"
+    assert DerivedCache(results / "settings", "kind", ["1"]).path == results / "settings"
 
 
 def test_composing_group_by_group_is_hydras_own_composition() -> None:
@@ -222,22 +223,22 @@ def test_paths_of_another_form_are_left_to_hydra(conf: Path) -> None:
 def test_a_derived_value_is_kept_while_its_fingerprint_holds(tmp_path: Path) -> None:
     file, path = tmp_path / "file", tmp_path / "cache.json"
     file.write_text("a")
-    cache = DerivedCache(path, ["v1"])
+    cache = DerivedCache(path, "kind", ["v1"])
     before = fingerprints([tmp_path / "file"])
     cache.put("one", before, {"a": [1, 2.5, None]})
     cache.put("changed by json", before, (1, 2))
     cache.put("two", [], 2)
     cache.save()
-    again = DerivedCache(path, ["v1"])
+    again = DerivedCache(path, "kind", ["v1"])
     assert again.get("one", before) == {"a": [1, 2.5, None]}
     assert again.get("changed by json", before) is None
     file.write_text("ab")
     assert again.get("one", fingerprints([file])) is None
-    assert DerivedCache(path, ["v2"]).get("two", []) is None
+    assert DerivedCache(path, "kind", ["v2"]).get("two", []) is None
     again.save(lambda key: key != "two")
-    assert DerivedCache(path, ["v1"]).get("two", []) is None
+    assert DerivedCache(path, "kind", ["v1"]).get("two", []) is None
     path.write_text("no json")
-    assert DerivedCache(path, ["v1"]).get("one", before) is None
+    assert DerivedCache(path, "kind", ["v1"]).get("one", before) is None
     assert fingerprint(tmp_path / "absent") == []
 
 
@@ -257,7 +258,7 @@ def test_costs_are_judged_by_records_as_they_are_now(
 
     assert facts(measured_runs(store)) == facts(MeasuredRuns.of([record]))
     of: Callable[..., MeasuredRun] = MeasuredRun.of
-    monkeypatch.setattr(MeasuredRun, "of", never)
+    monkeypatch.setattr(RunRecord, "from_json", never)
     assert facts(measured_runs(store)) == [as_tuple(of(record))]
     monkeypatch.undo()
     file = store.path(spec) / RECORD

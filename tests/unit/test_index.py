@@ -1,23 +1,26 @@
-"""The index of sealed records: one file, columns side by side, archives without unpacking."""
+"""The index of sealed records: one file, kept by the writer, archives without unpacking."""
 
 from __future__ import annotations
 
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dllm_bench.cli import status
-from dllm_bench.cli.status_cache import cached_rows
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.runs.runner import run
 from dllm_bench.store import archive, index, store
 from dllm_bench.store.cache import PACKED
 from dllm_bench.store.index import RecordIndex
+from dllm_bench.store.indexed import IndexedRun
 from dllm_bench.store.store import Store
 from dllm_bench.tables.cost import measured_runs
 from scripts.update_reference import REFERENCE, pack, ship_index
+from tests.resume import fakes
 from tests.tables.builders import FULL, every_state
 
 
@@ -29,7 +32,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
-def test_lists_and_estimates_share_one_file_and_leave_each_other_their_column(
+def test_lists_and_estimates_read_one_file_instead_of_the_records(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Store(results / "runs")
@@ -109,12 +112,13 @@ def test_the_reference_comes_with_an_index_of_its_records(
     found = Store(REFERENCE / "runs")
     with monkeypatch.context() as closed:
         closed.setattr(archive, "_read", refuse)
-        rows, _ = cached_rows(found, refuse)
+        runs = list(RecordIndex(found).sealed())
         assert len(measured_runs(found).runs) > 0
-    assert len(rows) == len(found.folders())
+    assert len(runs) == len(found.folders())
     for place in (0, -1):
         entry = store.read_entry(found.folders()[place])
-        assert entry and json.loads(json.dumps(status.status_row(entry))) == rows[place]
+        assert entry and entry.record
+        assert replace(runs[place], is_own=True) == IndexedRun.of(entry.record)
 
 
 def test_a_run_that_is_gone_leaves_the_index(results: Path) -> None:
@@ -122,15 +126,38 @@ def test_a_run_that_is_gone_leaves_the_index(results: Path) -> None:
     list(status.run_lines(found))
     measured_runs(found)
     [sealed] = [entry for entry in found.entries() if entry.state == "sealed"]
-    assert entries(found) == 2  # a row of each column
+    assert entries(found) == 1
     store.remove([sealed.path])
     list(status.run_lines(found))
     assert entries(found) == 0
 
 
+def test_who_writes_a_record_adds_it_to_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Store(tmp_path / "runs")
+    records = [run(fakes.spec(n, seed=n), store=found, deps=fakes.deps()) for n in (3, 4)]
+    monkeypatch.setattr(store.RunRecord, "from_json", refuse)
+    runs = list(RecordIndex(found).sealed())
+    assert sorted(one.run for one in runs) == sorted(one.spec.short for one in records)
+    assert entries(found) == 2
+
+
+def test_what_is_read_of_the_index_is_what_the_records_hold(results: Path) -> None:
+    found = Store(results / "runs")
+    for _ in range(2):
+        for entry in RecordIndex(found).entries([]):
+            whole = found.largest_record(entry.spec) if entry.record else None
+            if entry.record and whole:
+                columns = {name: whole.columns[name] for name in ("id", "value", "verdict")}
+                assert entry.record.columns == columns and entry.record.score == whole.score
+                assert entry.spec.to_plain() == whole.spec.to_plain()
+                assert entry.spec.identity_hash == whole.identity_hash
+
+
 def test_a_folder_lists_its_runs_as_the_store_does(results: Path) -> None:
     found = Store(results / "runs")
-    listed = dict(RecordIndex(found, "any").folders())
+    listed = dict(RecordIndex(found).folders())
     assert list(listed) == found.folders()
     for folder, fingerprint in listed.items():
         assert fingerprint == store.record_fingerprint(folder)
@@ -138,8 +165,7 @@ def test_a_folder_lists_its_runs_as_the_store_does(results: Path) -> None:
 
 def entries(found: Store) -> int:
     """How many values the index holds."""
-    _, _, body = (found.root / index.FILE).read_text().partition("\n")
-    return len(json.loads(body)["known"])
+    return len((found.root / index.FILE).read_text().splitlines())
 
 
 def refuse(*_: object) -> Any:
