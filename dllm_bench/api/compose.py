@@ -36,7 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dllm_bench.core.choices import did_you_mean, unknown_name
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.models.folder import HUB_ID, settings_of
+from dllm_bench.models.folder import HUB_ID, adapted_model, is_lora, settings_of
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import (
     GROUPS,
@@ -208,7 +208,8 @@ def folder_name(source: str) -> str:
 def checkpoint_overrides(source: str) -> list[str]:
     """The overrides that describe the model of a folder or hub id; `model=source` for other text.
 
-    Where a yaml names the checkpoint, it is that model, else what the checkpoint says itself.
+    Where a yaml names the checkpoint, it is that model, else what the checkpoint says itself. A
+    LoRA adapter is the model that it was trained on, with the adapter.
     """
     folder = place_of(source)
     if not folder.is_dir() and source.startswith(("/", ".", "~")):
@@ -220,13 +221,18 @@ def checkpoint_overrides(source: str) -> list[str]:
         return [f"model={source}"]
     for name in options("model"):
         plain = yaml.safe_load(conf_file(f"model/{name}.yaml").read_text(encoding="utf-8"))
-        if plain.get("path") == source and not plain.get("lora"):
+        if (plain.get("lora") or plain.get("path")) == source:
             return [f"model={name}"]
     if not folder.is_dir():
         from dllm_bench.models.sources import checkpoint_folder  # imports torch: takes seconds
 
         folder = checkpoint_folder(source)
-    own = {"name": folder_name(source), "path": source, **settings_of(folder)}
+    name = folder_name(source)
+    if is_lora(folder) and (base := adapted_model(folder)):
+        own = {"name": name, "lora": source}
+        changes = [as_override(f"++model.{key}", value) for key, value in own.items()]
+        return [*checkpoint_overrides(base), *changes]
+    own = {"name": name, "path": source, **settings_of(folder)}
     return ["~model", *(as_override(f"+model.{key}", value) for key, value in own.items())]
 
 

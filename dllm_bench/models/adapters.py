@@ -214,6 +214,9 @@ LLADA2_FUSED = ("q_proj", "k_proj", "v_proj")  # rows of query_key_value, in thi
 class Llada2Layout(StandardLayout):
     """`LLaDA2MoeModelLM` (Bailing MoE v2), run by GLM-4-MoE's class; block diffusion, blocks of 32.
 
+    LLaDA2.1 and DMax have the same layout. So has LLaDA2.2, but its router admits
+    `expert_capacity` experts a block before each token chooses; such a config is refused.
+
     Sigmoid scores with a selection bias, the best groups by the sum of their two best experts, one
     shared expert, rotary embedding on the first part of a head (half of it in LLaDA2.0), q/k/v in
     one tensor: [all q | all k | all v].
@@ -231,6 +234,7 @@ class Llada2Layout(StandardLayout):
         "norm_head": (False,),
         "score_function": ("sigmoid",),
         "moe_router_enable_expert_bias": (True,),
+        "expert_capacity": (None,),  # LLaDA2.2: experts admitted to a block
         "use_sliding_window": (False,),
         "rope_scaling": NO_SCALING,
     }
@@ -287,6 +291,60 @@ class SdarLayout(StandardLayout):
         "attention_bias": (False,),
         "rope_scaling": NO_SCALING,
     }
+
+
+class SdarMoeLayout(SdarLayout):
+    """`SDARMoeForCausalLM`: Qwen3-MoE trained on block diffusion, experts stored one by one."""
+
+    model_type = "sdar_moe"
+    family = "Qwen3Moe"
+    sizes = (
+        *StandardLayout.sizes,
+        "moe_intermediate_size",
+        "num_experts",
+        "num_experts_per_tok",
+        "norm_topk_prob",
+    )
+    required: ClassVar = {
+        **SdarLayout.required,
+        "decoder_sparse_step": (1, None),
+        "mlp_only_layers": ([], None),
+    }
+
+    def parts(self, name: str, shapes: Shapes) -> list[PublishedTensor]:
+        return expert_parts(name, shapes) or super().parts(name, shapes)
+
+
+class NemotronDiffusionLayout(StandardLayout):
+    """`NemotronLabsDiffusionModel`: Ministral 3's layers under `encoder`, with a `diffusion_head`.
+
+    Run by Llama's class, which computes the same up to `original_max_position_embeddings` positions
+    (16,384): beyond them Ministral 3 scales its queries. Row i predicts position i. The attention
+    is that of the released loop with `causal_context=False`; by default it encodes finished blocks
+    causally.
+    """
+
+    model_type = "nemotron_labs_diffusion"
+    family = "Llama"
+    attention = "block_causal"
+    plain_layers = True
+    ropes = ("default", "yarn")
+    required: ClassVar = {
+        "hidden_act": ("silu",),
+        "sliding_window": (None,),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+    }
+
+    def rope(self, published: PublishedConfig) -> dict[str, Any]:
+        """`rope_parameters`, without the scale of queries and the length that Ministral 3 adds."""
+        own = ("llama_4_scaling_beta", "max_position_embeddings")
+        return {key: given for key, given in super().rope(published).items() if key not in own}
+
+    def to_published(self, name: str) -> str:
+        if name == "lm_head.weight":
+            return "diffusion_head.weight"
+        return name.replace("model.", "encoder.", 1)
 
 
 class CausalLayout(StandardLayout):
@@ -379,6 +437,8 @@ ADAPTERS: Mapping[str, CheckpointLayout] = {  # config.json is matched in this o
     "dream": DreamLayout(),
     "fast_dllm_v2": FastDllmV2Layout(),
     "sdar": SdarLayout(),
+    "sdar_moe": SdarMoeLayout(),
+    "nemotron_diffusion": NemotronDiffusionLayout(),
     "qwen2": Qwen2Layout(),
     "qwen3": Qwen3Layout(),
     "llama": LlamaLayout(),

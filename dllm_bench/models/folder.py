@@ -41,16 +41,43 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def is_lora(folder: Path) -> bool:
+    """Whether a folder holds a LoRA adapter and no model."""
+    return (folder / LORA_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
+def adapted_model(folder: Path) -> str | None:
+    """The checkpoint that a LoRA adapter was trained on, as its config names it (a folder or a hub
+    id); None if it names none.
+    """
+    base: str | None = read_json(folder / LORA_CONFIG).get("base_model_name_or_path")
+    return base or None
+
+
 def published_config(folder: Path) -> dict[str, Any]:
     """config.json of a checkpoint; DllmBenchError where it is missing, or for a LoRA adapter."""
-    if (folder / LORA_CONFIG).is_file() and not (folder / CONFIG).is_file():
-        base = read_json(folder / LORA_CONFIG).get("base_model_name_or_path") or "BASE"
+    if is_lora(folder):
+        base = adapted_model(folder) or "BASE"
         raise DllmBenchError(
             f"{folder} holds a LoRA adapter ({LORA_CONFIG}) and no model; load the model that it "
             f"adapts with it: model={base} model.lora={folder}, or in Python "
             f'load_model("{base}", lora="{folder}").'
         )
     return read_json(folder / CONFIG)
+
+
+def no_adapter(what: str, published: Mapping[str, Any]) -> str:
+    """The sentence about a config.json of an architecture that no adapter reads.
+
+    what: names the checkpoint.
+    """
+    made = ", ".join(map(str, published.get("architectures") or ())) or "of no named class"
+    return (
+        f"{what} has model_type {published.get('model_type')!r} ({made}), which no adapter reads "
+        f"(there are {', '.join(ADAPTERS)}); load it with its own code and pass it to "
+        "dllm_bench.wrap, or add a layout (CONTRIBUTING.md, A model). Another value of "
+        "model.adapter does not help."
+    )
 
 
 def has_template(folder: Path) -> bool:
@@ -89,10 +116,7 @@ def lacking(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
     published = published_config(folder)
     name = recognised_adapter(published)
     if name is None:
-        raise DllmBenchError(
-            f"{folder} has model_type {published.get('model_type')!r}, which no adapter reads; use "
-            f"a checkpoint of one of {', '.join(ADAPTERS)}, or dllm_bench.wrap from Python."
-        )
+        raise DllmBenchError(no_adapter(str(folder), published))
     if not any(folder.glob("*.safetensors")):
         pickled = pickled_weights(folder)
         why = f"; it holds pickled weights only ({pickled}), which can run code" if pickled else ""

@@ -20,7 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import SpecialTokens
 from dllm_bench.models import checkpoint, lora
 from dllm_bench.models.adapters import ADAPTERS, recognised_adapter
-from dllm_bench.models.folder import published_config, read_json
+from dllm_bench.models.folder import no_adapter, published_config, read_json
 from dllm_bench.models.layouts import CheckpointLayout, PublishedConfig
 from dllm_bench.models.plain_module import FAMILIES, PlainModule
 from dllm_bench.models.sources import checkpoint_folder, content_hash, snapshot_commit
@@ -233,14 +233,17 @@ def open_checkpoint(spec: ModelSpec) -> OpenedCheckpoint:
 
 
 def choose_adapter(spec: ModelSpec, published: PublishedConfig) -> str:
-    """The adapter that config.json calls for; DllmBenchError if `spec` names another."""
+    """The adapter that config.json calls for; DllmBenchError if there is none, or `spec` names
+    another.
+    """
     name = recognised_adapter(published)
-    if name is None or spec.adapter not in (None, name):
-        wanted = f"adapter {spec.adapter!r}" if spec.adapter else f"one of {', '.join(ADAPTERS)}"
-        recognised = f" ({name})" if name else ""
+    if name is None:
+        raise DllmBenchError(no_adapter(f"Model {spec.name!r} ({spec.path})", published))
+    if spec.adapter not in (None, name):
         raise DllmBenchError(
-            f"Model {spec.name!r} asks for {wanted}, but {spec.path} has model_type "
-            f"{published.get('model_type')!r}{recognised}; correct the adapter or the path."
+            f"Model {spec.name!r} asks for adapter {spec.adapter!r}, and {spec.path} has "
+            f"model_type {published.get('model_type')!r}, which adapter {name!r} reads; set "
+            f"model.adapter={name}, or name the checkpoint that {spec.adapter!r} reads."
         )
     return name
 

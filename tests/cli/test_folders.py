@@ -29,6 +29,21 @@ def test_a_folder_is_a_model_with_its_name(folder: Path) -> None:
     assert {key for key in shipped if own[key] != shipped[key]} == {"name", "path"}
 
 
+def test_the_folder_of_a_lora_adapter_is_the_model_it_adapts(folder: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": str(folder)})
+    )
+    model, base = (compose([f"model='{one}'"])["model"] for one in (adapter, folder))
+    assert model == {**base, "name": "adapter", "lora": str(adapter)}
+    named = compose(["model=SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora"])
+    assert named["model"]["name"] == "d2f-dream-base"
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(DllmBenchError, match="holds a LoRA adapter"):
+        compose([f"model='{adapter}'"])
+
+
 def test_settings_replace_what_a_folder_says(folder: Path) -> None:
     model = compose(["model.mask_token=X", f"model='{folder}'", "model.name=mine"])["model"]
     assert (model["name"], model["mask_token"]) == ("mine", "X")

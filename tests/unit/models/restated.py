@@ -29,7 +29,7 @@ class Net:
     kv_heads: int
     head_dim: int
     rotary_dim: int
-    theta: float
+    frequencies: list[float]
     eps: float
     mask_LL: Tensor
 
@@ -58,11 +58,11 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 def rotated(x_LHD: Tensor, net: Net) -> Tensor:
-    """Pairs (i, i + half) of the first `rotary_dim` entries turn by position * theta^(-2i/dim)."""
+    """Pairs (i, i + half) of the first `rotary_dim` entries turn by position * frequency i."""
     out, half = x_LHD.clone(), net.rotary_dim // 2
     for position in range(len(x_LHD)):
         for i in range(half):
-            angle = position * net.theta ** (-2 * i / net.rotary_dim)
+            angle = position * net.frequencies[i]
             a, b = x_LHD[position, :, i], x_LHD[position, :, i + half]
             out[position, :, i] = a * math.cos(angle) - b * math.sin(angle)
             out[position, :, i + half] = b * math.cos(angle) + a * math.sin(angle)
@@ -89,7 +89,27 @@ def net_of(config: dict[str, Any], mask_LL: Tensor) -> Net:
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rotary = int(head_dim * config.get("partial_rotary_factor", 1.0))
     groups, eps = config["num_key_value_heads"], config["rms_norm_eps"]
-    return Net(heads, groups, head_dim, rotary, config["rope_theta"], eps, mask_LL)
+    turns = frequencies(config["rope_theta"], rotary, config.get("rope_parameters") or {})
+    return Net(heads, groups, head_dim, rotary, turns, eps, mask_LL)
+
+
+def frequencies(theta: float, dim: int, rope: dict[str, Any]) -> list[float]:
+    """theta^(-2i/dim); with YaRN divided by `factor` where few turns fit into the first length.
+
+    In between, from `beta_fast` turns (kept) to `beta_slow` (divided), along the number i.
+    """
+    plain = [theta ** (-2 * i / dim) for i in range(dim // 2)]
+    if rope.get("rope_type") != "yarn":
+        return plain
+    ends = [
+        dim
+        * math.log(rope["original_max_position_embeddings"] / (turns * 2 * math.pi))
+        / (2 * math.log(theta))
+        for turns in (rope["beta_fast"], rope["beta_slow"])
+    ]
+    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dim - 1)
+    kept = [1 - min(max((i - low) / (high - low), 0), 1) for i in range(dim // 2)]
+    return [f * (k + (1 - k) / rope["factor"]) for f, k in zip(plain, kept, strict=True)]
 
 
 LLADA_BLOCK = "attn_norm q_proj k_proj v_proj attn_out ff_norm ff_proj up_proj ff_out"
@@ -98,7 +118,8 @@ LLADA_BLOCK = "attn_norm q_proj k_proj v_proj attn_out ff_norm ff_proj up_proj f
 def llada(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor) -> Tensor:
     heads, eps = config["n_heads"], config["rms_norm_eps"]
     head_dim = config["d_model"] // heads
-    net = Net(heads, config["n_kv_heads"], head_dim, head_dim, config["rope_theta"], eps, mask)
+    turns = frequencies(config["rope_theta"], head_dim, {})
+    net = Net(heads, config["n_kv_heads"], head_dim, head_dim, turns, eps, mask)
     x = w["model.transformer.wte.weight"][tokens_L]
     for i in range(config["n_layers"]):
         own = {
@@ -145,22 +166,32 @@ def standard(
     return rms(x, w["model.norm.weight"], net.eps) @ w["lm_head.weight"].T
 
 
-def llada_moe(
+def softmax_moe(
     config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor
 ) -> Tensor:
     def experts(prefix: str, normed: Tensor) -> Tensor:
-        """Softmax over all experts; the top-k probabilities are used as they are."""
+        """Softmax over all experts; the top-k probabilities, which sum to 1 with norm_topk_prob."""
         out = torch.zeros_like(normed)
         for t, row in enumerate(normed):
             probability_E = (w[f"{prefix}.gate.weight"] @ row).softmax(0)
-            for e in probability_E.argsort(descending=True)[: config["num_experts_per_tok"]]:
+            chosen = probability_E.argsort(descending=True)[: config["num_experts_per_tok"]]
+            whole = probability_E[chosen].sum() if config["norm_topk_prob"] else 1
+            for e in chosen:
                 names = (
                     f"{prefix}.experts.{int(e)}.{s}_proj.weight" for s in ("gate", "up", "down")
                 )
-                out[t] += probability_E[e] * swiglu(row, *(w[name] for name in names))
+                out[t] += probability_E[e] / whole * swiglu(row, *(w[name] for name in names))
         return out
 
     return standard(config, w, tokens_L, mask, experts)
+
+
+def nemotron(
+    config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask: Tensor
+) -> Tensor:
+    """Llama's layers under other names, with YaRN's frequencies."""
+    named = {name.replace("encoder.", "model."): tensor for name, tensor in w.items()}
+    return standard(config, {**named, "lm_head.weight": w["diffusion_head.weight"]}, tokens_L, mask)
 
 
 def grouped(config: dict[str, Any], scores_E: Tensor, bias_E: Tensor) -> list[int]:
@@ -207,7 +238,9 @@ def llada2(config: dict[str, Any], w: dict[str, Tensor], tokens_L: Tensor, mask:
 
 FORWARDS: dict[str, Callable[..., Tensor]] = {
     "llada": llada,
-    "llada_moe": llada_moe,
+    "llada_moe": softmax_moe,
+    "sdar_moe": softmax_moe,
+    "nemotron_labs_diffusion": nemotron,
     "llada2_moe": llada2,
     **dict.fromkeys(("dream", "fast_dllm_qwen", "sdar", "qwen2", "qwen3", "llama"), standard),
 }

@@ -105,6 +105,24 @@ PUBLISHED = {  # adapter, sizes in its config.json, billions of parameters it is
         },
         8.191,
     ),
+    "SDAR-30B-A3B": (
+        "sdar_moe",
+        {
+            **ONE,
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+        },
+        30.532,
+    ),
 }
 
 

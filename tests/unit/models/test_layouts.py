@@ -84,6 +84,18 @@ NAMES = {  # a layer's tensors as published, and those outside of the layers
         "mlp.down_proj",
         "model.embed_tokens model.norm lm_head",
     ),
+    "nemotron_diffusion": (
+        "encoder.layers.1.",
+        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
+        "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj",
+        "encoder.embed_tokens encoder.norm diffusion_head",
+    ),
+    "sdar_moe": (
+        "model.layers.1.",
+        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
+        "self_attn.q_norm self_attn.k_norm post_attention_layernorm mlp.gate EXPERTS",
+        "model.embed_tokens model.norm lm_head",
+    ),
     "llada_moe": (
         "model.layers.1.",
         "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
@@ -134,6 +146,25 @@ def test_the_selection_bias_stays_in_float32(tmp_path: Path) -> None:
     gate = load_model(spec).denoiser.module.model.layers[1].mlp.gate
     assert gate.e_score_correction_bias.dtype == torch.float32
     assert gate.weight.dtype == torch.bfloat16
+
+
+def test_experts_admitted_by_block_are_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llada2", tmp_path, seed=7, expert_capacity=4)
+    with pytest.raises(DllmBenchError, match="expert_capacity=4, which the llada2_moe adapter"):
+        load_denoiser(folder)
+
+
+def test_an_unknown_architecture_is_not_told_to_name_another_adapter(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("sdar", tmp_path, seed=7)
+    respell(folder, model_type="mamba", architectures=["MambaForCausalLM"])
+    for adapter in (None, "llada"):
+        with pytest.raises(DllmBenchError) as raised:
+            load_model(ModelSpec("tiny", str(folder), adapter=adapter))
+        assert "'mamba' (MambaForCausalLM), which no adapter reads" in str(raised.value)
+        assert "dllm_bench.wrap" in str(raised.value) and "correct" not in str(raised.value)
+    respell(folder, model_type="sdar")
+    with pytest.raises(DllmBenchError, match="set model.adapter=sdar"):
+        load_model(ModelSpec("tiny", str(folder), adapter="llada"))
 
 
 # --- rotary spellings ----------------------------------------------------------------------------
