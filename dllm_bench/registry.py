@@ -49,13 +49,18 @@ PIECES = (
 )
 HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SLOTS, PIECES),
-    "decoder": ("dllm_bench.decoding.masked", "dllm_bench.decoding.speculative"),
+    "decoder": (
+        "dllm_bench.decoding.masked",
+        "dllm_bench.decoding.speculative",
+        "dllm_bench.methods.likelihood",
+    ),
     "drafter": ("dllm_bench.models.drafters",),
     "filter": ("dllm_bench.models.filters",),
     "counts": ("dllm_bench.methods.pc_sampler",),
     "model": ("dllm_bench.serving.served_model",),
     "benchmark": (
         "dllm_bench.benchmarks.lm_eval",
+        "dllm_bench.benchmarks.likelihood",
         "dllm_bench.benchmarks.evalplus",
         "dllm_bench.benchmarks.prompts",
     ),

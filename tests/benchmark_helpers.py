@@ -10,6 +10,7 @@ from typing import Any
 
 from dllm_bench.benchmarks.evalplus import EvalPlusBenchmark
 from dllm_bench.benchmarks.items import Item
+from dllm_bench.benchmarks.likelihood import LikelihoodBenchmark
 from dllm_bench.benchmarks.lm_eval import LmEvalBenchmark
 from dllm_bench.benchmarks.tasks import math_answers, sources
 from dllm_bench.core.benchmark import SampleScore, Turns
@@ -80,6 +81,8 @@ GOLD: Mapping[str, Answer] = {
     "humaneval": lambda item: item["canonical_solution"],
     "humaneval_opencompass": lambda i: f"```\n{i['prompt']}{i['canonical_solution']}```",
     "mbpp": lambda item: item["code"],
+    "humaneval_instruct": lambda item: item["canonical_solution"],
+    "mbpp_instruct": lambda item: f"\n{item['code']}\n```",
     "minicode": lambda item: item["canonical_solution"],
     "minicode_free": lambda item: item["canonical_solution"],
     "humaneval_plus": lambda item: item["canonical_solution"],
@@ -90,6 +93,10 @@ Bench = LmEvalBenchmark | EvalPlusBenchmark
 
 def lm_eval_benchmark(task: str, primary: str = STRICT, **settings: Any) -> LmEvalBenchmark:
     return LmEvalBenchmark(task, task, 64, primary, allow_code_execution=True, **settings)
+
+
+def lm_eval_likelihood(task: str, primary: str, **settings: Any) -> LikelihoodBenchmark:
+    return LikelihoodBenchmark(task, task, 1, primary, **settings)
 
 
 def evalplus_benchmark(dataset: str, **settings: Any) -> EvalPlusBenchmark:

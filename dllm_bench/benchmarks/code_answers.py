@@ -41,6 +41,24 @@ def assemble_program(prompt: str, answer: str) -> str:
     return prompt + code if continues else prompt.rstrip("\n") + "\n\n" + code
 
 
+def with_first_indent(answer: str, entry_point: str) -> str:
+    """The answer, indented by four spaces if it continues a body whose first indent was lost.
+
+    It does if it begins at the margin, does not define `entry_point`, and is the body of a function
+    once its first line is indented.
+    """
+    code = answer.split("```")[0].rstrip()
+    lost = bool(code[:1].strip()) and f"def {entry_point}" not in code
+    return "    " + answer if lost and parses(f"def f():\n    {trimmed(code)}") else answer
+
+
+def trimmed(code: str) -> str:
+    """The code up to its last line that is indented; the first line alone if there is none."""
+    lines = code.split("\n")
+    inside = [i for i, line in enumerate(lines) if line[:1] in (" ", "\t")]
+    return "\n".join(lines[: max(inside, default=0) + 1])
+
+
 def parses(source: str) -> bool:
     """Whether the text is a Python module."""
     try:
@@ -69,6 +87,13 @@ def opencompass_code(answer: str) -> str:
     """OpenCompass: the first fenced block, else the answer as it is."""
     block = re.search(r"```\w*\n(.*?)```", answer, re.DOTALL)
     return block[1] if block else answer
+
+
+def reopened_block(answer: str) -> str:
+    """lm-eval's mbpp_instruct: the first closed block of a fence and the answer; "" without one."""
+    pattern = re.compile(r"```(?:\w+)?\n?(.*?)\n?```", re.DOTALL)
+    block = pattern.search("```" + answer) or pattern.search(answer.replace("```python", "```"))
+    return block[1] if block else ""
 
 
 def livecodebench_code(answer: str, last: bool) -> str:

@@ -113,8 +113,11 @@ FIELDS = (
     "task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol",
 )  # fmt: skip
 """What prompts and grades read of a problem."""
-CHAT, DIFFUCODER = "chat", "diffucoder"
-TEMPLATES = (PLAIN, CHAT, DIFFUCODER)
+CHAT, DIFFUCODER, INSTRUCT = "chat", "diffucoder", "instruct"
+TEMPLATES = (PLAIN, CHAT, DIFFUCODER, INSTRUCT)
+ASSERTION = "Your code should satisfy the following assertion:\n"
+BEGUN = "Here is a solution to this programming problem:\n```python\n"
+"""Wording of lm-eval's mbpp_plus_instruct, and the answer it begins."""
 DIFFUCODER_PROMPT = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
     "Please complete the following problem:\n```\n{prompt}\n```\n<|im_end|>\n"
@@ -163,7 +166,8 @@ class EvalPlusBenchmark(Benchmark):
     """Always 0: these sets have no few-shot examples."""
     template: str = PLAIN
     """One of "plain" (the model continues the prompt), "chat" (one user turn: `instruction`, then
-    the prompt, in a fence if there is an instruction) and "diffucoder" (a fixed text)."""
+    the prompt, in a fence if there is an instruction), "diffucoder" (a fixed text) and "instruct"
+    (a user turn, then the beginning of the answer with an open fence)."""
     chat: bool = True
     """Whether the model takes chat turns; if not, "chat" becomes "plain"."""
     instruction: str = ""
@@ -258,6 +262,11 @@ class EvalPlusBenchmark(Benchmark):
             return text
         if self._template == DIFFUCODER:
             return DIFFUCODER_PROMPT.format(prompt=text.rstrip("\n"))
+        if self._template == INSTRUCT:
+            asked = asked_for(text)
+            turns = [("user", asked), ("assistant", BEGUN)]
+            said = [{"role": role, "content": content} for role, content in turns]
+            return said if self.chat else f"{asked}\n{BEGUN}"
         if self.instruction:
             text = f"{self.instruction}\n```python\n{text}```\n"
         return [{"role": "user", "content": text}]
@@ -388,6 +397,12 @@ def _cached_only(url: str, file: str) -> None:
     """Replaces EvalPlus's download where nothing may be downloaded."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"{file} does not exist and {url} was not downloaded")
+
+
+def asked_for(prompt: str) -> str:
+    """A problem of MBPP+ in words: the text of its docstring, then the assertion it ends with."""
+    words, _, assertion = prompt.strip().strip('"').strip().partition("\nassert ")
+    return f"{words} {ASSERTION}assert {assertion}" if assertion else words
 
 
 def _prompt_text(problem: Item) -> str:

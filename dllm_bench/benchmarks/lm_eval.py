@@ -52,7 +52,7 @@ TASKS = Path(__file__).parent / "tasks"
 TASKS_MODULE = f"{__package__}.tasks."
 PROMPT_KEYS = (
     "doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter", "fewshot_config",
-    "description", "gen_prefix",
+    "description", "gen_prefix", "doc_to_choice",
 )  # fmt: skip
 """Entries of a task file that decide the prompts."""
 NO_MATCH = "[invalid]"
@@ -97,7 +97,7 @@ class LmEvalBenchmark(Benchmark):
         """Raise DllmBenchError for unknown names, absent data files or missing consent."""
         task_file(self.task)
         require_known(f"template of {self.name!r}:", self.template, TEMPLATES)
-        require_known(f"primary metric of {self.name!r}:", self.primary, _metrics(self.task))
+        require_known(f"primary metric of {self.name!r}:", self.primary, metric_names(self.task))
         sources.check(self._source, self.split, self.data_dir)
         if self.shots and self._shots_from:
             sources.check(self._source, self._shots_from, self.data_dir)
@@ -162,12 +162,14 @@ class LmEvalBenchmark(Benchmark):
 
     def _prompt(self, item: Item) -> str | Turns:
         chat, multiturn = TEMPLATES[self._template]
-        prompt: str | Turns = self._lm_eval_task.fewshot_context(
+        task = self._lm_eval_task
+        prompt: str | Turns = task.fewshot_context(
             dict(item),
             self.shots,
             apply_chat_template=chat,
             fewshot_as_multiturn=multiturn,
             chat_template=_keep_turns if chat else None,
+            gen_prefix=task.doc_to_prefix(dict(item)),
         )
         return prompt
 
@@ -203,12 +205,14 @@ class LmEvalBenchmark(Benchmark):
         return {one.item["id"]: score for one, score in zip(readings, graded, strict=True)}
 
     def answers(self, texts: Mapping[str, str]) -> dict[str, GradedAnswer]:
-        """The task's target, and what the primary metric's filter finds in the text."""
+        """The task's target, what each filter finds in the text, and its metrics."""
         chosen = self.primary.rpartition(",")[2]
         return {
             reading.item["id"]: GradedAnswer(
                 call_bounded(read_target, "", self.task, dict(reading.item)),
                 str(reading.filtered.get(chosen, "")),
+                {name: str(found) for name, found in reading.filtered.items()},
+                reading.metrics,
             )
             for reading in self._readings(texts)
         }
@@ -228,7 +232,7 @@ class LmEvalBenchmark(Benchmark):
     def _grade(self, reading: Reading) -> SampleScore:
         """All metrics of one answer as "<metric>,<filter>"; how a program ended is the verdict."""
         if reading.error is not None:
-            kept = (name for name in _metrics(self.task) if not _tells_ending(name))
+            kept = (name for name in metric_names(self.task) if not _tells_ending(name))
             return unreadable(reading.error, kept)
         metrics = reading.metrics
         if self.runs_code:
@@ -263,7 +267,7 @@ def read_answer(
     """(what each filter of a task finds in the text, metrics); {} for metrics unless `graded`."""
     from lm_eval.api.instance import Instance
 
-    loaded = _task_to_read(task, item)
+    loaded = task_over(task, item)
     instance = Instance("generate_until", dict(item), ("", {}), 0, (task, 0, 1), resps=[text])
     loaded._instances = [instance]
     loaded.apply_filters()
@@ -273,10 +277,11 @@ def read_answer(
 
 def read_target(_: str, task: str, item: Item) -> str:
     """The right answer of an item; called by a helper, so that this process imports no lm-eval."""
-    return str(_task_to_read(task, item).doc_to_target(dict(item))).strip()
+    return str(task_over(task, item).doc_to_target(dict(item))).strip()
 
 
-def _task_to_read(task: str, item: Item) -> ConfigurableTask:
+def task_over(task: str, item: Item) -> ConfigurableTask:
+    """lm-eval's task, whose filters and metrics are used, over one item; loaded once."""
     if task not in _TO_READ:
         _TO_READ[task] = load_task(task, {"items": [item], "shots_count": 0})
     return _TO_READ[task]
@@ -343,7 +348,7 @@ def task_file(task: str) -> Mapping[str, Any]:
     return dict(yaml.load((TASKS / f"{task}.yaml").read_text(encoding="utf-8"), TaskFileLoader))
 
 
-def _metrics(task: str) -> list[str]:
+def metric_names(task: str) -> list[str]:
     """Names "<metric>,<filter>" of a task's metrics."""
     file = task_file(task)
     return [f"{m['metric']},{f['name']}" for m in file["metric_list"] for f in file["filter_list"]]

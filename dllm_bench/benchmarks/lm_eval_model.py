@@ -1,8 +1,8 @@
 """Our decoders as a model of lm-eval, and lm-eval's own command line with that model.
 
 `as_lm` wraps a function from a prompt to a text. `execute` runs lm-eval with the model under
-the name "dllm_bench". There are no likelihoods, since a diffusion decoder gives none. Importing
-this module imports lm-eval.
+the name "dllm_bench". Likelihoods are those of decoder=likelihood; other decoders give none.
+Importing this module imports lm-eval.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dllm_bench.benchmarks.items import cut_at_stop
 from dllm_bench.core.benchmark import Turns
 from dllm_bench.core.choices import unknown_name
 from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Likelihood
 
 MODEL = "dllm_bench"
 """Name of our models on lm-eval's command line."""
@@ -40,6 +41,8 @@ ANY_DEVICE = "auto"
 """Stands for the device that `hardware` chooses; lm-eval itself would ask for cuda:0."""
 Generate = Callable[["str | Turns", int, tuple[str, ...]], str]
 """(prompt text or chat turns, new tokens, stop strings) -> text."""
+Score = Callable[["str | Turns", str], Likelihood]
+"""(context, continuation) -> log-likelihood of the continuation."""
 Metrics = Mapping[str, float | None]
 """Name -> value; None where it cannot be measured."""
 
@@ -53,6 +56,9 @@ class NamedGenerate(Protocol):
 
     def __call__(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> str:
         """The text for a prompt."""
+
+    def likelihood(self, context: str | Turns, continuation: str) -> Likelihood:
+        """The log-likelihood of a continuation; DllmBenchError if its decoder gives none."""
 
     def metrics(self) -> Metrics:
         """The metrics of all texts so far, by name."""
@@ -69,12 +75,17 @@ class DllmBenchLM(LM):
     """What `--model_args` are turned into a model with; set by `execute`."""
 
     def __init__(
-        self, generate: Generate, name: str, metrics: Callable[[], Metrics] = dict
+        self,
+        generate: Generate,
+        name: str,
+        metrics: Callable[[], Metrics] = dict,
+        likelihood: Score | None = None,
     ) -> None:
         """`name` tells apart lm-eval's cached requests of different models; `metrics` gives those
         of all texts so far.
         """
         super().__init__()
+        self._likelihood = likelihood
         self._generate, self._name, self._metrics = generate, name, metrics
         self._turns: dict[str, Turns] = {}
 
@@ -91,7 +102,7 @@ class DllmBenchLM(LM):
         own = {} if device == ANY_DEVICE else {"+model.device": device}
         generate = cls.build({**arg_dict, **own})
         arg_dict["pretrained"] = generate.name
-        return cls(generate, generate.name, generate.metrics)
+        return cls(generate, generate.name, generate.metrics, generate.likelihood)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Texts, each cut at the stop strings of its request.
@@ -110,23 +121,45 @@ class DllmBenchLM(LM):
         self.cache_hook.add_partial("generate_until", (prompt, settings), text)
         return text
 
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Always raises: a diffusion decoder gives no likelihoods."""
-        raise _no_likelihood(requests)
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """(log-likelihood, whether greedy decoding gives it) of each continuation.
 
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Always raises: a diffusion decoder gives no likelihoods."""
-        raise _no_likelihood(requests)
+        DllmBenchError, before anything is decoded, for a decoder that generates texts.
+        """
+        shown = tqdm(requests, disable=disable_tqdm, desc="Running loglikelihood requests")
+        return [self._scored("loglikelihood", *request.args, of=requests) for request in shown]
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """The log-likelihood of each text, whole, behind the token that begins a text."""
+        shown = tqdm(requests, disable=disable_tqdm, desc="Running loglikelihood_rolling requests")
+        asked = ((request.args[0],) for request in shown)
+        kind = "loglikelihood_rolling"
+        return [self._scored(kind, "", *text, of=requests)[0] for text in asked]
+
+    def _scored(
+        self, kind: str, context: str, continuation: str, *, of: Sequence[object]
+    ) -> tuple[float, bool]:
+        if self._likelihood is None:
+            raise _no_likelihood(of)
+        said = self._likelihood(self._turns.get(context, context), continuation)
+        answer = (said.nats, said.greedy)
+        rolling = kind == "loglikelihood_rolling"
+        asked = (continuation,) if rolling else (context, continuation)
+        self.cache_hook.add_partial(kind, asked, answer[0] if rolling else answer)
+        return answer
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A text that stands for the turns; the model's own template renders them later."""
-        if not add_generation_prompt:
-            raise DllmBenchError(
-                "The task begins the model's answer itself (gen_prefix), which chat turns cannot "
-                "express here; choose a task without it, or leave --apply_chat_template out."
-            )
+        """A text that stands for the turns; the model's own template renders them later.
+
+        Where a task begins the answer itself (gen_prefix), that is a last turn of the assistant,
+        which rendering continues whatever `add_generation_prompt` says.
+        """
         text = json.dumps(chat_history, ensure_ascii=False)
         self._turns[text] = chat_history
         return text
@@ -170,8 +203,8 @@ def generation_settings(given: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]
 
 def _no_likelihood(requests: Sequence[object]) -> DllmBenchError:
     return DllmBenchError(
-        f"A task asked for {len(requests)} likelihoods; a diffusion decoder gives none, "
-        "so choose a task that generates (output_type generate_until)."
+        f"A task asked for {len(requests)} likelihoods, and this model is a function from prompts "
+        "to texts, which gives none; choose a task that generates (output_type generate_until)."
     )
 
 

@@ -7,16 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dllm_bench.cli import show_sample
 from dllm_bench.cli.common import add_results_option, compose, open_store, print_lines
+from dllm_bench.core.benchmark import GradedAnswer
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.terminal import show_painted
 from dllm_bench.runs import progress
 from dllm_bench.site.decoding_order import decoding_order
-from dllm_bench.site.format import align, commit
+from dllm_bench.site.format import align, commit, printable
 from dllm_bench.site.texts import TextSource
 from dllm_bench.store.differences import flat_settings
 from dllm_bench.store.record import RunRecord, SampleRecord
 from dllm_bench.store.store import RunEntry, read_record, read_samples
 from dllm_bench.tables.build import is_loaded
+
+WIDTH = 72  # of what a grading read, in characters
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -64,13 +67,34 @@ def grading_lines(entry: RunEntry, sample: SampleRecord, texts: TextSource) -> I
     prompt = texts.prompts(entry.spec, one).get(sample.id)
     unknown = "not known: benchmark or tokenizer is missing on this machine, or has changed"
     yield from ("prompt:", *(prompt or unknown).split("\n"), "")
+    grade = record.grades.get(sample.id) if record else None
     if answer := texts.answers(entry.spec, one).get(sample.id):
         yield from named_text("right answer", answer.gold)
         yield from named_text("read from the text", answer.extracted)
-    if record and sample.id in record.columns["id"]:
-        at = record.columns["id"].index(sample.id)
-        yield f"verdict: {record.columns['verdict'][at]} ({record.columns['value'][at]})"
+        yield from every_grading(answer, grade.metrics if grade else {})
+    if grade:
+        yield f"verdict: {grade.verdict} ({grade.value})"
     yield ""
+
+
+def every_grading(answer: GradedAnswer, stored: Mapping[str, float]) -> Iterator[str]:
+    """Each way of grading the text: its name, its value and what it read, if there are several.
+
+    stored: values of the run's record; a program runs for no other.
+    """
+    values, found = {**answer.metrics, **stored}, answer.readings
+    read = {name: found.get(name.rpartition(",")[2]) for name in values}
+    rows = [(name, values[name], text) for name, text in read.items() if text is not None]
+    if len(rows) > 1:
+        yield "all gradings:"
+        shown = [(f"  {name}", f"{value:g}", one_line(text)) for name, value, text in rows]
+        yield from align(shown)
+
+
+def one_line(text: str) -> str:
+    """A text in one line, as far as it fits."""
+    line = " ⏎ ".join(printable(part) for part in text.split("\n"))
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
 
 
 def named_text(name: str, text: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dllm_bench.core.request import Request
@@ -40,6 +40,10 @@ class GradedAnswer:
     """What is right: the reference answer, or the reference solution of a program."""
     extracted: str
     """What was read of the text."""
+    readings: Mapping[str, str] = field(default_factory=dict)
+    """Further ways of grading: filter -> what it reads of the text; the one that counts too."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """"<metric>,<filter>" -> value of this text; empty where a program has to run for it."""
 
 
 def judge_error(detail: str) -> SampleScore:
@@ -61,6 +65,11 @@ class Benchmark(ABC):
     @property
     def runs_code(self) -> bool:
         """Whether grading runs programs that a model wrote."""
+        return False
+
+    @property
+    def asks_likelihoods(self) -> bool:
+        """Whether its requests have options to score, so that nothing is generated."""
         return False
 
     @property

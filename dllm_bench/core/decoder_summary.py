@@ -87,3 +87,4 @@ class DecoderSummary:
     uses_seed: bool = False  # whether the request's seed can change a token
     warning: str | None = None  # what the pieces do together that is known to cost score
     drafts: bool = False  # whether a drafter proposes tokens and the model verifies them
+    scores_options: bool = False  # whether it gives likelihoods of options, and generates nothing

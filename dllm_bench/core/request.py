@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.trace import Trace
@@ -38,9 +38,24 @@ class SpecialTokens:
         return list(meant[which])
 
 
+class Option(NamedTuple):
+    """A continuation to score by its likelihood."""
+
+    prompt_ids: tuple[int, ...]  # what stands before it
+    ids: tuple[int, ...]  # its own tokens
+
+
+class Likelihood(NamedTuple):
+    """What a decoder says of an option."""
+
+    nats: float  # natural logarithm of its probability, or a lower bound of it
+    error: float  # standard error of `nats` over draws; 0 where nothing was drawn
+    greedy: bool  # whether greedy decoding gives exactly this option, where that was computed
+
+
 @dataclass(frozen=True)
 class Request:
-    """One generation to make."""
+    """One generation to make, or the options to score."""
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -50,6 +65,7 @@ class Request:
     seed: int = 0  # of the request's random numbers
     reference: tuple[int, ...] | None = None  # new tokens that are known beforehand (oracle)
     pinned: tuple[tuple[int, int], ...] = ()  # (new position, token id) that stand from the start
+    options: tuple[Option, ...] = ()  # to score; nothing is generated then
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -102,6 +118,7 @@ class Generation:
     trace: Trace = field(default_factory=Trace)
     text: str = ""  # filled by the runner
     renewal_rounds: int | None = None  # `Cache.renewal_rounds`, for counts of published loops
+    likelihoods: tuple[Likelihood, ...] = ()  # of the request's options; `ids` are the best one's
 
     @property
     def emitted(self) -> int:

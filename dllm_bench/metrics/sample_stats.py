@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from statistics import fmean
 from typing import Annotated, Any
 
 from dllm_bench.core.declared import Amount, Count, Range, Seconds
@@ -79,6 +80,7 @@ class SampleStats:
     replayed: Count | None = None  # forwards that were recorded CUDA graphs
     recorded: Count | None = None  # forwards within which a graph was recorded: times include it
     moved: Count | None = None  # forwards for which the cache moved K/V to longer buffers
+    error_nats: Amount | None = None  # standard error of log-likelihoods over draws, options' mean
     retokenised: bool | None = None  # served model: tokens were counted here, not by the server
 
     @classmethod
@@ -129,7 +131,9 @@ def count_sample(generation: Generation, special: SpecialTokens) -> dict[str, fl
         for call in generation.trace.forwards
         if call.kind not in (ForwardKind.DRAFT, ForwardKind.HEAD)
     ]
+    errors = [likelihood.error for likelihood in generation.likelihoods]
     return {
+        **({"error_nats": fmean(errors)} if errors else {}),
         "allocated": len(generation.ids),
         "committed": len(decoded),
         "content": sum(token not in blank for token in decoded),

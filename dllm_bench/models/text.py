@@ -293,7 +293,10 @@ class TextCodec:
         return hashlib.sha256(self._tokenizer().chat_template.encode()).hexdigest()
 
     def encode(self, text: str | Turns) -> list[int]:
-        """Prompt ids of plain text, or of chat turns and the start of the assistant's turn."""
+        """Prompt ids of plain text, or of chat turns and the start of the assistant's turn.
+
+        A last turn of the assistant is the beginning of its answer, which is continued.
+        """
         if isinstance(text, str):
             ids = self._plain(text)
             start = [self.special.bos] if self.bos and self.special.bos is not None else []
@@ -305,9 +308,9 @@ class TextCodec:
             )
         turns = [dict(turn) for turn in text]
         options = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        prompt = self._tokenizer().apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True, **options
-        )
+        begun = bool(turns) and turns[-1].get("role") == "assistant"
+        how = {"continue_final_message" if begun else "add_generation_prompt": True}
+        prompt = self._tokenizer().apply_chat_template(turns, tokenize=False, **how, **options)
         return self._plain(prompt)
 
     def decode(self, ids: Sequence[int]) -> str:

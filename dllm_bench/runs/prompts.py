@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dllm_bench.benchmarks.options import likelihoods_of, option_of, request_of
 from dllm_bench.core.errors import DllmBenchError
-from dllm_bench.core.request import Request, filling
+from dllm_bench.core.request import Likelihood, Request, filling
 from dllm_bench.metrics.definitions import measure_all
 from dllm_bench.metrics.sample_stats import SampleStats
 from dllm_bench.runs import runner
 from dllm_bench.runs.dependencies import REAL, Dependencies, Loaded
 from dllm_bench.store.hardware import wait_for
 from dllm_bench.store.inputs import is_served
+from dllm_bench.store.record import SampleRecord
 from dllm_bench.store.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -53,16 +55,41 @@ class PromptGenerator:
         own masks are filled.
         """
         ids = tuple(self.loaded.encode(prompt))
+        request = Request(self._name(ids), ids, max_new_tokens or 1, stop, str(prompt))
+        if max_new_tokens is None:
+            request = filling(request, self.loaded.denoiser.special)
+        return self._ready(request)
+
+    def _name(self, ids: tuple[int, ...]) -> str:
+        """The id of a request, from its tokens and how often they came."""
         key = hashlib.sha256(repr(ids).encode()).hexdigest()
         name = f"{key}#{self.seen[key]}"
         self.seen[key] += 1
-        request = Request(name, ids, max_new_tokens or 1, stop, str(prompt))
-        if max_new_tokens is None:
-            request = filling(request, self.loaded.denoiser.special)
+        return name
+
+    def _ready(self, request: Request) -> Request:
         return runner.ready(self.spec, self.decoder, self.loaded, request)
 
     def __call__(self, prompt: str | Turns, max_new_tokens: int, stop: tuple[str, ...]) -> str:
-        request = self.request(prompt, max_new_tokens, stop)
+        return self._decoded(self.request(prompt, max_new_tokens, stop)).text
+
+    def likelihood(self, context: str | Turns, continuation: str) -> Likelihood:
+        """The log-likelihood of a continuation; of a whole text behind an empty context.
+
+        DllmBenchError if the decoder generates texts.
+        """
+        if not self.decoder.summary().scores_options:
+            raise DllmBenchError(
+                f"A likelihood was asked for, and {self.spec.label} generates text; choose "
+                "decoder=likelihood (LLaDA's Monte-Carlo bound; decoder.draws, decoder.guidance) "
+                "or decoder=likelihood_exact (decoder.block)."
+            )
+        option = option_of(context, continuation, self.loaded.encode)
+        made = request_of(self._name((*option.prompt_ids, -1, *option.ids)), [option])
+        return likelihoods_of(self._decoded(self._ready(made)).text)[0]
+
+    def _decoded(self, request: Request) -> SampleRecord:
+        """Decode a request and keep its counts."""
         denoiser, started_at = self.loaded.denoiser, time.time()
         decoded = runner.timed(
             lambda: self.decoder.generate(denoiser, request),
@@ -72,7 +99,7 @@ class PromptGenerator:
         )
         sample = runner.sample_record(request, decoded, self.loaded, started_at)
         self.stats.append(sample.stats())
-        return sample.text
+        return sample
 
     def metrics(self) -> dict[str, float | None]:
         """The metrics of all texts so far, by name."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dllm_bench.benchmarks.items import cut_at_stop, in_passes, repetition_of
+from dllm_bench.benchmarks.options import text_of
 from dllm_bench.core.benchmark import JUDGE_ERROR, Benchmark, SampleScore
 from dllm_bench.core.decoder import Decoder
 from dllm_bench.core.denoiser import Denoiser
@@ -160,9 +161,34 @@ def _prepare(
     benchmark.check()
     decoder = deps.decoder(spec)
     baseline = deps.decoder(spec.of_baseline) if spec.baseline else None
+    for one in (decoder, *([] if baseline is None else [baseline])):
+        require_kind(spec, benchmark, one)
     deps.prepare(spec)
     loaded = deps.model(spec)
     return benchmark, decoder, baseline, loaded
+
+
+def require_kind(spec: RunSpec, benchmark: Benchmark, decoder: Decoder | None) -> None:
+    """Raise DllmBenchError unless the decoder gives what the benchmark asks for: a text, or the
+    likelihoods of options.
+    """
+    scores = decoder is not None and decoder.summary().scores_options
+    if benchmark.asks_likelihoods and not scores:
+        raise DllmBenchError(
+            f"Benchmark {benchmark.name!r} asks for the likelihoods of options, and "
+            f"{spec.label} generates text; choose decoder=likelihood (draws) or "
+            "decoder=likelihood_exact."
+        )
+    if scores and not benchmark.asks_likelihoods:
+        raise DllmBenchError(
+            f"Benchmark {benchmark.name!r} asks for texts, and {spec.label} gives likelihoods of "
+            "options alone; choose another decoder."
+        )
+    if scores and spec.batch > 1:
+        raise DllmBenchError(
+            f"{spec.label} scores one item at a time, and batch={spec.batch} was asked for; set "
+            "batch=1 (decoder.together says how many masks share a forward)."
+        )
 
 
 @dataclass(frozen=True)
@@ -428,6 +454,9 @@ def read(
     request: Request, generation: Generation, loaded: Loaded, seconds: float | None
 ) -> Decoded:
     """The generation with its text, cut and not cut at the request's stop strings."""
+    if generation.likelihoods:
+        text = text_of(generation.likelihoods)
+        return Decoded(replace(generation, text=text), text, seconds)
     raw = cut(generation, replace(request, stop=()), loaded).text
     return Decoded(cut(generation, request, loaded), raw, seconds)
 

@@ -125,6 +125,7 @@ class ServedModel:
         """(path below the url, JSON body): turns go to chat/completions, text to completions."""
         prompt = prompt_of(request)
         is_text = isinstance(prompt, str)
+        begun = not isinstance(prompt, str) and prompt[-1]["role"] == "assistant"
         entries = {
             "model": self.name,
             "prompt" if is_text else "messages": prompt,
@@ -134,6 +135,8 @@ class ServedModel:
             "stop": list(request.stop) or None,
             "stream": True,
             "stream_options": {"include_usage": True},
+            "add_generation_prompt": False if begun else None,  # as vLLM and SGLang name it
+            "continue_final_message": begun or None,
             **self.body,
         }
         body = {name: value for name, value in entries.items() if value is not None}

@@ -118,6 +118,11 @@ def test_why_a_sample_is_wrong_can_be_seen(
     assert shown.startswith("prompt:\nQuestion: ")
     gold, _, rest = shown.partition("right answer:")[2].partition("read from the text: ")
     is_right = gold.split()[-1] == rest.split()[0]
+    rows = rest.partition("all gradings:\n")[2].splitlines()[:2]
+    names = ["exact_match,flexible-extract", "exact_match,strict-match"]
+    assert sorted(row.split()[0] for row in rows) == names
+    strict = next(row.split() for row in rows if "strict" in row)
+    assert strict[1:] == [str(int(is_right)), rest.split()[0]]
     verdict = "correct (1.0)" if is_right else first.columns["verdict"][0] + " (0.0)"
     assert f"verdict: {verdict}" in rest
 

@@ -23,6 +23,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Request
 from dllm_bench.decoding.masked import MaskedDecoder
 from dllm_bench.decoding.speculative import SpeculativeDecoder
+from dllm_bench.methods.likelihood import LikelihoodDecoder
 from dllm_bench.models.spec import ModelSpec
 from dllm_bench.paths import CONFIG_DIR, conf_dir, options
 from dllm_bench.registry import PIECES, instantiate, name_of
@@ -79,7 +80,7 @@ def test_every_choice_composes_to_classed_plain_data(choice: str) -> None:
 def test_every_decoder_can_be_made_and_its_pieces_fit(name: str, tmp_path: Path) -> None:
     plain = with_drafter(compose([f"decoder={name}"])["decoder"], tmp_path)
     decoder = instantiate({k: v for k, v in plain.items() if k != "name"}, "decoder")
-    assert isinstance(decoder, (MaskedDecoder, SpeculativeDecoder))
+    assert isinstance(decoder, (MaskedDecoder, SpeculativeDecoder, LikelihoodDecoder))
     assert hash(decoder) == hash(decoder)
 
 

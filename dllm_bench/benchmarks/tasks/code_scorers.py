@@ -1,7 +1,8 @@
 """Filters and graders of the HumanEval and MBPP tasks: answer -> program, program -> metrics.
 
 A filter is one way to read an answer: `completion` takes the text as it is, `extracted` takes a
-fenced block and drops an end that does not parse, `lopa` and `opencompass` are the published ones.
+fenced block and drops an end that does not parse, `indented` also restores a lost first indent,
+`lopa` and `opencompass` are the published ones.
 Programs run in the sandbox only. The caller makes sure of consent: our benchmark, or lm-eval with
 `confirm_run_unsafe_code`. The item's own solution runs first; it decides how much time a program
 gets, and whether the tests can run in a process of their own. Where a test needs objects of the
@@ -40,12 +41,31 @@ def humaneval_completion(resps: list[list[str]], docs: list[Doc]) -> list[list[s
 
 def humaneval_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """HumanEval: prompt + code of the answer, without an end that does not parse."""
+    return map_answers(resps, docs, extracted_program)
+
+
+def extracted_program(text: str, doc: Doc) -> str:
+    """The program of `humaneval_extracted`."""
+    whole = code_answers.assemble_program(doc["prompt"], text)
+    return code_answers.trim_unparsable_end(whole, keep=doc["prompt"].count("\n"))
+
+
+def humaneval_indented(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """HumanEval as `extracted`, with the first line's indent where only that was lost.
+
+    A tokenizer may drop the spaces a text begins with; then the body's first line stands at the
+    margin and those after it do not.
+    """
 
     def program(text: str, doc: Doc) -> str:
-        whole = code_answers.assemble_program(doc["prompt"], text)
-        return code_answers.trim_unparsable_end(whole, keep=doc["prompt"].count("\n"))
+        return extracted_program(code_answers.with_first_indent(text, doc["entry_point"]), doc)
 
     return map_answers(resps, docs, program)
+
+
+def humaneval_instruct(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """HumanEval as lm-eval's humaneval_instruct reads it: prompt + answer up to a fence."""
+    return map_answers(resps, docs, lambda text, doc: doc["prompt"] + text.split("```")[0])
 
 
 def humaneval_lopa(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
@@ -74,6 +94,20 @@ def mbpp_extracted(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
         return code_answers.trim_unparsable_end(code_answers.extract_code(text))
 
     return map_answers(resps, docs, program)
+
+
+def mbpp_instruct(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """MBPP as lm-eval's mbpp_instruct reads it: the first block of the answer behind a fence.
+
+    The fence is put before the answer although the prompt ends in it: the word that an answer
+    begins with is taken for the name of a language.
+    """
+    return map_answers(resps, docs, lambda text, doc: code_answers.reopened_block(text))
+
+
+def mbpp_continued(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """MBPP: the answer up to the fence that closes the prompt's."""
+    return map_answers(resps, docs, lambda text, doc: text.split("```")[0])
 
 
 def map_answers(

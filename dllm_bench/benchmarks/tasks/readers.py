@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import pickle
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,89 @@ def _drop_spans(answer: Row) -> list[str]:
     if answer["spans"]:
         return list(answer["spans"])
     return [" ".join(date.get(key, "") for key in ("day", "month", "year")).strip()]
+
+
+def read_mmlu_with_examples(file: Path) -> list[Row]:
+    """MMLU, each question behind the five of its subject in dev.jsonl, as lm-eval writes them."""
+    dev = file.with_name("dev.jsonl")
+    if not dev.is_file():
+        raise DllmBenchError(
+            f"MMLU's five examples per subject are in {dev.name} beside {file.name}, which does "
+            "not exist; add it to the data directory."
+        )
+    examples: dict[str, str] = {}
+    for row in read_jsonl(dev):
+        asked = f"{mmlu_question(row)} {'ABCD'[row['answer']]}\n\n"
+        examples[row["subject"]] = examples.get(row["subject"], "") + asked
+    return [{**row, "examples": examples[row["subject"]]} for row in read_jsonl(file)]
+
+
+def mmlu_question(row: Row) -> str:
+    """A question with its four choices, up to the answer."""
+    choices = (f"{letter}. {text}" for letter, text in zip("ABCD", row["choices"], strict=True))
+    return "\n".join([row["question"].strip(), *choices, "Answer:"])
+
+
+def convert_arc(row: Row) -> Row:
+    """ARC, as published or on the hub: question, texts of the choices, index of the right one."""
+    nested = isinstance(row["question"], dict)
+    question = row["question"]["stem"] if nested else row["question"]
+    listed = row["question"]["choices"] if nested else None
+    choices = row["choices"] if listed is None else as_columns(listed)
+    gold = choices["label"].index(row["answerKey"])
+    return {"number": row["id"], "question": question, "choices": choices["text"], "gold": gold}
+
+
+def as_columns(rows: list[Row]) -> dict[str, list[Any]]:
+    """Rows of equal keys as columns."""
+    return {key: [row[key] for row in rows] for key in rows[0]}
+
+
+def read_arc(file: Path) -> list[Row]:
+    """ARC as published: a question per line."""
+    return [convert_arc(row) for row in read_jsonl(file)]
+
+
+def convert_hellaswag(row: Row) -> Row:
+    """HellaSwag as lm-eval asks it: activity and context, four endings, index of the right one."""
+    context = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
+    endings = [plain_caption(text) for text in row["endings"]]
+    return {"query": plain_caption(context), "choices": endings, "gold": int(row["label"])}
+
+
+def plain_caption(text: str) -> str:
+    """A text of HellaSwag without WikiHow's bracketed titles and double spaces, as in lm-eval."""
+    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return text.replace("  ", " ")
+
+
+def read_hellaswag(file: Path) -> list[Row]:
+    """HellaSwag as published."""
+    return [convert_hellaswag(row) for row in read_jsonl(file)]
+
+
+def convert_piqa(row: Row) -> Row:
+    """PIQA: a goal, two solutions, index of the right one."""
+    return {"goal": row["goal"], "choices": [row["sol1"], row["sol2"]], "gold": int(row["label"])}
+
+
+def read_piqa(file: Path) -> list[Row]:
+    """PIQA as published: the labels are in a file beside the questions (`valid-labels.lst`)."""
+    labels = file.with_name(f"{file.stem}-labels.lst").read_text(encoding="utf-8").split()
+    pairs = zip(read_jsonl(file), labels, strict=True)
+    return [convert_piqa({**row, "label": label}) for row, label in pairs]
+
+
+def convert_winogrande(row: Row) -> Row:
+    """WinoGrande as lm-eval asks it: two beginnings up to the blank, the ending, the right one."""
+    before, _, after = row["sentence"].partition("_")
+    choices = [before + row[f"option{number}"] for number in (1, 2)]
+    return {"choices": choices, "ending": after.strip(), "gold": int(row["answer"]) - 1}
+
+
+def read_winogrande(file: Path) -> list[Row]:
+    """WinoGrande as published."""
+    return [convert_winogrande(row) for row in read_jsonl(file)]
 
 
 def read_korbench(file: Path) -> list[Row]:

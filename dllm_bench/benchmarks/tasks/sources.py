@@ -59,6 +59,8 @@ MBPP_SPLITS: Mapping[str, range] = {
     "train": range(601, 975),
 }
 """Split -> task ids. Item 1 of the prompt split is left out: the usual three shots are 2, 3, 4."""
+ARC_SPLITS = {"test": "Test", "validation": "Dev", "train": "Train"}
+"""Split -> end of the published file's name."""
 MATH_SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",
     "prealgebra", "precalculus",
@@ -145,6 +147,48 @@ PUBLISHED: Mapping[str, PublishedSet] = {
         {"test": HubSplit("cais/mmlu", ("all",))},
         fields=("subject", "question", "choices", "answer"),
         number=lambda i, row: f"{row['subject']}/{i}",
+    ),
+    "mmlu_5shot": PublishedSet(
+        {"test": ["mmlu/test.jsonl"]},
+        {},
+        read=readers.read_mmlu_with_examples,
+        number=lambda i, row: f"{row['subject']}/{i}",
+    ),
+    **{
+        f"arc_{name.lower()}": PublishedSet(
+            {split: [f"arc/ARC-{name}-{file}.jsonl"] for split, file in ARC_SPLITS.items()},
+            {
+                split: HubSplit("allenai/ai2_arc", (f"ARC-{name}",), split)
+                for split in ARC_SPLITS
+            },
+            read=readers.read_arc,
+            convert=readers.convert_arc,
+        )
+        for name in ("Challenge", "Easy")
+    },
+    "hellaswag": PublishedSet(
+        {
+            split: [f"hellaswag/hellaswag_{file}.jsonl"]
+            for split, file in (("validation", "val"), ("train", "train"))
+        },
+        {split: HubSplit("Rowan/hellaswag", (None,), split) for split in ("validation", "train")},
+        read=readers.read_hellaswag,
+        convert=readers.convert_hellaswag,
+    ),
+    "piqa": PublishedSet(
+        {"validation": ["piqa/valid.jsonl"], "train": ["piqa/train.jsonl"]},
+        {split: HubSplit("baber/piqa", (None,), split) for split in ("validation", "train")},
+        read=readers.read_piqa,
+        convert=readers.convert_piqa,
+    ),
+    "winogrande": PublishedSet(
+        {"validation": ["winogrande/dev.jsonl"], "train": ["winogrande/train_xl.jsonl"]},
+        {
+            split: HubSplit("allenai/winogrande", ("winogrande_xl",), split)
+            for split in ("validation", "train")
+        },
+        read=readers.read_winogrande,
+        convert=readers.convert_winogrande,
     ),
     "squad_v2": PublishedSet(
         {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 from dllm_bench.benchmarks.embedded.miniparallel import is_right
@@ -23,6 +24,11 @@ IMPOSSIBLE = "impossible to answer"
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 LETTER = re.compile(r"(?i)ANSWER\s*:\s*([A-D])")
 NAMES_ANSWER = re.compile(r"(?i)final answer|answer is")
+NOTHING = "[invalid]"
+"""What lm-eval's filters give where they find nothing."""
+NUMBER = re.compile(r"-?\s?\$?\s?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+LEADING = re.compile(r"[\s*_(\[\"'`]*([A-D])(?=[\s*_)\]\"'`]*(?:$|[.:,)\]\n]))")
+MARKS = re.compile(r"[*_`$()\[\]{}]|\\boxed|\\text")
 ANSWER_LINE = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 
 
@@ -71,6 +77,40 @@ def mmlu_letter(doc: Doc, results: list[str]) -> Metrics:
     letter = LETTER.search(results[0])
     right = letter is not None and letter[1].upper() == LETTERS[doc["answer"]]
     return {"accuracy": float(right)}
+
+
+def gsm8k_value(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """GSM8K by value: the number after the first ####, else the last one, without units and commas.
+
+    `$63.00`, `63` and `63.` are one answer, which the two filters of lm-eval keep apart.
+    """
+    return [[written_number(text) for text in texts] for texts in resps]
+
+
+def written_number(text: str) -> str:
+    """The shortest form of the answer's number; NOTHING if there is none."""
+    _, marked, after = text.partition("####")
+    numbers = NUMBER.findall(after) if marked else NUMBER.findall(text)[-1:]
+    if not numbers:
+        return NOTHING
+    value = Decimal(numbers[0].replace(",", "").replace("$", "").replace(" ", ""))
+    return f"{value.normalize():f}"
+
+
+def mmlu_leading(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """MMLU: the letter an answer begins with, whatever follows (`D. text`, `**D**`, `(D)`)."""
+    return [[leading_letter(text) for text in texts] for texts in resps]
+
+
+def leading_letter(text: str) -> str:
+    """The option's letter that the text begins with; NOTHING without one."""
+    letter = LEADING.match(text)
+    return letter[1] if letter else NOTHING
+
+
+def without_marks(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
+    """The answers without what markdown puts around a letter (`ANSWER: **A**`)."""
+    return [[MARKS.sub("", text) for text in texts] for texts in resps]
 
 
 def miniparallel(doc: Doc, results: list[str]) -> Metrics:

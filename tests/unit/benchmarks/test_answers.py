@@ -72,6 +72,69 @@ def test_math_verify_sees_what_strings_do_not() -> None:
     assert not math_answers.verified("$\\boxed{2}$", "$\\boxed{3}$")
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("#### 63", "63"),
+        ("#### $63.00", "63"),
+        ("#### 63.", "63"),
+        ("so 7 + 56.\n#### $1,250.50 a year, or 3", "1250.5"),
+        ("It costs $63.00.", "63"),
+        ("5 + 58 = 63 dollars", "63"),
+        ("#### -$4", "-4"),
+        ("#### .5", "0.5"),
+        ("#### 1200", "1200"),
+        ("#### none of the 7", "7"),
+        ("#### many", text_scorers.NOTHING),
+        ("", text_scorers.NOTHING),
+    ],
+)
+def test_an_answer_by_value(text: str, number: str) -> None:
+    assert text_scorers.written_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("D. text", "D"),
+        (" (B) because", "B"),
+        ("**A**", "A"),
+        ("C", "C"),
+        ("A: the first", "A"),
+        ("A man", text_scorers.NOTHING),
+        ("Because A", text_scorers.NOTHING),
+        ("E.", text_scorers.NOTHING),
+    ],
+)
+def test_the_letter_an_answer_begins_with(text: str, letter: str) -> None:
+    assert text_scorers.leading_letter(text) == letter
+
+
+@pytest.mark.parametrize("text", ["ANSWER: **A**", "ANSWER: (A)", "ANSWER: $\\boxed{A}$"])
+def test_marks_around_a_letter(text: str) -> None:
+    doc = {"answer": 0}
+    ((bare,),) = text_scorers.without_marks([[text]], [doc])
+    assert text_scorers.mmlu_letter(doc, [text]) == {"accuracy": 0.0}
+    assert text_scorers.mmlu_letter(doc, [bare]) == {"accuracy": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "restored"),
+    [
+        ("return x", True),
+        ("y = x\n    return y", True),
+        ("for a in x:\n        y += a\n    return y\n\nprint(f(1))", True),
+        ("    return x", False),
+        ("def f(x):\n    return x", False),
+        ("```python\nreturn x\n```", False),
+        ("The answer is x.", False),
+        ("", False),
+    ],
+)
+def test_a_lost_first_indent(text: str, restored: bool) -> None:
+    assert code_answers.with_first_indent(text, "f") == ("    " if restored else "") + text
+
+
 SOLUTION = {"solution": "We get $\\boxed{\\frac{1}{2}}$."}
 CLOSING = "Final Answer: The final answer is ${}$. I hope it is correct."
 

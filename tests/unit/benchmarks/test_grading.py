@@ -321,8 +321,20 @@ def test_the_adapter_cuts_and_has_no_likelihoods() -> None:
     assert model.generate_until([ask([" b"]), ask(" c"), ask([])]) == ["x a", "x a b", "x a b c"]
     with pytest.raises(DllmBenchError, match="output_type generate_until"):
         model.loglikelihood([ask([])])
-    with pytest.raises(DllmBenchError, match="gen_prefix"):
-        model.apply_chat_template([{"role": "user", "content": "x"}], False)
+    with pytest.raises(DllmBenchError, match="output_type generate_until"):
+        model.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("x",), 0)])
+
+
+def test_a_task_may_begin_the_answer_of_a_chat() -> None:
+    """lm-eval's gen_prefix is a last turn of the assistant, which the model continues."""
+    asked: list[Any] = []
+    model = as_lm(lambda prompt, budget, stop: asked.append(prompt) or "")  # type: ignore[func-returns-value]
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "def f():"}]
+    text = model.apply_chat_template(turns, False)
+    from lm_eval.api.instance import Instance
+
+    model.generate_until([Instance("generate_until", {}, (text, {"until": []}), 0)])
+    assert asked == [turns]
 
 
 def mbpp_docs(data: Path) -> list[dict[str, Any]]:

@@ -81,6 +81,87 @@ def test_mbpp_prompts_are_lm_eval_s_own(real_data: Path) -> None:
     assert prompts(ours) == [examples + ask(item) for item in ours.items]
 
 
+@pytest.mark.parametrize(("task", "shots"), [("humaneval_instruct", 0), ("mbpp_instruct", 3)])
+@pytest.mark.parametrize("template", ["plain", "chat", "chat_multiturn"])
+def test_begun_answers_are_lm_eval_s_own(
+    task: str, shots: int, template: str, real_data: Path
+) -> None:
+    """Its modules cannot be imported without a network: its yaml is read without functions."""
+    import lm_eval.tasks
+    import yaml
+    from lm_eval.api.task import ConfigurableTask
+
+    folder = Path(inspect.getfile(lm_eval.tasks)).parent / task.partition("_")[0]
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: None)
+    stock = yaml.load((folder / f"{task}.yaml").read_text(), Loader)
+    kept = ("task", "doc_to_text", "doc_to_target", "gen_prefix", "target_delimiter")
+    source = task.partition("_")[0]
+    ours = lm_eval_benchmark(
+        task,
+        "pass@1,instruct" if shots == 0 else "pass@1,extract_code",
+        shots=shots,
+        limit=3,
+        template=template,
+        data_dir=str(real_data),
+    )
+    few = [
+        {**row, "is_fewshot": True} for row in sources.rows("mbpp", "prompt", str(real_data))[:3]
+    ]
+    rows = sources.dataset(source=source, split="test", limit=3, data_dir=str(real_data))["test"]
+    config = {
+        **{key: stock[key] for key in kept if key in stock},
+        "doc_to_target": stock.get("doc_to_target", ""),
+        "output_type": "generate_until",
+        "test_split": "test",
+        "custom_dataset": lambda **_: {"test": rows},
+        "dataset_kwargs": {},
+        "num_fewshot": shots,
+        "fewshot_config": {"sampler": "first_n", "samples": few},
+    }
+    theirs = ConfigurableTask(config=config)
+    for request, item in zip(ours.requests(encode), ours.items, strict=True):
+        doc = dict(item)
+        wanted = theirs.fewshot_context(
+            doc,
+            shots,
+            apply_chat_template=template != "plain",
+            fewshot_as_multiturn=template == "chat_multiturn",
+            chat_template=lambda turns, add_generation_prompt: (turns, add_generation_prompt),
+            gen_prefix=theirs.doc_to_prefix(doc),
+        )
+        if template == "plain":
+            assert request.prompt == wanted
+            continue
+        turns, starts_a_turn = wanted  # type: ignore[misc]
+        assert (json.loads(request.prompt), starts_a_turn) == (turns, False)
+        assert turns[-1]["role"] == "assistant" and turns[-1]["content"].count("```python") == 1
+
+
+def test_mbpp_plus_as_a_request_has_lm_eval_s_wording(real_data: Path) -> None:
+    settings: dict[str, Any] = {"limit": 3, "template": "instruct", "data_dir": str(real_data)}
+    for chat in (True, False):
+        benchmark = evalplus_benchmark("mbpp_plus", chat=chat, **settings)
+        for prompt, item in zip(prompts(benchmark), benchmark.items, strict=True):
+            lines = item["prompt"].strip().strip('"').strip().split("\n")
+            assert lines[-1].startswith("assert ")
+            asked = "Your code should satisfy the following assertion:\n"
+            wanted = f"{' '.join(lines[:-1])} {asked}{lines[-1]}"
+            begun = "Here is a solution to this programming problem:\n```python\n"
+            if not chat:
+                assert prompt == f"{wanted}\n{begun}"
+                continue
+            user, assistant = json.loads(prompt)
+            assert user == {"role": "user", "content": wanted}
+            assert assistant == {"role": "assistant", "content": begun}
+    answers = {i["id"]: f"{i['canonical_solution']}\n```\nSo." for i in benchmark.items}
+    ends = evalplus_benchmark("mbpp_plus", chat=True, hard_stop=("```",), **settings)
+    assert {score.value for score in ends.score(answers).values()} == {1.0}
+
+
 def test_embedded_prompts_are_those_of_training() -> None:
     gsm, code = lm_eval_benchmark("minigsm", limit=20), evalplus_benchmark("minicode", limit=20)
     assert prompts(gsm) == [minigsm.prompt_of(item["question"]) for item in gsm.items]
@@ -144,7 +225,7 @@ def test_requests_are_made_when_asked_for() -> None:
 REFUSALS = [
     (
         lm_eval_benchmark("nonsense"),
-        "no lm-eval task 'nonsense'; choose one of: .*the nearest of 28",
+        "no lm-eval task 'nonsense'; choose one of: .*the nearest of 36",
     ),
     (evalplus_benchmark("nonsense"), "There is no EvalPlus problem set 'nonsense'"),
     (lm_eval_benchmark("minigsm", "accuracy"), "There is no primary metric of 'minigsm'"),

@@ -1,0 +1,251 @@
+"""Log-likelihoods of given options, by LLaDA's Monte-Carlo bound or by all masks of a block.
+
+Source: `eval_llada.py` of LLaDA (arXiv 2502.09992). A masked diffusion model gives an order-free
+lower bound of log p(x | prompt) of m tokens: l ~ uniform 1..m, S a uniform subset of l positions,
+
+    m / l * sum over i in S of log p(x_i | prompt, x without S).
+
+`draws` of them are averaged; `together` of them have evenly spaced l, as released. With `exact`,
+all 2^m - 1 subsets are enumerated, which gives the bound's own value. With `block`, attention is
+block-causal and every block has a bound of its own given those before it; for blocks of 1 position
+that is the autoregressive likelihood. Random numbers come from the request's seed, so each option
+has masks of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb, sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dllm_bench.core.decoder import ModelAbilities
+from dllm_bench.core.decoder_summary import Condition, DecoderSummary
+from dllm_bench.core.denoiser import Denoiser, ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Generation, Likelihood, Option, Request
+from dllm_bench.core.trace import Forward, ForwardKind, Trace
+from dllm_bench.registry import register
+
+LARGEST_EXACT = 12
+"""Positions of a block whose subsets are enumerated, 4,095 forwards."""
+
+
+class MaskSet(NamedTuple):
+    """Positions of a canvas that are masked in one forward, and the weight of their log-probs."""
+
+    positions: tuple[int, ...]
+    weight: float
+
+
+@register("decoder.likelihood")
+@dataclass(frozen=True)
+class LikelihoodDecoder:
+    """Scores the options of a request; it generates nothing."""
+
+    draws: int = 128
+    """Masks drawn for an option, or for each of its blocks (`mc_num`)."""
+    together: int = 32
+    """Draws whose numbers of masks are evenly spaced; `draws` is a multiple of it."""
+    guidance: float = 0.0
+    """Scale of classifier-free guidance (`cfg`): against the prompt masked; 0 for none."""
+    block: int | None = None
+    """Positions of a block, for block-causal attention; None: full attention, the option is one."""
+    absolute: bool = True
+    """Whether blocks lie at multiples of their length, whatever the prompt is."""
+    exact: bool = False
+    """Enumerate all subsets of a block in place of draws."""
+    greedy: bool = False
+    """Also whether decoding the most confident token per forward gives the option (LAMBADA)."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1 or self.together < 1 or self.draws % min(self.draws, self.together):
+            raise DllmBenchError(
+                f"A likelihood of {self.draws} draws, {self.together} together, is no whole number "
+                "of batches; make decoder.draws a multiple of decoder.together."
+            )
+        if self.block is not None and self.block < 1:
+            raise DllmBenchError(f"Blocks of {self.block} positions do not exist; use 1 or more.")
+
+    def prepare(self, model: Denoiser, request: Request) -> Request:
+        """The request; DllmBenchError if it has no options."""
+        if not request.options:
+            raise DllmBenchError(
+                f"Decoder likelihood scores options, and request {request.id!r} asks for a text; "
+                "choose another decoder, or a benchmark of likelihoods (docs/benchmarks.md)."
+            )
+        return request
+
+    def summary(self) -> DecoderSummary:
+        """Facts of the decoder that are known without decoding."""
+        attention = "full" if self.block is None else "block_causal"
+        return DecoderSummary(
+            block=self.block,
+            caches=False,
+            attention=attention,
+            uses_seed=not self.exact,
+            scores_options=True,
+        )
+
+    def generate(self, model: Denoiser, request: Request) -> Generation:
+        """The likelihoods of all options, and the tokens of the likeliest."""
+        self.prepare(model, request)
+        trace, likelihoods = Trace(), []
+        for number, option in enumerate(request.options):
+            generator = torch.Generator().manual_seed(request.seed + number)
+            likelihoods.append(_Scorer(self, model, option, generator, trace).likelihood())
+        best = max(range(len(likelihoods)), key=lambda i: likelihoods[i].nats)
+        ids = request.options[best].ids
+        born = (max(len(trace.forwards) - 1, 0),) * len(ids)
+        ends = dict.fromkeys(("stop", "length"), len(ids))
+        return Generation(request.id, ids, born, ends, trace, likelihoods=tuple(likelihoods))
+
+
+@dataclass
+class _Scorer:
+    """One option of a request."""
+
+    decoder: LikelihoodDecoder
+    model: Denoiser
+    option: Option
+    generator: torch.Generator
+    trace: Trace
+
+    def __post_init__(self) -> None:
+        special = self.model.special
+        start = special.eos if special.bos is None else special.bos  # stands before a bare text
+        before = self.option.prompt_ids or (start,)
+        ids = (*before, *self.option.ids)
+        self.prompt, self.length = len(before), len(ids)
+        self.ids_L = torch.tensor(ids, device=self.model.device)
+
+    def likelihood(self) -> Likelihood:
+        """The sum over blocks; their errors are independent."""
+        parts = self.causal() if self.is_causal else [self.bound(*at) for at in self.blocks()]
+        error = sqrt(sum(error**2 for _, error in parts))
+        greedy = self.decoder.greedy and self.decodes_greedily()
+        return Likelihood(sum(nats for nats, _ in parts), error, greedy)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no row sees a later position, so that one forward tells all tokens."""
+        return Condition.CAUSAL in ModelAbilities(self.model).gives and self.decoder.block == 1
+
+    def causal(self) -> list[tuple[float, float]]:
+        """The log-probability of each token, without masks."""
+        (logits_TV,) = self.logits([self.ids_L], (self.prompt, self.length))
+        return [(value, 0.0) for value in self.log_probs(logits_TV, self.prompt).tolist()]
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """The spans [first, stop) of the option that have a bound of their own, in order."""
+        block, first = self.decoder.block, self.prompt
+        while first < self.length:
+            within = first % block if block and self.decoder.absolute else 0
+            stop = self.length if block is None else min(first + block - within, self.length)
+            yield first, stop
+            first = stop
+
+    def bound(self, first: int, stop: int) -> tuple[float, float]:
+        """(value, standard error) of the bound of a block, given all before it."""
+        chosen = self.mask_sets(first, stop)
+        values: list[float] = []
+        for at in range(0, len(chosen), self.decoder.together):
+            some = chosen[at : at + self.decoder.together]
+            masked = [self.masked(one.positions, stop) for one in some]
+            for logits_TV, one in zip(self.guided(masked, (first, stop)), some, strict=True):
+                log_probs_T = self.log_probs(logits_TV, first)
+                where = torch.tensor(one.positions, device=log_probs_T.device) - first
+                values.append(one.weight * float(log_probs_T[where].sum()))
+        if self.decoder.exact or stop - first == 1:
+            return sum(values), 0.0
+        error = stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
+        return fmean(values), error
+
+    def mask_sets(self, first: int, stop: int) -> list[MaskSet]:
+        """All subsets of a block with their probability, or draws of them."""
+        size, places = stop - first, range(first, stop)
+        if size == 1:
+            return [MaskSet((first,), 1.0)]
+        if not self.decoder.exact:
+            return [MaskSet(self.drawn(places, count), size / count) for count in self.counts(size)]
+        if size > LARGEST_EXACT:
+            raise DllmBenchError(
+                f"All masks of {size} positions were asked for (decoder.exact), and at most "
+                f"{LARGEST_EXACT} are enumerated; set decoder.block, or use draws."
+            )
+        return [
+            MaskSet(chosen, 1 / (count * comb(size, count)))
+            for count in range(1, size + 1)
+            for chosen in combinations(places, count)
+        ]
+
+    def counts(self, size: int) -> Iterator[int]:
+        """Numbers of masks as released: a random one, then evenly spaced ones modulo `size`."""
+        draws, together = self.decoder.draws, min(self.decoder.draws, self.decoder.together)
+        for _ in range(draws // together):
+            begin = int(torch.randint(1, size + 1, (), generator=self.generator))
+            last = begin + (together - 1) * (size / together)
+            spaced = torch.round(torch.linspace(float(begin), last, steps=together)).long()
+            yield from ((spaced - 1) % size + 1).tolist()
+
+    def drawn(self, places: Sequence[int], count: int) -> tuple[int, ...]:
+        """`count` of the places."""
+        order = torch.randperm(len(places), generator=self.generator)[:count].tolist()
+        return tuple(sorted(places[i] for i in order))
+
+    def masked(self, positions: Iterable[int], stop: int) -> Tensor:
+        """The canvas up to `stop` with these positions masked."""
+        tokens_L = self.ids_L[:stop].clone()
+        tokens_L[torch.tensor(list(positions), device=tokens_L.device)] = self.model.special.mask
+        return tokens_L
+
+    def guided(self, canvases: Sequence[Tensor], rows: tuple[int, int]) -> list[Tensor]:
+        """Logits (T, V) of rows [first, stop) of each canvas, under guidance if there is any."""
+        if not self.decoder.guidance:
+            return self.logits(canvases, rows)
+        bare = [tokens_L.clone() for tokens_L in canvases]
+        for tokens_L in bare:
+            tokens_L[: self.prompt] = self.model.special.mask
+        both = self.logits([*canvases, *bare], rows)
+        scale = self.decoder.guidance + 1
+        pairs = zip(both[: len(bare)], both[len(bare) :], strict=True)
+        return [without + scale * (given - without) for given, without in pairs]
+
+    def logits(self, canvases: Sequence[Tensor], rows: tuple[int, int]) -> list[Tensor]:
+        """Logits (T, V) of rows [first, stop) of each canvas, in one forward."""
+        length, block = len(canvases[0]), self.decoder.block
+        kind = ForwardKind.DENOISE
+        plan = ForwardPlan(kind, (0, length), rows, (0, 0))
+        if block is not None:
+            origin = 0 if self.decoder.absolute else self.prompt
+            plan = ForwardPlan(kind, (0, length), rows, (0, 0), "block_causal", block, origin)
+        count = len(canvases)
+        caches = [self.model.new_cache(length) for _ in canvases]
+        tokens = [tokens_L[None] for tokens_L in canvases]
+        found = self.model.forward_batch(tokens, [plan] * count, caches)
+        self.trace.forwards.append(Forward(kind, branches=count, fed=length, cached=0))
+        return [logits_1TV[0] for logits_1TV in found]
+
+    def log_probs(self, logits_TV: Tensor, first: int) -> Tensor:
+        """float32 log-probabilities (T,) of the option's tokens from position `first` on."""
+        wanted_T = self.ids_L[first : first + len(logits_TV)]
+        return logits_TV.float().log_softmax(-1).gather(1, wanted_T[:, None])[:, 0]
+
+    def decodes_greedily(self) -> bool:
+        """Whether the most confident token of each forward is the option's, from all masks on."""
+        left = list(range(self.prompt, self.length))
+        while left:
+            canvas = self.masked(left, self.length)
+            (logits_TV,) = self.guided([canvas], (self.prompt, self.length))
+            places = torch.tensor(left, device=logits_TV.device)
+            confidence_M, token_M = logits_TV.float().softmax(-1)[places - self.prompt].max(-1)
+            best = int(confidence_M.argmax())
+            if token_M[best] != self.ids_L[left[best]]:
+                return False
+            del left[best]
+        return True

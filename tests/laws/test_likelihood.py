@@ -1,0 +1,183 @@
+"""Laws of likelihoods: draws estimate what all masks give, and blocks of 1 are autoregressive.
+
+Expected values are computed here from single forwards of random tiny models: the chain rule over
+all orders of an option's tokens, and over the order from left to right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from math import sqrt
+from statistics import fmean
+
+import pytest
+import torch
+from torch import Tensor
+
+from dllm_bench.core.denoiser import ForwardPlan
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Likelihood, Option, Request
+from dllm_bench.core.trace import ForwardKind
+from dllm_bench.methods.likelihood import LikelihoodDecoder
+from dllm_bench.models.transformer import TransformerDenoiser
+from tests.helpers import IDS, tiny_denoiser
+
+PROMPT, OPTION = tuple(range(20, 27)), (5, 6, 7, 8, 9, 10)
+EXACT = LikelihoodDecoder(exact=True)
+FORMS = [("llada", None), ("dream", None), ("sdar", 4), ("sdar", 3), ("llada", 1), ("qwen3", 1)]
+
+
+def asked(*options: Option, seed: int = 0) -> Request:
+    return Request("options", options[0].prompt_ids or (1,), 6, seed=seed, options=options)
+
+
+def likelihood(
+    decoder: LikelihoodDecoder, model: TransformerDenoiser, option: Option, seed: int = 0
+) -> Likelihood:
+    return decoder.generate(model, asked(option, seed=seed)).likelihoods[0]
+
+
+def log_probs(
+    model: TransformerDenoiser, tokens: Sequence[int], block: int | None, origin: int = 0
+) -> Tensor:
+    """Log-probabilities (L, V) of every position of a canvas."""
+    span = (0, len(tokens))
+    plan = ForwardPlan(ForwardKind.DENOISE, span, span, (0, 0))
+    if block:
+        plan = replace(plan, attention="block_causal", block=block, origin=origin)
+    if model.shifted:  # a row in front would predict the first position
+        plan = replace(plan, rows=(1, len(tokens)))
+    logits = model.forward(torch.tensor([tokens]), plan, model.new_cache(len(tokens)))[0]
+    return torch.cat([logits[:1]] * int(model.shifted) + [logits]).double().log_softmax(-1)
+
+
+def in_order(
+    model: TransformerDenoiser,
+    ids: Sequence[int],
+    order: Sequence[int],
+    stop: int,
+    block: int | None,
+) -> float:
+    """The chain rule: positions are unmasked one after another; the canvas ends at `stop`."""
+    total, left = 0.0, list(order)
+    while left:
+        canvas = [IDS["<|mask|>"] if i in left else token for i, token in enumerate(ids[:stop])]
+        total += float(log_probs(model, canvas, block)[left[0], ids[left[0]]])
+        del left[0]
+    return total
+
+
+def test_all_masks_give_the_mean_over_all_orders() -> None:
+    model, ids = tiny_denoiser("llada", seed=3), (*PROMPT, *OPTION[:4])
+    orders = list(permutations(range(len(PROMPT), len(ids))))
+    expected = fmean(in_order(model, ids, order, len(ids), None) for order in orders)
+    found = likelihood(EXACT, model, Option(PROMPT, OPTION[:4]))
+    assert found.nats == pytest.approx(expected, abs=1e-4)
+    assert found.error == 0
+
+
+@pytest.mark.parametrize(("layout", "block"), FORMS)
+def test_draws_estimate_what_all_masks_give(layout: str, block: int | None) -> None:
+    """Within four of their standard errors, for several seeds; and their errors are no excuse."""
+    model, option = tiny_denoiser(layout, seed=3), Option(PROMPT, OPTION)
+    exact = likelihood(replace(EXACT, block=block), model, option)
+    drawing = LikelihoodDecoder(draws=256, block=block)
+    found = [likelihood(drawing, model, option, seed) for seed in range(4)]
+    for one in found:
+        assert abs(one.nats - exact.nats) <= 4 * one.error + 1e-4
+        assert one.error < 0.05 * abs(exact.nats)
+    error = sqrt(sum(one.error**2 for one in found)) / len(found)
+    assert abs(fmean(one.nats for one in found) - exact.nats) <= 3 * error + 1e-4
+    if block != 1:
+        assert len({one.nats for one in found}) == len(found)
+
+
+@pytest.mark.parametrize("layout", ["qwen3", "sdar", "llada"])
+def test_blocks_of_one_position_are_autoregressive(layout: str) -> None:
+    """One forward for a causal model, a forward per token for one that predicts at a mask."""
+    model, ids = tiny_denoiser(layout, seed=3), (*PROMPT, *OPTION)
+    places = range(len(PROMPT), len(ids))
+    generation = replace(EXACT, block=1).generate(model, asked(Option(PROMPT, OPTION)))
+    if model.attention_form == "causal":
+        whole = log_probs(model, ids, 1)
+        expected = sum(float(whole[i, ids[i]]) for i in places)
+        assert len(generation.trace) == 1
+    else:
+        expected = sum(in_order(model, ids, [i], i + 1, 1) for i in places)
+        assert len(generation.trace) == len(OPTION)
+    assert generation.likelihoods[0].nats == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_block_is_scored_given_those_before_it() -> None:
+    """Blocks at multiples of 4: the option's are [7, 8), [8, 12) and [12, 13)."""
+    model, ids = tiny_denoiser("sdar", seed=3), (*PROMPT, *OPTION)
+    expected = 0.0
+    for first, stop in ((7, 8), (8, 12), (12, 13)):
+        orders = list(permutations(range(first, stop)))
+        expected += fmean(in_order(model, ids, order, stop, 4) for order in orders)
+    found = likelihood(replace(EXACT, block=4), model, Option(PROMPT, OPTION))
+    assert found.nats == pytest.approx(expected, abs=1e-4)
+
+
+def test_guidance_is_against_the_masked_prompt() -> None:
+    model = tiny_denoiser("llada", seed=3)
+    given = [*PROMPT, IDS["<|mask|>"]]
+    masked = [IDS["<|mask|>"]] * len(given)
+    with_prompt, without = (log_probs(model, one, None)[-1] for one in (given, masked))
+    expected = (without + 1.5 * (with_prompt - without)).log_softmax(-1)[OPTION[0]]
+    found = likelihood(LikelihoodDecoder(guidance=0.5), model, Option(PROMPT, OPTION[:1]))
+    assert found.nats == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_numbers_follow_from_the_seed_and_the_place_of_an_option() -> None:
+    model, option = tiny_denoiser("llada", seed=3), Option(PROMPT, OPTION)
+    decoder = LikelihoodDecoder(draws=32)
+    twice = [decoder.generate(model, asked(option, option, seed=7)).likelihoods for _ in range(2)]
+    assert twice[0] == twice[1]
+    assert twice[0][0] != twice[0][1]  # masks of its own
+    assert decoder.generate(model, asked(option, seed=7)).likelihoods[0] == twice[0][0]
+    assert decoder.generate(model, asked(option, seed=8)).likelihoods[0] != twice[0][0]
+
+
+def test_the_tokens_are_those_of_the_likeliest_option() -> None:
+    model = tiny_denoiser("llada", seed=3)
+    options = [Option(PROMPT, (token,)) for token in OPTION]
+    generation = EXACT.generate(model, asked(*options))
+    best = max(range(len(options)), key=lambda i: generation.likelihoods[i].nats)
+    assert generation.ids == options[best].ids
+
+
+def test_greedy_decoding_is_compared_with_the_option() -> None:
+    model, masks = tiny_denoiser("llada", seed=3), [*PROMPT, *[IDS["<|mask|>"]] * 3]
+    left = list(range(len(PROMPT), len(masks)))
+    while left:
+        best = {i: log_probs(model, masks, None)[i].max(-1) for i in left}
+        at = max(left, key=lambda i: float(best[i].values))
+        masks[at] = int(best[at].indices)
+        left.remove(at)
+    decoded, decoder = tuple(masks[len(PROMPT) :]), LikelihoodDecoder(draws=32, greedy=True)
+    assert likelihood(decoder, model, Option(PROMPT, decoded)).greedy
+    assert not likelihood(decoder, model, Option(PROMPT, (*decoded[:2], OPTION[0]))).greedy
+    assert not likelihood(replace(decoder, greedy=False), model, Option(PROMPT, decoded)).greedy
+
+
+def test_a_bare_text_begins_behind_the_token_that_begins_texts() -> None:
+    model = tiny_denoiser("llada", seed=3)
+    assert model.special.bos is not None
+    bare, given = (likelihood(EXACT, model, Option(p, OPTION)) for p in ((), (model.special.bos,)))
+    assert bare == given
+    assert likelihood(EXACT, model, Option(PROMPT, ())).nats == 0
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    model = tiny_denoiser("llada", seed=3)
+    with pytest.raises(DllmBenchError, match="asks for a text; choose another decoder"):
+        LikelihoodDecoder().generate(model, Request("text", PROMPT, 8))
+    with pytest.raises(DllmBenchError, match="at most 12 are enumerated"):
+        likelihood(EXACT, model, Option(PROMPT, OPTION * 3))
+    with pytest.raises(DllmBenchError, match=r"make decoder\.draws a multiple"):
+        LikelihoodDecoder(draws=40)
+    with pytest.raises(DllmBenchError, match="1 or more"):
+        LikelihoodDecoder(block=0)

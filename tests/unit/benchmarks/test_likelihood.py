@@ -1,0 +1,219 @@
+"""Benchmarks of likelihoods: items of files and of the hub, lm-eval's prompts and metrics.
+
+The sets themselves are not at hand: a few made-up items in the form of the published files stand
+for them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from dllm_bench.api.compose import compose
+from dllm_bench.benchmarks import options
+from dllm_bench.benchmarks.likelihood import LikelihoodBenchmark
+from dllm_bench.benchmarks.tasks import sources
+from dllm_bench.cli.main import main
+from dllm_bench.core.errors import DllmBenchError
+from dllm_bench.core.request import Likelihood
+from dllm_bench.models.load import load_text_codec
+from dllm_bench.runs.prompts import generator
+from dllm_bench.store.inputs import benchmark_of, model_spec
+from tests.benchmark_helpers import encode, lm_eval_likelihood, stock_config
+
+Rows = list[dict[str, Any]]
+ARC: Rows = [
+    {"id": f"q{i}", "question": f"What is {i} + 1?", "answerKey": "BCA"[i],
+     "choices": {"text": ["three", "one", "two"], "label": ["A", "B", "C"]}}
+    for i in range(3)
+]  # fmt: skip
+HELLASWAG: Rows = [
+    {"ind": i, "activity_label": "Cooking", "ctx_a": "A man [title] cuts  bread.",
+     "ctx_b": "then he", "endings": ["eats it.", "[step] sings.", "runs [x] off."], "label": str(i)}
+    for i in range(3)
+]  # fmt: skip
+PIQA: Rows = [
+    {"goal": f"Open a jar {i}", "sol1": "Turn the lid.", "sol2": "Wait.", "label": i % 2}
+    for i in range(3)
+]
+WINOGRANDE: Rows = [
+    {"sentence": "Ann called Eve because _ was late.", "option1": "Ann", "option2": "Eve",
+     "answer": str(1 + i % 2)}
+    for i in range(3)
+]  # fmt: skip
+SETS: dict[str, tuple[str, str, Rows]] = {  # task -> lm-eval's file, split, rows as on the hub
+    "arc_easy": ("arc/arc_easy.yaml", "test", ARC),
+    "hellaswag": ("hellaswag/hellaswag.yaml", "validation", HELLASWAG),
+    "piqa": ("piqa/piqa.yaml", "validation", PIQA),
+    "winogrande": ("winogrande/default.yaml", "validation", WINOGRANDE),
+}
+
+
+def published(folder: Path) -> str:
+    """The rows as files of the published form."""
+    for task, (_, split, rows) in SETS.items():
+        name = sources.PUBLISHED[task].files[split][0]
+        written = rows
+        if task == "arc_easy":
+            pairs = [zip(*row["choices"].values(), strict=True) for row in rows]
+            choices = [[{"text": text, "label": label} for text, label in pair] for pair in pairs]
+            written = [
+                {**row, "question": {"stem": row["question"], "choices": listed}}
+                for row, listed in zip(rows, choices, strict=True)
+            ]
+        if task == "piqa":
+            written = [{key: row[key] for key in ("goal", "sol1", "sol2")} for row in rows]
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in written))
+    labels = "\n".join(str(row["label"]) for row in PIQA)
+    (folder / "piqa/valid-labels.lst").write_text(labels)
+    return str(folder)
+
+
+def of(task: str, folder: Path, **settings: Any) -> LikelihoodBenchmark:
+    _, split, _ = SETS[task]
+    return lm_eval_likelihood(task, "acc,none", split=split, data_dir=published(folder), **settings)
+
+
+@pytest.mark.parametrize("task", SETS)
+def test_files_and_hub_have_the_same_items(task: str, tmp_path: Path) -> None:
+    _, split, rows = SETS[task]
+    read = sources.rows(task, split, published(tmp_path))
+    hub = [sources.PUBLISHED[task].convert(dict(row)) for row in rows]
+    assert [{k: v for k, v in row.items() if k != "id"} for row in read] == hub
+
+
+@pytest.mark.parametrize("task", SETS)
+def test_contexts_continuations_and_metrics_are_lm_eval_s(task: str, tmp_path: Path) -> None:
+    from lm_eval.api.task import ConfigurableTask
+
+    path, split, rows = SETS[task]
+    given = dict.fromkeys(("train", "validation", "test"), Dataset.from_list(rows))
+    config = {**stock_config(path, "minigsm", tmp_path), "custom_dataset": lambda **_: given}
+    stock = ConfigurableTask(config=config)
+    docs = list(stock.test_docs() if split == "test" else stock.validation_docs())
+    ours = of(task, tmp_path)
+    by_id = {item["id"]: item for item in ours.items}
+    sorted_ids = [row["id"] for row in sources.rows(task, split, str(tmp_path))]
+    for number, (name, doc) in enumerate(zip(sorted_ids, docs, strict=True)):
+        context = stock.fewshot_context(doc, 0)
+        made = stock.construct_requests(doc, context, metadata=("t", 0, 1))
+        pairs = ours.pairs(by_id[name])
+        assert pairs == [instance.args for instance in made]
+        said = [Likelihood(-1.0 - (i + number) % len(pairs), 0.1, False) for i in range(len(pairs))]
+        wanted = stock.process_results(doc, [(one.nats, one.greedy) for one in said])
+        (score,) = ours.score({name: options.text_of(said)}).values()
+        assert score.metrics == {f"{metric},none": value for metric, value in wanted.items()}
+        assert score.verdict == ("correct" if wanted["acc"] else "wrong")
+        (answer,) = ours.answers({name: options.text_of(said)}).values()
+        assert (answer.gold == answer.extracted) == bool(wanted["acc"])
+
+
+def test_requests_have_an_option_per_choice(tmp_path: Path) -> None:
+    benchmark = of("arc_easy", tmp_path)
+    for request, item in zip(benchmark.requests(encode), benchmark.items, strict=True):
+        texts = [bytes(option.ids).decode() for option in request.options]
+        assert texts == [f" {choice}" for choice in item["choices"]]
+        assert bytes(request.options[0].prompt_ids).decode().endswith("?\nAnswer:")
+        assert request.max_new_tokens == max(map(len, texts))
+
+
+def test_spaces_at_a_context_s_end_belong_to_the_continuation() -> None:
+    spaced, plain = options.option_of("a b  ", "c", encode), options.option_of("a b", "  c", encode)
+    assert spaced == plain
+    assert bytes(spaced.ids).decode() == "  c"
+
+
+def test_a_continuation_of_a_chat_is_a_begun_answer() -> None:
+    codec = load_text_codec(model_spec(compose(["model=tiny-dream-instruct"])["model"]))
+    turns = [{"role": "user", "content": "Hello"}]
+    option = options.option_of(turns, "Yes", codec.encode)
+    assert list(option.prompt_ids) == codec.encode(turns)
+    assert codec.decode(option.ids) == "Yes"
+    begun = [*turns, {"role": "assistant", "content": "Y"}]
+    later = options.option_of(begun, "es", codec.encode)
+    assert (*later.prompt_ids, *later.ids) == (*option.prompt_ids, *option.ids)
+
+
+def test_stored_likelihoods_are_read_back_or_are_no_answer(tmp_path: Path) -> None:
+    said = [Likelihood(-1.25, 0.5, True), Likelihood(float("-inf"), 0.0, False)]
+    assert options.likelihoods_of(options.text_of(said)) == said
+    benchmark = of("piqa", tmp_path)
+    name = benchmark.items[0]["id"]
+    for text in ("", "[]", "The first.", '{"likelihoods": []}', '{"likelihoods": [1]}'):
+        (score,) = benchmark.score({name: text}).values()
+        assert (score.value, score.verdict) == (0.0, "no_answer")
+
+
+def settings(folder: Path, *more: str) -> list[str]:
+    data = published(folder / "data")
+    own = ["model=tiny-llada", "benchmark=arc_easy", f"paths.data={data}", "hardware=cpu"]
+    return [*own, f"paths.results={folder / 'results'}", "limit=2", *more]
+
+
+def test_a_run_stores_likelihoods_and_their_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLLM_BENCH_DATA", str(tmp_path / "data"))
+    small = ("decoder=likelihood", "decoder.draws=8", "decoder.together=4")
+    assert main(["run", *settings(tmp_path, *small)]) == 0
+    (record,) = (tmp_path / "results").rglob("record.json")
+    columns = json.loads(record.read_text())["columns"]
+    assert all(error > 0 for error in columns["error_nats"])
+    assert columns["verdict"][0] in ("correct", "wrong") and "score/acc,none" in columns
+    run = json.loads(record.read_text())["identity_hash"]
+    capsys.readouterr()
+    assert main(["show", run[:10], "--sample", "0", "--results", str(tmp_path / "results")]) == 0
+    shown = capsys.readouterr().out
+    assert "all gradings:" in shown and "±" in shown
+    assert main(["run", *settings(tmp_path, "decoder=likelihood_exact", "seed=3")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["decoder=fast_dllm"], "asks for the likelihoods of options, and fast_dllm generates"),
+        (["decoder=likelihood", "benchmark=minigsm"], "asks for texts, and likelihood gives"),
+        (["decoder=likelihood", "batch=2"], "batch=2 was asked for"),
+        (["decoder=likelihood", "benchmark.template=chat"], "template=chat was asked for"),
+    ],
+)
+def test_a_decoder_that_cannot_is_refused(
+    more: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *settings(tmp_path, *more)]) != 0
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_lm_eval_gets_the_likelihoods_of_the_decoder() -> None:
+    from lm_eval.api.instance import Instance
+
+    from dllm_bench.benchmarks.lm_eval_model import DllmBenchLM
+
+    given = ["model=tiny-llada", "decoder=likelihood", "decoder.draws=8", "decoder.together=8"]
+    made = generator(compose([*given, "hardware=cpu"]))
+    model = DllmBenchLM(made, made.name, made.metrics, made.likelihood)
+    pairs = [("Question: 2 + 3?\nAnswer:", " 5"), ("Question: 2 + 3?\nAnswer:", " five")]
+    asked = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    found = model.loglikelihood(asked)
+    assert all(nats < 0 and greedy is False for nats, greedy in found)
+    again = generator(compose([*given, "hardware=cpu"]))
+    model = DllmBenchLM(again, again.name, again.metrics, again.likelihood)
+    assert model.loglikelihood(asked) == found
+    (rolling,) = model.loglikelihood_rolling(
+        [Instance("loglikelihood_rolling", {}, ("Tom has 3 apples.",), 0)]
+    )
+    assert rolling < 0
+    other = generator(compose(["model=tiny-llada", "hardware=cpu"]))
+    with pytest.raises(DllmBenchError, match="vanilla generates text; choose decoder=likelihood"):
+        other.likelihood("x", " y")
+
+
+def test_every_set_of_likelihoods_is_a_benchmark() -> None:
+    for name in (*SETS, "arc_challenge", "mmlu_likelihood"):
+        assert benchmark_of(compose([f"benchmark={name}"])["benchmark"]).asks_likelihoods
