@@ -83,6 +83,7 @@ GOLD: Mapping[str, Answer] = {
     "mbpp": lambda item: item["code"],
     "humaneval_instruct": lambda item: item["canonical_solution"],
     "mbpp_instruct": lambda item: f"\n{item['code']}\n```",
+    **dict.fromkeys(("sudoku_dream", "countdown_dream"), lambda item: str(item["output"])),
     "minicode": lambda item: item["canonical_solution"],
     "minicode_free": lambda item: item["canonical_solution"],
     "humaneval_plus": lambda item: item["canonical_solution"],

@@ -19,6 +19,16 @@ from dllm_bench.benchmarks.items import read_jsonl
 from dllm_bench.core.errors import DllmBenchError
 
 Row = dict[str, Any]
+PLANNING_SHOTS = 8  # of Dream's eval_planning.py
+COUNTDOWN = {
+    count: f"Given {count + 1} numbers, use +-*/ to operate over the first {words} number."
+    for count, words in (
+        (3, "three numbers to achieve the last"),
+        (4, "four numbers to achieve the fifth"),
+        (5, "five numbers to achieve the last"),
+    )
+}
+"""Numbers to operate over -> Dream's instruction."""
 KORBENCH_CATEGORIES = ("cipher", "counterfactual", "logic", "operation", "puzzle")
 
 
@@ -110,6 +120,27 @@ def mmlu_question(row: Row) -> str:
     """A question with its four choices, up to the answer."""
     choices = (f"{letter}. {text}" for letter, text in zip("ABCD", row["choices"], strict=True))
     return "\n".join([row["question"].strip(), *choices, "Answer:"])
+
+
+def read_sudoku(file: Path) -> list[Row]:
+    """Dream's 4x4 Sudokus: input and output, behind the file's first eight as examples."""
+    return behind_examples(read_jsonl(file), "Input:\n{input}\nOutput:\n{output}")
+
+
+def read_countdown(file: Path) -> list[Row]:
+    """Dream's Countdown: numbers and equations, behind the file's first eight as examples.
+
+    The instruction counts the numbers, as published.
+    """
+    rows = behind_examples(read_jsonl(file), "Input: {input}\nOutput: {output}")
+    return [{**row, "instruction": COUNTDOWN[row["input"].count(",")]} for row in rows]
+
+
+def behind_examples(rows: list[Row], form: str) -> list[Row]:
+    """The rows after the first eight, which each has as its `examples`."""
+    examples = "\n\n".join(form.format(**row) for row in rows[:PLANNING_SHOTS])
+    kept = [{key: row[key] for key in ("input", "output")} for row in rows[PLANNING_SHOTS:]]
+    return [{**row, "examples": examples} for row in kept]
 
 
 def convert_arc(row: Row) -> Row:

@@ -190,6 +190,16 @@ PUBLISHED: Mapping[str, PublishedSet] = {
         read=readers.read_winogrande,
         convert=readers.convert_winogrande,
     ),
+    "sudoku_dream": PublishedSet(
+        {f"n{n}": [f"dream/sudoku_4x4_{n}.jsonl"] for n in range(4, 13)},
+        {},
+        read=readers.read_sudoku,
+    ),
+    "countdown_dream": PublishedSet(
+        {f"cd{n}": [f"dream/cd{n}_test.jsonl"] for n in (3, 4, 5)},
+        {},
+        read=readers.read_countdown,
+    ),
     "squad_v2": PublishedSet(
         {
             "dev": ["squad_v2/dev-v2.0.json", "squad_v2/dev-v2.0.Normans-Rhine.json"],

@@ -6,9 +6,12 @@ their own. Nothing is run here: code is graded in `code_scorers`, KOR-Bench in `
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import string
 from collections import Counter
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -24,6 +27,14 @@ IMPOSSIBLE = "impossible to answer"
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 LETTER = re.compile(r"(?i)ANSWER\s*:\s*([A-D])")
 NAMES_ANSWER = re.compile(r"(?i)final answer|answer is")
+OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+LONGEST = 200
+"""Characters of an expression that is worked out."""
 NOTHING = "[invalid]"
 """What lm-eval's filters give where they find nothing."""
 NUMBER = re.compile(r"-?\s?\$?\s?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
@@ -111,6 +122,60 @@ def leading_letter(text: str) -> str:
 def without_marks(resps: list[list[str]], docs: list[Doc]) -> list[list[str]]:
     """The answers without what markdown puts around a letter (`ANSWER: **A**`)."""
     return [[MARKS.sub("", text) for text in texts] for texts in resps]
+
+
+def sudoku_dream(doc: Doc, results: list[str]) -> Metrics:
+    """Dream: rows, columns and quarters of the grid before an empty line hold 1 to 4, givens kept.
+
+    Spaces are left out, and what is longer than the puzzle is cut.
+    """
+    puzzle, text = doc["input"], results[0].split("\n\n")[0].replace(" ", "")
+    grid = text[: len(puzzle)].strip().split("\n")
+    if [len(row) for row in grid] != [4] * 4:
+        return {"valid": 0.0}
+    given = zip("".join(puzzle.split()), "".join(grid), strict=True)
+    columns = ["".join(column) for column in zip(*grid, strict=True)]
+    quarters = [grid[r][c : c + 2] + grid[r + 1][c : c + 2] for r in (0, 2) for c in (0, 2)]
+    filled = all(sorted(part) == list("1234") for part in (*grid, *columns, *quarters))
+    return {"valid": float(filled and all(old in ("0", new) for old, new in given))}
+
+
+def countdown_dream(doc: Doc, results: list[str]) -> Metrics:
+    """Dream: the first line's equations hold, use each number once, and end in the goal.
+
+    Each result is a number that later equations use. Expressions are worked out here, not run.
+    """
+    *numbers, goal = doc["input"].split(",")
+    left, line = Counter(numbers), results[0].split("\n")[0]
+    for equation in line.split(","):
+        sides = equation.split("=")
+        if len(sides) != 2 or not holds(*sides):
+            return {"valid": 0.0}
+        left.subtract(re.findall(r"(\d+)(?=[+-/*=])", equation))
+        left.update([sides[1]])
+    left.subtract([goal])
+    right = line.split("=")[-1] == goal and not any(left.values())
+    return {"valid": float(right)}
+
+
+def holds(expression: str, result: str) -> bool:
+    """Whether an expression of whole numbers and + - * / has the value that is written."""
+    if not re.match(r"\d+[+\-*/]\d+", expression) or len(expression) > LONGEST:
+        return False
+    try:
+        return arithmetic(ast.parse(expression, mode="eval").body) == float(result)
+    except (SyntaxError, ValueError, ZeroDivisionError, OverflowError):
+        return False
+
+
+def arithmetic(node: ast.AST) -> float:
+    """The value of an expression; ValueError for anything but whole numbers and + - * /."""
+    match node:
+        case ast.Constant(value=int() as value):
+            return value
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
+            return OPERATIONS[type(op)](arithmetic(left), arithmetic(right))
+    raise ValueError(ast.dump(node))
 
 
 def miniparallel(doc: Doc, results: list[str]) -> Metrics:

@@ -27,7 +27,7 @@ from tests.tiers import covering
 ALL = os.environ.get("DLLM_BENCH_ALL_ITEMS") == "1"
 TEXTS, PROGRAMS, FOREIGN = (None, None, None) if ALL else (300, 8, 150)
 SPLITS = {"squad_v2": "dev", "drop": "dev", "livecodebench": "release_v1", "math": "math500",
-          "miniparallel": "reverse"}  # fmt: skip
+          "miniparallel": "reverse", "sudoku_dream": "n10", "countdown_dream": "cd4"}  # fmt: skip
 CHANCE: Mapping[str, float] = {
     "mmlu": 0.27,  # four letters, the most frequent has this share
     "mmlu_opencompass": 0.27,
@@ -48,6 +48,7 @@ WRONG_GOLD: Mapping[str, Mapping[str, str]] = {
 }
 
 
+ABSENT = ("sudoku_dream", "countdown_dream")  # see test_planning.py
 TASKS = [task for task in task_names() if task_file(task)["output_type"] == "generate_until"]
 """Tasks whose answers are texts."""
 
@@ -69,6 +70,8 @@ def test_every_task_has_gold_answers() -> None:
 def test_gold_is_right_and_foreign_answers_are_not(task: str, real_data: Path) -> None:
     """Gold answers are right by every metric of the task."""
     asked = benchmark(task, real_data)
+    if task in ABSENT:
+        pytest.skip(f"no items of {task} in {real_data}")
     texts = gold(asked)
     scores = asked.score(texts)
     some = dict(list(foreign(texts).items())[:FOREIGN])
