@@ -81,6 +81,7 @@ GOLD: Mapping[str, Answer] = {
     "humaneval": lambda item: item["canonical_solution"],
     "humaneval_opencompass": lambda i: f"```\n{i['prompt']}{i['canonical_solution']}```",
     "mbpp": lambda item: item["code"],
+    "minigsm_free_instruct": lambda item: " " + item["answer"],
     "humaneval_instruct": lambda item: item["canonical_solution"],
     "mbpp_instruct": lambda item: f"\n{item['code']}\n```",
     **dict.fromkeys(("sudoku_dream", "countdown_dream"), lambda item: str(item["output"])),

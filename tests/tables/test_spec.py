@@ -283,6 +283,7 @@ def test_tables_hold_no_embedded_special_case() -> None:
         "seeds",
         "seeds_drafters",
         "seeds_llada",
+        "templates",
         "wording",
     )
     about_embedded_models = {f"decoders/{name}" for name in ours}

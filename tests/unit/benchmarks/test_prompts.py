@@ -225,7 +225,7 @@ def test_requests_are_made_when_asked_for() -> None:
 REFUSALS = [
     (
         lm_eval_benchmark("nonsense"),
-        "no lm-eval task 'nonsense'; choose one of: .*the nearest of 38",
+        "no lm-eval task 'nonsense'; choose one of: .*the nearest of 39",
     ),
     (evalplus_benchmark("nonsense"), "There is no EvalPlus problem set 'nonsense'"),
     (lm_eval_benchmark("minigsm", "accuracy"), "There is no primary metric of 'minigsm'"),
