@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dllm_bench.benchmarks import options
 from dllm_bench.benchmarks.items import PLAIN, Item, LazyRequests, answered_items
@@ -17,9 +17,6 @@ from dllm_bench.core.benchmark import Encode, GradedAnswer, SampleScore
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.core.request import Likelihood, Request
 from dllm_bench.registry import register
-
-if TYPE_CHECKING:
-    from lm_eval.api.task import ConfigurableTask
 
 
 class OptionRequests(LazyRequests):
@@ -103,8 +100,8 @@ class LikelihoodBenchmark(LmEvalBenchmark):
         return GradedAnswer(choices[right], choices[best], {"none": shown}, metrics)
 
 
-def right_choice(task: ConfigurableTask, item: Item) -> int:
-    """Index of the right choice."""
+def right_choice(task: Any, item: Item) -> int:
+    """Index of the right choice; of an item of lm-eval's task."""
     doc: dict[str, Any] = dict(item)
     gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
     return gold if isinstance(gold, int) else list(task.doc_to_choice(doc)).index(gold)

@@ -72,6 +72,15 @@ def test_text_is_completed_and_turns_are_chatted(prompt: Any, path: str) -> None
     }
 
 
+def test_a_begun_answer_is_to_be_continued() -> None:
+    begun = [*TURNS, {"role": "assistant", "content": "def f():"}]
+    with Server(scripted(said("x", new=1, chat=True))) as server:
+        client(server.url)[0].complete(request(begun))
+    body = server.received[0].body
+    assert body["messages"][-1] == begun[-1]
+    assert (body["add_generation_prompt"], body["continue_final_message"]) == (False, True)
+
+
 def test_a_warm_up_shares_no_prefix_with_what_is_measured() -> None:
     for prompt in ("Question: how?", TURNS):
         other = json.loads(bytes(warmup_prompt(prompt, "Warm-up 1. ")))
