@@ -229,9 +229,16 @@ def checkpoint_overrides(source: str) -> list[str]:
         folder = checkpoint_folder(source)
     name = folder_name(source)
     if is_lora(folder) and (base := adapted_model(folder)):
+        try:
+            adapted = checkpoint_overrides(base)
+        except DllmBenchError as error:
+            raise DllmBenchError(
+                f"{source} is a LoRA adapter of {base!r}, which was not found: {error}. Where it "
+                f"lies elsewhere, name it: model=FOLDER model.lora={source}, or in Python "
+                f'load_model("FOLDER", lora="{source}").'
+            ) from error
         own = {"name": name, "lora": source}
-        changes = [as_override(f"++model.{key}", value) for key, value in own.items()]
-        return [*checkpoint_overrides(base), *changes]
+        return [*adapted, *(as_override(f"++model.{key}", text) for key, text in own.items())]
     own = {"name": name, "path": source, **settings_of(folder)}
     return ["~model", *(as_override(f"+model.{key}", value) for key, value in own.items())]
 

@@ -94,10 +94,10 @@ def test_a_decoder_object_hints_at_the_setting_of_the_piece() -> None:
         db.decoder("fast_dllm", tau=0.7)
 
 
-def test_a_lora_folder_is_told_to_go_with_its_base_model(tmp_path: Path) -> None:
+def test_a_lora_folder_whose_base_is_absent_is_told_how_to_name_it(tmp_path: Path) -> None:
     config = {"base_model_name_or_path": "owner/base"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(DllmBenchError, match=r'load_model\("owner/base", lora="') as error:
+    with pytest.raises(DllmBenchError, match="adapter of 'owner/base', which was not") as error:
         db.load_model(tmp_path)
     assert f"model.lora={tmp_path}" in str(error.value)
 

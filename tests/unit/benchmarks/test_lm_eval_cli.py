@@ -129,13 +129,15 @@ def test_a_wrong_setting_is_one_sentence(
 
 
 @pytest.mark.usefixtures("own_tasks")
-def test_likelihoods_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_likelihoods_are_refused_by_a_decoder_that_generates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words(tmp_path, "loglikelihood")
     text = (tmp_path / "words.yaml").read_text().replace("exact_match", "perplexity")
     (tmp_path / "words.yaml").write_text(text)
     settings = ("--model_args", "model=tiny-llada", "--tasks", "words")
     assert lm_eval(*settings, "--include_path", str(tmp_path)) == 2
-    assert "a diffusion decoder gives none" in capsys.readouterr().err
+    assert "vanilla generates text; choose decoder=likelihood" in capsys.readouterr().err
 
 
 def test_help_is_lm_eval_s(capsys: pytest.CaptureFixture[str]) -> None:
