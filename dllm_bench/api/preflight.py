@@ -130,12 +130,13 @@ def check_device(hardware: Mapping[str, Any]) -> None:
 def check_model(model: Mapping[str, Any]) -> None:
     """Weights and adapter must be where the model says: in the package, a folder, or the cache."""
     name = model.get("name")
-    for source in (str(model[key]) for key in ("path", "lora") if model.get(key)):
+    for key in (key for key in ("path", "lora") if model.get(key)):
+        source = str(model[key])
         shipped = source.removeprefix(ASSETS)
         if expanded(source).is_dir():
             continue
         if source.startswith(IMPORTED):
-            checkpoint_folder(source)
+            checkpoint_folder(source, model.get("revision") if key == "path" else None)
             continue
         if shipped != source and not any(place_of(source).glob("*.safetensors")):
             raise DllmBenchError(

@@ -56,6 +56,8 @@ SHIPPED_MODELS = (
 )
 """Models in the package's `assets` folder; scripts/embedded makes them."""
 COMMIT_SHA = re.compile(r"[0-9a-f]{40}")
+PINNED = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""A revision that fixes a source's content: the hub's commit, or the sha256 of an imported file."""
 DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")  # no code, no pickles
 MANIFEST = "dllm-bench-manifest.json"
 Manifest = dict[str, Any]
@@ -65,6 +67,8 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
     """The folder of a source on this machine; DllmBenchError says how to get a missing one."""
     folder = place_of(source)
     if folder.is_dir():
+        if source.startswith(IMPORTED) and revision is not None:
+            _check_imported(folder, revision)
         return folder
     if source.startswith(ASSETS):
         shipped = [name for name in SHIPPED_MODELS if (assets_dir() / name).is_dir()] or ["none"]
@@ -83,6 +87,17 @@ def checkpoint_folder(source: str, revision: str | None = None) -> Path:
         f"There is no model folder {source!r}; give an existing folder, assets/<name> or a hub id "
         f"(owner/name)."
     )
+
+
+def _check_imported(folder: Path, sha256: str) -> None:
+    """Raise DllmBenchError if a folder was imported from another file than the one of this hash."""
+    found = read_json(folder / "config.json").get("imported_from")
+    if not isinstance(found, dict) or found.get("sha256") != sha256:
+        raise DllmBenchError(
+            f"{folder} was not imported from the file whose sha256 is {sha256}, which the model's "
+            "yaml names as its revision; remove the folder and import that file again, or set "
+            "model.revision=null."
+        )
 
 
 def is_hub_id(source: str) -> bool:
@@ -136,7 +151,8 @@ def snapshot_commit(folder: Path) -> str | None:
 def content_hash(spec: ModelSpec) -> str:
     """sha256 of what decides the model's output: config, weights, LoRA adapter.
 
-    A hub id pinned to a commit is hashed by id and commit, so it needs no files.
+    A hub id pinned to a commit is hashed by id and commit, and a model imported from a file of a
+    given sha256 by its name and that, so they need no files.
     """
     hashes = [_source_hash(spec.path, spec.revision, is_lora=False)]
     if spec.lora is not None:
@@ -145,7 +161,8 @@ def content_hash(spec: ModelSpec) -> str:
 
 
 def _source_hash(source: str, revision: str | None, is_lora: bool) -> str:
-    if is_hub_id(source) and COMMIT_SHA.fullmatch(revision or ""):
+    elsewhere = source.startswith(IMPORTED) or is_hub_id(source)
+    if elsewhere and PINNED.fullmatch(revision or ""):
         return hashlib.sha256(f"{source}@{revision}".encode()).hexdigest()
     from dllm_bench.models import checkpoint, lora  # imports torch
 

@@ -35,7 +35,7 @@ class ModelSpec:
     adapter: str | None = None
     """Name in `ADAPTERS`; None takes the adapter that the checkpoint's config.json calls for."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id."""
+    """Branch, tag or commit of a hub id; sha256 of the file that `imported/<name>` was made of."""
     lora: str | None = None
     """A LoRA adapter: a folder, assets/<name>, or a hub id."""
     lora_revision: str | None = None

@@ -366,13 +366,13 @@ def weights_hash(plain: Mapping[str, Any]) -> str:
 
 
 def model_hashes(plain: Mapping[str, Any]) -> dict[str, str]:
-    """sha256 of the weights, and of the tokenizer unless a pinned commit covers it."""
+    """sha256 of the weights, and of the tokenizer unless a pinned revision covers it."""
     from dllm_bench.models import sources as model_sources
 
     model = model_spec(plain)
     with as_missing_input():
         hashes = {"weights": model_sources.content_hash(model)}
-    if not model_sources.COMMIT_SHA.fullmatch(model.revision or ""):
+    if not model_sources.PINNED.fullmatch(model.revision or ""):
         hashes["tokenizer"] = tokenizer_hash(model.path, model.revision)
     return hashes
 

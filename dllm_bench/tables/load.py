@@ -42,8 +42,11 @@ from dllm_bench.tables.spec import (
 TITLE = re.compile(r"^title: (.+)$", re.MULTILINE)
 REPORTED_TABLES = PACKAGE / "tables" / "reported"
 LAYOUT_KEYS = ("sections", "rows", "columns")
-OWN_GROUPS = {"model": "path: assets/", "benchmark": "name: mini"}
-"""Group -> text of those shipped yaml files whose weights or items ship too."""
+OWN_GROUPS = {
+    "model": ("path: assets/", "path: imported/"),
+    "benchmark": ("name: mini", "name: sentences"),
+}
+"""Group -> what one finds in a yaml whose weights or items ship, or come by `make real`."""
 RULE_KEYS = ("run", "reported_only", "hidden", "skip", "needs", "reported_on")
 VALUE_KEYS = ("label", "show", "mean_of", "curve", *RULE_KEYS)
 
@@ -163,13 +166,15 @@ def _instead(entry: Mapping[str, Any]) -> Iterator[Instead]:
 def available_here(group: str) -> dict[str, str]:
     """Name -> name of the models or benchmarks that stand for themselves in an embedded profile.
 
-    Those that ship with the package, and all of a plug-in or of the user; a folder's path too.
+    Those that ship or that `make real` imports, and all of a plug-in or of the user; a folder's
+    path too.
     """
     names = {"/*": "/*"} if group == "model" else {}
     for name in options(group):
         file = conf_file(f"{group}/{name}.yaml")
         shipped = conf_dir() in file.parents
-        if not shipped or OWN_GROUPS[group] in file.read_text(encoding="utf-8"):
+        text = file.read_text(encoding="utf-8")
+        if not shipped or any(own in text for own in OWN_GROUPS[group]):
             names[name] = name
     return names
 

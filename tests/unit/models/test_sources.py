@@ -91,6 +91,27 @@ def test_a_copied_cache_is_verified(hub: list[dict[str, Any]], tmp_path: Path) -
         list(sources.verify_manifest(tmp_path))
 
 
+def test_an_imported_model_of_a_given_file_is_identified_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that stored runs of it are found, and tables rendered, where it was never imported."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, other = "a" * 64, "b" * 64
+    imported = spec(path="imported/tiny", revision=one)
+    hashed = sources.content_hash(imported)
+    assert hashed != sources.content_hash(spec(path="imported/tiny", revision=other))
+    with pytest.raises(DllmBenchError, match="make real"):
+        load_model(imported)
+    folder = tiny_checkpoint("dream", tmp_path / "dllm-bench" / "imported" / "tiny", seed=5)
+    assert sources.content_hash(imported) == hashed
+    with pytest.raises(DllmBenchError, match=f"not imported from the file whose sha256 is {one}"):
+        load_model(imported)
+    config = json.loads((folder / "config.json").read_text())
+    config["imported_from"] = {"file": "tiny.gguf", "sha256": one}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_model(spec(path="imported/tiny", revision=one, device="cpu")).denoiser
+
+
 def test_a_repository_without_safetensors_is_refused(
     hub: list[dict[str, Any]], tmp_path: Path
 ) -> None:
