@@ -38,6 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=positive_int, metavar="N", help=text)
     parser.add_argument("--lr", type=positive_float, metavar="RATE", help="peak learning rate")
     parser.add_argument("--seed", type=int, metavar="N")
+    parser.add_argument("--start", metavar="DIR", help="begin with the weights of this adapter")
     parser.add_argument(
         "--benchmark",
         dest="benchmarks",
@@ -54,7 +55,7 @@ def run(arguments: Namespace) -> int:
     from dllm_bench.models.load import load_model
     from dllm_bench.training import adapters
 
-    names = (*COUNTS, "lr", "seed", "benchmarks")
+    names = (*COUNTS, "lr", "seed", "start", "benchmarks")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if "benchmarks" in given:
         given["benchmarks"] = tuple(given["benchmarks"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from dllm_bench.models.adapters import ADAPTERS
 from dllm_bench.models.checkpoint import published_shapes, shapes_of
 from dllm_bench.models.load import LoadedModel
 from dllm_bench.models.transformer import TransformerDenoiser
+from dllm_bench.paths import expanded
 from dllm_bench.store.files import atomic_path, write_atomic, write_json
 from dllm_bench.store.nolinks import is_file, make_folder
 from dllm_bench.training import cards, prompts
@@ -63,6 +64,8 @@ class AdapterJob:
     lr: float = 2e-3
     """Peak learning rate."""
     seed: int = 0
+    start: str = ""
+    """Folder of an adapter of the same rank whose weights are the first; empty: of no effect."""
 
     def __post_init__(self) -> None:
         if self.prompts <= HELD_OUT:
@@ -99,7 +102,7 @@ def texts_of(job: AdapterJob, loaded: LoadedModel, chat: bool) -> list[TrainingT
 
 
 def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Parameter]:
-    """Add an adapter that changes nothing yet to the module; its parameters by published name."""
+    """Add the adapter that training begins with to the module; its parameters by published name."""
     denoiser = loaded.denoiser
     assert isinstance(denoiser, TransformerDenoiser)
     layout, module = ADAPTERS[loaded.metadata.adapter], denoiser.module
@@ -114,7 +117,7 @@ def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Param
             f"Model {loaded.metadata.name!r} has no layers named {', '.join(TARGETS)}, which an "
             "adapter is trained for; choose a model of another layout."
         )
-    lora.attach(lora.LoraAdapter(1.0, pairs), module, layout)
+    lora.attach(_given(job, pairs) if job.start else lora.LoraAdapter(1.0, pairs), module, layout)
     learned = {
         f"base_model.model.{name.replace('.default', '')}": parameter
         for name, parameter in module.named_parameters()
@@ -123,6 +126,19 @@ def attach_new(loaded: LoadedModel, job: AdapterJob) -> dict[str, torch.nn.Param
     for parameter in learned.values():
         parameter.requires_grad_(True)
     return learned
+
+
+def _given(job: AdapterJob, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> lora.LoraAdapter:
+    """The adapter that a job names as its start; DllmBenchError where it has other matrices."""
+    adapter = lora.read_lora(expanded(job.start))
+    shapes = {name: [side.shape for side in pair] for name, pair in adapter.pairs.items()}
+    wanted = {name: [side.shape for side in pair] for name, pair in pairs.items()}
+    if adapter.scale != 1.0 or shapes != wanted:
+        raise DllmBenchError(
+            f"The adapter in {job.start} is not one of rank {job.rank} and scale 1 for this model; "
+            "give its rank with --rank, or leave out --start."
+        )
+    return adapter
 
 
 # --- masks and the forward -----------------------------------------------------------------------
@@ -236,7 +252,7 @@ class AdapterTraining:
     def start(
         cls, job: AdapterJob, loaded: LoadedModel, texts: list[TrainingText]
     ) -> AdapterTraining:
-        """An adapter that changes nothing yet."""
+        """The training at its first step."""
         learned = attach_new(loaded, job)
         optimizer = torch.optim.AdamW(learned.values(), job.lr, BETAS, weight_decay=0.0)
         return cls(job, loaded, learned, optimizer, texts[HELD_OUT:], texts[:HELD_OUT])

@@ -125,6 +125,17 @@ def test_a_resumed_training_gives_the_same_weights(tmp_path: Path) -> None:
         adapters.train(other, model, many(), tmp_path / "b", report=silent)
 
 
+def test_a_training_may_begin_with_another_adapter(tmp_path: Path) -> None:
+    model, out = tmp_path / "model", tmp_path / "a"
+    first = adapters.train(JOB, loaded(model, "qwen3"), many(), out, report=silent)
+    job = replace(JOB, start=str(out), block=2)
+    begun = adapters.AdapterTraining.start(job, loaded(model, "qwen3"), many())
+    for name, weight in begun.learned.items():
+        assert torch.equal(weight, first.learned[name].bfloat16().float())
+    with pytest.raises(DllmBenchError, match="not one of rank 8"):
+        adapters.AdapterTraining.start(replace(job, rank=8), loaded(model, "qwen3"), many())
+
+
 def test_the_command_trains_an_embedded_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
