@@ -44,6 +44,7 @@ ALL_MASKED, CUT = 0.35, 0.35
 BETAS = (0.9, 0.98)
 HELD_OUT = 32  # texts
 MEASURE_EVERY = 50  # steps
+SHOWN_POINTS = 10  # of the curve, at most
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MASKED_SEED = 1_000_003  # of the masks of the held-out texts
 
@@ -246,6 +247,7 @@ class AdapterTraining:
     held_out: list[TrainingText]
     step: int = 0
     seconds: float = 0.0
+    """Processor time on a CPU, else time passed."""
     curve: list[Point] = field(default_factory=list)
 
     @classmethod
@@ -330,7 +332,10 @@ def train(
     training, file = AdapterTraining.start(job, loaded, texts), out / "state.pt"
     if is_file(file):
         training.restore(torch.load(file, map_location=training.denoiser.device), file)
+    on_cpu = training.denoiser.device.type == "cpu"
     countdown, saved_at = Countdown(job.steps, training.step), time.monotonic()
+    clock = time.process_time if on_cpu else time.monotonic
+    counted_at = clock()
     while training.step < job.steps:
         loss = optimizer_step(training)
         if training.step % MEASURE_EVERY == 0 or training.step == job.steps:
@@ -339,7 +344,8 @@ def train(
             report(countdown.line(training.curve[-1]))
         now = time.monotonic()
         if now - saved_at >= save_every_s or training.step == job.steps:
-            training.seconds, saved_at = training.seconds + now - saved_at, now
+            counted_at, before, saved_at = clock(), counted_at, now
+            training.seconds += counted_at - before
             training.save(out)
     return training
 
@@ -396,6 +402,7 @@ def card(title: str, training: AdapterTraining) -> str:
     """The adapter's model card; what decoders do with it is measured by runs."""
     job, model = training.job, training.loaded.metadata.name
     count = sum(parameter.numel() for parameter in training.learned.values())
+    on_cpu = training.denoiser.device.type == "cpu"
     about = (
         f"A LoRA adapter ({count:,} parameters, rank {job.rank}) that turns {model} into a model\n"
         f"of block diffusion, blocks of {job.block}. Made by this project with\n"
@@ -405,15 +412,16 @@ def card(title: str, training: AdapterTraining) -> str:
         f"Cross-entropy of the masked positions; {ALL_MASKED:.0%} of the blocks are masked\n"
         f"wholly, {CUT:.0%} behind a random position, the others at random. AdamW, peak rate\n"
         f"{job.lr:g}, 4 % warm-up, cosine to 0; {job.rows} texts a step, {training.step:,} of "
-        f"{job.steps:,} steps, seed {job.seed},\n{training.seconds / 60:.0f} minutes on "
-        f"{training.denoiser.device.type}."
+        f"{job.steps:,} steps, seed {job.seed},\n{training.seconds / 60:.0f} "
+        f"{'core-minutes' if on_cpu else 'minutes'} on {training.denoiser.device.type}."
     )
-    rows = [(name, f"{value:g}") for point in training.curve[-1:] for name, value in point.items()]
-    measured = "Last point of `curve.jsonl`; `right_N`: place N of wholly masked blocks.\n\n"
+    shown = training.curve[:: -max(1, -(-len(training.curve) // SHOWN_POINTS))][::-1]
+    rows = [[f"{value:g}" for value in point.values()] for point in shown]
+    measured = "Of `curve.jsonl`; `right_N`: place N of wholly masked blocks.\n\n"
     sections = {
         "Data": f"{job.prompts:,} prompts and gold answers of the train splits of "
         f"{', '.join(job.benchmarks)}; {HELD_OUT} are held out.",
         "Recipe": recipe,
-        "Measured": measured + cards.table(("number", "value"), rows) if rows else "Nothing yet.",
+        "Measured": measured + cards.table(list(shown[0]), rows) if rows else "Nothing yet.",
     }
     return cards.card(title, about, sections)
