@@ -23,7 +23,7 @@ from dllm_bench.store.files import results_directory
 from dllm_bench.store.nolinks import is_folder
 from dllm_bench.tables.spec import EMBEDDED
 
-MOST_PAGES = 500  # of runs
+MOST_PAGES = 200  # of runs
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -37,6 +37,7 @@ MEASURED = Path(__file__).with_name("table4.json")
 DRAWING = ROOT / "docs" / "images" / "table4_time.svg"
 STAGE_LINE = re.compile(r"- (\d+) items a run: ")
 SPLIT_EVERY = 6  # the first of every six runs tells the share of forwards
+SHOWN = 0.05  # seconds of the least part that is drawn
 COLOURS = {  # by part; Okabe and Ito
     "install": "#8a8a8a",
     "imports, planning": "#b8b8b8",
@@ -171,13 +172,13 @@ def forward_share(records: Sequence[RunRecord]) -> float:
 
 
 def parts_of(made: Made, stages: Sequence[Stage], workers: int, forwards: float) -> list[Part]:
-    """Return the parts of the whole time in the order in which they pass."""
+    """Return the parts of the whole time in the order in which they pass, without those of no time."""
     parts = [("clone", "install", made.installed - made.began)]
     parts.append(("clone", "imports, planning", made.planned - made.installed))
     for index, stage in enumerate(stages):
         named = stage_parts(stage, workers, forwards, first=index == 0)
         parts += [(f"{stage.items} items", part, seconds) for part, seconds in named]
-    return [part for part in parts if part[2] > 0]
+    return [part for part in parts if part[2] >= SHOWN]
 
 
 def stage_parts(

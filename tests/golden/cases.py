@@ -101,7 +101,17 @@ def is_known(file: str) -> bool:
 
 def is_listed(case: Case) -> bool:
     """Whether `differing.yaml` lists the case."""
+    return differs(case) or is_tie(case)
+
+
+def differs(case: Case) -> bool:
+    """Whether it lists the case as one that differs everywhere."""
     return is_known(case["file"]) and case["index"] in known()[case["file"]].get("differ", ())
+
+
+def is_tie(case: Case) -> bool:
+    """Whether it lists the case as one that rounding decides, otherwise on other processors."""
+    return is_known(case["file"]) and case["index"] in known()[case["file"]].get("ties", ())
 
 
 def tier(case: Case) -> list[pytest.MarkDecorator]:
@@ -153,7 +163,7 @@ def agreement(case: Case, proof: Proof = lambda: None) -> Iterator[None]:
         if why is None:
             raise
         pytest.xfail(why)
-    assert not is_listed(case), "the case agrees; take it out of tests/golden/differing.yaml"
+    assert not differs(case), "the case agrees; take it out of tests/golden/differing.yaml"
 
 
 def may_raise(case: Case, error: Exception) -> bool:
