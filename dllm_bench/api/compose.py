@@ -184,6 +184,7 @@ def with_checkpoints(overrides: Sequence[str]) -> list[str]:
     return list(overrides)
 
 
+@cache
 def as_hydra_reads(override: str) -> str:
     """The override, its value quoted if Hydra cannot read it and it is plain text (`<|mask|>`), and
     a setting of models added where the model's yaml leaves it out.

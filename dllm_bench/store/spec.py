@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any
 
 from dllm_bench import DECODING_VERSION
@@ -142,6 +142,7 @@ FIELDS: dict[str, Role] = {
 """Dotted key -> role; `**` matches any part of a key. The longest match counts."""
 
 
+@cache
 def role_of(key: str) -> Role:
     """The role of a dotted configuration key; raises DllmBenchError if it is not in `FIELDS`."""
     if key in FIELDS:
