@@ -20,6 +20,7 @@ from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics import accuracy
 from dllm_bench.metrics.accuracy import LEVEL
 from dllm_bench.store.record import RunRecord
+from dllm_bench.store.spec import leaves
 from dllm_bench.tables.build import measure
 from dllm_bench.tables.derive import PERCENT, derived, leaves_of, resampled
 from dllm_bench.tables.plan import PlannedCell, combined_run
@@ -210,8 +211,55 @@ def evidence_of(sides: Sides) -> Evidence:
         p_same=1.0,
         is_ratio=is_ratio,
     )
+    if same.error == 0:
+        raise DllmBenchError(
+            f"Claim {sides.claim.name} compares {sides.claim.metric}, in which no resample of its "
+            f"{items} items differs, so that its interval has no width; run more items."
+        )
     none = sides.claim.no_effect
     return replace(same, p_same=min(1.0, 2 * min(same.p_below(none), same.p_above(none))))
+
+
+def crossed(evidence: Sequence[Evidence]) -> Evidence:
+    """The mean effect over trainings whose items are the same, a geometric mean for ratios.
+
+    Its variance is that between trainings plus that of the items, which all trainings share; the
+    tests have a degree of freedom less than there are trainings.
+    """
+    from statistics import fmean, variance
+
+    from scipy.stats import t
+
+    first, n = evidence[0], len(evidence)
+    places = [math.log(one.effect) if first.is_ratio else one.effect for one in evidence]
+    spread = variance(places) / n if n > 1 else math.inf
+    error = math.sqrt(spread + fmean(one.error**2 for one in evidence))
+    centre, freedom = fmean(places), n - 1
+    width = float(t.ppf((1 + LEVEL) / 2, freedom)) * error if freedom else math.inf
+
+    def effect(place: float) -> float:
+        return math.exp(min(place, 700.0)) if first.is_ratio else place
+
+    mean = Evidence(
+        effect=effect(centre),
+        low=effect(centre - width),
+        high=effect(centre + width),
+        items=first.items,
+        error=error,
+        centre=centre,
+        freedom=max(freedom, 1),
+        p_same=1.0,
+        is_ratio=first.is_ratio,
+    )
+    none = 1.0 if first.is_ratio else 0.0
+    return replace(mean, p_same=min(1.0, 2 * min(mean.p_below(none), mean.p_above(none))))
+
+
+def trained_parts(planned: PlannedCell) -> set[str]:
+    """Hashes of the weights that a side's runs use: model, drafter, filter."""
+    specs = [leaf.run.record.spec for leaf in leaves_of(planned) if leaf.run.record]
+    heads = {str(v) for spec in specs for key, v in leaves(spec.decoder) if key.endswith("sha256")}
+    return heads | {str(spec.inputs.get("weights")) for spec in specs}
 
 
 def _paired_scores(ours: PlannedCell, theirs: PlannedCell) -> tuple[list[float], list[float]]:

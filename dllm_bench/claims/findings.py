@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from dllm_bench.claims import view
-from dllm_bench.claims.verdict import ClaimVerdict, Judgement
+from dllm_bench.claims.verdict import TESTED, ClaimVerdict, Judgement
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.tables.build import BuiltCell, BuiltTable, hardware_text
 from dllm_bench.tables.load import read_yaml
@@ -28,10 +28,15 @@ TITLES = {
     "dspark": "DSpark",
 }
 VERDICTS = {
-    ClaimVerdict.CONFIRMED: "shown here, in the stated size if one is stated",
-    ClaimVerdict.DIRECTION_ONLY: "shown, but smaller than stated; or no loss, but not equality",
+    ClaimVerdict.CONFIRMED: "shown here, in the printed size if one is printed",
+    ClaimVerdict.LARGER: "shown, and the interval lies beyond the printed size",
+    ClaimVerdict.SMALLER: "shown, and the interval stays short of the printed size",
+    ClaimVerdict.DIRECTION_ONLY: "shown, of unsettled size; or no loss, but not equality",
     ClaimVerdict.NOT_SETTLED: "the items do not suffice to tell",
     ClaimVerdict.CONTRADICTED: "an effect worth seeing is excluded, or a loss is shown",
+    ClaimVerdict.IMPAIRED: "one token per forward scores better than the baseline: not testable",
+    ClaimVerdict.UNCHECKED: "no one-token decoding of the baseline's model is stored",
+    ClaimVerdict.TOO_FEW: "trained parts are compared, with fewer than six trainings: not testable",
     ClaimVerdict.UNTESTABLE: "embedded models cannot tell",
     ClaimVerdict.NOT_RUN: "runs are missing",
 }
@@ -137,7 +142,7 @@ def _compute(judgements: Iterable[Judgement]) -> str:
 
 
 def _power(judgements: Sequence[Judgement]) -> str:
-    testable = [one for one in judgements if one.evidence]
+    testable = [one for one in judgements if one.verdict in TESTED]
     open_claims = [one for one in testable if one.verdict is ClaimVerdict.NOT_SETTLED]
     needed = [one.needed for one in open_claims if one.needed]
     items = sorted({one.items for one in testable})

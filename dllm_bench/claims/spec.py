@@ -8,8 +8,10 @@ keeps the score is chosen on the development half of the items, and the test hal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from datetime import date
 from enum import StrEnum
 from functools import lru_cache
 from itertools import product
@@ -23,6 +25,11 @@ from dllm_bench.paths import conf_file
 from dllm_bench.tables.load import help_of, load_table, names_of, read_yaml
 from dllm_bench.tables.spec import SCORE, FacetValue, PaperTable, Query, Rule, TableMetric
 
+DEFAULT_POINTS, DEFAULT_RATIO = 2.0, 1.05
+"""Margins where no gap is printed."""
+WIDEST_BAND = 1.2
+"""A printed ratio is confirmed within at most this factor of it."""
+UNKNOWN_DATE = date(1, 1, 1)
 Keys = Mapping[str, str]
 """Facet -> name of its value."""
 
@@ -59,16 +66,24 @@ class Claim:
     """The definition compared: a score by its difference in points, others by their ratio."""
     direction: Direction = Direction.HIGHER
     """What is claimed of the effect."""
-    stated: float | None = None
-    """The effect that the work prints, if the claim is about its size."""
-    margin: float | None = None
-    """For `EQUAL`: the largest effect that counts as none, a difference or |ratio − 1|."""
-    smallest: float = 0.0
-    """The smallest effect worth seeing: points, or the ratio − 1."""
+    printed: tuple[float, float] | None = None
+    """What the work prints for our side and the other: points, or numbers whose ratio counts."""
     keep: float = 0.0
     """Where settings are chosen: points that a score may be below that of the setting that both
     sides list, or below the best of both if they share none.
     """
+    frozen: date = UNKNOWN_DATE
+    """The day on which the claim took this form; runs that settle it are to be made after it."""
+    task: str = ""
+    """The text it is tested on here: names of embedded benchmarks."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of the random numbers of its runs."""
+    trainings: Keys | None = None
+    """A facet of the table -> its values: the trainings of what is compared, as names with spaces
+    between them. Empty: the table's cells have one training.
+    """
+    was: tuple[str, ...] = ()
+    """Names under which the findings called it before."""
     remark: str = ""
     """How the test differs from what was claimed: another quantity, a part of the benchmarks."""
 
@@ -83,6 +98,37 @@ class Claim:
         return 0.0 if self.is_difference else 1.0
 
     @property
+    def stated(self) -> float | None:
+        """The printed effect: a difference in points, or a ratio; None if no size is printed."""
+        if self.printed is None:
+            return None
+        ours, theirs = self.printed
+        return ours - theirs if self.is_difference else ours / theirs
+
+    @property
+    def margin(self) -> float:
+        """The largest effect that counts as none, in points, or as the logarithm of a ratio: half
+        of the printed gap; 2 points, or 5 %, where none is printed.
+        """
+        if self.stated is None:
+            return DEFAULT_POINTS if self.is_difference else math.log(DEFAULT_RATIO)
+        return abs(self.stated if self.is_difference else math.log(self.stated)) / 2
+
+    def beyond(self, share: float) -> float:
+        """The effect that is `share` margins above none."""
+        step = share * self.margin
+        return step if self.is_difference else math.exp(step)
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Around the printed effect: half of the gap on both sides, of a ratio at most a fifth."""
+        stated = self.stated or 0.0
+        if self.is_difference:
+            return stated - self.margin, stated + self.margin
+        width = math.exp(min(self.margin, math.log(WIDEST_BAND)))
+        return stated / width, stated * width
+
+    @property
     def chooses(self) -> bool:
         """True if a side has several settings."""
         return len(self.ours) > 1 or len(self.theirs) > 1
@@ -95,7 +141,11 @@ class Claim:
     def cells(self) -> PaperTable:
         """The cells of both sides, as a table that is planned and run like any other."""
         whole = source_table(self.table)
-        wanted = [{**(self.at or {}), **side} for side in (*self.ours, *self.theirs)]
+        wanted = [
+            {**(one.at or {}), **side}
+            for one in self.by_training()
+            for side in (*one.ours, *one.theirs)
+        ]
         self._check(whole, wanted)
         named = {facet: {keys[facet] for keys in wanted} for facet in whole.facets}
         shown = {
@@ -113,6 +163,16 @@ class Claim:
             metrics=metrics,
             rules=(*whole.rules, *skipped),
         )
+
+    def by_training(self) -> list[Claim]:
+        """The claim on each of its trainings."""
+        if not self.trainings:
+            return [self]
+        ((facet, names),) = self.trainings.items()
+        return [
+            replace(self, at={**(self.at or {}), facet: name}, trainings=None)
+            for name in names.split()
+        ]
 
     def _check(self, whole: PaperTable, wanted: list[dict[str, str]]) -> None:
         for keys in wanted:
@@ -152,16 +212,18 @@ def read_claim(name: str, path: Path) -> Claim:
     if unknown:
         raise DllmBenchError(f"Claim {name}: {unknown_name('key', unknown[0], known)}")
     claim = Claim(name, **{**plain, **dict(_converted(plain))})
-    is_whole = claim.table and claim.ours and claim.theirs and claim.smallest
+    if claim.frozen == UNKNOWN_DATE:
+        raise DllmBenchError(f"Claim {name} has no date; add the day it was written as `frozen`.")
+    is_whole = claim.table and claim.ours and claim.theirs and claim.task and claim.seeds
     if not (claim.untestable or is_whole):
         raise DllmBenchError(
-            f"Claim {name} says neither why it is untestable nor all of table, ours, theirs and "
-            "smallest; add what is missing."
+            f"Claim {name} says neither why it is untestable nor all of table, ours, theirs, task "
+            "and seeds; add what is missing."
         )
-    if (claim.direction is Direction.EQUAL) != (claim.margin is not None):
+    if claim.printed and claim.printed[0] == claim.printed[1]:
         raise DllmBenchError(
-            f"Claim {name} has direction {claim.direction} and margin {claim.margin}; a margin "
-            "belongs to direction equal, and to no other."
+            f"Claim {name} has two equal printed numbers, which give no margin; leave `printed` "
+            "out."
         )
     return claim
 
@@ -172,6 +234,9 @@ def _converted(plain: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if side in plain:
             settings = plain[side] if isinstance(plain[side], list) else [plain[side]]
             yield side, tuple({facet: str(name) for facet, name in one.items()} for one in settings)
+    for listed in ("printed", "seeds", "was"):
+        if listed in plain:
+            yield listed, tuple(plain[listed])
     if "at" in plain:
         yield "at", {facet: str(name) for facet, name in plain["at"].items()}
     if "direction" in plain:

@@ -1,23 +1,36 @@
-"""Verdicts of claims: tests for and against each, Holm's correction over all, items still needed.
+"""Verdicts of claims: the rules of docs/claims.md, Holm's correction over all, items still needed.
 
-A claim of a difference is tested for it (two-sided), and against it: that an effect worth seeing is
-excluded. A claim of no loss is tested for equivalence (two one-sided tests, TOST), against it (that
-there is a loss), and for its one half: that a loss beyond the margin is excluded. The family is all
-claims of `conf/claim`, whichever are shown; a claim whose runs are missing counts with p = 1, so
-that making its runs changes no other verdict for the better. A claim that a table's items do not
-settle is judged again from larger runs, where these are sealed; both looks count in the family.
+A claim of a difference is tested for it, and against it: that an effect worth seeing is excluded.
+A claim of no loss is tested for equivalence (two one-sided tests), against it (that the loss is
+beyond the margin), and for its one half: that a loss beyond the margin is excluded. All tests are
+two-sided at 5 %, so that they agree with 95 % intervals. The family is all claims of `conf/claim`,
+whichever are shown; one whose runs are missing counts with p = 1. Every claim is judged once, from
+the items of its table: none is given more items because of its outcome.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
-from itertools import islice, pairwise
+from itertools import islice
 
-from dllm_bench.claims.evidence import Evidence, Sides, chosen_sides, evidence_of
-from dllm_bench.claims.spec import Claim, Direction, load_claim
+from dllm_bench.claims.baseline import (
+    OneTokenRuns,
+    RecordsBeside,
+    is_speculative,
+    loss_of_baseline,
+)
+from dllm_bench.claims.evidence import (
+    Evidence,
+    Sides,
+    chosen_sides,
+    crossed,
+    evidence_of,
+    trained_parts,
+)
+from dllm_bench.claims.spec import DEFAULT_POINTS, Claim, Direction, load_claim
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import LEVEL, holm
 from dllm_bench.store.settings import SettingsCache
@@ -37,21 +50,37 @@ POWER = 0.8
 """Chance to see the smallest effect worth seeing, with the items that are planned."""
 SAME_RUNS = "the profile maps both sides to the same runs."
 COMMAND = "dllm-bench claims"
-SIZES = (120, *range(200, 1001, 100))
-"""Items of larger runs: claims share them, and the generated tasks have at most 1000."""
-CellsAt = Callable[[Sequence[Claim], int | None], list[list[PlannedCell]]]
-"""The planned cells of each claim, with runs of that number of items; None: of the table's."""
+FEWEST_TRAININGS = 6
+"""Trainings of what is compared that a claim about training needs."""
 
 
 class ClaimVerdict(StrEnum):
     """What the runs say about a claim."""
 
-    CONFIRMED = "confirmed"  # shown, in the stated size if one is stated
-    DIRECTION_ONLY = "direction only"  # shown, but smaller than stated or than worth seeing
+    CONFIRMED = "confirmed"  # shown, in the printed size if one is printed
+    LARGER = "larger than printed"  # shown, and the interval is beyond the printed size
+    SMALLER = "smaller than printed"  # shown, and the interval stays below the printed size
+    DIRECTION_ONLY = "direction only"  # shown, of unsettled size; or no loss, but not equality
     NOT_SETTLED = "not settled"  # the items do not suffice to tell
-    CONTRADICTED = "contradicted"  # what the claim says is excluded
+    CONTRADICTED = "contradicted"  # what the claim says is excluded, by more than the margin
+    IMPAIRED = "baseline impaired"  # one token per forward is better than what is compared with
+    UNCHECKED = "baseline unchecked"  # no one-token decoding of its model is stored
+    TOO_FEW = "too few trainings"  # trained parts are compared, and not enough trainings of them
     UNTESTABLE = "not testable here"  # embedded models cannot tell, or have no such runs
     NOT_RUN = "not run"  # runs are missing
+
+
+TESTED = frozenset(
+    {
+        ClaimVerdict.CONFIRMED,
+        ClaimVerdict.LARGER,
+        ClaimVerdict.SMALLER,
+        ClaimVerdict.DIRECTION_ONLY,
+        ClaimVerdict.NOT_SETTLED,
+        ClaimVerdict.CONTRADICTED,
+    }
+)
+"""Verdicts that a test gave."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +124,8 @@ class Judgement:
         if self.verdict is ClaimVerdict.CONTRADICTED:
             return self.tests.refutes
         is_half = self.verdict is ClaimVerdict.DIRECTION_ONLY
+        if self.verdict not in TESTED:
+            return 1.0
         return min(self.tests.supports, self.tests.no_loss) if is_half else self.tests.supports
 
     @property
@@ -105,13 +136,17 @@ class Judgement:
 
 
 def judge_claims(
-    claims: Sequence[Claim], planned: Sequence[Sequence[PlannedCell]], flags: str
+    claims: Sequence[Claim],
+    planned: Sequence[Sequence[PlannedCell]],
+    flags: str,
+    one_token: RecordsBeside | None = None,
 ) -> list[Judgement]:
     """All claims of the family, each with its planned cells (none for an untestable one).
 
     flags: the options that chose the profile, for the commands.
+    one_token: finds the decodings that baselines are checked against; None: they are not checked.
     """
-    raw = [_measured(*pair, flags) for pair in zip(claims, planned, strict=True)]
+    raw = [_measured(*pair, flags, one_token) for pair in zip(claims, planned, strict=True)]
     family = [
         p for one in raw if not one.claim.untestable for p in astuple(_tests(one))[: tests_of(one)]
     ]
@@ -128,37 +163,10 @@ def judge_stored(
         composed, and counts as not run even if its runs would be unavailable.
     """
 
-    def cells_at(claims: Sequence[Claim], size: int | None) -> list[list[PlannedCell]]:
-        sized = profile.limited(size) if size else profile
-        planner = StoredPlanner(sized, settings, store, names or StoredNames())
-        return [[] if one.untestable else planner.plan(one.cells()) for one in claims]
-
-    return judge_in_turn([load_claim(name) for name in names_of("claim")], cells_at, profile.flags)
-
-
-def judge_in_turn(claims: Sequence[Claim], cells_at: CellsAt, flags: str) -> list[Judgement]:
-    """All claims from the runs of their tables, then those that these do not settle from runs of as
-    many items as they say are needed, where all of these are sealed.
-    """
-    planned = cells_at(claims, None)
-    larger = [
-        pair
-        for size, open_claims in _sizes(judge_claims(claims, planned, flags))
-        for pair in zip(open_claims, cells_at(open_claims, size), strict=True)
-        if all(cell.run.state is CellState.SEALED for cell in pair[1])
-    ]
-    again = [claim for claim, _ in larger], [cells for _, cells in larger]
-    judgements = judge_claims([*claims, *again[0]], [*planned, *again[1]], flags)
-    return list({one.claim.name: one for one in judgements}.values())
-
-
-def _sizes(pilot: Sequence[Judgement]) -> Iterator[tuple[int, list[Claim]]]:
-    """Each of `SIZES` with the claims that need it, the last with those that need more, too."""
-    unsettled = [one for one in pilot if one.verdict is ClaimVerdict.NOT_SETTLED and one.needed]
-    for less, size in pairwise((0, *SIZES)):
-        named = [one.claim for one in unsettled if less < min(one.needed or 0, SIZES[-1]) <= size]
-        if named:
-            yield size, named
+    claims = [load_claim(name) for name in names_of("claim")]
+    planner = StoredPlanner(profile, settings, store, names or StoredNames())
+    planned = [[] if one.untestable else planner.plan(one.cells()) for one in claims]
+    return judge_claims(claims, planned, profile.flags, OneTokenRuns(store))
 
 
 def tests_of(judgement: Judgement) -> int:
@@ -171,7 +179,9 @@ def tests_of(judgement: Judgement) -> int:
 # --- from cells to evidence ----------------------------------------------------------------------
 
 
-def _measured(claim: Claim, planned: Sequence[PlannedCell], flags: str) -> Judgement:
+def _measured(
+    claim: Claim, planned: Sequence[PlannedCell], flags: str, one_token: RecordsBeside | None
+) -> Judgement:
     """The claim with its evidence, or with the reason why there is none."""
     command = f"{COMMAND} {claim.name} {flags} --run"
     runs = tuple(distinct_runs(planned))
@@ -189,13 +199,46 @@ def _measured(claim: Claim, planned: Sequence[PlannedCell], flags: str) -> Judge
         open_runs = sum(run.open for run in runs)
         return without(ClaimVerdict.NOT_RUN, f"{open_runs} of {len(runs)} runs are missing.")
     try:
-        sides = chosen_sides(claim, planned)
-        if sides.are_one_run:
+        trained = [chosen_sides(one, planned) for one in claim.by_training()]
+        sides = trained[0]
+        if any(one.are_one_run for one in trained):
             return without(ClaimVerdict.UNTESTABLE, SAME_RUNS)
-        evidence = evidence_of(sides)
+        all_evidence = [evidence_of(one) for one in trained]
+        evidence = crossed(all_evidence) if claim.trainings else all_evidence[0]
+        verdict, why = _bar(trained, one_token)
     except DllmBenchError as error:
         return without(ClaimVerdict.UNTESTABLE, str(error))
-    return Judgement(claim, ClaimVerdict.NOT_SETTLED, "", command, sides, evidence, runs=runs)
+    return Judgement(claim, verdict, why, command, sides, evidence, runs=runs)
+
+
+def _bar(trained: Sequence[Sides], one_token: RecordsBeside | None) -> tuple[ClaimVerdict, str]:
+    """Why the effect of a claim gives no verdict; not settled and no reason if it may."""
+    sides, found = trained[0], (ClaimVerdict.NOT_SETTLED, "")
+    if is_about_training(sides) and len(trained) < FEWEST_TRAININGS:
+        number = "one training" if len(trained) == 1 else f"{len(trained)} trainings"
+        why = f"{number} of what is compared; {FEWEST_TRAININGS} are needed."
+        return ClaimVerdict.TOO_FEW, why
+    if one_token is None:
+        return found
+    for one in trained:
+        loss = loss_of_baseline(one, one_token)
+        if loss is None:
+            why = "no one-token decoding of the baseline's model on these items is stored."
+            return ClaimVerdict.UNCHECKED, why
+        if loss > DEFAULT_POINTS:
+            why = f"one token per forward scores {loss:.1f} points above the baseline."
+            return ClaimVerdict.IMPAIRED, why
+    return found
+
+
+def is_about_training(sides: Sides) -> bool:
+    """Whether the two sides use different weights, and the metric depends on them: a target's
+    verified text does not depend on the drafter.
+    """
+    records = [leaf.run.record for leaf in leaves_of(sides.ours) if leaf.run.record]
+    if sides.claim.is_difference and all(map(is_speculative, records)):
+        return False
+    return trained_parts(sides.ours) != trained_parts(sides.theirs)
 
 
 def _tests(judgement: Judgement) -> PValues:
@@ -203,17 +246,17 @@ def _tests(judgement: Judgement) -> PValues:
     claim, evidence = judgement.claim, judgement.evidence
     if evidence is None:
         return PValues()
-    none, is_higher = claim.no_effect, evidence.effect > claim.no_effect
+    none, worth, loss = claim.no_effect, claim.beyond(1), claim.beyond(-1)
+    is_higher = evidence.effect > none
     if claim.direction is Direction.EQUAL:
-        margin = claim.margin or 0.0
-        no_loss, no_gain = evidence.p_above(none - margin), evidence.p_below(none + margin)
-        loss = 1.0 if is_higher else evidence.p_same
-        return PValues(max(no_loss, no_gain), loss, no_loss)
+        no_loss, no_gain = evidence.p_above(loss), evidence.p_below(worth)
+        both = (max(no_loss, no_gain), evidence.p_below(loss), no_loss)
+        return PValues(*(min(1.0, 2 * p) for p in both))
     if claim.direction is Direction.HIGHER:
-        excluded = evidence.p_below(none + claim.smallest)
-        return PValues(evidence.p_same if is_higher else 1.0, excluded)
-    excluded = evidence.p_above(none - claim.smallest)
-    return PValues(evidence.p_same if evidence.effect < none else 1.0, excluded)
+        excluded = evidence.p_below(worth)
+        return PValues(evidence.p_same if is_higher else 1.0, min(1.0, 2 * excluded))
+    excluded = evidence.p_above(loss)
+    return PValues(evidence.p_same if evidence.effect < none else 1.0, min(1.0, 2 * excluded))
 
 
 # --- from evidence to a verdict ------------------------------------------------------------------
@@ -221,7 +264,7 @@ def _tests(judgement: Judgement) -> PValues:
 
 def _judged(raw: Judgement, tests: PValues, level: float) -> Judgement:
     """The judgement with its verdict; `level` is the strictest level of the family."""
-    if raw.evidence is None or raw.sides is None:
+    if raw.evidence is None or raw.sides is None or raw.verdict is not ClaimVerdict.NOT_SETTLED:
         return raw
     verdict, why = _verdict(raw.claim, raw.evidence, tests)
     needed = items_needed(raw.claim, raw.evidence, len(leaves_of(raw.sides.ours)), level)
@@ -234,32 +277,38 @@ def _verdict(claim: Claim, evidence: Evidence, tests: PValues) -> tuple[ClaimVer
     if claim.direction is Direction.EQUAL:
         return _verdict_of_equality(claim, tests)
     shown, excluded = tests.supports < 1 - LEVEL, tests.refutes < 1 - LEVEL
-    smallest = claim.no_effect + (1 if claim.direction is Direction.HIGHER else -1) * claim.smallest
-    worth = effect_text(claim, smallest)
+    is_higher = claim.direction is Direction.HIGHER
+    worth = effect_text(claim, claim.beyond(1 if is_higher else -1))
     if not shown:
         if excluded:
             return ClaimVerdict.CONTRADICTED, f"an effect of {worth} or more is excluded."
         return ClaimVerdict.NOT_SETTLED, f"neither no effect nor one of {worth} is excluded."
+    if claim.stated is not None:
+        return _verdict_of_size(claim, evidence, claim.stated)
     if excluded:
         return ClaimVerdict.DIRECTION_ONLY, f"the effect is smaller than {worth}."
-    stated = claim.stated
-    if stated is None:
-        return ClaimVerdict.CONFIRMED, "the effect is shown; no size is claimed."
-    is_higher, size = claim.direction is Direction.HIGHER, effect_text(claim, stated)
-    if evidence.high >= stated if is_higher else evidence.low <= stated:
-        return ClaimVerdict.CONFIRMED, f"the interval reaches the stated {size}."
-    return ClaimVerdict.DIRECTION_ONLY, f"the stated {size} is not reached."
+    return ClaimVerdict.CONFIRMED, "the effect is shown; no size is printed."
+
+
+def _verdict_of_size(claim: Claim, evidence: Evidence, stated: float) -> tuple[ClaimVerdict, str]:
+    """How a shown effect compares with the printed one."""
+    size, (low, high) = effect_text(claim, stated), claim.band
+    if evidence.low <= stated <= evidence.high:
+        if low <= evidence.low and evidence.high <= high:
+            return ClaimVerdict.CONFIRMED, f"the interval holds the printed {size}."
+        return ClaimVerdict.DIRECTION_ONLY, f"the interval is too wide to confirm {size}."
+    is_above = evidence.low > stated
+    if is_above == (claim.direction is Direction.HIGHER):
+        return ClaimVerdict.LARGER, f"{size} is printed."
+    return ClaimVerdict.SMALLER, f"{size} is printed."
 
 
 def _verdict_of_equality(claim: Claim, tests: PValues) -> tuple[ClaimVerdict, str]:
-    margin = effect_text(claim, claim.no_effect + (claim.margin or 0.0)).lstrip("+")
+    margin = effect_text(claim, claim.beyond(1)).lstrip("+")
     if tests.supports < 1 - LEVEL:
         return ClaimVerdict.CONFIRMED, f"a difference of {margin} or more is excluded."
     if tests.refutes < 1 - LEVEL:
-        return (
-            ClaimVerdict.CONTRADICTED,
-            f"there is a loss, and nothing shows that it is within {margin}.",
-        )
+        return ClaimVerdict.CONTRADICTED, f"there is a loss of more than {margin}."
     if tests.no_loss < 1 - LEVEL:
         return ClaimVerdict.DIRECTION_ONLY, f"a loss of {margin} is excluded, a gain is not."
     return ClaimVerdict.NOT_SETTLED, f"neither a loss of {margin} nor equality is excluded."
@@ -284,7 +333,7 @@ def items_needed(claim: Claim, evidence: Evidence, runs: int, level: float) -> i
     from scipy.special import ndtri
 
     equal = claim.direction is Direction.EQUAL
-    effect = (claim.margin or 0.0) if equal else claim.smallest
+    effect = claim.margin
     tails = ndtri(1 - (level if equal else level / 2))
     power = ndtri((1 + POWER) / 2 if equal else POWER)
     if evidence.discordant is not None:
@@ -296,6 +345,5 @@ def items_needed(claim: Claim, evidence: Evidence, runs: int, level: float) -> i
         return math.ceil(root**2 / runs)
     if evidence.error == 0:
         return None
-    distance = math.log1p(effect) if evidence.is_ratio else effect
-    root = (tails + power) * evidence.error / distance
+    root = (tails + power) * evidence.error / effect
     return math.ceil(evidence.items * root**2 / runs)

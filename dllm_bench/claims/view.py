@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dllm_bench.claims.spec import Claim, Direction
-from dllm_bench.claims.verdict import COMMAND, ClaimVerdict, Judgement
+from dllm_bench.claims.spec import Claim
+from dllm_bench.claims.verdict import COMMAND, ClaimVerdict, Judgement, effect_text
 
 HEADS = ("claim", "verdict", "effect, 95 % interval", "n", "p", "why")
 NOTHING = "–"
@@ -78,9 +78,8 @@ def differing(keys: dict[str, str], other: dict[str, str]) -> str:
 def power_text(judgement: Judgement) -> str:
     """The items that are needed to see the smallest effect worth seeing."""
     claim = judgement.claim
-    size = claim.margin if claim.direction is Direction.EQUAL else claim.smallest
-    unit = " points" if claim.is_difference else " of the ratio"
+    size = effect_text(claim, claim.beyond(1)).lstrip("+")
     return (
-        f"{judgement.needed} items a run show a difference of {size:g}{unit} in 80 % of "
+        f"{judgement.needed} items a run show a difference of {size} in 80 % of "
         f"repetitions (the pilot has {judgement.items})"
     )

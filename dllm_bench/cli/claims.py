@@ -1,8 +1,7 @@
 """`dllm-bench claims`: what the stored runs say about published claims; missing runs can be made.
 
 All claims are planned and judged, since they are one family (Holm's correction); those that were
-named are run and shown. Claims that a table's items do not settle are run and judged again with as
-many items as these say are needed, unless --limit gives a number.
+named are run and shown, from the items of their tables, or as many as --limit says for all.
 """
 
 from __future__ import annotations
@@ -11,20 +10,19 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 
 from dllm_bench.claims import view
-from dllm_bench.claims.spec import Claim, load_claim
+from dllm_bench.claims.baseline import OneTokenRuns
+from dllm_bench.claims.spec import load_claim
 from dllm_bench.claims.verdict import (
     COMMAND,
     ClaimVerdict,
     Judgement,
     judge_claims,
-    judge_in_turn,
 )
 from dllm_bench.cli.common import open_store, print_failures, print_lines
 from dllm_bench.cli.table import add_options, chosen_profile, command_lines, plan_and_fill
 from dllm_bench.site.format import align
 from dllm_bench.store.store import Store
 from dllm_bench.tables.load import matching_names, names_of
-from dllm_bench.tables.plan import PlannedCell
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -54,22 +52,17 @@ def judged(
     """
     failed: list[str] = []
 
-    def cells_at(claims: Sequence[Claim], size: int | None) -> list[list[PlannedCell]]:
-        asked = Namespace(**{**vars(arguments), "limit": size or arguments.limit})
-        testable = {claim.name: claim.cells() for claim in claims if not claim.untestable}
-        if arguments.run or arguments.submit:
-            tables = [table for name, table in testable.items() if name in shown]
-            failed.extend(plan_and_fill(asked, tables, store)[1])
-        reading = dict.fromkeys(("run", "retime", "submit", "wait"), False)
-        asked = Namespace(**{**vars(asked), **reading, "slurm": [], "jobs": None})
-        planned = plan_and_fill(asked, list(testable.values()), store)[0]
-        cells = {name: entry[2] for name, entry in zip(testable, planned, strict=True)}
-        return [cells.get(claim.name, []) for claim in claims]
-
     claims = [load_claim(name) for name in names_of("claim")]
-    if arguments.limit:
-        return judge_claims(claims, cells_at(claims, None), flags(arguments)), failed
-    return judge_in_turn(claims, cells_at, flags(arguments)), failed
+    testable = {claim.name: claim.cells() for claim in claims if not claim.untestable}
+    if arguments.run or arguments.submit:
+        tables = [table for name, table in testable.items() if name in shown]
+        failed.extend(plan_and_fill(arguments, tables, store)[1])
+    reading = dict.fromkeys(("run", "retime", "submit", "wait"), False)
+    asked = Namespace(**{**vars(arguments), **reading, "slurm": [], "jobs": None})
+    planned = plan_and_fill(asked, list(testable.values()), store)[0]
+    cells = {name: entry[2] for name, entry in zip(testable, planned, strict=True)}
+    all_cells = [cells.get(claim.name, []) for claim in claims]
+    return judge_claims(claims, all_cells, flags(arguments), OneTokenRuns(store)), failed
 
 
 def flags(arguments: Namespace) -> str:
@@ -88,4 +81,4 @@ def table_lines(judgements: Sequence[Judgement], arguments: Namespace) -> Iterat
     if ClaimVerdict.NOT_RUN in verdicts:
         yield f"missing runs: {again} --run"
     if ClaimVerdict.NOT_SETTLED in verdicts:
-        yield f"runs of the items that are needed: {again} --run"
+        yield f"runs of more items, of every claim: {again} --run --limit N"

@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dllm_bench.claims.evidence import DEVELOPMENT, TEST, Evidence, chosen_sides, only_half
+from dllm_bench.claims.evidence import DEVELOPMENT, TEST, Evidence, chosen_sides, crossed, only_half
 from dllm_bench.claims.spec import Claim, Direction, load_claim, read_claim
 from dllm_bench.claims.verdict import (
-    SIZES,
     ClaimVerdict,
     Judgement,
     items_needed,
     judge_claims,
-    judge_in_turn,
 )
 from dllm_bench.core.errors import DllmBenchError
 from dllm_bench.metrics.accuracy import holm, mean_score
@@ -35,7 +33,7 @@ SPEC = spec_of(compose(["model=m", "decoder=d", "benchmark=quiz", "hardware=cpu"
 def claim(metric: str, direction: str = "higher", **changes: object) -> Claim:
     """A claim on `ours` against `theirs`."""
     sides = {"ours": ({"side": "ours"},), "theirs": ({"side": "theirs"},)}
-    plain = {"metric": metric, "direction": Direction(direction), "smallest": 0.1, **sides}
+    plain = {"metric": metric, "direction": Direction(direction), **sides}
     return Claim("paper/claim", "A is more than B.", "Table 1", table="x", **{**plain, **changes})
 
 
@@ -79,8 +77,9 @@ def test_every_claim_has_exactly_the_cells_it_names() -> None:
     ("text", "words"),
     [
         ("{sentence: a, stands: b, tabel: c}", "tabel"),
-        ("{sentence: a, stands: b, table: lopa/table1}", "add what is missing"),
-        ("{sentence: a, stands: b, untestable: c, direction: equal}", "margin"),
+        ("{sentence: a, stands: b, table: t, frozen: 2026-11-26}", "add what is missing"),
+        ("{sentence: a, stands: b, untestable: c}", "has no date"),
+        ("{sentence: a, stands: b, untestable: c, frozen: 2026-11-26, printed: [1, 1]}", "equal"),
     ],
 )
 def test_a_wrong_claim_is_refused_with_what_to_do(tmp_path: Path, text: str, words: str) -> None:
@@ -98,7 +97,7 @@ def test_a_claim_on_a_value_that_the_table_lacks_names_the_facet() -> None:
 def test_two_equal_decoders_are_rarely_called_different() -> None:
     """200 draws of 60 items; each is a family of a score and a speed claim."""
     rng, called = np.random.default_rng(7), 0
-    claims = [claim(SCORE, smallest=5.0), claim(TPF)]
+    claims = [claim(SCORE), claim(TPF)]
     for _ in range(200):
         hard = rng.uniform(0.3, 0.95, 60)
         right = (rng.uniform(size=(2, 60)) < hard).astype(float).tolist()
@@ -136,10 +135,53 @@ def test_a_clear_ratio_is_judged_by_its_direction(
     assert verdict(claim(TPF, direction), [[1.0] * 60] * 2, forwards).verdict is expected
 
 
-def test_a_shown_effect_below_the_stated_size_is_a_direction_only() -> None:
-    forwards = [[5 + i % 3 for i in range(60)], [10 + i % 3 for i in range(60)]]
-    assert verdict(claim(TPF, stated=4.0), [[1.0] * 60] * 2, forwards).verdict == "direction only"
-    assert verdict(claim(TPF, stated=1.5), [[1.0] * 60] * 2, forwards).verdict == "confirmed"
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (2.0, ClaimVerdict.CONFIRMED),
+        (1.5, ClaimVerdict.LARGER),
+        (4.0, ClaimVerdict.SMALLER),
+        (None, ClaimVerdict.CONFIRMED),
+    ],
+)
+def test_a_printed_size_is_met_exceeded_or_missed(
+    printed: float | None, expected: ClaimVerdict
+) -> None:
+    """Twice as many tokens per forward, whose items vary."""
+    forwards = [[5 + i % 3 for i in range(60)], [11 + i % 5 for i in reversed(range(60))]]
+    forwards[1] = [2 * n for n in reversed(forwards[0])]
+    one = claim(TPF, printed=(printed, 1.0) if printed else None)
+    assert verdict(one, [[1.0] * 60] * 2, forwards).verdict is expected
+
+
+def test_an_interval_wider_than_the_band_confirms_no_size() -> None:
+    rng = np.random.default_rng(1)
+    forwards = [rng.integers(2, 40, 24).tolist(), rng.integers(4, 80, 24).tolist()]
+    effect = sum(forwards[1]) / sum(forwards[0])
+    one = claim(TPF, printed=(effect, 1.0))
+    assert verdict(one, [[1.0] * 24] * 2, forwards).verdict is ClaimVerdict.DIRECTION_ONLY
+
+
+@pytest.mark.parametrize(
+    ("printed", "metric", "margin"),
+    [
+        ((73.8, 78.5), SCORE, 2.35),
+        (None, SCORE, 2.0),
+        ((4.0, 1.0), TPF, np.log(2)),
+        (None, TPF, np.log(1.05)),
+    ],
+)
+def test_a_margin_is_half_of_the_printed_gap(
+    printed: tuple[float, float] | None, metric: str, margin: float
+) -> None:
+    assert claim(metric, printed=printed).margin == pytest.approx(margin)
+
+
+def test_an_interval_without_width_is_refused() -> None:
+    forwards = [[5] * 20, [10] * 20]
+    found = verdict(claim(TPF), [[1.0] * 20] * 2, forwards)
+    assert found.verdict is ClaimVerdict.UNTESTABLE
+    assert "no width" in found.why
 
 
 def scores(only_ours: int, only_theirs: int, both: int) -> list[list[float]]:
@@ -153,12 +195,13 @@ def scores(only_ours: int, only_theirs: int, both: int) -> list[list[float]]:
         (scores(2, 2, 596), ClaimVerdict.CONFIRMED),
         (scores(0, 0, 20), ClaimVerdict.NOT_SETTLED),  # no item differs, and 20 are not enough
         (scores(5, 60, 200), ClaimVerdict.CONTRADICTED),
+        (scores(10, 40, 500), ClaimVerdict.NOT_SETTLED),  # a loss, and not beyond the margin
         (scores(30, 2, 100), ClaimVerdict.DIRECTION_ONLY),  # a gain is no loss, and not equality
         (scores(6, 8, 46), ClaimVerdict.NOT_SETTLED),
     ],
 )
 def test_no_loss_is_an_equivalence(right: list[list[float]], expected: ClaimVerdict) -> None:
-    one = claim(SCORE, "equal", margin=5.0, smallest=5.0)
+    one = claim(SCORE, "equal", printed=(90.0, 80.0))
     assert verdict(one, right, [[FORWARDS] * len(right[0])] * 2).verdict is expected
 
 
@@ -180,39 +223,63 @@ def test_a_missing_run_weighs_on_the_family_and_changes_no_verdict_for_the_bette
     assert among[0].tests.supports > alone.tests.supports
 
 
-@pytest.mark.parametrize("is_sealed", [True, False])
-def test_what_the_items_do_not_settle_is_judged_from_larger_runs_if_they_are_sealed(
-    is_sealed: bool,
+@pytest.mark.parametrize(
+    ("right", "expected"),
+    [(range(60), "baseline impaired"), (range(40), "confirmed"), ((), "baseline unchecked")],
+)
+def test_a_baseline_below_one_token_per_forward_tests_nothing(
+    right: Sequence[int], expected: str
 ) -> None:
-    """The second look at a claim is the one that counts, and is corrected for the first one."""
-    one, clear = claim(SCORE, smallest=10.0), replace(claim(SCORE), name="paper/clear")
-    asked = list[tuple[list[str], int]]()
+    """The baseline has 40 of 60 items right."""
+    forwards = [[5 + i % 3 for i in range(60)], [20 + i % 3 for i in range(60)]]
+    planned = [
+        cell(side, TPF, [float(i < 40) for i in range(60)], counts)
+        for side, counts in zip(("ours", "theirs"), forwards, strict=True)
+    ]
+    slow = cell("slow", TPF, [float(i in right) for i in range(60)], [10] * 60).run.record
+    assert slow
+    beside = [slow] if right else []
+    judged = judge_claims([claim(TPF)], [planned], "", lambda _: beside)[0]
+    assert str(judged.verdict) == expected
+    assert judged.evidence
 
-    def sides(n: int) -> list[PlannedCell]:
-        right = scores(n // 6, n // 12, n - n // 6 - n // 12)
-        both = zip(("ours", "theirs"), right, strict=True)
-        return [cell(side, SCORE, values, [FORWARDS] * n) for side, values in both]
 
-    right = zip(("ours", "theirs"), scores(60, 0, 0), strict=True)
-    shown = [cell(side, SCORE, values, [FORWARDS] * 60) for side, values in right]
+@pytest.mark.parametrize(("n", "expected"), [(1, "too few"), (3, "too few"), (6, "confirmed")])
+def test_a_claim_about_training_needs_six_trainings(n: int, expected: str) -> None:
+    """Both sides have weights of their own, and the gain differs between trainings."""
+    names = [f"s{i}" for i in range(n)]
+    one = claim(TPF, trainings={"training": " ".join(names)}) if n > 1 else claim(TPF)
+    rng = np.random.default_rng(5)
+    planned = []
+    for name in names:
+        for side, least in (("ours", 5), ("theirs", 15)):
+            made = cell(side, TPF, [1.0] * 60, (least + rng.integers(0, 4, 60)).tolist())
+            values = {"side": FacetValue(side)}
+            if n > 1:
+                values["training"] = FacetValue(name)
+            record = made.run.record
+            assert record
+            spec = replace(record.spec, inputs={"weights": side + name})
+            run = replace(made.run, query=(side, name), record=replace(record, spec=spec))
+            planned.append(PlannedCell(replace(made.cell, values=values), run))
+    judged = judge_claims([one], [planned], "")[0]
+    assert expected in str(judged.verdict)
+    assert judged.evidence
 
-    def cells_at(claims: Sequence[Claim], size: int | None) -> list[list[PlannedCell]]:
-        if size is None:
-            return [sides(60), shown]
-        asked.append(([one.name for one in claims], size))
-        state = CellState.SEALED if is_sealed else CellState.MISSING
-        return [[replace(c, run=replace(c.run, state=state)) for c in sides(size)]]
 
-    found, other = judge_in_turn([one, clear], cells_at, "")
-    ((names, size),) = asked
-    assert names == [one.name]
-    assert size in SIZES
-    assert other.verdict is ClaimVerdict.CONFIRMED
-    assert found.items == (size if is_sealed else 60)
-    expected = ClaimVerdict.CONFIRMED if is_sealed else ClaimVerdict.NOT_SETTLED
-    assert found.verdict is expected
-    once = judge_claims([one, clear], [sides(found.items), shown], "")[0]
-    assert (found.tests.supports > once.tests.supports) is is_sealed
+def test_crossing_counts_trainings_and_not_only_items() -> None:
+    """Six trainings that differ by a tenth: their mean is less sure than one of them seems."""
+    same = verdict(claim(TPF), [[1.0] * 60] * 2, [[5, 6] * 30, [11, 10] * 30]).evidence
+    assert same
+    steps = np.linspace(-0.1, 0.1, 6)
+    varied = [replace(same, effect=same.effect * np.exp(step)) for step in steps]
+    mean, equal = crossed(varied), crossed([same] * 6)
+    assert mean.effect == pytest.approx(same.effect)
+    assert mean.high - mean.low > 1.2 * (equal.high - equal.low)
+    assert equal.low < same.effect < equal.high
+    expected = np.sqrt(np.var(steps, ddof=1) / 6 + same.error**2)
+    assert mean.error == pytest.approx(expected)
+    assert mean.freedom == 5
 
 
 def test_settings_are_chosen_on_one_half_and_reported_on_the_other() -> None:
@@ -222,7 +289,9 @@ def test_settings_are_chosen_on_one_half_and_reported_on_the_other() -> None:
     late = [20 if i % 2 == 0 else 5 for i in range(n)]
     ours = ({"side": "early"}, {"side": "late"}, {"side": "fast but wrong"})
     one = claim(TPF, ours=ours, keep=5.0)
-    runs = {"early": early, "late": late, "fast but wrong": [1] * n, "theirs": [10] * n}
+    runs = {"early": early, "late": late, "fast but wrong": [1] * n, "theirs": [9, 10] * (n // 2)}
+    runs["late"] = [count + (i // 2) % 2 for i, count in enumerate(late)]
+    runs["early"] = [count + (i // 2) % 2 for i, count in enumerate(early)]
     planned = [
         cell(side, metric, [float("wrong" not in side)] * n, forwards)
         for side, forwards in runs.items()
@@ -271,7 +340,7 @@ def test_holm_corrects_the_smallest_p_value_most() -> None:
 def score_draw(rng: np.random.Generator, n: int, effect: float) -> Evidence:
     """n items, a third of them discordant, with a true difference of `effect` points."""
     shares = (0.15 + effect / 200, 0.15 - effect / 200, 0.7)
-    one = claim(SCORE, smallest=10.0)
+    one = claim(SCORE)
     found = verdict(one, scores(*rng.multinomial(n, shares)), [[FORWARDS] * n] * 2).evidence
     assert found
     return found
@@ -292,7 +361,8 @@ def test_the_planned_items_give_the_power_they_promise(
 ) -> None:
     """A pilot plans; 150 draws of that size with the smallest effect find it in about 80 %."""
     rng = np.random.default_rng(3)
-    one = claim(SCORE if effect > 1 else TPF, smallest=effect)
+    printed = (2 * effect, 0.0) if effect > 1 else ((1 + effect) ** 2, 1.0)
+    one = claim(SCORE if effect > 1 else TPF, printed=printed)
     needed = items_needed(one, draw(rng, 400, 0.0), runs=1, level=0.05)
     assert needed
     hits = sum(draw(rng, needed, effect).p_same < 0.05 for _ in range(150))
@@ -300,7 +370,7 @@ def test_the_planned_items_give_the_power_they_promise(
 
 
 def test_more_discordant_items_need_more_items() -> None:
-    one = claim(SCORE, smallest=5.0)
+    one = claim(SCORE)
     needed = [
         verdict(one, scores(k, k, 100 - 2 * k), [[FORWARDS] * 100] * 2).needed for k in (2, 5, 20)
     ]
