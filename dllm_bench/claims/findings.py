@@ -21,6 +21,7 @@ from dllm_bench.tables.plan import CellState, distinct_runs
 from dllm_bench.tables.view import interval_text, is_empty, measured_text
 
 PROSE = Path(__file__).with_name("findings.yaml")
+HISTORY = Path(__file__).with_name("history.yaml")
 TITLES = {
     "lopa": "LoPA",
     "creditdecoding": "CreditDecoding",
@@ -42,6 +43,15 @@ VERDICTS = {
 }
 TESTS = "p-values are corrected for all claims (Holm); n is the items of a run."
 HEADS = ("claim", "verdict", "effect, 95 % interval", "n", "why", "command")
+
+HISTORY_HEADS = ("claim", "verdicts before, and the change that each came with", "now")
+HISTORY_TEXT = (
+    "From the versions of this page, oldest first, wherever verdict, effect or items changed. "
+    "{became_support} contradictions became confirmed or direction only after a text, a model or "
+    "the items were changed, {became_contradiction} of these became contradicted: texts were not "
+    "chosen blindly. The rules of [claims.md](claims.md) came with the last change."
+)
+SUPPORT = {str(ClaimVerdict.CONFIRMED), str(ClaimVerdict.DIRECTION_ONLY)}
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,8 @@ class PaperFindings:
 class Findings:
     """Everything that the page says, without its form."""
 
+    practice: list[Paragraph]
+    """What a practitioner can use."""
     limits: list[str]
     """What the evidence cannot carry."""
     statements: list[tuple[str, str]]
@@ -84,6 +96,8 @@ class Findings:
     """How many claims have each verdict."""
     papers: list[PaperFindings]
     """By work."""
+    history: list[tuple[str, ...]]
+    """Every verdict before, under `HISTORY_HEADS`."""
     unmeasured: list[Paragraph]
     """What no paper had measured; those whose tables have all numbers."""
 
@@ -94,9 +108,42 @@ def prose() -> dict[str, Any]:
     return read_yaml(PROSE)
 
 
+@lru_cache
+def history() -> dict[str, list[dict[str, str]]]:
+    """Claim -> every verdict of earlier findings, oldest first (`scripts.claim_history`)."""
+    return read_yaml(HISTORY)
+
+
+def history_rows(judgements: Sequence[Judgement]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each claim that ever had a verdict: its name, the verdicts before, what
+    changed each, and the verdict now.
+    """
+    now = {one.claim.name: str(one.verdict) for one in judgements}
+    now |= {old: f"part of {one.claim.name}" for one in judgements for old in one.claim.was}
+    for name, entries in history().items():
+        before = "<br>".join(
+            f"{one['date']}: {one['verdict']}, {one['effect']}, n {one['items']} ({one['change']})"
+            for one in entries
+        )
+        yield name, before, now.get(name, "withdrawn")
+
+
+def _history_text() -> str:
+    """How often a first and a last verdict of the history lie on opposite sides."""
+    against = str(ClaimVerdict.CONTRADICTED)
+    ends = [
+        ({one["verdict"] for one in said[:-1]}, said[-1]["verdict"]) for said in history().values()
+    ]
+    return HISTORY_TEXT.format(
+        became_support=sum(against in before and now in SUPPORT for before, now in ends),
+        became_contradiction=sum(bool(before & SUPPORT) and now == against for before, now in ends),
+    )
+
+
 def tables_needed() -> list[str]:
     """The tables whose numbers the prose quotes."""
-    entries = (n["table"] for one in prose()["unmeasured"] for n in one["numbers"].values())
+    texts = (*prose()["practice"], *prose()["unmeasured"])
+    entries = (number["table"] for one in texts for number in one["numbers"].values())
     return list(dict.fromkeys(entries))
 
 
@@ -105,17 +152,24 @@ def findings(
 ) -> Findings:
     """The findings of all claims; `results`: the option that names the results in commands."""
     texts = prose()
-    paragraphs = [_paragraph(one, tables, results) for one in texts["unmeasured"]]
+
+    def with_numbers(part: str) -> list[Paragraph]:
+        made = (_paragraph(one, tables, results) for one in texts[part])
+        return [paragraph for paragraph in made if paragraph]
+
     return Findings(
+        practice=with_numbers("practice"),
         limits=texts["limits"],
         statements=[
             ("Compute", _compute(judgements)),
             ("Power", _power(judgements)),
+            ("Dates", _dates(judgements)),
             ("Contamination", texts["contamination"]),
         ],
         summary=view.counts_text(judgements),
         papers=[_paper(name, text, judgements, results) for name, text in texts["papers"].items()],
-        unmeasured=[paragraph for paragraph in paragraphs if paragraph],
+        history=list(history_rows(judgements)),
+        unmeasured=with_numbers("unmeasured"),
     )
 
 
@@ -152,6 +206,16 @@ def _power(judgements: Sequence[Judgement]) -> str:
         f"{len(testable) - len(open_claims)} of {len(testable)} tested claims.{more} Items are "
         "planned for 80 % power at the level that Holm's correction gives the strictest test of "
         "all claims."
+    )
+
+
+def _dates(judgements: Sequence[Judgement]) -> str:
+    tested = [one for one in judgements if one.verdict in TESTED]
+    older = sum(one.rests_on_older_runs for one in tested)
+    return (
+        f"{older} of {len(tested)} tested claims rest on runs that were made before the claim took "
+        "its present form: their texts were known when it was written. Only runs made later "
+        "confirm or contradict anew."
     )
 
 
@@ -205,6 +269,9 @@ def _lines(found: Findings, link: Callable[[str], str]) -> Iterator[str]:
     yield ""
     yield "What the reference results say about published claims (`python -m scripts.update_docs`)."
     yield ""
+    yield from ("## What a practitioner can use", "")
+    yield from _paragraph_lines(found.practice, link)
+    yield from ("## What the evidence can carry", "")
     for text in found.limits:
         yield from (text, "")
     yield from (*statement_lines(found), "")
@@ -217,9 +284,18 @@ def _lines(found: Findings, link: Callable[[str], str]) -> Iterator[str]:
         for *cells, command in paper.rows:
             yield f"| {' | '.join(cells)} | `{command}` |"
         yield ""
+    yield from ("## Every verdict ever reached", "", _history_text(), "")
+    yield f"| {' | '.join(HISTORY_HEADS)} |"
+    yield f"|{' --- |' * len(HISTORY_HEADS)}"
+    yield from (f"| {' | '.join(cells)} |" for cells in found.history)
+    yield ""
     yield from ("## What the papers did not measure", "")
-    for one in found.unmeasured:
+    yield from _paragraph_lines(found.unmeasured, link)
+
+
+def _paragraph_lines(paragraphs: Iterable[Paragraph], link: Callable[[str], str]) -> Iterator[str]:
+    for one in paragraphs:
         values = {name: f"[{text}]({link(table)})" for name, (table, text) in one.numbers.items()}
         text = one.text.format(**values)
         commands = ", ".join(f"`{command}`" for command in one.commands)
-        yield from (f"**{one.title}.** {text} ({commands})", "")
+        yield from (f"**{one.title}.** {text}" + (f" ({commands})" if commands else ""), "")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
 
@@ -127,6 +128,13 @@ class Judgement:
         if self.verdict not in TESTED:
             return 1.0
         return min(self.tests.supports, self.tests.no_loss) if is_half else self.tests.supports
+
+    @property
+    def rests_on_older_runs(self) -> bool:
+        """Whether a run was made before the day on which the claim was frozen."""
+        made = [run.record.sealed_at for run in self.runs if run.record]
+        days = [datetime.fromtimestamp(seconds, UTC).date() for seconds in made]
+        return any(day < self.claim.frozen for day in days)
 
     @property
     def items(self) -> int:

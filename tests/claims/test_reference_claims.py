@@ -44,7 +44,12 @@ COUNTS = {  # metric -> (numerator, denominator) of one sample
         sum(r[1] > 0 for r in c["rounds"][i]),
         sum(r[0] > 0 for r in c["rounds"][i]),
     ),
+    "acceptance/conditional@7": lambda c, i: (
+        sum(r[1] > 6 for r in c["rounds"][i]),
+        sum(r[0] > 6 and r[1] > 5 for r in c["rounds"][i]),
+    ),
 }
+TIMES = {"tps/e2e", "speedup/baseline"}  # passes of the same items widen their intervals, too
 
 
 @cache
@@ -77,7 +82,7 @@ def ratio_of(record: RunRecord, metric: str, weights: np.ndarray) -> np.ndarray:
 def test_every_ratio_and_its_interval_are_recomputed() -> None:
     rng, seen = np.random.default_rng(11), 0
     for one in judgements():
-        if one.evidence is None or one.claim.is_difference:
+        if one.evidence is None or one.claim.is_difference or one.claim.metric in TIMES:
             continue
         seen += 1
         metric = one.claim.metric
@@ -157,3 +162,92 @@ def test_every_claim_has_the_items_of_its_table_and_no_more() -> None:
         limits = [run.spec.limit for run in one.runs if run.spec]
         held = [len(run.record.columns["id"]) for run in one.runs if run.record and run.spec]
         assert held == limits, one.claim.name
+
+
+@cache
+def one_token_scores() -> dict[tuple[str, str, str], list[dict[str, float]]]:
+    """(benchmark, weights, items) -> item scores of each decoding of a token per forward."""
+    found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    for record in Store(REFERENCE / "runs").records():
+        made, forwards = record.columns.get("committed"), record.columns.get("forwards")
+        if not made or any(record.columns.get("rounds", [])):
+            continue
+        if all(m is not None and f and f >= m for m, f in zip(made, forwards, strict=True)):
+            found.setdefault(of_model(record), []).append(record.values)
+    return found
+
+
+def of_model(record: RunRecord) -> tuple[str, str, str]:
+    inputs, names = record.spec.inputs, (record.spec.benchmark["name"], record.spec.model["name"])
+    return f"{names}", inputs["weights"], inputs["dataset"]
+
+
+def loss_of(baseline: list[RunRecord]) -> float | None:
+    """Points that the best one-token decoding is above the baseline; None: none is stored."""
+    losses = []
+    for record in baseline:
+        shared = [
+            np.mean([other[k] - record.values[k] for k in other.keys() & record.values.keys()])
+            for other in one_token_scores().get(of_model(record), [])
+            if other.keys() & record.values.keys()
+        ]
+        if not shared:
+            return None
+        losses.append(100 * max(shared))
+    return float(np.mean(losses))
+
+
+def heads(side: list[RunRecord]) -> set[str]:
+    """Hashes of the trained parts of a side, found in the text of its settings."""
+    words = " ".join(str(record.spec.decoder) for record in side).replace("'", " ").split()
+    return {word for word in words if len(word) == 64} | {r.spec.inputs["weights"] for r in side}
+
+
+def admissible(one: Judgement) -> set[str]:
+    """The verdicts that the rules of docs/claims.md allow for what the records say."""
+    ours, theirs = records(one.sides.ours), records(one.sides.theirs)
+    drafts = any(any(record.columns.get("rounds", [])) for record in ours)
+    if heads(ours) != heads(theirs) and not (drafts and one.claim.metric == "score"):
+        return {"too few trainings"}
+    loss = 0.0 if drafts else loss_of(theirs)
+    if loss is None or loss > 2:
+        return {"baseline unchecked"} if loss is None else {"baseline impaired"}
+    low, high, allowed = one.evidence.low, one.evidence.high, {"not settled"}
+    a, b = one.claim.printed or (None, None)
+    if one.claim.metric == "score":
+        stated, none, margin = (a - b if a else None), 0.0, (abs(a - b) / 2 if a else 2.0)
+        least, most = -margin, margin
+        band = (stated - margin, stated + margin) if a else None
+    else:
+        stated, none = (a / b if a else None), 1.0
+        most = max(a / b, b / a) ** 0.5 if a else 1.05
+        least, width = 1 / most, min(most, 1.2)
+        band = (stated / width, stated * width) if a else None
+    if one.claim.direction == "equal":
+        allowed |= {"confirmed"} if least < low and high < most else set()
+        allowed |= {"contradicted"} if high < least else set()
+        return allowed | ({"direction only"} if low > least else set())
+    up = one.claim.direction == "higher"
+    if (high < most) if up else (low > least):
+        allowed.add("contradicted")
+    if (low > none) if up else (high < none):
+        allowed.add("direction only")
+        if stated is None:
+            allowed.add("confirmed")
+        elif low <= stated <= high:
+            allowed |= {"confirmed"} if band[0] <= low and high <= band[1] else set()
+        else:
+            beyond = low > stated if up else high < stated
+            allowed.add("larger than printed" if beyond else "smaller than printed")
+    return allowed
+
+
+@here
+def test_every_verdict_follows_from_the_records_by_the_published_rules() -> None:
+    """Holm's correction may hold a verdict back; it gives none that the intervals do not."""
+    seen = 0
+    for one in judgements():
+        if one.evidence is not None:
+            seen += 1
+            assert str(one.verdict) in admissible(one), (one.claim.name, admissible(one))
+    assert seen >= 50
